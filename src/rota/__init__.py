@@ -1,0 +1,25 @@
+"""Rota serves many LoRA fine-tunes of one base model, and every adapter gets its turn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rota.core.request import SamplingParams
+    from rota.llm import LLM
+
+__all__ = ["LLM", "SamplingParams"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: `import rota.sim` must not pull in torch.
+    if name == "LLM":
+        from rota.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from rota.core.request import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'rota' has no attribute {name!r}")
