@@ -1,0 +1,1 @@
+"""The words every room speaks: frozen values, standard library only."""

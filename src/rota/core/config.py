@@ -1,0 +1,112 @@
+"""Config says what was asked: defaults, flags and documentation are all made from these dataclasses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rota.core.errors import ConfigError
+
+
+def option(default: Any, help: str) -> Any:
+    """A field that is also a flag: `--field-name`, with `help` as its sentence."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, where, and in what precision."""
+
+    model_path: str | None = option(
+        None, "A folder in Hugging Face format. Left out: the built-in SmolLM2-135M-Instruct."
+    )
+    load_format: Literal["auto", "dummy"] = option(
+        "auto", "'dummy' makes random weights of the model's shape."
+    )
+    device: Literal["auto", "cuda", "cpu"] = option("auto", "Where the model runs; 'auto' prefers a GPU.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = option(
+        "auto", "Precision of weights and KV; 'auto' takes what the model folder says."
+    )
+    context_length: int | None = option(None, "Longest prompt plus output; left out: what the model allows.")
+    attention_backend: Literal["auto", "torch", "triton"] = option(
+        "auto", "Attention kernels; 'auto' takes Triton on a GPU and torch on a CPU."
+    )
+    enable_cuda_graphs: bool = option(True, "Replay decode steps as CUDA graphs (GPU only).")
+
+    def __post_init__(self) -> None:
+        _at_least("context_length", self.context_length, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """How much memory holds keys and values, and in what portions."""
+
+    kv_block_size: int = option(16, "Tokens in one KV block: a power of two of at least 8.")
+    mem_fraction_static: float | None = option(
+        None,
+        "Share of device memory for weights and KV together; left out: 0.88 on a GPU, 0.25 of RAM on a CPU.",
+    )
+    kv_blocks: int | None = option(None, "Number of KV blocks; left out: as many as the memory share holds.")
+
+    def __post_init__(self) -> None:
+        if self.kv_block_size < 8 or self.kv_block_size & (self.kv_block_size - 1):
+            raise ConfigError(
+                f"kv_block_size must be a power of two of at least 8 (8, 16, 32, …), not {self.kv_block_size}."
+            )
+        _at_least("kv_blocks", self.kv_blocks, 2)
+        if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
+            raise ConfigError(
+                f"mem_fraction_static must lie between 0 and 1, not {self.mem_fraction_static}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How many may run and wait, and how large a step may be."""
+
+    max_running_requests: int = option(256, "Requests that may hold KV and run at the same time.")
+    max_queued_requests: int = option(10_000, "Requests that may wait; one more is refused.")
+    chunked_prefill_size: int = option(2048, "Tokens a step may compute, prompts and decodes together.")
+    enable_prefix_caching: bool = option(True, "Reuse the KV of prompts that begin alike.")
+    overlap_depth: Literal[1, 2] = option(
+        2, "Steps in flight: 2 plans the next step while the device runs this one."
+    )
+
+    def __post_init__(self) -> None:
+        _at_least("max_running_requests", self.max_running_requests, 1)
+        _at_least("max_queued_requests", self.max_queued_requests, 1)
+        _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where the server listens and what it calls itself."""
+
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(30000, "Port to listen on; 0 picks a free one.")
+    served_model_name: str | None = option(None, "The model's name to clients; left out: its folder's name.")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine process is built from."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What was found: how much the device can hold. Nobody writes it back into the config."""
+
+    blocks: int
+    block_size: int
+    rows: int
+    max_sequence_tokens: int
+
+
+def _at_least(name: str, value: int | None, low: int) -> None:
+    if value is not None and value < low:
+        raise ConfigError(f"{name} must be at least {low}, not {value}.")

@@ -1,0 +1,66 @@
+"""What can go wrong, as one tree.
+
+RotaError
+├── ConfigError        the operator asked for what cannot be
+├── ModelError         a model folder is missing, corrupt or unsupported
+├── RequestError       a request cannot be served as asked; carries a Fault
+├── EngineDiedError    the engine process is gone
+└── StuckError         requests wait and nothing will ever come
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FaultCode(StrEnum):
+    """Why a request ended without being served; the server maps each to one HTTP status."""
+
+    BAD_FIELD = "bad_field"
+    PROMPT_TOO_LONG = "prompt_too_long"
+    KV_TOO_SMALL = "kv_too_small"
+    QUEUE_FULL = "queue_full"
+    DUPLICATE_ID = "duplicate_id"
+    ENGINE_DIED = "engine_died"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A sentence for the person who asked, and a code for the program that did."""
+
+    code: FaultCode
+    message: str
+    param: str | None = None
+
+
+class RotaError(Exception):
+    """The root of everything Rota raises on purpose."""
+
+
+class ConfigError(RotaError):
+    """The operator asked for what cannot be."""
+
+
+class ModelError(RotaError):
+    """A model folder is missing, corrupt or unsupported."""
+
+
+class RequestError(RotaError):
+    """A request cannot be served as asked."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+    @classmethod
+    def bad_field(cls, param: str, message: str) -> RequestError:
+        return cls(Fault(FaultCode.BAD_FIELD, message, param))
+
+
+class EngineDiedError(RotaError):
+    """The engine process is gone."""
+
+
+class StuckError(RotaError):
+    """Requests wait and nothing will ever come: a bug in a policy, never load."""

@@ -1,0 +1,91 @@
+"""A step as two values: the plan the scheduler makes, and the result a world gives back.
+
+A sequence that may run sits at a **row**: the device keeps its page table, its sampling parameters and its
+newest token there. What a row is told once it is not told again, so a plan is as large as what changed:
+
+    seats    who sits down, with all tokens known so far and the blocks that will hold their KV
+    grants   one more block for a row that outgrew its last one
+    chunks   rows that compute known tokens (prefill), [start, start + length)
+    decodes  rows that compute the one token the device already holds for them
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rota.core.ids import AdapterId, BlockId, RequestId, Row
+from rota.core.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A sequence takes a row; whoever sat there before is forgotten."""
+
+    request_id: RequestId
+    row: Row
+    adapter: AdapterId
+    tokens: tuple[int, ...]
+    prompt_length: int
+    blocks: tuple[BlockId, ...]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A row's page table grows by one block."""
+
+    row: Row
+    block: BlockId
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A row computes its known tokens [start, start + length) and samples only if they are its last."""
+
+    row: Row
+    start: int
+    length: int
+    samples: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the device shall do in one step."""
+
+    step_id: int
+    seats: tuple[Seat, ...] = ()
+    grants: tuple[Grant, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    decodes: tuple[Row, ...] = ()
+    # Tokens the step attends to, summed over its rows: what attention costs.
+    context_tokens: int = 0
+    # When a scheduler that waits wants to be asked again; infinity when only a message can help.
+    wake_at: float = math.inf
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.chunks or self.decodes)
+
+    @property
+    def sampled_rows(self) -> tuple[Row, ...]:
+        """The rows that get a token, in the order of `StepResult.tokens`: decodes, then chunks that sample."""
+        return self.decodes + tuple(chunk.row for chunk in self.chunks if chunk.samples)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The chosen token's log-probability, and the most likely tokens with theirs, best first."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the device did: one token per sampled row."""
+
+    at: float
+    tokens: tuple[int, ...] = ()
+    # By position in `tokens`, only for rows that asked.
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()

@@ -1,0 +1,104 @@
+"""A request: what was asked, and never what became of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from rota.core.errors import RequestError
+from rota.core.ids import BASE, AdapterId, RequestId
+
+MAX_LOGPROBS = 20
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose tokens and when to stop.
+
+    `temperature=0` is greedy. `stop` holds strings and is watched by the text layer; `stop_token_ids` is
+    watched by the scheduler, which does not know what end-of-sequence is unless it is listed there.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logprobs: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = field(default_factory=frozenset)
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _check_whole("max_new_tokens", self.max_new_tokens, 1, None)
+        _check_between("temperature", self.temperature, 0.0, 100.0)
+        _check_between("top_p", self.top_p, 0.0, 1.0, above=True)
+        _check_between("min_p", self.min_p, 0.0, 1.0)
+        _check_between("repetition_penalty", self.repetition_penalty, 0.0, 10.0, above=True)
+        _check_between("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_between("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        if self.top_k is not None:
+            _check_whole("top_k", self.top_k, 1, None)
+        if self.seed is not None:
+            _check_whole("seed", self.seed, 0, MAX_SEED)
+        if self.logprobs is not None:
+            _check_whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if any(not isinstance(text, str) or not text for text in self.stop):
+            raise RequestError.bad_field("stop", "stop must be a list of strings that are not empty.")
+
+    @classmethod
+    def from_fields(cls, given: Mapping[str, Any]) -> SamplingParams:
+        """Build from named values, refusing names that are not fields."""
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise RequestError.bad_field(
+                    name, f"'{name}' is not a sampling field; the fields are {', '.join(known)}."
+                )
+        return cls(**given)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be continued, by the base model or by one adapter."""
+
+    request_id: RequestId
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    arrived_at: float
+    adapter: AdapterId = BASE
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise RequestError.bad_field("prompt", "prompt is empty; send at least one token.")
+
+
+def _check_whole(name: str, value: object, low: int, high: int | None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise RequestError.bad_field(name, f"{name} must be a whole number, not {value!r}.")
+    if value < low or (high is not None and value > high):
+        limits = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise RequestError.bad_field(name, f"{name} must be {limits}, not {value}.")
+
+
+def _check_between(name: str, value: object, low: float, high: float, above: bool = False) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise RequestError.bad_field(name, f"{name} must be a finite number, not {value!r}.")
+    if value < low or value > high or (above and value == low):
+        limits = f"above {low:g} and at most {high:g}" if above else f"between {low:g} and {high:g}"
+        raise RequestError.bad_field(name, f"{name} must be {limits}, not {value}.")

@@ -1,0 +1,44 @@
+"""Builders give defaults, so that a test names only what it is about."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from rota.core.config import Capacity
+from rota.core.ids import BASE, AdapterId, RequestId
+from rota.core.messages import Abort, Submit
+from rota.core.request import Request, SamplingParams
+
+# Prompts stay below it, so that a tiny model with this vocabulary can run them.
+VOCABULARY = 256
+
+
+def request(
+    id: str = "r0",
+    prompt: int | tuple[int, ...] = 3,
+    max_new_tokens: int = 4,
+    arrived_at: float = 0.0,
+    adapter: AdapterId = BASE,
+    **sampling: Any,
+) -> Request:
+    """A greedy request; a number as prompt means that many tokens, different for every id."""
+    if isinstance(prompt, int):
+        dice = random.Random(id)
+        prompt = tuple(dice.randrange(3, VOCABULARY) for _ in range(prompt))
+    fields = {"temperature": 0.0, **sampling, "max_new_tokens": max_new_tokens}
+    return Request(RequestId(id), prompt, SamplingParams.from_fields(fields), arrived_at, adapter)
+
+
+def submit(id: str = "r0", **fields: Any) -> Submit:
+    return Submit(request(id, **fields))
+
+
+def abort(id: str = "r0", at: float = 0.0) -> Abort:
+    return Abort(RequestId(id), at)
+
+
+def capacity(
+    blocks: int = 64, block_size: int = 16, rows: int = 8, max_sequence_tokens: int = 512
+) -> Capacity:
+    return Capacity(blocks, block_size, rows, max_sequence_tokens)
