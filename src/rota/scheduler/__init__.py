@@ -1,0 +1,5 @@
+"""The books: the only writer of queues, ledgers and sequences."""
+
+from rota.scheduler.scheduler import Scheduler
+
+__all__ = ["Scheduler"]

@@ -1,0 +1,73 @@
+"""A sequence is a request's progress, written only by the scheduler.
+
+tokens    p0 p1 p2 p3 p4 o0 o1          prompt, then outputs that were read back
+computed  ──────────────▶               KV known to be written
+planned   ───────────────────▶          KV written or in flight; at depth 2 it may pass the tokens
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from rota.core.ids import BlockId, Row
+from rota.core.request import Request
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    FINISHED = "finished"
+
+
+class Sequence:
+    """Mutable on purpose, and slotted: a step touches every running one."""
+
+    __slots__ = (
+        "arrival",
+        "block_keys",
+        "blocks",
+        "cached_tokens",
+        "computed",
+        "flights",
+        "limit",
+        "next_full",
+        "phase",
+        "planned",
+        "prompt_length",
+        "request",
+        "request_id",
+        "room",
+        "row",
+        "stop_token_ids",
+        "tokens",
+    )
+
+    def __init__(self, request: Request, limit: int) -> None:
+        self.request = request
+        self.request_id = request.request_id
+        self.arrival = (request.arrived_at, request.request_id)
+        self.prompt_length = len(request.prompt)
+        self.limit = limit  # tokens, prompt included, at which it ends by length
+        self.stop_token_ids = request.sampling.stop_token_ids
+        self.tokens: list[int] = list(request.prompt)
+        self.block_keys: list[bytes] = []  # of full blocks of `tokens`, as far as anyone asked
+        self.cached_tokens = 0
+        self.flights = 0  # steps in flight that it takes part in
+        self.row: Row | None = None
+        self.blocks: list[BlockId] = []
+        self.stand_up()
+
+    def stand_up(self) -> None:
+        """Forget row and KV; the tokens stay."""
+        self.phase = Phase.WAITING
+        self.row = None
+        self.blocks = []
+        self.room = 0  # tokens its blocks hold
+        self.computed = 0
+        self.planned = 0
+        self.next_full = 0  # value of `computed` at which one more block is full
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - self.prompt_length

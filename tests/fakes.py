@@ -1,0 +1,138 @@
+"""A device made of integers: its KV holds the tokens themselves, so a wrong block gives a wrong token."""
+
+from __future__ import annotations
+
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rota.core.config import Capacity
+from rota.core.ids import BlockId, Row
+from rota.core.plan import Seat, StepPlan, StepResult, TokenLogprobs
+from rota.core.request import SamplingParams
+from tests.builders import VOCABULARY, capacity
+
+NextToken = Callable[[Sequence[int]], int]
+
+
+def folded(tokens: Sequence[int]) -> int:
+    """The fake model: the next token depends on every token before it, and is never below three."""
+    return 3 + zlib.crc32(array("q", tokens).tobytes()) % (VOCABULARY - 3)
+
+
+def continuation(prompt: Sequence[int], length: int, next_token: NextToken = folded) -> list[int]:
+    """What a faultless run of the fake model answers."""
+    tokens = list(prompt)
+    for _ in range(length):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+@dataclass(slots=True)
+class FakeRow:
+    """What the device knows of a seated sequence."""
+
+    tokens: list[int]
+    blocks: list[BlockId]
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class FakeTicket:
+    """A step under way."""
+
+    step_id: int
+    ready_at: float
+    tokens: tuple[int, ...]
+    logprobs: tuple[tuple[int, TokenLogprobs], ...]
+
+
+@dataclass(slots=True)
+class FakeDevice:
+    """Computes at `submit`, as a real device's queue would, and lets `collect` wait `step_s` a step.
+
+    It reads the context only through the page table and fails on a slot that nobody wrote. `plans` keeps
+    what it was told.
+    """
+
+    capacity: Capacity = field(default_factory=capacity)
+    step_s: float = 0.0
+    next_token: NextToken = folded
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    plans: list[StepPlan] = field(default_factory=list)
+    _rows: dict[Row, FakeRow] = field(default_factory=dict)
+    _kv: dict[tuple[BlockId, int], int] = field(default_factory=dict)
+    _busy_until: float = 0.0
+    _under_way: deque[int] = field(default_factory=deque)
+
+    def submit(self, plan: StepPlan) -> FakeTicket:
+        self.plans.append(plan)
+        for seat in plan.seats:
+            self._sit_down(seat)
+        for grant in plan.grants:
+            self._check_block(grant.block)
+            self._rows[grant.row].blocks.append(grant.block)
+        ends = self._write(plan)
+        tokens = [self._sample(row, ends[row]) for row in plan.sampled_rows]
+        logprobs = [
+            (position, _logprobs(token, self._rows[row].sampling.logprobs))
+            for position, (row, token) in enumerate(zip(plan.sampled_rows, tokens, strict=True))
+            if self._rows[row].sampling.logprobs is not None
+        ]
+        self._busy_until = max(self._busy_until, self.now()) + self.step_s
+        self._under_way.append(plan.step_id)
+        return FakeTicket(plan.step_id, self._busy_until, tuple(tokens), tuple(logprobs))
+
+    def collect(self, ticket: FakeTicket) -> StepResult:
+        assert self._under_way.popleft() == ticket.step_id, "steps are collected in the order they began"
+        wait_s = ticket.ready_at - self.now()
+        if wait_s > 0:
+            self.sleep(wait_s)
+        return StepResult(self.now(), ticket.tokens, ticket.logprobs)
+
+    def _sit_down(self, seat: Seat) -> None:
+        assert 0 <= seat.row < self.capacity.rows, f"row {seat.row} does not exist"
+        for block in seat.blocks:
+            self._check_block(block)
+        self._rows[seat.row] = FakeRow(list(seat.tokens), list(seat.blocks), seat.sampling)
+
+    def _check_block(self, block: BlockId) -> None:
+        assert 0 <= block < self.capacity.blocks, f"block {block} does not exist"
+
+    def _write(self, plan: StepPlan) -> dict[Row, int]:
+        """Stores the tokens of all rows before anyone reads; answers where each row's context ends."""
+        ends: dict[Row, int] = {}
+        spans = [(chunk.row, chunk.start, chunk.start + chunk.length) for chunk in plan.chunks]
+        spans += [(row, len(self._rows[row].tokens) - 1, len(self._rows[row].tokens)) for row in plan.decodes]
+        for row, start, end in spans:
+            assert row not in ends, f"row {row} computes twice in step {plan.step_id}"
+            assert end <= len(self._rows[row].tokens), f"row {row} computes tokens it does not know"
+            for position in range(start, end):
+                self._kv[self._slot(row, position)] = self._rows[row].tokens[position]
+            ends[row] = end
+        return ends
+
+    def _sample(self, row: Row, end: int) -> int:
+        context = []
+        for position in range(end):
+            slot = self._slot(row, position)
+            assert slot in self._kv, f"row {row} reads position {position}, which nobody computed"
+            context.append(self._kv[slot])
+        token = self.next_token(context)
+        self._rows[row].tokens.append(token)
+        return token
+
+    def _slot(self, row: Row, position: int) -> tuple[BlockId, int]:
+        index, offset = divmod(position, self.capacity.block_size)
+        blocks = self._rows[row].blocks
+        assert index < len(blocks), f"row {row} has no block for position {position}"
+        return blocks[index], offset
+
+
+def _logprobs(token: int, count: int | None) -> TokenLogprobs:
+    """The chosen token is the likeliest, and its neighbours follow."""
+    return TokenLogprobs(-0.5, tuple(((token + i) % VOCABULARY, -0.5 - i) for i in range(count or 0)))

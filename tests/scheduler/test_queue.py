@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from rota.scheduler.queue import WaitingQueue
+from rota.scheduler.sequence import Sequence
+from tests.builders import request
+
+
+def sequence(id: str, arrived_at: float) -> Sequence:
+    return Sequence(request(id, arrived_at=arrived_at), limit=10)
+
+
+def test_the_first_is_who_arrived_first_and_then_by_id():
+    queue = WaitingQueue()
+    for id, arrived_at in (("b", 1.0), ("a", 1.0), ("c", 0.5)):
+        queue.push(sequence(id, arrived_at))
+
+    served = []
+    while first := queue.first():
+        served.append(first.request_id)
+        queue.remove(first)
+    assert served == ["c", "a", "b"]
+
+
+def test_one_that_comes_back_keeps_its_place():
+    queue = WaitingQueue()
+    early, late = sequence("early", 0.0), sequence("late", 1.0)
+    queue.push(early)
+    queue.push(late)
+    queue.remove(early)
+    queue.push(early)
+
+    assert queue.first() is early
+    queue.remove(early)
+    assert queue.first() is late
+    assert len(queue) == 1
+
+
+def test_one_that_leaves_from_the_middle_is_not_met_again():
+    queue = WaitingQueue()
+    first, middle, last = (sequence(id, at) for at, id in enumerate("abc"))
+    for one in (first, middle, last):
+        queue.push(one)
+    queue.remove(middle)
+    queue.remove(first)
+
+    assert queue.first() is last
+    assert list(queue) == [last]

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import pytest
+
+from rota.core.config import SchedulerConfig
+from rota.core.errors import ConfigError, FaultCode
+from rota.core.events import Admitted, FinishReason, Preempted, Produced
+from rota.core.ids import AdapterId
+from rota.core.plan import StepPlan, StepResult, TokenLogprobs
+from rota.scheduler import Scheduler
+from tests.builders import abort, capacity, request, submit
+from tests.fakes import FakeDevice, continuation
+from tests.worlds import endings, outputs, serve
+
+
+def scheduler(config: SchedulerConfig | None = None, **found: int) -> Scheduler:
+    return Scheduler(config or SchedulerConfig(), capacity(**found))
+
+
+def commit(scheduler: Scheduler, plan: StepPlan, token: int = 7):
+    return scheduler.commit(plan, StepResult(0.0, (token,) * len(plan.sampled_rows)))
+
+
+def test_a_prompt_longer_than_a_step_is_computed_in_chunks_and_samples_only_at_its_end():
+    books = scheduler(SchedulerConfig(chunked_prefill_size=8))
+    books.apply(submit(prompt=20))
+
+    chunks = []
+    for _ in range(3):
+        plan = books.plan(0.0)
+        chunks += [(chunk.start, chunk.length, chunk.samples) for chunk in plan.chunks]
+        commit(books, plan)
+    assert chunks == [(0, 8, False), (8, 8, False), (16, 4, True)]
+
+
+def test_running_sequences_decode_in_the_step_that_computes_a_newcomers_prompt():
+    books = scheduler(SchedulerConfig(chunked_prefill_size=8))
+    books.apply(submit("old", prompt=2))
+    commit(books, books.plan(0.0))
+    books.apply(submit("new", prompt=20))
+
+    plan = books.plan(0.0)
+    assert plan.decodes == (0,)
+    assert [chunk.length for chunk in plan.chunks] == [7]
+
+
+def test_the_next_step_is_planned_before_this_ones_token_is_known():
+    books = scheduler()
+    books.apply(submit(prompt=3, max_new_tokens=3))
+
+    plans = [books.plan(0.0) for _ in range(4)]
+    assert [len(plan.sampled_rows) for plan in plans] == [1, 1, 1, 0]
+
+
+def test_a_token_computed_for_a_sequence_that_has_stopped_is_dropped():
+    books = scheduler()
+    books.apply(submit(prompt=3, stop_token_ids=frozenset({7})))
+    first, second = books.plan(0.0), books.plan(0.0)
+
+    produced, finished = [event for event in commit(books, first) if not isinstance(event, Admitted)]
+    assert produced.tokens == (7,)
+    assert finished.reason is FinishReason.STOP
+    assert commit(books, second) == []
+    assert books.is_idle
+
+
+def test_logprobs_keep_to_their_request_when_another_has_stopped_in_flight():
+    books = scheduler()
+    books.apply(submit("stops", stop_token_ids=frozenset({7})))
+    books.apply(submit("stays", arrived_at=1.0, logprobs=1))
+    first, second = books.plan(0.0), books.plan(0.0)
+    books.commit(first, StepResult(0.0, (7, 8)))
+    logprobs = TokenLogprobs(-0.5, ((9, -0.5),))
+
+    (produced,) = books.commit(second, StepResult(0.0, (7, 9), ((1, logprobs),)))
+    assert produced == Produced(0.0, ("stays",), (9,), ((0, logprobs),))
+
+
+def test_a_request_ends_by_length_where_it_asked_or_where_the_context_ends():
+    events = serve(
+        [
+            (0.0, submit("asked", prompt=4, max_new_tokens=5)),
+            (0.0, submit("context", prompt=4, max_new_tokens=999)),
+        ],
+        FakeDevice(capacity(max_sequence_tokens=12)),
+    )
+    ended = endings(events)
+    assert {id: (end.reason, end.output_tokens) for id, end in ended.items()} == {
+        "asked": (FinishReason.LENGTH, 5),
+        "context": (FinishReason.LENGTH, 8),
+    }
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found", "code", "number"),
+    [
+        (12, {"max_sequence_tokens": 12}, FaultCode.PROMPT_TOO_LONG, "12"),
+        (40, {"blocks": 2, "block_size": 16}, FaultCode.KV_TOO_SMALL, "32"),
+    ],
+)
+def test_a_prompt_that_can_never_fit_is_refused_with_the_limit(prompt, found, code, number):
+    books = scheduler(**found)
+    books.apply(submit(prompt=prompt))
+
+    (end,) = commit(books, books.plan(0.0))
+    assert end.reason is FinishReason.FAILED
+    assert end.fault.code is code
+    assert number in end.fault.message
+    assert books.is_idle
+
+
+def test_a_request_beyond_the_queue_is_refused_and_the_others_are_not():
+    books = scheduler(SchedulerConfig(max_queued_requests=2))
+    for id in "abc":
+        books.apply(submit(id))
+
+    events = commit(books, books.plan(0.0))
+    assert {id: end.fault.code for id, end in endings(events).items()} == {"c": FaultCode.QUEUE_FULL}
+    assert outputs(events).keys() == {"a", "b"}
+
+
+def test_an_id_that_is_open_cannot_be_used_again_until_it_ends():
+    books = scheduler()
+    books.apply(submit("twin", max_new_tokens=1))
+    books.apply(submit("twin"))
+    (refused, *_rest) = commit(books, books.plan(0.0))
+    assert refused.fault.code is FaultCode.DUPLICATE_ID
+
+    books.apply(submit("twin", max_new_tokens=1))
+    assert outputs(commit(books, books.plan(0.0))) == {"twin": [7]}
+
+
+def test_more_requests_than_rows_wait_and_say_why():
+    books = scheduler(rows=1)
+    books.apply(submit("sits"))
+    books.apply(submit("waits"))
+    plan = books.plan(0.0)
+
+    assert [seat.request_id for seat in plan.seats] == ["sits"]
+    assert books.refusals() == {"waits": "as many requests run as may run"}
+
+
+def test_when_kv_runs_short_the_newest_gives_way_and_still_answers_in_full():
+    device = FakeDevice(capacity(blocks=5, block_size=4))
+    old, new = request("old", prompt=4, max_new_tokens=12), request("new", prompt=4, max_new_tokens=12)
+    events = serve(
+        [
+            (0.0, submit("old", prompt=4, max_new_tokens=12)),
+            (1.0, submit("new", prompt=4, max_new_tokens=12, arrived_at=1.0)),
+        ],
+        device,
+    )
+
+    assert {event.request_id for event in events if isinstance(event, Preempted)} == {"new"}
+    assert outputs(events) == {one.request_id: continuation(one.prompt, 12) for one in (old, new)}
+
+
+def test_a_prompt_seen_before_is_not_computed_again():
+    prompt = tuple(range(40))
+    events = serve([(0.0, submit("a", prompt=prompt)), (20.0, submit("b", prompt=prompt))], FakeDevice())
+
+    assert [event.cached_tokens for event in events if isinstance(event, Admitted)] == [0, 32]
+    assert endings(events)["b"].cached_tokens == 32
+    assert outputs(events)["a"] == outputs(events)["b"]
+
+
+def test_a_prompt_that_is_cached_to_its_last_token_still_computes_that_token():
+    prompt = tuple(range(32))
+    events = serve([(0.0, submit("a", prompt=prompt)), (20.0, submit("b", prompt=prompt))], FakeDevice())
+
+    assert [event.cached_tokens for event in events if isinstance(event, Admitted)] == [0, 16]
+
+
+def test_an_answer_is_reused_by_the_prompt_that_continues_it():
+    prompt = tuple(range(30))
+    answer = tuple(continuation(prompt, 20))
+    events = serve(
+        [
+            (0.0, submit("a", prompt=prompt, max_new_tokens=20)),
+            (50.0, submit("b", prompt=(*prompt, *answer, 5))),
+        ],
+        FakeDevice(),
+    )
+    assert endings(events)["b"].cached_tokens == 48
+
+
+def test_two_adapters_with_the_same_prompt_share_no_kv():
+    prompt = tuple(range(40))
+    events = serve(
+        [(0.0, submit("a", prompt=prompt)), (20.0, submit("b", prompt=prompt, adapter=AdapterId(1)))],
+        FakeDevice(),
+    )
+    assert endings(events)["b"].cached_tokens == 0
+
+
+def test_prefix_caching_can_be_turned_off():
+    prompt = tuple(range(40))
+    config = SchedulerConfig(enable_prefix_caching=False)
+    events = serve(
+        [(0.0, submit("a", prompt=prompt)), (20.0, submit("b", prompt=prompt))], FakeDevice(), config
+    )
+
+    assert endings(events)["b"].cached_tokens == 0
+
+
+@pytest.mark.parametrize("steps_before", [0, 1, 2, 3])
+def test_an_abort_at_any_moment_frees_everything_within_the_pass(steps_before):
+    books = scheduler(SchedulerConfig(chunked_prefill_size=8))
+    books.apply(submit("gone", prompt=20, max_new_tokens=50))
+    flying = [books.plan(0.0) for _ in range(steps_before)]
+    books.apply(abort("gone", at=9.0))
+    books.check()
+
+    events = [event for plan in flying for event in commit(books, plan)] + commit(books, books.plan(9.0))
+    assert endings(events)["gone"].reason is FinishReason.ABORT
+    assert outputs(events) == {}
+    assert books.is_idle
+    books.check()
+
+
+def test_aborting_an_unknown_request_changes_nothing():
+    books = scheduler()
+    books.apply(abort("stranger"))
+    assert commit(books, books.plan(0.0)) == []
+
+
+def test_a_step_too_small_for_the_rows_is_refused_at_the_start():
+    with pytest.raises(ConfigError, match="8 running requests"):
+        scheduler(SchedulerConfig(chunked_prefill_size=7), rows=8)

@@ -1,0 +1,86 @@
+"""Random traffic through tiny ledgers: whatever comes, no block is lost and nobody gets a wrong token."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rota.core.config import Capacity, SchedulerConfig
+from rota.core.events import FinishReason
+from rota.core.ids import AdapterId
+from rota.core.messages import Abort, Message, Submit
+from rota.core.request import Request
+from tests.builders import abort, request
+from tests.fakes import FakeDevice, continuation
+from tests.worlds import endings, outputs, serve
+
+# Few different tokens and shared beginnings, so that prefixes meet in the cache.
+PREFIXES = [(), tuple(range(8)), tuple(range(17)), (1,) * 24]
+
+
+@st.composite
+def traffic(draw: st.DrawFn) -> list[tuple[float, Message]]:
+    messages: list[tuple[float, Message]] = []
+    for number in range(draw(st.integers(1, 12))):
+        at = float(draw(st.integers(0, 40)))
+        prompt = draw(st.sampled_from(PREFIXES)) + tuple(
+            draw(st.lists(st.integers(0, 2), min_size=1, max_size=9))
+        )
+        asked = request(
+            f"r{number}",
+            prompt=prompt,
+            max_new_tokens=draw(st.integers(1, 30)),
+            arrived_at=at,
+            adapter=AdapterId(draw(st.integers(0, 2))),
+            stop_token_ids=frozenset(draw(st.sets(st.integers(3, 255), max_size=20))),
+        )
+        messages.append((at, Submit(asked)))
+        if draw(st.integers(0, 3)) == 0:
+            left_at = at + draw(st.integers(0, 25))
+            messages.append((left_at, abort(asked.request_id, at=left_at)))
+    return messages
+
+
+def expected(asked: Request, found: Capacity) -> list[int]:
+    """What the fake model answers on its own, with nobody else about."""
+    longest = min(found.max_sequence_tokens, found.blocks * found.block_size)
+    answer: list[int] = []
+    for token in continuation(asked.prompt, min(asked.sampling.max_new_tokens, longest - len(asked.prompt))):
+        answer.append(token)
+        if token in asked.sampling.stop_token_ids:
+            break
+    return answer
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    traffic(),
+    st.integers(5, 24),
+    st.integers(1, 6),
+    st.integers(6, 40),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+)
+def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_lost(
+    messages, blocks, rows, step_tokens, is_caching, depth
+):
+    found = Capacity(blocks, block_size=8, rows=rows, max_sequence_tokens=64)
+    config = SchedulerConfig(chunked_prefill_size=step_tokens, enable_prefix_caching=is_caching)
+
+    events = serve(messages, FakeDevice(found), config, depth)
+
+    given_tokens, ended = outputs(events), endings(events)
+    aborted = {message.request_id for _, message in messages if isinstance(message, Abort)}
+    for _, message in messages:
+        if not isinstance(message, Submit):
+            continue
+        asked = message.request
+        answer, right = given_tokens.get(asked.request_id, []), expected(asked, found)
+        assert answer == right[: len(answer)]
+        end = ended.pop(asked.request_id)
+        assert end.output_tokens == len(answer)
+        if end.reason is FinishReason.ABORT:
+            assert asked.request_id in aborted
+        else:
+            assert answer == right
+    assert not ended
