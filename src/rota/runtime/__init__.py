@@ -1,0 +1,1 @@
+"""The crank: one loop, the worlds' waist, and the engine's process."""

@@ -1,0 +1,91 @@
+"""The same scenario through both worlds gives the same events in the same order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rota.core.config import Capacity, SchedulerConfig
+from rota.core.events import Event
+from rota.core.messages import Message
+from rota.core.plan import StepPlan, StepResult
+from rota.runtime.live import LiveWorld
+from rota.runtime.loop import run
+from rota.scheduler import Scheduler
+from tests.builders import abort, capacity, submit
+from tests.fakes import FakeDevice
+from tests.worlds import DeviceWorld
+
+FOUND = capacity(blocks=12, block_size=8, rows=3)
+CONFIG = SchedulerConfig(chunked_prefill_size=12)
+
+
+class ScriptedDevice(FakeDevice):
+    """A live device that hands messages over after the step with their number, as virtual seconds would."""
+
+    def __init__(self, found: Capacity, script: list[tuple[float, Message]]) -> None:
+        super().__init__(found)
+        self.script = sorted(script, key=lambda entry: entry[0])
+        self.clock = 0.0
+
+    def collect(self, ticket) -> StepResult:
+        self.clock += 1.0
+        return super().collect(ticket)
+
+    def take(self, wait_s: float) -> list[Message] | None:
+        """The inbox's side: what is due; one who would wait jumps to the next message."""
+        if wait_s > 0 and not self.script:
+            return None
+        if wait_s > 0:
+            self.clock = max(self.clock, self.script[0][0])
+        due = [message for at, message in self.script if at <= self.clock]
+        self.script = self.script[len(due) :]
+        return due
+
+
+def live_events(script: list[tuple[float, Message]], depth: int) -> list[Event]:
+    device, events = ScriptedDevice(FOUND, script), []
+    run(Scheduler(CONFIG, FOUND), LiveWorld(device, device), events.extend, depth)
+    return [replace(event, at=0.0) for event in events]
+
+
+def virtual_events(script: list[tuple[float, Message]], depth: int) -> list[Event]:
+    events: list[Event] = []
+    run(Scheduler(CONFIG, FOUND), DeviceWorld(script, FakeDevice(FOUND)), events.extend, depth)
+    return [replace(event, at=0.0) for event in events]
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> list[tuple[float, Message]]:
+    script: list[tuple[float, Message]] = []
+    for number in range(draw(st.integers(1, 8))):
+        at = float(draw(st.integers(0, 30)))
+        length, output = draw(st.integers(1, 40)), draw(st.integers(1, 20))
+        script.append((at, submit(f"r{number}", prompt=length, max_new_tokens=output, arrived_at=at)))
+        if draw(st.booleans()):
+            left_at = at + draw(st.integers(0, 20))
+            script.append((left_at, abort(f"r{number}", at=left_at)))
+    return script
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@settings(max_examples=60, deadline=None)
+@given(script=scripts())
+def test_the_same_scenario_gives_the_same_events_in_both_worlds(depth, script):
+    live = live_events(script, depth)
+
+    assert live == virtual_events(script, depth)
+    assert len(live) > 1
+
+
+def test_both_worlds_are_sent_the_same_plans():
+    script = [(0.0, submit("a", prompt=30)), (2.0, submit("b", prompt=5))]
+    live, virtual = ScriptedDevice(FOUND, script), FakeDevice(FOUND)
+    run(Scheduler(CONFIG, FOUND), LiveWorld(live, live), lambda events: None, 2)
+    run(Scheduler(CONFIG, FOUND), DeviceWorld(script, virtual), lambda events: None, 2)
+
+    assert live.plans == virtual.plans
+    assert any(isinstance(plan, StepPlan) and plan.seats for plan in live.plans)
