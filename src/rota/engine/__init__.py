@@ -1,0 +1,1 @@
+"""The tensors: torch and triton live here and nowhere else."""

@@ -1,0 +1,177 @@
+"""A GGUF file of a small Llama becomes a folder in Hugging Face format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tqdm import tqdm
+
+from rota.core.errors import ModelError
+
+OUTER_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+class _Tensor(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    source: gguf.ReaderTensor
+    # How many heads llama.cpp has shuffled the rows of; 0 where it has not.
+    shuffled_heads: int
+
+
+def convert_gguf(source: Path, folder: Path, quiet: bool) -> None:
+    """Write the model in `source` into `folder`, weights in bfloat16."""
+    try:
+        reader = gguf.GGUFReader(source)
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except (ValueError, KeyError, IndexError) as error:
+        raise ModelError(f"{source} is not a whole GGUF file ({error}); fetch it again.") from error
+    _check(source, fields)
+    tensors = [_placed(tensor, fields) for tensor in reader.tensors]
+    config = _config(fields, has_tied_embeddings=all(tensor.name != "lm_head.weight" for tensor in tensors))
+    _write_json(folder / "config.json", config)
+    special_ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    _write_json(folder / "generation_config.json", special_ids)
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
+    _tokenizer(fields).save(str(folder / "tokenizer.json"))
+    progress = tqdm(tensors, desc=f"Unpacking {source.stem}", unit=" tensors", disable=quiet)
+    _write_safetensors(folder / "model.safetensors", tensors, (_bfloat16(_weights(t)) for t in progress))
+
+
+def _check(source: Path, fields: dict[str, Any]) -> None:
+    expected = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+    }
+    for name, value in expected.items():
+        if fields.get(name) != value:
+            raise ModelError(f"{source} has {name} {fields.get(name)!r}; only {value!r} can be converted.")
+
+
+def _placed(tensor: gguf.ReaderTensor, fields: dict[str, Any]) -> _Tensor:
+    heads = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
+    # GGUF counts dimensions from the innermost.
+    shape = tuple(int(size) for size in reversed(tensor.shape))
+    if tensor.name in OUTER_NAMES:
+        return _Tensor(OUTER_NAMES[tensor.name], shape, tensor, 0)
+    _, layer, part, kind = tensor.name.split(".")
+    shuffled_heads = fields[heads[part]] if part in heads else 0
+    return _Tensor(f"model.layers.{layer}.{LAYER_NAMES[part]}.{kind}", shape, tensor, shuffled_heads)
+
+
+def _weights(tensor: _Tensor) -> npt.NDArray[np.float32]:
+    weights: npt.NDArray[np.float32] = gguf.dequantize(tensor.source.data, tensor.source.tensor_type)
+    if not tensor.shuffled_heads:
+        return weights
+    # llama.cpp rotates neighbours, Hugging Face rotates halves: in every head the rows
+    #     0, h, 1, h + 1, …, h - 1, 2h - 1    become    0, 1, …, 2h - 1.
+    rows, columns = tensor.shape
+    pairs = weights.reshape(tensor.shuffled_heads, rows // tensor.shuffled_heads // 2, 2, columns)
+    return pairs.swapaxes(1, 2).reshape(rows, columns)
+
+
+def _bfloat16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The upper halves of the floats, rounded to nearest and to even between; NumPy has no such type."""
+    bits = np.ascontiguousarray(weights, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+
+
+def _write_safetensors(path: Path, tensors: list[_Tensor], data: Iterator[npt.NDArray[np.uint16]]) -> None:
+    """By hand, because the library's writer wants all tensors in memory and has changed its arguments."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + 2 * int(np.prod(tensor.shape))
+        header[tensor.name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in data:
+            file.write(array.tobytes())
+
+
+def _config(fields: dict[str, Any], has_tied_embeddings: bool) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "dtype": "bfloat16",
+        "vocab_size": len(fields["tokenizer.ggml.tokens"]),
+        "hidden_size": fields["llama.embedding_length"],
+        "intermediate_size": fields["llama.feed_forward_length"],
+        "num_hidden_layers": fields["llama.block_count"],
+        "num_attention_heads": fields["llama.attention.head_count"],
+        "num_key_value_heads": fields["llama.attention.head_count_kv"],
+        "head_dim": fields["llama.rope.dimension_count"],
+        "max_position_embeddings": fields["llama.context_length"],
+        "rope_theta": fields["llama.rope.freq_base"],
+        "rms_norm_eps": _as_written(fields["llama.attention.layer_norm_rms_epsilon"]),
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": has_tied_embeddings,
+        "bos_token_id": fields["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": fields["tokenizer.ggml.eos_token_id"],
+        "pad_token_id": fields["tokenizer.ggml.padding_token_id"],
+    }
+
+
+def _as_written(value: float) -> float:
+    """1e-05 again, after a float32 has made 9.999999747378752e-06 of it."""
+    return float(str(np.float32(value)))
+
+
+def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    # What llama.cpp calls "smollm": every digit alone, then words as GPT-2 splits them.
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True) for token, kind in kinds if kind == gguf.TokenType.CONTROL]
+    )
+    return tokenizer
+
+
+def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    return {
+        # The one class that takes tokenizer.json as it is.
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": fields["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+        **{role: tokens[fields[f"tokenizer.ggml.{name}_token_id"]] for role, name in roles.items()},
+        "chat_template": fields["tokenizer.chat_template"],
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")

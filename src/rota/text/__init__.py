@@ -1,0 +1,1 @@
+"""Strings become tokens and tokens become strings; nothing here knows tensors."""

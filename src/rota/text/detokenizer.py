@@ -1,0 +1,39 @@
+"""Tokens become text as they come, and never half a character."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from rota.text.pieces import TokenPieces
+
+
+class Detokenizer:
+    """The text of one sequence, piece by piece: pieces and `finish()` in a row are the text of its tokens.
+
+    Bytes that may yet become a character are held back; bytes that cannot become one are U+FFFD at once.
+    """
+
+    def __init__(self, pieces: TokenPieces, is_continuation: bool = False) -> None:
+        """`is_continuation`: text stands before this one, so a space at its beginning belongs to it."""
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._leading_spaces = 0 if is_continuation else pieces.leading_spaces
+
+    def push(self, tokens: Iterable[int]) -> str:
+        """The text that these tokens complete."""
+        pieces = self._pieces
+        return self._trim(self._decoder.decode(b"".join([pieces[token] for token in tokens])))
+
+    def finish(self) -> str:
+        """What was held back: U+FFFD where the tokens end inside a character."""
+        return self._trim(self._decoder.decode(b"", final=True))
+
+    def _trim(self, text: str) -> str:
+        while self._leading_spaces and text:
+            if text[0] == " ":
+                self._leading_spaces -= 1
+                text = text[1:]
+            else:
+                self._leading_spaces = 0
+        return text

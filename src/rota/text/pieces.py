@@ -1,0 +1,106 @@
+"""A token stands for a few bytes of UTF-8, and this table says which.
+
+Tokenizers of the Llama family write bytes as tokens in one of three ways, named by the decoder they carry:
+
+    byte-level       every byte is a visible character: " café" is spelled "ĠcafÃ©"
+    sentencepiece    a space is "▁", a rare byte "<0xE2>", and one space is put before the text
+    none             tokens are words, joined by spaces
+
+In all three the text of many tokens is their bytes in a row, less the space put before. So text is streamed
+with a table and a UTF-8 decoder, and the library need not be asked what an ever longer list of tokens means.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tokenizers import Tokenizer as LibraryTokenizer
+
+Spell = Callable[[str], bytes]
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class UnknownDecoderError(ValueError):
+    """The decoder does more than put bytes in a row."""
+
+
+class TokenPieces(dict[int, bytes]):
+    """Bytes by token id, filled as tokens are met, so that a large vocabulary costs nothing at the start.
+
+    Special tokens and ids without a token (models pad their vocabulary) stand for no bytes.
+    """
+
+    def __init__(self, library: LibraryTokenizer) -> None:
+        super().__init__()
+        self._library = library
+        self._spell, self.leading_spaces = _spelling(_state(library))
+        added = library.get_added_tokens_decoder()
+        self.update({token: b"" for token, content in added.items() if content.special})
+
+    def __missing__(self, token: int) -> bytes:
+        content = self._library.id_to_token(token)
+        piece = self[token] = b"" if content is None else self._spell(content)
+        return piece
+
+
+def _state(library: LibraryTokenizer) -> dict[str, Any] | None:
+    decoder = library.decoder
+    return None if decoder is None else json.loads(decoder.__getstate__())
+
+
+def _spelling(decoder: dict[str, Any] | None) -> tuple[Spell, int]:
+    """How a token is spelled, and how many spaces at the beginning of a text do not belong to it."""
+    if decoder is None:
+        return (lambda token: b" " + token.encode()), 1
+    if decoder["type"] == "ByteLevel":
+        return _spell_byte_level, 0
+    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
+    return _sentencepiece_spelling(steps)
+
+
+def _spell_byte_level(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_LEVEL_ALPHABET[character] for character in token])
+    except KeyError:  # added by hand, and never spelled in the alphabet
+        return token.encode()
+
+
+def _sentencepiece_spelling(steps: list[dict[str, Any]]) -> tuple[Spell, int]:
+    replacements: list[tuple[str, str]] = []
+    has_byte_tokens = False
+    leading_spaces = 0
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)}:
+                replacements.append((pattern, content))
+            case {"type": "ByteFallback"}:
+                has_byte_tokens = True
+            case {"type": "Fuse"}:
+                pass
+            case {"type": "Strip", "content": " ", "start": int(start), "stop": 0}:
+                leading_spaces = start
+            case _:
+                raise UnknownDecoderError(json.dumps(step, ensure_ascii=False))
+
+    def spell(token: str) -> bytes:
+        if has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
+            return bytes.fromhex(match[1])
+        for pattern, content in replacements:
+            token = token.replace(pattern, content)
+        return token.encode()
+
+    return spell, leading_spaces
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Visible bytes of Latin-1 stand for themselves, the others for the characters from U+0100 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTE_LEVEL_ALPHABET = _byte_level_alphabet()

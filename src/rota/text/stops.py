@@ -1,0 +1,53 @@
+"""A stop string ends the text before it, wherever token borders fall."""
+
+from __future__ import annotations
+
+
+class StopWatcher:
+    """Lets text through until a stop string is complete; holds back what may be the beginning of one.
+
+    The stop string that is complete first wins, because nothing after it is generated. Of those complete at
+    the same character the longest wins, so that no part of a stop string is ever let through.
+    """
+
+    def __init__(self, stop: tuple[str, ...]) -> None:
+        self._stop = stop
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """The text that cannot be part of a stop string any more."""
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        if match := self._first_match(text):
+            start, self.matched = match
+            self._held = ""
+            return text[:start]
+        safe = len(text) - self._beginning_length(text)
+        self._held = text[safe:]
+        return text[:safe]
+
+    def finish(self) -> str:
+        """What was held back: no more text comes, so it begins no stop string."""
+        held, self._held = self._held, ""
+        return held
+
+    def _first_match(self, text: str) -> tuple[int, str] | None:
+        found = [(start + len(stop), start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
+        if not found:
+            return None
+        _, start, stop = min(found)
+        return start, stop
+
+    def _beginning_length(self, text: str) -> int:
+        """The longest end of `text` that begins a stop string."""
+        longest = 0
+        for stop in self._stop:
+            # Jump from one occurrence of the first character to the next: mostly there is none.
+            start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+            while start >= 0 and not stop.startswith(text[start:]):
+                start = text.find(stop[0], start + 1)
+            if start >= 0:
+                longest = max(longest, len(text) - start)
+        return longest

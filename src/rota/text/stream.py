@@ -1,0 +1,38 @@
+"""One request's tokens become the text its client sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rota.text.detokenizer import Detokenizer
+from rota.text.stops import StopWatcher
+from rota.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text; `is_stopped` says that a stop string ended it, and nothing will follow."""
+
+    text: str
+    is_stopped: bool
+
+
+class TextStream:
+    """Detokenizer and stop strings for one request; whoever sees a stopped piece aborts the request."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), is_continuation: bool = True) -> None:
+        """`is_continuation`: the text goes on where its prompt ends; false for an answer in a chat."""
+        self._detokenizer = Detokenizer(tokenizer.pieces, is_continuation)
+        self._watcher = StopWatcher(stop)
+
+    def push(self, tokens: Iterable[int]) -> Piece:
+        return self._piece(self._watcher.push(self._detokenizer.push(tokens)))
+
+    def finish(self) -> Piece:
+        """The last piece: whatever was held back."""
+        text = self._watcher.push(self._detokenizer.finish())
+        return self._piece(text + self._watcher.finish())
+
+    def _piece(self, text: str) -> Piece:
+        return Piece(text, self._watcher.matched is not None)

@@ -1,0 +1,158 @@
+"""Text becomes the tokens that a model folder prescribes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as LibraryTokenizer
+from tokenizers.processors import TemplateProcessing
+
+from rota.core.errors import ModelError, RequestError
+from rota.text.chat import ChatMessage, ChatTemplate
+from rota.text.detokenizer import Detokenizer
+from rota.text.pieces import TokenPieces, UnknownDecoderError
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """The tokenizer of a folder in Hugging Face format.
+
+    `pieces` is what detokenizers work from; `eos_ids` are all tokens that end an answer.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ModelError(f"There is no model folder at {folder}; name a folder in Hugging Face format.")
+        settings = {
+            **_read_json(folder / "special_tokens_map.json"),
+            **_read_json(folder / "tokenizer_config.json"),
+        }
+        special_tokens = _special_tokens(settings)
+        self._library = _load(folder)
+        _add_special_tokens_as_asked(self._library, settings, special_tokens)
+        try:
+            self.pieces = TokenPieces(self._library)
+        except UnknownDecoderError as error:
+            raise ModelError(
+                f"The tokenizer in {folder} decodes in a way that cannot be streamed ({error}); "
+                "byte-level and sentencepiece tokenizers can."
+            ) from error
+        self._chat = ChatTemplate(folder, settings, special_tokens)
+        self.vocab_size: int = self._library.get_vocab_size()
+        self.eos_ids = self._find_eos_ids(folder, special_tokens)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text, with the special tokens that the folder wants around it."""
+        return self._encode(text, add_special_tokens=True)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens, without special ones.
+
+        As the library's, but where a byte token makes no character only that byte is U+FFFD: the library
+        gives up all byte tokens around it, which a stream that has sent them cannot.
+        """
+        detokenizer = Detokenizer(self.pieces)
+        return detokenizer.push(tokens) + detokenizer.finish()
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """Tokens of a conversation; `variables` reach the template by name (say, enable_thinking)."""
+        text = self._chat.render(messages, tools, add_generation_prompt, variables or {})
+        # Templates write their own special tokens: a second BOS would be one too many.
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        try:
+            return tuple(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
+        except TypeError as error:  # JSON can say "\ud800", and UTF-8 cannot
+            raise RequestError.bad_field(
+                "prompt", "The text holds half a surrogate pair and so is not Unicode; send it without."
+            ) from error
+
+    def _find_eos_ids(self, folder: Path, special_tokens: Mapping[str, str]) -> frozenset[int]:
+        """Instruct models name several: the tokenizer's own and those in the generation config."""
+        found: list[int | None] = [self._library.token_to_id(special_tokens.get("eos_token", ""))]
+        for name in ("generation_config.json", "config.json"):
+            listed = _read_json(folder / name).get("eos_token_id")
+            if listed is not None:
+                found += listed if isinstance(listed, list) else [listed]
+                break
+        return frozenset(token for token in found if token is not None)
+
+
+def _load(folder: Path) -> LibraryTokenizer:
+    path = folder / "tokenizer.json"
+    try:
+        library = LibraryTokenizer.from_file(str(path)) if path.is_file() else _convert(folder)
+    # The library raises bare Exception for a file it cannot parse, and transformers whatever it meets.
+    except Exception as error:
+        problem = (
+            f"{path} is not a tokenizer ({error}); restore it from the model's source."
+            if path.is_file()
+            else f"There is no tokenizer.json in {folder}, and transformers finds no other tokenizer there; "
+            "add the model's tokenizer.json."
+        )
+        raise ModelError(problem) from error
+    # A folder may have been saved with limits that cut prompts short without a word.
+    library.no_truncation()
+    library.no_padding()
+    return library
+
+
+def _convert(folder: Path) -> LibraryTokenizer:
+    """Folders older than tokenizer.json; slow, and the only way here that loads torch."""
+    from transformers import AutoTokenizer
+
+    library = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+    assert isinstance(library, LibraryTokenizer)
+    return library
+
+
+def _add_special_tokens_as_asked(
+    library: LibraryTokenizer, settings: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> None:
+    """Where tokenizer_config.json says whether to add BOS or EOS, it overrules tokenizer.json."""
+    asked = {name: settings.get(f"add_{name}") for name in ("bos_token", "eos_token")}
+    if all(wanted is None for wanted in asked.values()):
+        return
+    before, after = (
+        [token] if wanted and library.token_to_id(token := special_tokens.get(name, "")) is not None else []
+        for name, wanted in asked.items()
+    )
+    library.post_processor = TemplateProcessing(
+        single=[*before, "$A", *after],
+        special_tokens=[(token, library.token_to_id(token)) for token in {*before, *after}],
+    )
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """By role; written either as a string or as an object with its content."""
+    found = {}
+    for name in SPECIAL_TOKENS:
+        match settings.get(name):
+            case str(content) | {"content": str(content)}:
+                found[name] = content
+    return found
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """An absent file says nothing; a broken one is an error."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not JSON ({error}); restore it from the model's source.") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is not a JSON object; restore it from the model's source.")
+    return content
