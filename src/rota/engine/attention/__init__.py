@@ -1,0 +1,1 @@
+"""Attention over the paged cache, in one backend per kind of device."""

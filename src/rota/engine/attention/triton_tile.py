@@ -1,0 +1,74 @@
+"""One tile of the paged cache joins a running softmax: the step that the decode and prefill kernels share."""
+
+# Kernel parameters are pointers and device scalars, which Python's types do not describe.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def locate(
+    table,  # -> int32, the page table of one sequence
+    positions,  # [TILE] int32
+    end,  # positions from here on do not exist; they lie nowhere
+    page_stride,
+    token_stride,
+    BLOCK_SIZE: tl.constexpr,
+):
+    """Where the key (and, the caches being twins, the value) of each position lies: [TILE] int64 offsets.
+
+    Every position asks for its page, instead of every page once: neighbours read the same word out of L1, and a
+    tile may be of any size. Loops call this one tile ahead and carry the answer: a lookup in the same iteration
+    as the loads it feeds would cost the compiler's pipeline half of its stages.
+    """
+    pages = tl.load(table + positions // BLOCK_SIZE, mask=positions < end, other=0)
+    # A large cache holds more than 2**31 numbers, so offsets need 64 bits.
+    return pages.to(tl.int64) * page_stride + (positions % BLOCK_SIZE) * token_stride
+
+
+@triton.jit
+def load_tile(
+    cache,  # -> [blocks, kv_heads, block_size, head_dim], moved to one kv head
+    offsets,  # [TILE] int64
+    inside,  # [TILE] bool; read only when MASKED
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,  # HEAD_DIM, or the next power of two
+    MASKED: tl.constexpr,
+):
+    """[TILE, DIMS]; zero where there is no position or no dimension, because 0 * garbage may be NaN."""
+    dims = tl.arange(0, DIMS)
+    pointers = cache + offsets[:, None] + dims[None, :]
+    if MASKED:
+        return tl.load(pointers, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+    elif HEAD_DIM != DIMS:
+        return tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
+    else:
+        return tl.load(pointers)
+
+
+@triton.jit
+def absorb(
+    q,  # [ROWS, DIMS]
+    k,  # [TILE, DIMS]
+    v,  # [TILE, DIMS]
+    visible,  # [ROWS or 1, TILE] bool; read only when MASKED
+    top,  # [ROWS] the largest scaled logit so far
+    total,  # [ROWS] the sum of 2 ** (logit - top) so far
+    mixed,  # [ROWS, DIMS] values weighted the same way
+    scale,  # softmax scale * log2(e): the softmax runs on powers of two, which the hardware has
+    MASKED: tl.constexpr,
+):
+    """The running softmax (top, total, mixed) after one more tile of keys and values."""
+    logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [ROWS, TILE]
+    if MASKED:
+        logits = tl.where(visible, logits, float("-inf"))
+    # Scaling the maximum instead of every logit lets `logits * scale - top` become one fused multiply-add.
+    new_top = tl.maximum(top, tl.max(logits, 1) * scale)
+    weights = tl.exp2(logits * scale - new_top[:, None])
+    fade = tl.exp2(top - new_top)
+    total = total * fade + tl.sum(weights, 1)
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
+    return new_top, total, mixed

@@ -1,0 +1,1 @@
+"""The small operations between matrix products, in one family per purpose."""

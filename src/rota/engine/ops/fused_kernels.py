@@ -1,0 +1,138 @@
+"""The kernels behind `ops/fused.py`: each reads its inputs once, computes in float32 and rounds once, at the end."""
+
+# Kernel parameters are pointers and device scalars, which Python's types do not describe.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm_kernel(
+    x,  # -> [tokens, WIDTH]
+    residual,  # -> [tokens, WIDTH]; with ADD becomes x + residual
+    weight,  # -> [WIDTH]
+    output,  # -> [tokens, WIDTH], may be x
+    epsilon,
+    x_stride,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ADD: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, COLUMNS)
+    is_real = columns < WIDTH
+    row = tl.load(x + token * x_stride + columns, mask=is_real, other=0.0).to(tl.float32)
+    if ADD:
+        pointers = residual + token * WIDTH + columns
+        row += tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)
+        # The norm sees the sum as later layers will see it: rounded.
+        rounded = row.to(residual.dtype.element_ty)
+        tl.store(pointers, rounded, mask=is_real)
+        row = rounded.to(tl.float32)
+    normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon)
+    normed *= tl.load(weight + columns, mask=is_real, other=0.0).to(tl.float32)
+    tl.store(output + token * WIDTH + columns, normed.to(output.dtype.element_ty), mask=is_real)
+
+
+@triton.jit
+def silu_multiply_kernel(
+    gate_up,  # -> [tokens, 2 * WIDTH]
+    output,  # -> [tokens, WIDTH]
+    gate_up_stride,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_real = columns < WIDTH
+    pointers = gate_up + token * gate_up_stride + columns
+    gate = tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)
+    up = tl.load(pointers + WIDTH, mask=is_real, other=0.0).to(tl.float32)
+    tl.store(
+        output + token * WIDTH + columns,
+        (gate * tl.sigmoid(gate) * up).to(output.dtype.element_ty),
+        mask=is_real,
+    )
+
+
+# What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
+@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+def rotate_and_store_kernel(
+    qkv,  # -> [tokens, (HEADS + 2 * KV_HEADS) * head_dim]
+    rotary,  # -> [positions, 2 * HALF] float32, cosines then sines
+    positions,  # -> [tokens] int64
+    slots,  # -> [tokens] int64
+    query,  # -> [tokens, HEADS, head_dim]
+    keys,  # -> [blocks, KV_HEADS, BLOCK_SIZE, head_dim]
+    values,
+    query_norm,  # -> [head_dim], read only with NORMS
+    key_norm,
+    epsilon,
+    qkv_stride,
+    page_stride,
+    head_stride,
+    token_stride,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_TILE: tl.constexpr,  # HALF, or the next power of two
+    BLOCK_SIZE: tl.constexpr,
+    HEADS_TILE: tl.constexpr,
+    NORMS: tl.constexpr,
+):
+    """One token, HEADS_TILE of its heads, whatever they are; each head in halves, because a rotation turns pairs.
+
+    heads   q0 q1 ... | k0 k1 ... | v0 v1 ...        a head   [ low half | high half ]
+            norm, rotate            copy                        x_i  with  x_(i + HALF)
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS_TILE + tl.arange(0, HEADS_TILE)
+    pair = tl.arange(0, HALF_TILE)
+    is_query = head < HEADS
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    is_pair = (pair < HALF)[None, :]
+    turns = (is_query | is_key)[:, None]
+
+    pointers = qkv + token * qkv_stride + head[:, None] * (2 * HALF) + pair[None, :]
+    is_real = (is_query | is_key | is_value)[:, None] & is_pair
+    low = tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)  # [HEADS_TILE, HALF_TILE]
+    high = tl.load(pointers + HALF, mask=is_real, other=0.0).to(tl.float32)
+
+    if NORMS:
+        mean_square = tl.sum(low * low + high * high, 1) / (2 * HALF)
+        shrink = tl.rsqrt(mean_square + epsilon)[:, None]
+        low_weight = _by_kind(query_norm, key_norm, pair[None, :], is_query[:, None], is_pair)
+        high_weight = _by_kind(query_norm, key_norm, HALF + pair[None, :], is_query[:, None], is_pair)
+        low = tl.where(turns, low * shrink * low_weight, low)
+        high = tl.where(turns, high * shrink * high_weight, high)
+
+    angles = rotary + tl.load(positions + token) * (2 * HALF) + pair[None, :]
+    cosine = tl.where(turns, tl.load(angles, mask=is_pair, other=0.0), 1.0)  # values turn by no angle
+    sine = tl.where(turns, tl.load(angles + HALF, mask=is_pair, other=0.0), 0.0)
+    turned_low = (low * cosine - high * sine).to(query.dtype.element_ty)
+    turned_high = (high * cosine + low * sine).to(query.dtype.element_ty)
+
+    out = query + (token * HEADS + head)[:, None] * (2 * HALF) + pair[None, :]
+    tl.store(out, turned_low, mask=is_query[:, None] & is_pair)
+    tl.store(out + HALF, turned_high, mask=is_query[:, None] & is_pair)
+
+    slot = tl.load(slots + token)
+    in_cache = (slot // BLOCK_SIZE) * page_stride + (slot % BLOCK_SIZE) * token_stride
+    key_out = keys + in_cache + (head - HEADS)[:, None] * head_stride + pair[None, :]
+    tl.store(key_out, turned_low, mask=is_key[:, None] & is_pair)
+    tl.store(key_out + HALF, turned_high, mask=is_key[:, None] & is_pair)
+    value_out = values + in_cache + (head - HEADS - KV_HEADS)[:, None] * head_stride + pair[None, :]
+    tl.store(value_out, turned_low, mask=is_value[:, None] & is_pair)
+    tl.store(value_out + HALF, turned_high, mask=is_value[:, None] & is_pair)
+
+
+@triton.jit
+def _by_kind(query_norm, key_norm, dims, is_query, is_pair):
+    """[HEADS_TILE, HALF_TILE] norm weights, the query's or the key's."""
+    of_query = tl.load(query_norm + dims, mask=is_pair, other=0.0).to(tl.float32)
+    of_key = tl.load(key_norm + dims, mask=is_pair, other=0.0).to(tl.float32)
+    return tl.where(is_query, of_query, of_key)

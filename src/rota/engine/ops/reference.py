@@ -1,0 +1,50 @@
+"""The reference family of operations: plain torch, no state, any device; the other families are tested against it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rota.engine.step import DeviceStep
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return functional.rms_norm(x, weight.shape, weight, epsilon)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return rms_norm(total, weight, epsilon), total
+
+
+def silu_multiply(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def rotate_and_store(
+    qkv: Tensor,
+    rotary: Tensor,
+    step: DeviceStep,
+    keys: Tensor,
+    values: Tensor,
+    norms: tuple[Tensor, Tensor, float] | None,
+) -> Tensor:
+    kv_heads, block_size, head_dim = keys.shape[1:]
+    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    query, key, value = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    if norms is not None:
+        query_norm, key_norm, epsilon = norms
+        query, key = rms_norm(query, query_norm, epsilon), rms_norm(key, key_norm, epsilon)
+    cosine, sine = rotary[step.positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, head_dim / 2]
+    blocks, offsets = step.slots // block_size, step.slots % block_size
+    keys[blocks, :, offsets] = _rotate(key, cosine, sine)
+    values[blocks, :, offsets] = value
+    return _rotate(query, cosine, sine)
+
+
+def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turn the pairs (x[i], x[i + head_dim / 2]) by their angles, in float32."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)

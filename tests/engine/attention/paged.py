@@ -1,0 +1,98 @@
+"""A paged cache over shuffled blocks, beside the sequences it holds and what attention makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rota.engine.step import DeviceStep, PrefillPart, int32
+
+
+@dataclass(frozen=True, slots=True)
+class PagedCache:
+    keys: Tensor  # [blocks, kv_heads, block_size, head_dim]
+    values: Tensor
+    tables: Tensor  # [rows + 1, pages] int32
+    # [tokens, kv_heads, head_dim] of each row, in float64
+    dense_keys: tuple[Tensor, ...]
+    dense_values: tuple[Tensor, ...]
+
+
+def paged_cache(
+    lengths: list[int], kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype, device: str
+) -> PagedCache:
+    """Whatever no sequence wrote is NaN, so that reading it shows."""
+    pages = [-(-length // block_size) for length in lengths]
+    # One block that nobody owns; unused entries of the page tables point there.
+    order = iter(torch.randperm(sum(pages)).tolist())
+    nobody = sum(pages)
+    keys, values = torch.full((2, nobody + 1, kv_heads, block_size, head_dim), float("nan"), dtype=dtype)
+    tables = torch.full((len(lengths) + 1, max(pages) + 3), nobody, dtype=torch.int32)
+    dense: list[tuple[Tensor, Tensor]] = []
+    for row, length in enumerate(lengths):
+        k, v = torch.randn(2, length, kv_heads, head_dim).to(dtype)
+        dense.append((k.double(), v.double()))
+        for page in range(pages[row]):
+            tables[row, page] = block = next(order)
+            begin, end = page * block_size, min((page + 1) * block_size, length)
+            keys[block, :, : end - begin] = k[begin:end].transpose(0, 1)
+            values[block, :, : end - begin] = v[begin:end].transpose(0, 1)
+    dense_keys, dense_values = zip(*dense, strict=True)
+    return PagedCache(keys.to(device), values.to(device), tables.to(device), dense_keys, dense_values)
+
+
+def decode_step(cache: PagedCache, rows: list[int], longest: int | None = None) -> DeviceStep:
+    """Each of `rows` attends to all it has; -1 is a padding row that attends to nothing."""
+    lengths = [0 if row < 0 else cache.dense_keys[row].shape[0] for row in rows]
+    return _step(cache, rows, lengths, max(lengths) if longest is None else longest, None)
+
+
+def prefill_step(cache: PagedCache, chunks: list[tuple[int, int, int]]) -> DeviceStep:
+    """Chunks are (row, start, length)."""
+    rows, starts, lengths = zip(*chunks, strict=True)
+    device = str(cache.keys.device)
+    offsets = [sum(lengths[:chunk]) for chunk in range(len(chunks) + 1)]
+    part = PrefillPart(
+        rows=int32(rows, device),
+        starts=int32(starts, device),
+        offsets=int32(offsets, device),
+        longest=max(lengths),
+        host_rows=rows,
+        host_starts=starts,
+        host_lengths=lengths,
+    )
+    return _step(cache, [], [], 0, part)
+
+
+def _step(cache: PagedCache, rows: list[int], lengths: list[int], longest: int, part: PrefillPart | None) -> DeviceStep:
+    device = str(cache.keys.device)
+    nothing = torch.empty(0, dtype=torch.int64, device=device)  # attention reads none of these
+    return DeviceStep(
+        token_ids=nothing,
+        positions=nothing,
+        slots=nothing,
+        tables=cache.tables,
+        decode_rows=int32([row % cache.tables.shape[0] for row in rows], device),
+        decode_lengths=int32(lengths, device),
+        longest_decode=longest,
+        prefill=part,
+    )
+
+
+def attend(query: Tensor, cache: PagedCache, row: int, start: int, scale: float) -> Tensor:
+    """Causal softmax attention in float64 of query [tokens, heads, head_dim], its first token at position `start`."""
+    tokens, heads, _ = query.shape
+    group = heads // cache.dense_keys[row].shape[1]
+    k = cache.dense_keys[row].repeat_interleave(group, 1)
+    v = cache.dense_values[row].repeat_interleave(group, 1)
+    logits = torch.einsum("qhd,khd->hqk", query.double().cpu(), k) * scale
+    own = start + torch.arange(tokens)
+    logits.masked_fill_(torch.arange(k.shape[0])[None, :] > own[:, None], float("-inf"))
+    return torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    found = found.double().cpu()
+    return float((found - expected).norm() / expected.norm())

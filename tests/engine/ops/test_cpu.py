@@ -1,0 +1,64 @@
+"""The CPU's operations beside the reference's: the same numbers in fewer calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rota.engine.model.rotary import RotarySpec, rotary_table
+from rota.engine.ops import reference
+from rota.engine.ops.cpu import CPUOperations
+from rota.engine.step import DeviceStep, int32
+
+HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 6, 2, 16, 8
+BOUNDS = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture(autouse=True)
+def same_dice() -> None:
+    torch.manual_seed(0)
+
+
+def step_of(positions: list[int], slots: list[int]) -> DeviceStep:
+    nothing = int32([])
+    return DeviceStep(
+        torch.zeros(len(slots), dtype=torch.int64),
+        torch.tensor(positions),
+        torch.tensor(slots),
+        nothing,
+        nothing,
+        nothing,
+        0,
+    )
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("has_norms", [False, True])
+def test_rotating_and_storing_does_what_the_reference_does(dtype, has_norms):
+    rotary = rotary_table(RotarySpec(10_000.0), HEAD_DIM, 64)
+    norms = (torch.rand(HEAD_DIM).to(dtype), torch.rand(HEAD_DIM).to(dtype), 1e-6) if has_norms else None
+    operations = CPUOperations()
+    for positions, slots in (([5], [19]), ([63, 0, 7], [39, 8, 0]), ([1, 0, 7], [39, 8, 1])):
+        qkv = torch.randn(len(slots), (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(dtype)
+        expected_cache, found_cache = torch.zeros(2, 2, 5, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=dtype)
+        step = step_of(positions, slots)
+        expected = reference.rotate_and_store(qkv, rotary, step, *expected_cache, norms)
+        found = operations.rotate_and_store(qkv, rotary, step, *found_cache, norms)
+        assert found.shape == expected.shape == (len(slots), HEADS, HEAD_DIM)
+        assert relative_error(found, expected) < BOUNDS[dtype]
+        assert relative_error(found_cache, expected_cache) < BOUNDS[dtype]
+        assert torch.equal(found_cache[1], expected_cache[1])
+
+
+def test_the_small_operations_do_what_the_reference_does():
+    x, residual, weight = torch.randn(5, 64), torch.randn(5, 64), torch.rand(64)
+    operations = CPUOperations()
+    torch.testing.assert_close(operations.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    torch.testing.assert_close(operations.silu_multiply(x), reference.silu_multiply(x))
+    expected = reference.add_rms_norm(x, residual, weight, 1e-5)
+    torch.testing.assert_close(operations.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5), expected)

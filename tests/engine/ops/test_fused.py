@@ -1,0 +1,96 @@
+"""The fused operations against their reference twins in float32: on the GPU where there is one, else interpreted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rota.engine.ops import reference
+from rota.engine.step import DeviceStep, int32
+from tests.engine.triton_interpreter import DEVICE, load
+
+fused = load("rota.engine.ops.fused")
+
+BOUNDS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+DTYPES = list(BOUNDS)
+EPSILON = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def same_dice() -> None:
+    torch.manual_seed(0)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape).to(dtype).to(DEVICE)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [64, 576, 1000])
+def test_rms_norm_divides_each_token_by_its_root_mean_square(width, dtype):
+    x, weight = random(7, width, dtype=dtype), random(width, dtype=dtype)
+    expected = reference.rms_norm(x.float(), weight.float(), EPSILON)
+    assert relative_error(fused.rms_norm(x, weight, EPSILON), expected) < BOUNDS[dtype]
+
+
+def test_rms_norm_reads_rows_that_lie_apart():
+    x, weight = random(5, 192)[:, 64:128], random(64)
+    assert relative_error(fused.rms_norm(x, weight, EPSILON), reference.rms_norm(x, weight, EPSILON)) < 1e-6
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm_returns_the_norm_of_the_sum_and_the_sum(dtype):
+    x, residual, weight = random(7, 576, dtype=dtype), random(7, 576, dtype=dtype), random(576, dtype=dtype)
+    expected_norm, expected_total = reference.add_rms_norm(x.float(), residual.float(), weight.float(), EPSILON)
+    norm, total = fused.add_rms_norm(x, residual, weight, EPSILON)
+    assert relative_error(total, expected_total) < BOUNDS[dtype]
+    assert relative_error(norm, expected_norm) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [96, 2500])
+def test_silu_multiply_gates_the_second_half_with_the_first(width, dtype):
+    gate_up = random(5, 2 * width, dtype=dtype)
+    assert relative_error(fused.silu_multiply(gate_up), reference.silu_multiply(gate_up.float())) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block_size", "dtype"),
+    [
+        (9, 3, 64, 16, torch.float32),
+        (32, 8, 128, 16, torch.bfloat16),
+        (2, 2, 80, 8, torch.float16),
+        (3, 1, 96, 32, torch.bfloat16),
+    ],
+)
+def test_queries_and_keys_are_rotated_and_the_cache_gets_keys_and_values(
+    heads, kv_heads, head_dim, block_size, dtype, with_norms
+):
+    tokens = 5
+    qkv, weights = random(tokens, (heads + 2 * kv_heads) * head_dim, dtype=dtype), random(2, head_dim, dtype=dtype)
+    rotary = random(50, head_dim)
+    slots = torch.randperm(6 * block_size)[:tokens].to(DEVICE)
+    step = step_of(positions=torch.tensor([0, 1, 49, 7, 3], device=DEVICE), slots=slots)
+
+    def outcome(ops, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        keys, values = torch.zeros(2, 6, kv_heads, block_size, head_dim, dtype=dtype, device=DEVICE)
+        norms = (weights[0].to(dtype), weights[1].to(dtype), EPSILON) if with_norms else None
+        return ops.rotate_and_store(qkv.to(dtype), rotary, step, keys, values, norms), keys, values
+
+    query, keys, values = outcome(fused, dtype)
+    expected_query, expected_keys, expected_values = outcome(reference, torch.float32)
+
+    assert relative_error(query, expected_query) < BOUNDS[dtype]
+    assert relative_error(keys, expected_keys) < BOUNDS[dtype]
+    assert torch.equal(values.float(), expected_values)
+
+
+def step_of(positions: Tensor, slots: Tensor) -> DeviceStep:
+    nobody = int32([], DEVICE)
+    return DeviceStep(positions, positions, slots, nobody, nobody, nobody, longest_decode=0)

@@ -1,0 +1,45 @@
+"""Kernels run on the GPU where there is one, else through Triton's interpreter."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from types import ModuleType
+
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load(name: str) -> ModuleType:
+    """Import a module of kernels so that they run here, whoever imported Triton or the module before."""
+    if DEVICE == "cuda":
+        return importlib.import_module(name)
+    # Triton looks at this when it decorates a kernel.
+    os.environ["TRITON_INTERPRET"] = "1"
+    _interpret_standard_library()
+    already = [module for module in sys.modules if module.startswith("rota.engine") and _has_compiled(module)]
+    for module in already:
+        del sys.modules[module]
+    return importlib.import_module(name)
+
+
+def _interpret_standard_library() -> None:
+    """Turn `tl.sum` and its like around if Triton was imported (transformers does) before the variable was set."""
+    import triton
+    import triton.language as tl
+    from triton.runtime.jit import JITFunction
+
+    for name, member in list(vars(tl.standard).items()):
+        if isinstance(member, JITFunction):
+            interpreted = triton.jit(member.fn)
+            setattr(tl.standard, name, interpreted)
+            if hasattr(tl, name):
+                setattr(tl, name, interpreted)
+
+
+def _has_compiled(module: str) -> bool:
+    from triton.runtime.jit import JITFunction
+
+    return any(isinstance(member, JITFunction) for member in vars(sys.modules[module]).values())
