@@ -20,7 +20,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-timing
+	$(BIN)/lint-imports --no-logo
 
 $(VENV)/.serve: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

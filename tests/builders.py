@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from rota.core.adapter import Adapter
 from rota.core.config import Capacity
 from rota.core.ids import BASE, AdapterId, RequestId
-from rota.core.messages import Abort, Submit
+from rota.core.messages import Abort, AddAdapter, Submit
 from rota.core.request import Request, SamplingParams
 
 # Prompts stay below it, so that a tiny model with this vocabulary can run them.
@@ -38,7 +39,11 @@ def abort(id: str = "r0", at: float = 0.0) -> Abort:
     return Abort(RequestId(id), at)
 
 
+def add_adapter(number: int, at: float = 0.0, **fields: Any) -> AddAdapter:
+    return AddAdapter(Adapter(AdapterId(number), f"adapter{number}", f"adapters/{number}", **fields), at)
+
+
 def capacity(
-    blocks: int = 64, block_size: int = 16, rows: int = 8, max_sequence_tokens: int = 512
+    blocks: int = 64, block_size: int = 16, rows: int = 8, max_sequence_tokens: int = 512, slots: int = 2
 ) -> Capacity:
-    return Capacity(blocks, block_size, rows, max_sequence_tokens)
+    return Capacity(blocks, block_size, rows, max_sequence_tokens, slots)

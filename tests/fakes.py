@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rota.core.config import Capacity
-from rota.core.ids import BlockId, Row
+from rota.core.ids import BASE, AdapterId, BlockId, Row, Slot
 from rota.core.plan import Seat, StepPlan, StepResult, TokenLogprobs
 from rota.core.request import SamplingParams
 from tests.builders import VOCABULARY, capacity
@@ -21,6 +21,11 @@ NextToken = Callable[[Sequence[int]], int]
 def folded(tokens: Sequence[int]) -> int:
     """The fake model: the next token depends on every token before it, and is never below three."""
     return 3 + zlib.crc32(array("q", tokens).tobytes()) % (VOCABULARY - 3)
+
+
+def alphabet(tokens: Sequence[int]) -> int:
+    """A model that says a letter a token: "abc…", beginning where the length of the prompt says."""
+    return ord("a") + len(tokens) % 26
 
 
 def continuation(prompt: Sequence[int], length: int, next_token: NextToken = folded) -> list[int]:
@@ -38,6 +43,7 @@ class FakeRow:
     tokens: list[int]
     blocks: list[BlockId]
     sampling: SamplingParams
+    adapter: AdapterId
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +71,15 @@ class FakeDevice:
     sleep: Callable[[float], None] = time.sleep
     plans: list[StepPlan] = field(default_factory=list)
     _rows: dict[Row, FakeRow] = field(default_factory=dict)
-    _kv: dict[tuple[BlockId, int], int] = field(default_factory=dict)
+    _kv: dict[tuple[BlockId, int], tuple[AdapterId, int]] = field(default_factory=dict)
+    _slots: dict[Slot, AdapterId] = field(default_factory=dict)
     _busy_until: float = 0.0
     _under_way: deque[int] = field(default_factory=deque)
 
     def submit(self, plan: StepPlan) -> FakeTicket:
         self.plans.append(plan)
+        for load in plan.loads:
+            self._slots[load.slot] = load.adapter_id
         for seat in plan.seats:
             self._sit_down(seat)
         for grant in plan.grants:
@@ -98,7 +107,7 @@ class FakeDevice:
         assert 0 <= seat.row < self.capacity.rows, f"row {seat.row} does not exist"
         for block in seat.blocks:
             self._check_block(block)
-        self._rows[seat.row] = FakeRow(list(seat.tokens), list(seat.blocks), seat.sampling)
+        self._rows[seat.row] = FakeRow(list(seat.tokens), list(seat.blocks), seat.sampling, seat.adapter)
 
     def _check_block(self, block: BlockId) -> None:
         assert 0 <= block < self.capacity.blocks, f"block {block} does not exist"
@@ -111,8 +120,10 @@ class FakeDevice:
         for row, start, end in spans:
             assert row not in ends, f"row {row} computes twice in step {plan.step_id}"
             assert end <= len(self._rows[row].tokens), f"row {row} computes tokens it does not know"
+            adapter = self._rows[row].adapter
+            assert adapter == BASE or adapter in self._slots.values(), f"row {row} runs without its adapter {adapter}"
             for position in range(start, end):
-                self._kv[self._slot(row, position)] = self._rows[row].tokens[position]
+                self._kv[self._slot(row, position)] = (adapter, self._rows[row].tokens[position])
             ends[row] = end
         return ends
 
@@ -121,7 +132,9 @@ class FakeDevice:
         for position in range(end):
             slot = self._slot(row, position)
             assert slot in self._kv, f"row {row} reads position {position}, which nobody computed"
-            context.append(self._kv[slot])
+            adapter, token = self._kv[slot]
+            assert adapter == self._rows[row].adapter, f"row {row} reads KV of adapter {adapter}"
+            context.append(token)
         token = self.next_token(context)
         self._rows[row].tokens.append(token)
         return token

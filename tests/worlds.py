@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rota.core.config import SchedulerConfig
+from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import Event, Finished, Produced
-from rota.core.ids import RequestId
-from rota.core.messages import Message
+from rota.core.ids import BASE, AdapterId, RequestId, Row
+from rota.core.messages import AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
+from rota.core.policy_config import PolicyConfig
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
-from rota.sim.world import VirtualWorld, constant_cost
+from rota.sim import ConstantCost, VirtualWorld
 from tests.fakes import FakeDevice, FakeTicket
 
 STEP_S = 1.0
@@ -21,11 +22,26 @@ class DeviceWorld(VirtualWorld):
     """Virtual time, real plans: every step takes a second and is computed by a device."""
 
     def __init__(self, messages: Iterable[tuple[float, Message]], device: FakeDevice) -> None:
-        super().__init__(messages, constant_cost(STEP_S))
+        super().__init__(messages, ConstantCost(STEP_S, load_s=0.6 * STEP_S, fetch_s=1.7 * STEP_S))
         self.device = device
         self._tickets: list[FakeTicket] = []
+        self._arrived: dict[AdapterId, bool] = {BASE: True}
+        self._adapter_of: dict[Row, AdapterId] = {}
+
+    def receive(self, until: float) -> list[Message] | None:
+        messages = super().receive(until)
+        for message in messages or []:
+            if isinstance(message, AdapterReady):
+                self._arrived[message.adapter_id] = True
+        return messages
 
     def submit(self, plan: StepPlan) -> tuple[float, int]:
+        for load in plan.loads:
+            self._arrived[load.adapter_id] = load.is_awaited
+        for seat in plan.seats:
+            self._adapter_of[seat.row] = seat.adapter
+        for row in (*plan.decodes, *(chunk.row for chunk in plan.chunks)):
+            assert self._arrived[self._adapter_of[row]], "a step uses an adapter whose copy is not complete"
         self._tickets.append(self.device.submit(plan))
         return super().submit(plan)
 
@@ -39,9 +55,11 @@ def serve(
     device: FakeDevice,
     config: SchedulerConfig | None = None,
     depth: int = 1,
+    policy: PolicyConfig | None = None,
+    lora: LoraConfig | None = None,
 ) -> list[Event]:
     """Run messages to the end, checking the books after every batch of events."""
-    scheduler = Scheduler(config or SchedulerConfig(), device.capacity)
+    scheduler = Scheduler(config or SchedulerConfig(), device.capacity, policy, lora)
     events: list[Event] = []
 
     def emit(batch: list[Event]) -> None:

@@ -37,9 +37,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_the_name_of_its_field(field, 
 
 
 def test_an_unknown_field_is_refused_with_the_list_of_known_ones():
-    with pytest.raises(
-        RequestError, match="'temprature' is not a sampling field; the fields are .*temperature"
-    ):
+    with pytest.raises(RequestError, match=r"'temprature' is not a sampling field; the fields are .*temperature"):
         SamplingParams.from_fields({"temprature": 0.5})
 
 

@@ -9,7 +9,7 @@ from rota.core.messages import Message
 from rota.core.plan import StepPlan
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
-from rota.sim.world import VirtualWorld, constant_cost
+from rota.sim import ConstantCost, VirtualWorld
 from tests.builders import abort, capacity, submit
 
 
@@ -25,7 +25,7 @@ def traffic() -> list[tuple[float, Message]]:
 
 def serve_virtually(messages: list[tuple[float, Message]], depth: int) -> tuple[list[Event], float]:
     scheduler = Scheduler(SchedulerConfig(chunked_prefill_size=16), capacity())
-    world = VirtualWorld(messages, constant_cost(1.0))
+    world = VirtualWorld(messages, ConstantCost(1.0))
     events: list[Event] = []
     run(scheduler, world, events.extend, depth)
     return events, world.now()
@@ -47,7 +47,7 @@ class Watch(VirtualWorld):
     """Notes how many steps are in flight whenever one more is submitted."""
 
     def __init__(self) -> None:
-        super().__init__([(0.0, submit(max_new_tokens=10))], constant_cost(1.0))
+        super().__init__([(0.0, submit(max_new_tokens=10))], ConstantCost(1.0))
         self.flying = 0
         self.most = 0
 
@@ -71,7 +71,7 @@ def test_the_depth_is_the_number_of_steps_in_flight(depth):
 
 def test_waiting_for_ever_is_an_error_that_names_who_waits_and_why():
     scheduler = Scheduler(SchedulerConfig(), capacity(rows=1))
-    scheduler._rows.take()  # a row that was lost
+    scheduler._books.rows.take()  # a row that was lost
 
     with pytest.raises(StuckError, match="r0: as many requests run as may run"):
-        run(scheduler, VirtualWorld([(0.0, submit("r0"))], constant_cost(1.0)), lambda events: None)
+        run(scheduler, VirtualWorld([(0.0, submit("r0"))], ConstantCost(1.0)), lambda events: None)

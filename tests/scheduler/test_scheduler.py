@@ -8,7 +8,7 @@ from rota.core.events import Admitted, FinishReason, Preempted, Produced
 from rota.core.ids import AdapterId
 from rota.core.plan import StepPlan, StepResult, TokenLogprobs
 from rota.scheduler import Scheduler
-from tests.builders import abort, capacity, request, submit
+from tests.builders import abort, add_adapter, capacity, request, submit
 from tests.fakes import FakeDevice, continuation
 from tests.worlds import endings, outputs, serve
 
@@ -187,18 +187,21 @@ def test_an_answer_is_reused_by_the_prompt_that_continues_it():
 def test_two_adapters_with_the_same_prompt_share_no_kv():
     prompt = tuple(range(40))
     events = serve(
-        [(0.0, submit("a", prompt=prompt)), (20.0, submit("b", prompt=prompt, adapter=AdapterId(1)))],
+        [
+            (0.0, add_adapter(1)),
+            (0.0, submit("a", prompt=prompt)),
+            (20.0, submit("b", prompt=prompt, adapter=AdapterId(1))),
+        ],
         FakeDevice(),
     )
+    assert endings(events)["b"].reason is FinishReason.LENGTH
     assert endings(events)["b"].cached_tokens == 0
 
 
 def test_prefix_caching_can_be_turned_off():
     prompt = tuple(range(40))
     config = SchedulerConfig(enable_prefix_caching=False)
-    events = serve(
-        [(0.0, submit("a", prompt=prompt)), (20.0, submit("b", prompt=prompt))], FakeDevice(), config
-    )
+    events = serve([(0.0, submit("a", prompt=prompt)), (20.0, submit("b", prompt=prompt))], FakeDevice(), config)
 
     assert endings(events)["b"].cached_tokens == 0
 

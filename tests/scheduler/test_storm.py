@@ -5,33 +5,33 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.core.config import Capacity, SchedulerConfig
+from rota.core.config import Capacity, LoraConfig, SchedulerConfig
 from rota.core.events import FinishReason
 from rota.core.ids import AdapterId
 from rota.core.messages import Abort, Message, Submit
+from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
-from tests.builders import abort, request
+from tests.builders import abort, add_adapter, request
 from tests.fakes import FakeDevice, continuation
 from tests.worlds import endings, outputs, serve
 
 # Few different tokens and shared beginnings, so that prefixes meet in the cache.
+ADAPTERS = range(1, 4)
 PREFIXES = [(), tuple(range(8)), tuple(range(17)), (1,) * 24]
 
 
 @st.composite
 def traffic(draw: st.DrawFn) -> list[tuple[float, Message]]:
-    messages: list[tuple[float, Message]] = []
+    messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in ADAPTERS]
     for number in range(draw(st.integers(1, 12))):
         at = float(draw(st.integers(0, 40)))
-        prompt = draw(st.sampled_from(PREFIXES)) + tuple(
-            draw(st.lists(st.integers(0, 2), min_size=1, max_size=9))
-        )
+        prompt = draw(st.sampled_from(PREFIXES)) + tuple(draw(st.lists(st.integers(0, 2), min_size=1, max_size=9)))
         asked = request(
             f"r{number}",
             prompt=prompt,
             max_new_tokens=draw(st.integers(1, 30)),
             arrived_at=at,
-            adapter=AdapterId(draw(st.integers(0, 2))),
+            adapter=AdapterId(draw(st.integers(0, 3))),
             stop_token_ids=frozenset(draw(st.sets(st.integers(3, 255), max_size=20))),
         )
         messages.append((at, Submit(asked)))
@@ -52,7 +52,23 @@ def expected(asked: Request, found: Capacity) -> list[int]:
     return answer
 
 
-@settings(max_examples=500, deadline=None)
+@st.composite
+def policies(draw: st.DrawFn) -> PolicyConfig:
+    """Times in steps: a step takes a second in these worlds."""
+    return PolicyConfig(
+        lora_policy=draw(st.sampled_from(["rotate", "drain", "wait"])),
+        lora_rotation_quantum_ms=draw(st.sampled_from([500.0, 2000.0, 7000.0])),
+        lora_max_stall_ms=draw(st.sampled_from([1000.0, 10_000.0])),
+        lora_drain_wait_threshold=draw(st.sampled_from([0.0, 1.5, 6.0])),
+        enable_prefill_delayer=draw(st.booleans()),
+        prefill_delayer_max_delay_passes=draw(st.sampled_from([1, 3, 30])),
+        prefill_delayer_max_delay_ms=draw(st.sampled_from([500.0, 5000.0])),
+        prefill_delayer_token_usage_low_watermark=draw(st.sampled_from([None, 0.5])),
+        prefill_delayer_queue_min_ratio=draw(st.sampled_from([None, 0.5])),
+    )
+
+
+@settings(max_examples=150, deadline=None)
 @given(
     traffic(),
     st.integers(5, 24),
@@ -60,14 +76,23 @@ def expected(asked: Request, found: Capacity) -> list[int]:
     st.integers(6, 40),
     st.booleans(),
     st.sampled_from([1, 2]),
+    st.integers(1, 4),
+    policies(),
+    st.builds(
+        LoraConfig,
+        max_loras_per_batch=st.just(1),
+        max_loaded_loras=st.integers(1, 4),
+        lora_eviction_policy=st.sampled_from(["lru", "fifo"]),
+        enable_lora_overlap_loading=st.booleans(),
+    ),
 )
 def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_lost(
-    messages, blocks, rows, step_tokens, is_caching, depth
+    messages, blocks, rows, step_tokens, is_caching, depth, slots, policy, lora
 ):
-    found = Capacity(blocks, block_size=8, rows=rows, max_sequence_tokens=64)
+    found = Capacity(blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots)
     config = SchedulerConfig(chunked_prefill_size=step_tokens, enable_prefix_caching=is_caching)
 
-    events = serve(messages, FakeDevice(found), config, depth)
+    events = serve(messages, FakeDevice(found), config, depth, policy, lora)
 
     given_tokens, ended = outputs(events), endings(events)
     aborted = {message.request_id for _, message in messages if isinstance(message, Abort)}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rota.core.errors import ConfigError
+from rota.core.lora_paths import parse_lora_paths
 
 
 def option(default: Any, help: str) -> Any:
@@ -20,9 +21,7 @@ class ModelConfig:
     model_path: str | None = option(
         None, "A folder in Hugging Face format. Left out: the built-in SmolLM2-135M-Instruct."
     )
-    load_format: Literal["auto", "dummy"] = option(
-        "auto", "'dummy' makes random weights of the model's shape."
-    )
+    load_format: Literal["auto", "dummy"] = option("auto", "'dummy' makes random weights of the model's shape.")
     device: Literal["auto", "cuda", "cpu"] = option("auto", "Where the model runs; 'auto' prefers a GPU.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = option(
         "auto", "Precision of weights and KV; 'auto' takes what the model folder says."
@@ -55,9 +54,7 @@ class CacheConfig:
             )
         _at_least("kv_blocks", self.kv_blocks, 2)
         if self.mem_fraction_static is not None and not 0.0 < self.mem_fraction_static < 1.0:
-            raise ConfigError(
-                f"mem_fraction_static must lie between 0 and 1, not {self.mem_fraction_static}."
-            )
+            raise ConfigError(f"mem_fraction_static must lie between 0 and 1, not {self.mem_fraction_static}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +65,51 @@ class SchedulerConfig:
     max_queued_requests: int = option(10_000, "Requests that may wait; one more is refused.")
     chunked_prefill_size: int = option(2048, "Tokens a step may compute, prompts and decodes together.")
     enable_prefix_caching: bool = option(True, "Reuse the KV of prompts that begin alike.")
-    overlap_depth: Literal[1, 2] = option(
-        2, "Steps in flight: 2 plans the next step while the device runs this one."
-    )
+    overlap_depth: Literal[1, 2] = option(2, "Steps in flight: 2 plans the next step while the device runs this one.")
 
     def __post_init__(self) -> None:
         _at_least("max_running_requests", self.max_running_requests, 1)
         _at_least("max_queued_requests", self.max_queued_requests, 1)
         _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """Which adapters, how many at a time, and how large."""
+
+    lora_paths: tuple[str, ...] = option(
+        (), "Adapters to load at the start: PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and weight."
+    )
+    max_loras_per_batch: int | Literal["auto"] = option(
+        "auto", "Adapters on the device at a time; 'auto' takes as many as lora_memory_share holds."
+    )
+    lora_memory_share: float = option(0.05, "Share of device memory for adapters when max_loras_per_batch is 'auto'.")
+    max_lora_rank: int = option(64, "Largest rank an adapter may have; every place on the device is this large.")
+    max_loaded_loras: int = option(128, "Adapters kept in host memory; one more takes the place of an idle one.")
+    adapter_root: str | None = option(
+        None, "Only adapters in this folder may be loaded, and relative paths start there; left out: any folder."
+    )
+    lora_eviction_policy: Literal["lru", "fifo"] = option(
+        "lru", "Whose place on the device goes to a newcomer: the least recently used, or the first that came."
+    )
+    enable_lora_overlap_loading: bool = option(
+        True, "Copy adapters to the device while steps run; without it a step waits for its adapters."
+    )
+
+    def __post_init__(self) -> None:
+        parse_lora_paths(self.lora_paths)
+        _at_least("max_lora_rank", self.max_lora_rank, 1)
+        _at_least("max_loaded_loras", self.max_loaded_loras, 1)
+        if not 0.0 < self.lora_memory_share < 1.0:
+            raise ConfigError(f"lora_memory_share must lie between 0 and 1, not {self.lora_memory_share}.")
+        if self.max_loras_per_batch == "auto":
+            return
+        _at_least("max_loras_per_batch", self.max_loras_per_batch, 1)
+        if self.max_loaded_loras < self.max_loras_per_batch:
+            raise ConfigError(
+                f"max_loaded_loras is {self.max_loaded_loras}, fewer than max_loras_per_batch "
+                f"({self.max_loras_per_batch}): an adapter on the device is also kept in host memory."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +128,7 @@ class EngineConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     quiet: bool = False
 
 
@@ -105,6 +140,7 @@ class Capacity:
     block_size: int
     rows: int
     max_sequence_tokens: int
+    slots: int = 0
 
 
 def _at_least(name: str, value: int | None, low: int) -> None:

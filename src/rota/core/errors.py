@@ -3,6 +3,7 @@
 RotaError
 ├── ConfigError        the operator asked for what cannot be
 ├── ModelError         a model folder is missing, corrupt or unsupported
+├── AdapterError       an adapter folder cannot be served by this model
 ├── RequestError       a request cannot be served as asked; carries a Fault
 ├── EngineDiedError    the engine process is gone
 └── StuckError         requests wait and nothing will ever come
@@ -18,10 +19,13 @@ class FaultCode(StrEnum):
     """Why a request ended without being served; the server maps each to one HTTP status."""
 
     BAD_FIELD = "bad_field"
+    UNKNOWN_MODEL = "model_not_found"
     PROMPT_TOO_LONG = "prompt_too_long"
     KV_TOO_SMALL = "kv_too_small"
     QUEUE_FULL = "queue_full"
     DUPLICATE_ID = "duplicate_id"
+    UNKNOWN_ADAPTER = "unknown_adapter"
+    ADAPTER_FAILED = "adapter_failed"
     ENGINE_DIED = "engine_died"
 
 
@@ -44,6 +48,10 @@ class ConfigError(RotaError):
 
 class ModelError(RotaError):
     """A model folder is missing, corrupt or unsupported."""
+
+
+class AdapterError(RotaError):
+    """An adapter folder is missing, corrupt, or cannot be served by this model."""
 
 
 class RequestError(RotaError):

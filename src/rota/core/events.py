@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rota.core.errors import Fault
-from rota.core.ids import RequestId
+from rota.core.ids import AdapterId, RequestId, Slot
 from rota.core.plan import TokenLogprobs
 
 
@@ -58,4 +58,46 @@ class Finished:
     fault: Fault | None = None
 
 
-Event = Admitted | Preempted | Produced | Finished
+@dataclass(frozen=True, slots=True)
+class AdapterAdded:
+    """An adapter was read and checked; requests may ask for it."""
+
+    adapter_id: AdapterId
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRefused:
+    """An adapter could not be added."""
+
+    adapter_id: AdapterId
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRemoved:
+    """An adapter is gone: no user, no slot, no host copy."""
+
+    adapter_id: AdapterId
+    at: float
+
+
+class SlotState(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    EMPTY = "empty"
+
+
+@dataclass(frozen=True, slots=True)
+class SlotChanged:
+    """A slot's adapter changed, and why."""
+
+    at: float
+    slot: Slot
+    adapter_id: AdapterId
+    state: SlotState
+    reason: str = ""
+
+
+Event = Admitted | Preempted | Produced | Finished | AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged

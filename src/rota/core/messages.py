@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rota.core.ids import RequestId
+from rota.core.adapter import Adapter
+from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
 
 
@@ -30,4 +31,46 @@ class AbortAll:
     at: float
 
 
-Message = Submit | Abort | AbortAll
+@dataclass(frozen=True, slots=True)
+class AddAdapter:
+    """Somebody wants an adapter to be known; it is read and checked before anyone may ask for it."""
+
+    adapter: Adapter
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAdapter:
+    """Somebody wants an adapter gone: after its users have finished, or at once when forced."""
+
+    adapter_id: AdapterId
+    at: float
+    is_forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFetched:
+    """An adapter was read, checked and lies in host memory."""
+
+    adapter_id: AdapterId
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterReady:
+    """An adapter's copy into its slot is complete."""
+
+    adapter_id: AdapterId
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFailed:
+    """An adapter could not be read or copied."""
+
+    adapter_id: AdapterId
+    at: float
+    reason: str
+
+
+Message = Submit | Abort | AbortAll | AddAdapter | RemoveAdapter | AdapterFetched | AdapterReady | AdapterFailed

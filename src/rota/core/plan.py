@@ -7,6 +7,7 @@ newest token there. What a row is told once it is not told again, so a plan is a
     grants   one more block for a row that outgrew its last one
     chunks   rows that compute known tokens (prefill), [start, start + length)
     decodes  rows that compute the one token the device already holds for them
+    fetches  adapters to read from disk into host memory; loads: from there into a slot; drops: out of host memory
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rota.core.ids import AdapterId, BlockId, RequestId, Row
+from rota.core.adapter import Adapter
+from rota.core.ids import AdapterId, BlockId, RequestId, Row, Slot
 from rota.core.request import SamplingParams
 
 
@@ -29,6 +31,15 @@ class Seat:
     prompt_length: int
     blocks: tuple[BlockId, ...]
     sampling: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An adapter is copied into a slot; whoever was there is gone from this step on."""
+
+    adapter_id: AdapterId
+    slot: Slot
+    is_awaited: bool = False  # the step itself waits for the copy, and no message tells of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +69,9 @@ class StepPlan:
     grants: tuple[Grant, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     decodes: tuple[Row, ...] = ()
+    fetches: tuple[Adapter, ...] = ()
+    loads: tuple[Load, ...] = ()
+    drops: tuple[AdapterId, ...] = ()
     # Tokens the step attends to, summed over its rows: what attention costs.
     context_tokens: int = 0
     # When a scheduler that waits wants to be asked again; infinity when only a message can help.
@@ -65,7 +79,8 @@ class StepPlan:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.chunks or self.decodes)
+        """Is there anything for the device to do?"""
+        return bool(self.chunks or self.decodes or self.fetches or self.loads or self.drops)
 
     @property
     def sampled_rows(self) -> tuple[Row, ...]:

@@ -82,6 +82,7 @@ class Request:
     sampling: SamplingParams
     arrived_at: float
     adapter: AdapterId = BASE
+    priority: int = 0  # higher goes first, as if it had arrived earlier; it never waits for ever either way
 
     def __post_init__(self) -> None:
         if not self.prompt:

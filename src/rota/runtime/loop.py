@@ -11,6 +11,9 @@ from rota.core.plan import StepPlan, StepResult
 from rota.runtime.world import Ticket, World
 from rota.scheduler import Scheduler
 
+# A scheduler that wants to be asked again at once, so often in a row and for nothing, will never get anywhere.
+MOST_IDLE_PASSES = 1000
+
 Emit = Callable[[list[Event]], None]
 
 
@@ -23,7 +26,7 @@ def run(scheduler: Scheduler, world: World[Ticket], emit: Emit, depth: int = 2) 
         here     p1 p2    c1 p3    c2 p4             p: plan and submit, c: collect and commit
     """
     flying: deque[tuple[StepPlan, Ticket]] = deque()
-    wake_at = world.now()
+    wake_at, idle_passes = world.now(), 0
     while True:
         messages = world.receive(until=wake_at)
         if messages is None:
@@ -41,6 +44,9 @@ def run(scheduler: Scheduler, world: World[Ticket], emit: Emit, depth: int = 2) 
             _emit(emit, scheduler.commit(plan, StepResult(world.now())))
 
         if not flying:
+            idle_passes = 0 if messages or plan.wake_at > world.now() else idle_passes + 1
+            if idle_passes > MOST_IDLE_PASSES:
+                raise StuckError(_explain(scheduler))
             wake_at = plan.wake_at
             continue
         if len(flying) >= depth or not plan.has_work:
@@ -56,4 +62,4 @@ def _emit(emit: Emit, events: list[Event]) -> None:
 
 def _explain(scheduler: Scheduler) -> str:
     waiting = [f"  {request_id}: {reason}" for request_id, reason in sorted(scheduler.refusals().items())]
-    return "\n".join(["Requests wait and nothing will ever come:", *waiting])
+    return "\n".join(["Requests wait and nothing will ever come of it:", *waiting])

@@ -1,4 +1,4 @@
-"""Admission asks, in order, whether the next waiting sequence may sit down, and says why when it may not."""
+"""Admission asks, in a visible order, whether a waiting sequence may sit down, and says why when it may not."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rota.core.ids import BlockId
+from rota.policy.drainer import LoRADrainer
+from rota.policy.prefill_delayer import Verdict
 from rota.scheduler.blocks import BlockKey, BlockLedger, first_key, next_key
-from rota.scheduler.rows import RowLedger
+from rota.scheduler.books import Books
+from rota.scheduler.group import Group
 from rota.scheduler.sequence import Sequence
 
 
-class Refusal(StrEnum):
-    """Why a sequence waits. Each of these ends when a step is committed, so none needs a time to ask again."""
+class Reason(StrEnum):
+    """Why a sequence waits."""
 
+    NOT_IN_SLOT = "its adapter is not in a slot"
     IN_FLIGHT = "its last step before preemption is still in flight"
+    DRAINING = "its adapter drains for another and this request would take too long"
+    DELAYED = "prompts are held back for a moment to start together"
     NO_ROW = "as many requests run as may run"
     NO_KV = "its prompt does not fit into the KV blocks that are free"
 
@@ -30,28 +36,48 @@ class Offer:
 class Admission:
     """Questions only: nothing is booked here."""
 
-    def __init__(self, rows: RowLedger, blocks: BlockLedger, is_caching: bool) -> None:
-        self._rows = rows
-        self._blocks = blocks
+    def __init__(self, books: Books, is_caching: bool, drainer: LoRADrainer | None) -> None:
+        self._books = books
         self._is_caching = is_caching
+        self._drainer = drainer
 
-    def consider(self, sequence: Sequence, running: int) -> Offer | Refusal:
-        """May `sequence` join `running` others?"""
+    def consider(self, sequence: Sequence, group: Group, delay: Verdict | None) -> Offer | Reason:
+        """May `sequence`, whose adapter is at hand, start now?"""
         if sequence.flights:
-            return Refusal.IN_FLIGHT
-        if not self._rows.free:
-            return Refusal.NO_ROW
-        cached = self._blocks.find(self._findable_keys(sequence)) if self._is_caching else []
-        needed = self._blocks.blocks_for(len(sequence.tokens))
+            return Reason.IN_FLIGHT
+        if self._drainer and not self._drainer.admits(group, 1 + group.expected_tokens(sequence)):
+            return Reason.DRAINING
+        if delay and not delay.is_allowed and not self._has_fresh_slot(group):
+            return Reason.DELAYED
+        if not self._books.rows.free:
+            return Reason.NO_ROW
+        return self._offer(sequence) or Reason.NO_KV
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """Could `sequence` start if its adapter were at hand?"""
+        return bool(not sequence.flights and self._books.rows.free and self._offer(sequence))
+
+    def need(self, sequence: Sequence) -> int:
+        return self._books.blocks.blocks_for(len(sequence.tokens))
+
+    def _has_fresh_slot(self, group: Group) -> bool:
+        """A slot that was just given up for this adapter must not stand idle."""
+        tenancy = self._books.slots.tenancies.get(group.adapter_id)
+        return tenancy is not None and not tenancy.has_run
+
+    def _offer(self, sequence: Sequence) -> Offer | None:
+        blocks = self._books.blocks
+        cached = blocks.find(self._findable_keys(sequence, blocks)) if self._is_caching else []
+        needed = self.need(sequence)
         # One block is left for each running sequence, or the newcomer would soon be preempted for their growth.
-        if self._blocks.free - self._blocks.cost_of(cached, needed) < running:
-            return Refusal.NO_KV
+        if blocks.free - blocks.cost_of(cached, needed) < self._books.running_count:
+            return None
         return Offer(cached, needed - len(cached))
 
-    def _findable_keys(self, sequence: Sequence) -> list[BlockKey]:
+    def _findable_keys(self, sequence: Sequence, blocks: BlockLedger) -> list[BlockKey]:
         """Names of the full blocks before the last token: that one is always computed, to sample from it."""
-        full = (len(sequence.tokens) - 1) // self._blocks.block_size
-        extend_keys(sequence, full, self._blocks.block_size)
+        full = (len(sequence.tokens) - 1) // blocks.block_size
+        extend_keys(sequence, full, blocks.block_size)
         return sequence.block_keys[:full]
 
 

@@ -37,9 +37,7 @@ class BlockLedger:
         self._key_of: dict[BlockId, BlockKey] = {}
         self._block_of: dict[BlockKey, BlockId] = {}
         # Blocks nobody holds, first to be reused first: blank ones, then by time of release.
-        self._free: OrderedDict[BlockId, None] = OrderedDict(
-            (BlockId(block), None) for block in range(blocks)
-        )
+        self._free: OrderedDict[BlockId, None] = OrderedDict((BlockId(block), None) for block in range(blocks))
 
     @property
     def free(self) -> int:

@@ -7,10 +7,15 @@ planned   ───────────────────▶          
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from enum import Enum
 
 from rota.core.ids import BlockId, Row
 from rota.core.request import Request
+
+# A priority one higher counts as having come this much earlier.
+PRIORITY_HEAD_START_S = 10.0
 
 
 class Phase(Enum):
@@ -18,6 +23,15 @@ class Phase(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a sequence may not start, since when, and when asking again makes sense (infinity: when something ends)."""
+
+    reason: str
+    since: float
+    ask_again_at: float = math.inf
 
 
 class Sequence:
@@ -30,15 +44,19 @@ class Sequence:
         "cached_tokens",
         "computed",
         "flights",
+        "held_at",
         "limit",
         "next_full",
+        "overtaken",
         "phase",
         "planned",
         "prompt_length",
+        "refusal",
         "request",
         "request_id",
         "room",
         "row",
+        "step_id",
         "stop_token_ids",
         "tokens",
     )
@@ -46,7 +64,8 @@ class Sequence:
     def __init__(self, request: Request, limit: int) -> None:
         self.request = request
         self.request_id = request.request_id
-        self.arrival = (request.arrived_at, request.request_id)
+        # Priority is a head start: bounded, so it reorders and never starves.
+        self.arrival = (request.arrived_at - request.priority * PRIORITY_HEAD_START_S, request.request_id)
         self.prompt_length = len(request.prompt)
         self.limit = limit  # tokens, prompt included, at which it ends by length
         self.stop_token_ids = request.sampling.stop_token_ids
@@ -54,6 +73,10 @@ class Sequence:
         self.block_keys: list[bytes] = []  # of full blocks of `tokens`, as far as anyone asked
         self.cached_tokens = 0
         self.flights = 0  # steps in flight that it takes part in
+        self.step_id = 0  # the last step it was planned into
+        self.overtaken = 0  # how many were admitted past it while it could not be given KV
+        self.held_at: float | None = None  # since when the prefill delayer holds it back
+        self.refusal: Refusal | None = None  # why it was last refused
         self.row: Row | None = None
         self.blocks: list[BlockId] = []
         self.stand_up()

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from itertools import count
 
-from rota.core.messages import Message
+from rota.core.messages import AdapterFetched, AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
+from rota.sim.cost import CostModel
 
-StepCost = Callable[[StepPlan], float]
 Finish = tuple[float, int]  # when a step is done, and how many tokens it gives
 
 
-def constant_cost(seconds: float) -> StepCost:
-    """Every step takes the same time."""
-    return lambda plan: seconds
-
-
 class VirtualWorld:
-    """Same messages and cost, same run to the bit: ties keep the order in which messages were given."""
+    """Same messages and costs, same run to the bit: ties keep the order in which messages were given."""
 
-    def __init__(
-        self, messages: Iterable[tuple[float, Message]], step_cost: StepCost, token: int = 0
-    ) -> None:
-        self._heap = [(at, order, message) for order, (at, message) in enumerate(messages)]
+    def __init__(self, messages: Iterable[tuple[float, Message]], costs: CostModel, token: int = 0) -> None:
+        self._order = count()
+        self._heap = [(at, next(self._order), message) for at, message in messages]
         heapq.heapify(self._heap)
-        self._step_cost = step_cost
+        self._costs = costs
         self._token = token
         self._now = 0.0
         self._device_free_at = 0.0
+        self._copies_free_at = 0.0
 
     def now(self) -> float:
         return self._now
@@ -47,11 +43,29 @@ class VirtualWorld:
         return due
 
     def submit(self, plan: StepPlan) -> Finish:
-        """The device works in order: a step begins when the one before it is done."""
-        self._device_free_at = max(self._now, self._device_free_at) + self._step_cost(plan)
-        return self._device_free_at, len(plan.sampled_rows)
+        """The device works in order: a step begins when the one before it is done. Copies run beside the steps."""
+        self._order_adapters(plan)
+        if plan.chunks or plan.decodes:
+            awaited_s = self._costs.load_s * sum(load.is_awaited for load in plan.loads)
+            self._device_free_at = max(self._now, self._device_free_at) + self._costs.step_s(plan) + awaited_s
+        return max(self._now, self._device_free_at), len(plan.sampled_rows)
 
     def collect(self, ticket: Finish) -> StepResult:
         done_at, tokens = ticket
         self._now = max(self._now, done_at)
         return StepResult(self._now, (self._token,) * tokens)
+
+    def _order_adapters(self, plan: StepPlan) -> None:
+        for adapter in plan.fetches:
+            at = self._now + self._costs.fetch_s
+            self._post(at, AdapterFetched(adapter.adapter_id, at))
+        for load in plan.loads:
+            if load.is_awaited:
+                continue
+            # The slot's former tenant may still be in the step that runs now.
+            at = max(self._now, self._device_free_at, self._copies_free_at) + self._costs.load_s
+            self._copies_free_at = at
+            self._post(at, AdapterReady(load.adapter_id, at))
+
+    def _post(self, at: float, message: Message) -> None:
+        heapq.heappush(self._heap, (at, next(self._order), message))

@@ -1,0 +1,23 @@
+"""An adapter: a fine-tune of the base model that requests can ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rota.core.errors import ConfigError
+from rota.core.ids import AdapterId
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What was loaded under a name. Loading a name again gives a new id, so old KV is never taken for new."""
+
+    adapter_id: AdapterId
+    name: str
+    path: str
+    weight: float = 1.0  # its share of slot time relative to others
+    is_pinned: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.weight > 0.0:
+            raise ConfigError(f"weight of adapter '{self.name}' must be above 0, not {self.weight}.")

@@ -1,0 +1,78 @@
+"""An entry of --lora-paths says where an adapter lies and what it is called."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from rota.core.errors import ConfigError
+
+FORMS = "give PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and weight"
+JSON_FIELDS = ("lora_name", "lora_path", "pinned", "weight")
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPath:
+    """An adapter to be loaded; as asked, so the folder may not be there."""
+
+    name: str
+    path: str
+    is_pinned: bool = False
+    weight: float = 1.0
+
+
+def parse_lora_paths(entries: Sequence[str]) -> tuple[LoraPath, ...]:
+    """All entries of --lora-paths; two of one name are refused."""
+    parsed = tuple(map(parse_lora_path, entries))
+    paths: dict[str, str] = {}
+    for entry in parsed:
+        if entry.name in paths:
+            raise ConfigError(
+                f"lora_paths names two adapters '{entry.name}': {paths[entry.name]} and {entry.path}; give one of them "
+                "another name with NAME=PATH."
+            )
+        paths[entry.name] = entry.path
+    return parsed
+
+
+def parse_lora_path(entry: str) -> LoraPath:
+    """One entry in any of its three forms."""
+    text = entry.strip()
+    if text.startswith("{"):
+        return _from_json(text)
+    name, equals, path = text.partition("=")
+    # No name begins like a path, so a folder may have an equals sign in it: ./runs/r=8.
+    if not equals or name.startswith(("/", "./", "../", "~")):
+        return _named(None, text, entry)
+    return _named(name, path, entry)
+
+
+def _from_json(text: str) -> LoraPath:
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"lora_paths: {text} is not JSON ({error}); {FORMS}.") from error
+    for name in fields:
+        if name not in JSON_FIELDS:
+            raise ConfigError(f"lora_paths: {text} has a field '{name}'; the fields are {', '.join(JSON_FIELDS)}.")
+    pinned, weight = fields.get("pinned", False), fields.get("weight", 1.0)
+    if not isinstance(pinned, bool):
+        raise ConfigError(f"lora_paths: 'pinned' must be true or false, not {pinned!r}, in {text}.")
+    if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0.0 < weight < math.inf:
+        raise ConfigError(f"lora_paths: 'weight' must be a finite number above 0, not {weight!r}, in {text}.")
+    return _named(fields.get("lora_name"), fields.get("lora_path"), text, pinned, float(weight))
+
+
+def _named(name: Any, path: Any, entry: str, pinned: bool = False, weight: float = 1.0) -> LoraPath:
+    """An adapter without a name of its own is called like its folder."""
+    if not isinstance(path, str) or not path.strip():
+        raise ConfigError(f"lora_paths: '{entry}' has no path; {FORMS}.")
+    path = path.strip()
+    name = PurePath(path).name if name is None else name
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(f"lora_paths: '{entry}' has no name; {FORMS}.")
+    return LoraPath(name.strip(), path, pinned, weight)

@@ -1,0 +1,89 @@
+"""An option is a config field by name, whether it comes as a flag, from a file or as an argument."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from rota.core.errors import ConfigError
+
+Config = TypeVar("Config")
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One field of a config dataclass, as those who fill it in see it."""
+
+    name: str
+    kind: type
+    choices: tuple[Any, ...]
+    default: Any
+    help: str
+    words: tuple[str, ...] = ()  # that may stand in for a value, as 'auto' does
+    is_list: bool = False
+
+    def check(self, value: Any) -> Any:
+        """The value as the config takes it; raises ConfigError if it does not."""
+        if (value is None and self.default is None) or (type(value) is str and value in self.words):
+            return value
+        if self.is_list:
+            if not isinstance(value, list | tuple):
+                raise ConfigError(f"{self.name} must be a list, not {value!r}.")
+            return tuple(map(self._check_one, value))
+        return self._check_one(value)
+
+    def _check_one(self, value: Any) -> Any:
+        if self.kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not self.kind:
+            kinds = " or ".join([_KINDS[self.kind], *map(repr, self.words)])
+            raise ConfigError(f"{self.name} must be {kinds}, not {value!r}.")
+        if self.choices and value not in self.choices:
+            listed = ", ".join(map(str, self.choices))
+            raise ConfigError(f"{self.name} must be one of {listed}, not {value!r}.")
+        return value
+
+
+def options_of(*configs: type) -> dict[str, Option]:
+    """Every option of these config dataclasses, by name."""
+    found = {}
+    for config in configs:
+        hints = get_type_hints(config)
+        for field in fields(config):
+            found[field.name] = _option_of(field, hints[field.name])
+    return found
+
+
+def build(config: type[Config], given: Mapping[str, Any]) -> Config:
+    """A config from those of the given options that are its own."""
+    own = options_of(config)
+    return config(**{name: own[name].check(value) for name, value in given.items() if name in own})
+
+
+def refuse_unknown(given: Mapping[str, Any], *configs: type) -> None:
+    """Raise ConfigError for a name that is no option of any of these configs."""
+    known = options_of(*configs)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"the options are {', '.join(known)}."
+            raise ConfigError(f"{name} is not an option; {advice}")
+
+
+def _option_of(field: Field[Any], hint: Any) -> Option:
+    """Read off a field's type: `int`, `int | None`, `int | Literal["auto"]`, `Literal["a", "b"]`, `tuple[int, ...]`."""
+    is_list = get_origin(hint) is tuple
+    kinds = [hint]
+    if is_list or get_origin(hint) in (Union, UnionType):
+        kinds = [kind for kind in get_args(hint) if kind not in (type(None), ...)]
+    first, *others = kinds
+    choices = get_args(first) if get_origin(first) is Literal else ()
+    kind = type(choices[0]) if choices else first
+    assert kind in _KINDS, f"a config field cannot be {hint}"
+    words = tuple(word for other in others for word in get_args(other))
+    return Option(field.name, kind, choices, field.default, field.metadata["help"], words, is_list)

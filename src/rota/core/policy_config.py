@@ -1,0 +1,47 @@
+"""Which policies decide about slots and prefills, and their knobs; flags keep the names operators know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rota.core.config import option
+from rota.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """How adapters share slots, and when prompts may start."""
+
+    lora_policy: Literal["rotate", "drain", "wait"] = option(
+        "rotate", "When more adapters have work than there are slots: take turns, drain for whoever starves, or wait."
+    )
+    lora_rotation_quantum_ms: float = option(150.0, "How long an adapter may sit in its slot while others wait.")
+    lora_max_stall_ms: float = option(
+        600.0, "How long a sequence may go without a token before its adapter goes first."
+    )
+    lora_drain_wait_threshold: float = option(
+        0.0, "Seconds an adapter may wait before another drains for it (policy 'drain'); 0 turns draining off."
+    )
+    enable_prefill_delayer: bool = option(False, "Hold new prompts back for a moment so that they start together.")
+    prefill_delayer_max_delay_passes: int = option(30, "Passes a prompt may be held back.")
+    prefill_delayer_max_delay_ms: float = option(5000.0, "Milliseconds any request may be held back in all.")
+    prefill_delayer_token_usage_low_watermark: float | None = option(
+        None, "Never hold prompts back while less than this share of KV is in use."
+    )
+    prefill_delayer_queue_min_ratio: float | None = option(
+        None, "Wait until this share of the running requests' number is queued (0.1 to 0.5 is typical)."
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("lora_rotation_quantum_ms", "lora_max_stall_ms", "prefill_delayer_max_delay_ms"):
+            if not getattr(self, name) > 0.0:
+                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}.")
+        if not self.lora_drain_wait_threshold >= 0.0:
+            raise ConfigError(f"lora_drain_wait_threshold must not be below 0, not {self.lora_drain_wait_threshold}.")
+        if self.prefill_delayer_max_delay_passes < 1:
+            raise ConfigError("prefill_delayer_max_delay_passes must be at least 1.")
+        for name in ("prefill_delayer_token_usage_low_watermark", "prefill_delayer_queue_min_ratio"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value <= 1.0:
+                raise ConfigError(f"{name} must lie above 0 and at most 1, not {value}.")

@@ -1,0 +1,1 @@
+"""Pure decisions: views and `now` in, verdicts out. No policy knows another."""

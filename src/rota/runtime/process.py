@@ -1,0 +1,186 @@
+"""One life of the engine in a process of its own: what it does there, and the handle its supervisor holds."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+
+from rota.core.config import Capacity, SchedulerConfig
+from rota.core.events import Event
+from rota.runtime.live import LiveWorld
+from rota.runtime.loop import run
+from rota.runtime.service import BuildDevice, Deliver, explain
+from rota.runtime.wire import Failed, Ready, Record, SocketInbox, encode, open_socket, receive_all
+from rota.scheduler import Scheduler
+
+# Long enough for last words to leave a process that ends.
+_LINGER_S = 2.0
+# Words that left a process before it died may still be on their way to the reader's side of the socket.
+_LATE_S = 0.05
+
+OnReady = Callable[[Capacity], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where the two processes meet: two sockets in a folder of their own."""
+
+    folder: str
+
+    @property
+    def messages(self) -> str:
+        return f"ipc://{self.folder}/messages"
+
+    @property
+    def events(self) -> str:
+        return f"ipc://{self.folder}/events"
+
+    def remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How one life of the engine ended: its last words if it had any, and how long it served."""
+
+    last_words: str
+    exit_code: int
+    was_ready: bool
+    served_s: float
+
+    @property
+    def reason(self) -> str:
+        if self.last_words:
+            return self.last_words
+        if self.exit_code < 0:
+            return f"The engine process was killed by {signal.Signals(-self.exit_code).name}."
+        return f"The engine process ended with exit code {self.exit_code}."
+
+
+def engine_main(build_device: BuildDevice, config: SchedulerConfig, endpoints: Endpoints) -> None:
+    """Build, report, serve until told to stop; exits with 1 after saying why it failed."""
+    threading.Thread(target=_die_with_parent, args=(endpoints,), name="rota-parent-watch", daemon=True).start()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox = open_socket(context, zmq.PULL)
+    inbox.bind(endpoints.messages)
+    outbox = open_socket(context, zmq.PUSH, _LINGER_S)
+    outbox.connect(endpoints.events)
+
+    def emit(events: list[Event]) -> None:
+        outbox.send(encode(events))
+
+    exit_code = 0
+    try:
+        device = build_device()
+        scheduler = Scheduler(config, device.capacity)
+        outbox.send(encode([Ready(device.capacity)]))
+        run(scheduler, LiveWorld(device, SocketInbox(inbox)), emit, config.overlap_depth)
+    except Exception as error:  # the supervisor passes the sentence on to everybody who waits
+        outbox.send(encode([Failed(explain(error))]))
+        exit_code = 1
+    outbox.close()
+    inbox.close()
+    context.term()
+    sys.exit(exit_code)
+
+
+def _die_with_parent(endpoints: Endpoints) -> None:
+    """An engine without its server would hold the GPU's memory for nobody.
+
+    Watching the parent works everywhere; Linux's PDEATHSIG would fire when the starting *thread* ends.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "engine_main runs in a child process"
+    parent.join()
+    endpoints.remove()
+    os._exit(1)
+
+
+class EngineProcess:
+    """The supervisor's end: messages sent before the process runs wait in the socket until it reads them."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: SchedulerConfig
+    ) -> None:
+        # ipc paths are limited to some hundred characters and guarded by the folder's permissions.
+        self._endpoints = endpoints = Endpoints(tempfile.mkdtemp(prefix="rota-"))
+        self._outbox = open_socket(context, zmq.PUSH)
+        # The sender connects: a pipe that queues exists from then on, also before anybody binds.
+        self._outbox.connect(endpoints.messages)
+        self._inbox = open_socket(context, zmq.PULL)
+        self._inbox.bind(endpoints.events)
+        self._process = multiprocessing.get_context("spawn").Process(
+            target=engine_main, args=(build_device, config, endpoints), name="rota-engine", daemon=True
+        )
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def start(self) -> None:
+        # Inherited by the process: Ctrl-C reaches the whole group, but only the parent decides what it means.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def send(self, record: Record) -> None:
+        """Queue a record; does not block. One thread at a time."""
+        self._outbox.send(encode([record]))
+
+    def watch(self, on_ready: OnReady, on_events: Deliver, start_s: float) -> Death:
+        """Pass on what the process says until it is dead; killed if it is not ready after `start_s`."""
+        poller = zmq.Poller()
+        poller.register(self._inbox, zmq.POLLIN)
+        poller.register(self._process.sentinel, zmq.POLLIN)
+        deadline = time.monotonic() + start_s
+        ready_at = math.inf
+        last_words = ""
+        is_dead = False
+        while not is_dead:
+            wait_ms = None if ready_at < math.inf else max(0, math.ceil((deadline - time.monotonic()) * 1000))
+            polled = dict(poller.poll(wait_ms))
+            is_dead = self._process.sentinel in polled
+            if not polled:
+                last_words = f"The engine was not ready after {start_s:g} seconds."
+                self.kill()
+            events: list[Event] = []
+            for record in receive_all(self._inbox, _LATE_S if is_dead else 0.0):
+                match record:
+                    case Ready(capacity):
+                        ready_at = time.monotonic()
+                        on_ready(capacity)
+                    case Failed(reason):
+                        last_words = reason
+                    case event:
+                        events.append(event)
+            if events:
+                on_events(events)
+        self._process.join()
+        served_s = max(0.0, time.monotonic() - ready_at)
+        return Death(last_words, self._process.exitcode or 0, ready_at < math.inf, served_s)
+
+    def kill(self) -> None:
+        if self._process.pid is not None:
+            self._process.kill()
+
+    def close(self) -> None:
+        """Release everything; a process that still runs is killed."""
+        if self._process.pid is not None:
+            self._process.kill()
+            self._process.join()
+        self._outbox.close()
+        self._inbox.close()
+        self._endpoints.remove()

@@ -1,0 +1,181 @@
+"""A service takes messages and gives events back: all that a server knows of scheduler, loop and engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from rota.core.config import Capacity, SchedulerConfig
+from rota.core.errors import EngineDiedError, Fault, FaultCode, RequestError, RotaError
+from rota.core.events import Event, Finished, FinishReason
+from rota.core.ids import RequestId
+from rota.core.messages import Message, Submit
+from rota.runtime.live import LiveWorld, ThreadInbox
+from rota.runtime.loop import run
+from rota.runtime.world import Device
+from rota.scheduler import Scheduler
+
+Deliver = Callable[[list[Event]], None]
+BuildDevice = Callable[[], Device[Any]]
+
+
+class Phase(StrEnum):
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceState:
+    """Whether a service serves: with what capacity if it does, why not if it is down."""
+
+    phase: Phase
+    capacity: Capacity | None = None
+    reason: str = ""
+
+
+class Service(Protocol):
+    """Whoever submits gets exactly one `Finished`, whatever happens to the engine."""
+
+    @property
+    def state(self) -> ServiceState: ...
+
+    def start(self, deliver: Deliver) -> None:
+        """Begin, without waiting. `deliver` is called with batches of events, always from the same thread."""
+        ...
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
+        """Block until requests are served; raises EngineDiedError with the reason when they will not be."""
+        ...
+
+    def send(self, message: Message) -> None:
+        """Hand a message over, from any thread, without blocking; raises RequestError when it is down."""
+        ...
+
+    def stop(self) -> None:
+        """End within seconds, aborting whoever is open; blocks until it is done."""
+        ...
+
+
+class StateBoard:
+    """The current state, for threads that ask and threads that wait."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._state = ServiceState(Phase.STARTING)
+
+    @property
+    def state(self) -> ServiceState:
+        return self._state
+
+    def set(self, state: ServiceState) -> None:
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()
+
+    def wait_until_ready(self, timeout_s: float | None) -> Capacity:
+        with self._changed:
+            self._changed.wait_for(lambda: self._state.phase is not Phase.STARTING, timeout_s)
+            state = self._state
+        if state.phase is Phase.DOWN:
+            raise EngineDiedError(state.reason)
+        if state.capacity is None:
+            raise EngineDiedError(f"The engine is still starting after {timeout_s} seconds.")
+        return state.capacity
+
+
+class OpenRequests:
+    """Who was promised an answer: from `Submit` until `Finished`."""
+
+    def __init__(self) -> None:
+        self._open: dict[RequestId, None] = {}
+
+    def note_message(self, message: Message) -> None:
+        if isinstance(message, Submit):
+            self._open[message.request.request_id] = None
+
+    def note_events(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if isinstance(event, Finished):
+                self._open.pop(event.request_id, None)
+
+    def fail_all(self, reason: str) -> list[Event]:
+        """Close every open request; gives the events that say so."""
+        fault = Fault(FaultCode.ENGINE_DIED, reason)
+        failed, self._open = self._open, {}
+        now = time.monotonic()
+        return [Finished(request_id, now, FinishReason.FAILED, fault=fault) for request_id in failed]
+
+
+def refuse(reason: str) -> RequestError:
+    """What `send` raises when nobody would answer."""
+    return RequestError(Fault(FaultCode.ENGINE_DIED, reason))
+
+
+class InProcessService:
+    """The loop in a thread of this process: for tests, and wherever a second process is not wanted."""
+
+    def __init__(self, build_device: BuildDevice, config: SchedulerConfig) -> None:
+        self._build_device = build_device
+        self._config = config
+        self._inbox = ThreadInbox()
+        self._board = StateBoard()
+        self._open = OpenRequests()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def state(self) -> ServiceState:
+        return self._board.state
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
+        return self._board.wait_until_ready(timeout_s)
+
+    def start(self, deliver: Deliver) -> None:
+        self._thread = threading.Thread(target=self._serve, args=(deliver,), name="rota-engine", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        with self._lock:
+            if self.state.phase is Phase.DOWN:
+                raise refuse(self.state.reason)
+            self._open.note_message(message)
+            self._inbox.put(message)
+
+    def stop(self) -> None:
+        self._inbox.close()
+        if self._thread:
+            self._thread.join()
+
+    def _serve(self, deliver: Deliver) -> None:
+        def emit(events: list[Event]) -> None:
+            with self._lock:
+                self._open.note_events(events)
+            deliver(events)
+
+        try:
+            device = self._build_device()
+            scheduler = Scheduler(self._config, device.capacity)
+            self._board.set(ServiceState(Phase.READY, device.capacity))
+            run(scheduler, LiveWorld(device, self._inbox), emit, self._config.overlap_depth)
+            reason = "The engine was stopped."
+        except Exception as error:  # whatever it is, those who wait must hear of it
+            reason = explain(error)
+        with self._lock:
+            self._board.set(ServiceState(Phase.DOWN, reason=reason))
+            failed = self._open.fail_all(reason)
+        if failed:
+            deliver(failed)
+
+
+def explain(error: Exception) -> str:
+    """One sentence about an error that ends an engine; what is not our own is also traced on stderr."""
+    if isinstance(error, RotaError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"The engine failed with {type(error).__name__}: {error}"

@@ -1,0 +1,142 @@
+"""The supervisor keeps an engine process alive, and keeps its promises when it dies."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import zmq
+
+from rota.core.config import Capacity, SchedulerConfig
+from rota.core.events import Event
+from rota.core.messages import Message
+from rota.runtime.process import Death, EngineProcess
+from rota.runtime.service import BuildDevice, Deliver, OpenRequests, Phase, ServiceState, StateBoard, refuse
+from rota.runtime.wire import Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the supervisor waits, and how often it tries again."""
+
+    start_s: float = 900.0
+    # Dying before it was ready or served for so long is a quick death; that many in a row are enough.
+    quick_death_s: float = 5.0
+    quick_deaths: int = 5
+    # The pause before the next try; doubles with every quick death.
+    pause_s: float = 0.25
+    stop_s: float = 3.0
+
+
+class SupervisedService:
+    """The engine in its own process, started again whenever it dies.
+
+    Requests that come while it starts wait for it: a restart takes seconds, and a client that waits is better
+    off than one that must learn to ask again. Should the engine die once more, they end like all open ones.
+    """
+
+    def __init__(self, build_device: BuildDevice, config: SchedulerConfig, patience: Patience | None = None) -> None:
+        self._build_device = build_device
+        self._config = config
+        self._patience = patience or Patience()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._board = StateBoard()
+        # Guards who is open together with the engine that has them: a request belongs to one life only.
+        self._lock = threading.Lock()
+        self._open = OpenRequests()
+        self._stopping = threading.Event()
+
+    @property
+    def state(self) -> ServiceState:
+        return self._board.state
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._engine.pid
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
+        return self._board.wait_until_ready(timeout_s)
+
+    def start(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._engine = self._new_engine()
+        self._thread = threading.Thread(target=self._supervise, name="rota-supervisor", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Message) -> None:
+        with self._lock:
+            if self.state.phase is Phase.DOWN:
+                raise refuse(self.state.reason)
+            self._open.note_message(message)
+            self._engine.send(message)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        with self._lock:
+            if self.state.phase is Phase.READY:
+                self._engine.send(Stop())
+            elif self.state.phase is Phase.STARTING:
+                self._engine.kill()  # it reads no message before it has loaded
+        self._thread.join(self._patience.stop_s)
+        self._engine.kill()
+        self._thread.join()
+
+    def _supervise(self) -> None:
+        quick_deaths = 0
+        was_ever_ready = False
+        while self._start_engine():
+            death = self._engine.watch(self._on_ready, self._on_events, self._patience.start_s)
+            if self._stopping.is_set():
+                break
+            was_ever_ready = was_ever_ready or death.was_ready
+            quick_deaths = quick_deaths + 1 if death.served_s < self._patience.quick_death_s else 0
+            if death.last_words and not was_ever_ready:
+                # What it says about the model or the flags would be as true the next time.
+                return self._go_down(death.reason)
+            if quick_deaths >= self._patience.quick_deaths:
+                return self._go_down(
+                    f"The engine died {quick_deaths} times in a row soon after its start and stays down. "
+                    f"The last time: {death.reason}"
+                )
+            self._replace_engine(death)
+            if quick_deaths:
+                self._stopping.wait(self._patience.pause_s * 2 ** (quick_deaths - 1))
+        self._go_down("The engine was stopped.")
+
+    def _start_engine(self) -> bool:
+        """False once stopping; under the lock, so that `stop` either finds it started or prevents it."""
+        with self._lock:
+            if self._stopping.is_set():
+                return False
+            self._engine.start()
+            return True
+
+    def _on_ready(self, capacity: Capacity) -> None:
+        self._board.set(ServiceState(Phase.READY, capacity))
+
+    def _on_events(self, events: list[Event]) -> None:
+        with self._lock:
+            self._open.note_events(events)
+        self._deliver(events)
+
+    def _replace_engine(self, death: Death) -> None:
+        """End whoever was open in the dead engine; from here on messages wait in the next one's socket."""
+        with self._lock:
+            self._board.set(ServiceState(Phase.STARTING))
+            self._engine.close()
+            self._engine = self._new_engine()
+            failed = self._open.fail_all(
+                f"{death.reason} It is being started again; this request was lost, so please send it again."
+            )
+        self._deliver(failed)
+
+    def _go_down(self, reason: str) -> None:
+        with self._lock:
+            self._board.set(ServiceState(Phase.DOWN, reason=reason))
+            self._engine.close()
+            self._context.term()
+            failed = self._open.fail_all(reason)
+        self._deliver(failed)
+
+    def _new_engine(self) -> EngineProcess:
+        return EngineProcess(self._context, self._build_device, self._config)

@@ -1,0 +1,92 @@
+"""Records cross between server and engine process as tagged lists in msgpack, one list a ZeroMQ message.
+
+server   PUSH ── Submit, Abort, Stop ──────────────▶ PULL   engine
+server   PULL ◀── Ready, Failed, Event … ────── PUSH   engine
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import msgspec
+import zmq
+
+from rota.core.config import Capacity
+from rota.core.events import Event
+from rota.core.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The server wants the engine to end: nothing comes after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine serves from now on; the first thing it says when all went well."""
+
+    capacity: Capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine cannot start or go on, and why; the last thing it says."""
+
+    reason: str
+
+
+Record = Message | Stop | Ready | Failed | Event
+
+_DECODERS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in get_args(Record)}
+_ENCODER = msgspec.msgpack.Encoder()
+# Bodies stay raw until their tag has said what they are.
+_TAGGED: msgspec.msgpack.Decoder[list[tuple[str, msgspec.Raw]]] = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
+
+
+def encode(records: Sequence[Record]) -> bytes:
+    return _ENCODER.encode([(type(record).__name__, record) for record in records])
+
+
+def decode(packet: bytes) -> list[Any]:
+    """The records of one packet, in order."""
+    return [_DECODERS[tag].decode(body) for tag, body in _TAGGED.decode(packet)]
+
+
+def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_s: float = 0.0) -> zmq.Socket[bytes]:
+    """A socket whose `send` never blocks; once closed it may still deliver for `linger_s`."""
+    socket = context.socket(kind)
+    socket.set_hwm(0)
+    socket.linger = int(linger_s * 1000.0)
+    return socket
+
+
+def receive_all(socket: zmq.Socket[bytes], wait_s: float = 0.0) -> list[Any]:
+    """Every record that has arrived, or arrives within `wait_s` of the one before."""
+    records: list[Any] = []
+    while socket.poll(math.ceil(wait_s * 1000.0)):
+        records.extend(decode(socket.recv()))
+    return records
+
+
+class SocketInbox:
+    """An inbox that another process sends messages into; `Stop` closes it."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._is_closed = False
+
+    def take(self, wait_s: float) -> list[Message] | None:
+        if self._is_closed:
+            return None
+        # ZeroMQ counts whole milliseconds, and None is for ever.
+        self._socket.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000.0))
+        messages: list[Message] = []
+        for record in receive_all(self._socket):
+            if isinstance(record, Stop):
+                self._is_closed = True
+                break
+            messages.append(record)
+        return None if self._is_closed and not messages else messages

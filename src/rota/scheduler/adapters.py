@@ -1,0 +1,115 @@
+"""The adapter desk: how adapters become known, arrive, fail and leave."""
+
+from __future__ import annotations
+
+from rota.core.adapter import Adapter
+from rota.core.errors import Fault, FaultCode
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, FinishReason
+from rota.core.ids import BASE, AdapterId
+from rota.core.messages import AdapterFailed
+from rota.policy.drainer import LoRADrainer
+from rota.scheduler.books import Books
+from rota.scheduler.draft import Draft
+from rota.scheduler.group import Group, Standing
+from rota.scheduler.turns import Turns, arrive, vacate
+
+
+class AdapterDesk:
+    """Every adapter that was added ends in an event: added or refused, and removed when asked."""
+
+    def __init__(self, books: Books, turns: Turns, drainer: LoRADrainer | None) -> None:
+        self._books = books
+        self._turns = turns
+        self._drainer = drainer
+        self._to_fetch: list[Group] = []
+        self._to_drop: list[AdapterId] = []
+
+    def give_orders(self, draft: Draft) -> None:
+        """What was decided between steps goes out with the next one."""
+        for group in self._to_fetch:
+            self._turns.fetch(draft, group)
+        draft.drops.extend(self._to_drop)
+        self._to_fetch, self._to_drop = [], []
+
+    def add(self, adapter: Adapter, at: float) -> None:
+        if reason := self._reason_against(adapter):
+            self._books.outbox.append(AdapterRefused(adapter.adapter_id, at, reason))
+            return
+        group = Group(adapter)
+        self._books.groups[adapter.adapter_id] = group
+        self._to_fetch.append(group)
+
+    def _reason_against(self, adapter: Adapter) -> str | None:
+        slots = self._books.slots.total
+        if adapter.adapter_id in self._books.groups:
+            return f"An adapter with the id {adapter.adapter_id} is already known."
+        if slots == 0:
+            return "This server was started without adapter slots."
+        if adapter.is_pinned and sum(group.is_pinned for group in self._books.groups.values()) >= slots - 1:
+            return (
+                f"Adapter '{adapter.name}' cannot be pinned: of {slots} slots at most {slots - 1} may be pinned, "
+                f"so that every other adapter can still get its turn."
+            )
+        return None
+
+    def fetched(self, adapter_id: AdapterId, at: float) -> None:
+        group = self._books.groups[adapter_id]
+        self._books.hosts.finish_fetch(adapter_id)
+        if group.standing is Standing.NEW:
+            group.standing = Standing.KNOWN
+            self._books.outbox.append(AdapterAdded(adapter_id, at))
+            self._books.note_users(group)
+        self.retire_if_done(group, at)
+
+    def ready(self, adapter_id: AdapterId, at: float) -> None:
+        arrive(self._books, adapter_id, at)
+        self.retire_if_done(self._books.groups[adapter_id], at)
+
+    def failed(self, message: AdapterFailed) -> None:
+        """End whoever wanted it with the reason, free what it held; the rest of the server does not notice."""
+        books = self._books
+        adapter_id, at, reason = message.adapter_id, message.at, message.reason
+        group = books.groups[adapter_id]
+        books.hosts.forget(adapter_id)
+        if adapter_id in books.slots.tenancies:
+            vacate(books, group, at, reason)
+        self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, reason, "model"), at)
+        if group.standing is Standing.NEW:
+            del books.groups[adapter_id]
+            books.outbox.append(AdapterRefused(adapter_id, at, reason))
+        else:
+            self.retire_if_done(group, at)
+
+    def remove(self, adapter_id: AdapterId, at: float, is_forced: bool) -> None:
+        """Unload: waits for its users unless forced, and for a copy under way in any case."""
+        group = self._books.groups.get(adapter_id)
+        if group is None or adapter_id == BASE:
+            self._books.outbox.append(AdapterRefused(adapter_id, at, f"No adapter with the id {adapter_id} is known."))
+            return
+        if group.standing is not Standing.NEW:
+            group.standing = Standing.LEAVING
+        if is_forced:
+            name = group.adapter.name if group.adapter else ""
+            self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, f"Adapter '{name}' was unloaded.", "model"), at)
+        self.retire_if_done(group, at)
+
+    def retire_if_done(self, group: Group, at: float) -> None:
+        """Forget an adapter that is to leave once nobody uses it and nothing of it is on its way."""
+        books = self._books
+        if group.standing is not Standing.LEAVING or group.users or books.hosts.is_fetching(group.adapter_id):
+            return
+        tenancy = books.slots.tenancies.get(group.adapter_id)
+        if tenancy:
+            if not tenancy.is_ready:
+                return
+            vacate(books, group, at, "unloaded")
+        books.hosts.forget(group.adapter_id)
+        self._to_drop.append(group.adapter_id)
+        del books.groups[group.adapter_id]
+        if self._drainer:
+            self._drainer.forget(group.adapter_id)
+        books.outbox.append(AdapterRemoved(group.adapter_id, at))
+
+    def _end_users(self, group: Group, fault: Fault, at: float) -> None:
+        for sequence in [*group.queue, *group.running_sequences()]:
+            self._books.finish(sequence, FinishReason.FAILED, at, fault)

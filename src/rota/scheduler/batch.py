@@ -1,0 +1,221 @@
+"""The batch fills a step with tokens: decodes first, then prompts that have begun, then newcomers."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+from rota.core.events import Admitted
+from rota.core.plan import Chunk, Grant, Seat
+from rota.policy.prefill_delayer import PrefillDelayer, Verdict
+from rota.scheduler.admission import Admission, Offer, Reason
+from rota.scheduler.books import Books
+from rota.scheduler.draft import Draft
+from rota.scheduler.group import Group
+from rota.scheduler.sequence import Phase, Refusal, Sequence
+
+# While one request waits for KV, so many behind it are looked at in a pass, and so often may it be overtaken.
+LOOK_AHEAD = 8
+MOST_OVERTAKES = 64
+
+
+class Batch:
+    """Books what it plans: rows, blocks, tokens in flight."""
+
+    def __init__(self, books: Books, admission: Admission, delayer: PrefillDelayer | None) -> None:
+        self._books = books
+        self._admission = admission
+        self._delayer = delayer
+
+    # ── those who run ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def plan_decodes(self, draft: Draft) -> None:
+        flight, rows, step_id = draft.flight.decodes, draft.decodes, draft.step_id
+        for group in self._books.open_groups:
+            before = len(rows)
+            context_tokens = 0
+            # A copy, since growing may preempt somebody out of the list.
+            for sequence in group.decoding.copy():
+                planned = sequence.planned
+                if planned >= sequence.limit - 1 or sequence.phase is not Phase.DECODE:
+                    continue  # its last token is in flight, or it was preempted a moment ago
+                if planned == sequence.room and not self._grow(draft, sequence):
+                    continue
+                planned += 1
+                sequence.planned = planned
+                sequence.flights += 1
+                sequence.step_id = step_id
+                context_tokens += planned
+                flight.append(sequence)
+                rows.append(sequence.row)  # type: ignore[arg-type]  # whoever decodes sits at a row
+            if len(rows) > before:
+                draft.context_tokens += context_tokens
+                self._note_run(draft, group, len(rows) - before)
+        draft.budget -= len(rows)
+
+    def _grow(self, draft: Draft, sequence: Sequence) -> bool:
+        """Grant one more block, at somebody's cost if there is none; False if that somebody is `sequence` itself."""
+        while not self._books.blocks.free:
+            victim = self._victim(draft)
+            self._books.preempt(victim, draft.now)
+            if victim is sequence:
+                return False
+        block = self._books.blocks.allocate_one()
+        sequence.blocks.append(block)
+        sequence.room += self._books.blocks.block_size
+        assert sequence.row is not None
+        draft.grants.append(Grant(sequence.row, block))
+        return True
+
+    def _victim(self, draft: Draft) -> Sequence:
+        """Who gives up KV: of the parked, else of all who are not in this step yet, the last to arrive."""
+        is_open = {group.adapter_id for group in self._books.open_groups}
+        return max(
+            (sequence for sequence in self._books.running() if sequence.step_id != draft.step_id),
+            key=lambda sequence: (sequence.request.adapter not in is_open, sequence.arrival),
+        )
+
+    def plan_chunks(self, draft: Draft) -> None:
+        """Go on with prompts that have begun, whatever the delayer says."""
+        for group in self._books.open_groups:
+            for sequence in group.prefilling:
+                self._plan_chunk(draft, sequence, group)
+
+    def _plan_chunk(self, draft: Draft, sequence: Sequence, group: Group) -> None:
+        start = sequence.planned
+        length = min(draft.budget, len(sequence.tokens) - start)
+        if length <= 0:
+            return
+        samples = start + length == len(sequence.tokens)
+        assert sequence.row is not None
+        draft.chunks.append(Chunk(sequence.row, start, length, samples))
+        draft.flight.chunks.append((sequence, start + length))
+        draft.budget -= length
+        draft.context_tokens += start + length
+        sequence.planned += length
+        sequence.flights += 1
+        sequence.step_id = draft.step_id
+        if samples:
+            draft.flight.samplers.append(sequence)
+        self._note_run(draft, group, length)
+
+    def _note_run(self, draft: Draft, group: Group, tokens: int) -> None:
+        group.attained += tokens
+        if group.ran_at != draft.now or group.steps == 0:
+            group.ran_at = draft.now
+            group.steps += 1
+            if group is not self._books.base:
+                self._books.slots.use(group.adapter_id)
+
+    # ── those who wait ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def admit(self, draft: Draft) -> None:
+        """Seat newcomers whose adapter is at hand, by arrival; one that cannot start never stops another's adapter."""
+        heads: list[tuple[tuple[float, str], Group]] = []
+        for group in self._books.open_groups:
+            if first := group.queue.first():
+                heads.append((first.arrival, group))
+        delay = self._ask_delayer(draft, heads)
+        if not heads:
+            return
+        heapq.heapify(heads)
+        passed_over: list[Sequence] = []  # no KV for them; smaller ones behind may pass, within bounds
+        admitted = 0
+        while heads and draft.budget > 0:
+            _, group = heapq.heappop(heads)
+            sequence = group.queue.first()
+            assert sequence is not None
+            if passed_over and self._admission.need(sequence) >= self._admission.need(passed_over[-1]):
+                verdict: Offer | Reason = Reason.NO_KV
+            else:
+                verdict = self._admission.consider(sequence, group, delay)
+            if isinstance(verdict, Offer):
+                self._sit_down(draft, sequence, group, verdict)
+                self._plan_chunk(draft, sequence, group)
+                admitted += 1
+                for one in passed_over:
+                    one.overtaken += 1
+            else:
+                self._refuse(draft, sequence, verdict, delay)
+                if verdict is Reason.NO_ROW:
+                    break
+                if verdict is not Reason.NO_KV:
+                    continue  # the rest of this group waits for the same thing
+                if len(passed_over) == LOOK_AHEAD or sequence.overtaken >= MOST_OVERTAKES:
+                    break
+                passed_over.append(sequence)
+                group.queue.remove(sequence)
+            if first := group.queue.first():
+                heapq.heappush(heads, (first.arrival, group))
+        for sequence in passed_over:
+            self._books.group_of(sequence).queue.push(sequence)
+        if self._delayer and admitted:
+            self._delayer.note_batch(admitted)
+
+    def _ask_delayer(self, draft: Draft, heads: list[tuple[tuple[float, str], Group]]) -> Verdict | None:
+        if not self._delayer:
+            return None
+        books = self._books
+        admissible = sum(group.waiting for _, group in heads)
+        firsts = [first for _, group in heads if (first := group.queue.first())]
+        held_at = min((one.held_at for one in firsts if one.held_at is not None), default=draft.now)
+        verdict = self._delayer.decide(
+            running=books.running_count,
+            admissible=admissible,
+            token_usage=1.0 - books.blocks.free / books.blocks.total,
+            now=draft.now,
+            blocked_by_adapters=admissible == 0 and bool(books.absent),
+            oldest_delay_s=draft.now - held_at,
+        )
+        if not verdict.is_allowed:
+            for first in firsts:
+                if first.held_at is None:
+                    first.held_at = draft.now
+            # Without work in flight nothing else would make the loop ask again.
+            draft.ask_again(verdict.ask_again_at)
+        return verdict
+
+    def _refuse(self, draft: Draft, sequence: Sequence, reason: Reason, delay: Verdict | None) -> None:
+        last = sequence.refusal
+        since = last.since if last and last.reason == reason else draft.now
+        refusal = Refusal(reason, since)
+        if reason is Reason.DELAYED and delay:
+            refusal = replace(refusal, ask_again_at=delay.ask_again_at)
+        sequence.refusal = refusal
+
+    def _sit_down(self, draft: Draft, sequence: Sequence, group: Group, offer: Offer) -> None:
+        blocks = self._books.blocks
+        self._books.dequeue(sequence)
+        blocks.hold(offer.cached)
+        sequence.blocks = offer.cached + blocks.allocate(offer.fresh)
+        sequence.room = len(sequence.blocks) * blocks.block_size
+        sequence.row = self._books.rows.take()
+        cached_tokens = len(offer.cached) * blocks.block_size
+        sequence.computed = sequence.planned = cached_tokens
+        sequence.next_full = cached_tokens + blocks.block_size
+        sequence.refusal = sequence.held_at = None
+        sequence.overtaken = 0
+        if not sequence.output_length:
+            sequence.cached_tokens = cached_tokens
+        group.join(sequence, Phase.PREFILL)
+        self._books.outbox.append(Admitted(sequence.request_id, draft.now, cached_tokens))
+        draft.seats.append(
+            Seat(
+                sequence.request_id,
+                sequence.row,
+                sequence.request.adapter,
+                tuple(sequence.tokens),
+                sequence.prompt_length,
+                tuple(sequence.blocks),
+                sequence.request.sampling,
+            )
+        )
+
+    def settle(self) -> None:
+        """Those whose last chunk is planned decode from the next step on."""
+        for group in self._books.open_groups:
+            if not group.prefilling:
+                continue
+            for sequence in [one for one in group.prefilling if one.planned >= len(one.tokens)]:
+                group.part(sequence)
+                group.join(sequence, Phase.DECODE)

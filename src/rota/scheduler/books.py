@@ -1,0 +1,137 @@
+"""The books hold every queue and ledger, and the few moves that touch several of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rota.core.config import Capacity
+from rota.core.errors import Fault
+from rota.core.events import Event, Finished, FinishReason, Preempted
+from rota.core.ids import BASE, AdapterId, RequestId
+from rota.core.request import Request
+from rota.policy.eviction import Eviction
+from rota.scheduler.blocks import BlockLedger
+from rota.scheduler.group import Group, arrival
+from rota.scheduler.hosts import HostLedger
+from rota.scheduler.rows import RowLedger
+from rota.scheduler.sequence import Phase, Sequence
+from rota.scheduler.slots import SlotLedger
+
+
+class Books:
+    """Written by the scheduler's parts, read by its questions."""
+
+    def __init__(self, capacity: Capacity, eviction: Eviction, host_adapters: int) -> None:
+        self.rows = RowLedger(capacity.rows)
+        self.blocks = BlockLedger(capacity.blocks, capacity.block_size)
+        self.slots = SlotLedger(capacity.slots, eviction)
+        self.hosts = HostLedger(host_adapters)
+        self.longest = min(capacity.max_sequence_tokens, capacity.blocks * capacity.block_size)
+        self.base = Group(None)
+        self.groups: dict[AdapterId, Group] = {BASE: self.base}
+        self.sequences: dict[RequestId, Sequence] = {}  # every open one
+        self.waiting = 0
+        self.outbox: list[Event] = []
+        # Adapters with users and no slot: those a policy may have to choose among.
+        self.absent: dict[AdapterId, Group] = {}
+        self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and those in a slot
+
+    def group_of(self, sequence: Sequence) -> Group:
+        return self.groups[sequence.request.adapter]
+
+    def running(self) -> Iterator[Sequence]:
+        for group in self.groups.values():
+            yield from group.running_sequences()
+
+    @property
+    def running_count(self) -> int:
+        return self.rows.total - self.rows.free
+
+    def open(self, request: Request) -> None:
+        """A request begins to wait."""
+        limit = min(len(request.prompt) + request.sampling.max_new_tokens, self.longest)
+        sequence = Sequence(request, limit)
+        self.sequences[request.request_id] = sequence
+        self._enqueue(sequence)
+
+    def _enqueue(self, sequence: Sequence) -> None:
+        group = self.group_of(sequence)
+        group.queue.push(sequence)
+        self.waiting += 1
+        self.note_users(group)
+
+    def dequeue(self, sequence: Sequence) -> None:
+        self.group_of(sequence).queue.remove(sequence)
+        self.waiting -= 1
+
+    def finish(self, sequence: Sequence, reason: FinishReason, at: float, fault: Fault | None = None) -> None:
+        """A request's last event; row, blocks and its place in the queue are free from now on."""
+        group = self.group_of(sequence)
+        if sequence.phase is Phase.WAITING:
+            self.dequeue(sequence)
+        else:
+            self.stand_up(sequence)
+        sequence.phase = Phase.FINISHED
+        del self.sequences[sequence.request_id]
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            group.lengths.append(sequence.output_length)
+        self.note_users(group)
+        self.outbox.append(
+            Finished(
+                sequence.request_id,
+                at,
+                reason,
+                sequence.prompt_length,
+                sequence.output_length,
+                sequence.cached_tokens,
+                fault,
+            )
+        )
+
+    def preempt(self, sequence: Sequence, now: float) -> None:
+        """Back into the queue at its old place; its tokens stay, its KV is computed again later."""
+        self.stand_up(sequence)
+        self._enqueue(sequence)
+        self.outbox.append(Preempted(sequence.request_id, now))
+
+    def stand_up(self, sequence: Sequence) -> None:
+        """Give back row and blocks. A step in flight may still use them: the device works in order."""
+        assert sequence.row is not None
+        self.group_of(sequence).part(sequence)
+        self.rows.give_back(sequence.row)
+        self.blocks.release(sequence.blocks)
+        sequence.stand_up()
+
+    def note_users(self, group: Group) -> None:
+        """Keep `absent` true after a group's users or slot changed."""
+        if group is self.base:
+            return
+        if group.wants_slot and group.adapter_id not in self.slots.tenancies:
+            self.absent[group.adapter_id] = group
+        else:
+            self.absent.pop(group.adapter_id, None)
+
+    def note_slots(self) -> None:
+        """Keep `open_groups` true after a slot changed."""
+        ready = (self.groups[adapter] for adapter, tenancy in self.slots.tenancies.items() if tenancy.is_ready)
+        self.open_groups = [self.base, *ready]
+
+    def check(self) -> None:
+        """Assert that everything is accounted for: rows, blocks, slots, sequences, users."""
+        running = list(self.running())
+        self.blocks.check(sequence.blocks for sequence in running)
+        self.slots.check()
+        assert len(running) == self.running_count, "a row is lost or shared"
+        assert len({sequence.row for sequence in running}) == len(running), "two sequences share a row"
+        waiting = [sequence for group in self.groups.values() for sequence in group.queue]
+        assert len(waiting) == self.waiting
+        assert {*map(id, self.sequences.values())} == {*map(id, running), *map(id, waiting)}
+        for group in self.groups.values():
+            assert group.prefilling == sorted(group.prefilling, key=arrival)
+            assert group.decoding == sorted(group.decoding, key=arrival)
+        absent = {a for a, g in self.groups.items() if g.wants_slot and a != BASE and a not in self.slots.tenancies}
+        assert absent == self.absent.keys()
+        ready = {a for a, tenancy in self.slots.tenancies.items() if tenancy.is_ready}
+        assert [group.adapter_id for group in self.open_groups if group is not self.base] == [
+            a for a in self.slots.tenancies if a in ready
+        ]

@@ -1,0 +1,57 @@
+"""A draft is a plan in the making, with the sequences behind its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rota.core.adapter import Adapter
+from rota.core.ids import AdapterId, Row
+from rota.core.plan import Chunk, Grant, Load, Seat, StepPlan
+from rota.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Flight:
+    """Who takes part in a step."""
+
+    decodes: list[Sequence] = field(default_factory=list)
+    # With the number of computed tokens each chunk reaches.
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    samplers: list[Sequence] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Draft:
+    """Filled by the scheduler's parts in turn."""
+
+    step_id: int
+    now: float
+    budget: int  # tokens the step may still take on
+    flight: Flight = field(default_factory=Flight)
+    seats: list[Seat] = field(default_factory=list)
+    grants: list[Grant] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    decodes: list[Row] = field(default_factory=list)
+    fetches: list[Adapter] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    drops: list[AdapterId] = field(default_factory=list)
+    context_tokens: int = 0
+    wake_at: float = float("inf")
+
+    def ask_again(self, at: float) -> None:
+        """Somebody waits for a moment, not for a message."""
+        self.wake_at = min(self.wake_at, at)
+
+    def plan(self) -> StepPlan:
+        return StepPlan(
+            self.step_id,
+            tuple(self.seats),
+            tuple(self.grants),
+            tuple(self.chunks),
+            tuple(self.decodes),
+            tuple(self.fetches),
+            tuple(self.loads),
+            tuple(self.drops),
+            self.context_tokens,
+            self.wake_at,
+        )

@@ -1,0 +1,118 @@
+"""A group is one adapter's requests: who waits, who runs, and how they have fared."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import deque
+from collections.abc import Iterator
+from enum import Enum
+
+from rota.core.adapter import Adapter
+from rota.core.ids import BASE, AdapterId, RequestId
+from rota.scheduler.queue import WaitingQueue
+from rota.scheduler.sequence import Phase, Sequence
+
+REMEMBERED_LENGTHS = 64
+
+
+class Standing(Enum):
+    """How far an adapter has come."""
+
+    NEW = "being read for the first time"
+    KNOWN = "known"
+    LEAVING = "to be removed when its last user has finished"
+
+
+class Group:
+    """Counts are kept as things happen; policies read them through `policy.views.AdapterView`."""
+
+    __slots__ = (
+        "adapter",
+        "adapter_id",
+        "attained",
+        "decoding",
+        "is_pinned",
+        "lengths",
+        "prefilling",
+        "queue",
+        "ran_at",
+        "slot_since",
+        "standing",
+        "steps",
+        "weight",
+    )
+
+    def __init__(self, adapter: Adapter | None) -> None:
+        self.adapter = adapter  # None only for the base model, which is never read or moved
+        self.adapter_id: AdapterId = adapter.adapter_id if adapter else BASE
+        self.weight = adapter.weight if adapter else 1.0
+        self.is_pinned = adapter.is_pinned if adapter else False
+        self.standing = Standing.NEW if adapter else Standing.KNOWN
+        self.queue = WaitingQueue()
+        self.prefilling: list[Sequence] = []  # both by arrival, so the newest is last
+        self.decoding: list[Sequence] = []
+        self.lengths: deque[int] = deque(maxlen=REMEMBERED_LENGTHS)  # of answers that ended by themselves
+        self.ran_at = 0.0
+        self.slot_since = 0.0
+        self.steps = 0
+        self.attained = 0  # tokens computed for it, ever
+
+    @property
+    def waiting(self) -> int:
+        return len(self.queue)
+
+    @property
+    def running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def users(self) -> int:
+        return len(self.queue) + len(self.prefilling) + len(self.decoding)
+
+    @property
+    def wants_slot(self) -> bool:
+        return bool(self.users) or (self.is_pinned and self.standing is Standing.KNOWN)
+
+    @property
+    def oldest_at(self) -> float:
+        first = self.queue.first()
+        return first.arrival[0] if first else math.inf
+
+    @property
+    def first_token_due_at(self) -> float:
+        for sequence in self.prefilling:
+            if not sequence.output_length:
+                return min(sequence.arrival[0], self.oldest_at)
+        return self.oldest_at
+
+    @property
+    def remaining(self) -> int:
+        return max((self.expected_tokens(sequence) for sequence in self.running_sequences()), default=0)
+
+    def claim(self, now: float) -> float:
+        return sum(math.sqrt(max(0.0, now - sequence.request.arrived_at)) for sequence in self.running_sequences())
+
+    def expected_tokens(self, sequence: Sequence) -> int:
+        """Tokens still to come: what earlier answers that got this far went on to, and never more than the limit."""
+        done = sequence.output_length
+        most = sequence.limit - len(sequence.tokens)
+        longer = [length for length in self.lengths if length > done]
+        # Clients ask for 4096 tokens and stop at 200: past answers tell more than the limit does.
+        return min(most, math.ceil(sum(longer) / len(longer)) - done) if longer else most
+
+    def running_sequences(self) -> Iterator[Sequence]:
+        yield from self.prefilling
+        yield from self.decoding
+
+    def join(self, sequence: Sequence, phase: Phase) -> None:
+        """Take part in steps from now on."""
+        sequence.phase = phase
+        insort(self.prefilling if phase is Phase.PREFILL else self.decoding, sequence, key=arrival)
+
+    def part(self, sequence: Sequence) -> None:
+        (self.prefilling if sequence.phase is Phase.PREFILL else self.decoding).remove(sequence)
+
+
+def arrival(sequence: Sequence) -> tuple[float, RequestId]:
+    return sequence.arrival

@@ -1,0 +1,35 @@
+"""A listener for tests of services: keeps events and waits for endings."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from rota.core.events import Event, Finished
+from tests.worlds import endings, outputs
+
+
+class Listener:
+    """Keeps every delivered event; other threads may wait for what they say."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.threads: set[int] = set()
+        self._changed = threading.Condition()
+
+    def __call__(self, events: list[Event]) -> None:
+        with self._changed:
+            self.threads.add(threading.get_ident())
+            self.events.extend(events)
+            self._changed.notify_all()
+
+    def wait_for_tokens(self, request_id: str, count: int = 1, timeout_s: float = 20.0) -> None:
+        self._wait_for(lambda: len(outputs(self.events).get(request_id, [])) >= count, timeout_s)
+
+    def wait_for_ending(self, request_id: str, timeout_s: float = 20.0) -> Finished:
+        self._wait_for(lambda: request_id in endings(self.events), timeout_s)
+        return endings(self.events)[request_id]
+
+    def _wait_for(self, claim: Callable[[], bool], timeout_s: float) -> None:
+        with self._changed:
+            assert self._changed.wait_for(claim, timeout_s), f"not within {timeout_s} s: {self.events[-3:]}"

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rota.core.config import SchedulerConfig
+from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestError
+from rota.core.events import FinishReason
+from rota.runtime.service import BuildDevice, Phase
+from rota.runtime.supervisor import Patience, SupervisedService
+from tests.builders import abort, submit
+from tests.fakes import FakeDevice, continuation
+from tests.runtime.services import Listener
+from tests.worlds import outputs
+
+SLOW = partial(FakeDevice, step_s=0.02)
+
+
+@contextmanager
+def supervised(
+    build_device: BuildDevice, patience: Patience | None = None
+) -> Iterator[tuple[SupervisedService, Listener]]:
+    service, listener = SupervisedService(build_device, SchedulerConfig(), patience), Listener()
+    service.start(listener)
+    try:
+        yield service, listener
+    finally:
+        service.stop()
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is dead: nobody may be left to reap it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for_death(pid: int, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while is_alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} is alive after {timeout_s} s"
+        time.sleep(0.01)
+
+
+def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_succeeds():
+    with supervised(SLOW) as (service, listener):
+        for name in "ab":
+            service.send(submit(name, max_new_tokens=400))
+            listener.wait_for_tokens(name, 2)
+        pid = service.engine_pid
+        os.kill(pid, signal.SIGKILL)
+
+        for name in "ab":
+            ending = listener.wait_for_ending(name, timeout_s=2.0)
+            assert ending.reason is FinishReason.FAILED
+            assert ending.fault.code is FaultCode.ENGINE_DIED
+            assert "killed by SIGKILL" in ending.fault.message
+
+        again = submit("again", max_new_tokens=5)
+        service.send(again)
+        assert listener.wait_for_ending("again").reason is FinishReason.LENGTH
+        assert outputs(listener.events)["again"] == continuation(again.request.prompt, 5)
+        assert service.engine_pid != pid
+        assert len(listener.threads) == 1
+
+
+def test_an_abort_reaches_the_engine():
+    with supervised(SLOW) as (service, listener):
+        service.send(submit("a", max_new_tokens=400))
+        listener.wait_for_tokens("a")
+        service.send(abort("a"))
+
+        assert listener.wait_for_ending("a", timeout_s=1.0).reason is FinishReason.ABORT
+
+
+def test_stopping_aborts_whoever_is_open_and_leaves_no_process():
+    with supervised(SLOW) as (service, listener):
+        service.send(submit("a", max_new_tokens=400))
+        listener.wait_for_tokens("a")
+        pid = service.engine_pid
+        service.stop()
+
+        assert listener.wait_for_ending("a", timeout_s=0.0).reason is FinishReason.ABORT
+        assert not is_alive(pid)
+        assert service.state.phase is Phase.DOWN
+
+
+def test_ctrl_c_is_left_to_the_parent():
+    with supervised(SLOW) as (service, listener):
+        service.wait_until_ready()
+        os.kill(service.engine_pid, signal.SIGINT)
+        service.send(submit("a"))
+
+        assert listener.wait_for_ending("a").reason is FinishReason.LENGTH
+
+
+def no_such_model() -> FakeDevice:
+    raise ModelError("There is no model in /nowhere.")
+
+
+def test_a_startup_failure_gives_its_sentence_and_is_not_tried_again():
+    with supervised(no_such_model) as (service, listener):
+        service.send(submit("early"))
+
+        with pytest.raises(EngineDiedError, match=r"^There is no model in /nowhere\.$"):
+            service.wait_until_ready()
+        assert "/nowhere" in listener.wait_for_ending("early").fault.message
+        with pytest.raises(RequestError, match="/nowhere"):
+            service.send(submit("late"))
+
+
+def sleep_for_ever() -> FakeDevice:
+    time.sleep(3600.0)
+    raise AssertionError
+
+
+def test_an_engine_that_hangs_while_starting_is_given_up():
+    with (
+        supervised(sleep_for_ever, Patience(start_s=0.5)) as (service, _),
+        pytest.raises(EngineDiedError, match=r"not ready after 0\.5 seconds"),
+    ):
+        service.wait_until_ready()
+
+
+def die_at_once() -> FakeDevice:
+    os._exit(7)
+
+
+def test_an_engine_that_keeps_dying_stays_down_and_says_why():
+    with supervised(die_at_once, Patience(quick_deaths=2, pause_s=0.01)) as (service, listener):
+        service.send(submit("a"))
+
+        assert "exit code 7" in listener.wait_for_ending("a").fault.message
+        while service.state.phase is Phase.STARTING:
+            time.sleep(0.01)
+        assert "died 2 times in a row" in service.state.reason
+        with pytest.raises(RequestError, match="exit code 7"):
+            service.send(submit("b"))
+
+
+def test_stopping_does_not_wait_for_an_engine_that_is_still_loading():
+    with supervised(sleep_for_ever) as (service, _):
+        began = time.monotonic()
+        service.stop()
+        assert time.monotonic() - began < 1.0
+
+
+def test_two_threads_may_stop_it_at_once():
+    with supervised(SLOW) as (service, _):
+        service.wait_until_ready()
+        stoppers = [threading.Thread(target=service.stop, daemon=True) for _ in range(2)]
+        for stopper in stoppers:
+            stopper.start()
+        for stopper in stoppers:
+            stopper.join(timeout=5.0)
+
+        assert not any(stopper.is_alive() for stopper in stoppers)
+
+
+PARENT = """
+import time
+from tests.runtime.test_supervisor import SLOW, Listener, SchedulerConfig, SupervisedService
+if __name__ == "__main__":
+    service = SupervisedService(SLOW, SchedulerConfig())
+    service.start(Listener())
+    service.wait_until_ready()
+    print(service.engine_pid, flush=True)
+    time.sleep(3600.0)
+"""
+
+
+def test_the_engine_dies_with_its_parent_and_leaves_nothing_behind(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
+    )
+    engine_pid = int(parent.stdout.readline())
+    assert is_alive(engine_pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+
+    wait_for_death(engine_pid, timeout_s=5.0)
+    assert list(tmp_path.iterdir()) == [script]

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from rota.core.errors import Fault, FaultCode
+from rota.core.events import Admitted, Finished, FinishReason, Preempted, Produced
+from rota.core.messages import AbortAll
+from rota.core.plan import TokenLogprobs
+from rota.runtime.wire import Failed, Ready, Stop, decode, encode
+from tests.builders import abort, capacity, submit
+
+RECORDS = [
+    submit("a", prompt=9, temperature=0.5, top_k=3, stop=("é", "\n"), stop_token_ids=frozenset({2}), seed=2**62),
+    abort("a", at=1.5),
+    AbortAll(2.5),
+    Stop(),
+    Ready(capacity()),
+    Failed("It broke."),
+    Admitted("a", 1.0, 16),
+    Preempted("a", 2.0),
+    Produced(3.0, ("a", "b"), (5, 6), ((1, TokenLogprobs(-0.5, ((6, -0.5), (9, -2.25)))),)),
+    Finished("a", 4.0, FinishReason.FAILED, 3, 2, 1, Fault(FaultCode.QUEUE_FULL, "Full.", "n")),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_comes_out_as_it_went_in(record):
+    assert decode(encode([record])) == [record]
+
+
+def test_a_batch_keeps_its_order():
+    assert decode(encode(RECORDS)) == RECORDS
