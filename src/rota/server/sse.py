@@ -1,0 +1,41 @@
+"""Server-sent events: a response that goes on for as long as its packets come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
+
+DONE = b"data: [DONE]\n\n"
+
+
+def sse_event(content: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends every packet at once and calls `on_end` at the end, whatever ended it.
+
+    It does not listen for a disconnect: whoever makes the packets does, and stops making them.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, packets: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
+        self.status_code = 200
+        self.background = None
+        self._packets = packets
+        self._on_end = on_end
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for packet in self._packets:
+                await send({"type": "http.response.body", "body": packet, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._on_end()

@@ -1,0 +1,306 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from rota.core.config import SchedulerConfig
+from rota.runtime.service import InProcessService
+from rota.server.app import create_app
+from rota.text.tokenizer import Tokenizer
+from tests.builders import capacity
+from tests.fakes import FakeDevice, alphabet
+from tests.server.running import running
+from tests.tiny_tokenizer import write_byte_tokenizer
+
+Ask = Callable[..., httpx.Response]
+
+
+def speaks(tokens):
+    """The alphabet; but after "end" the end of the sequence, and after "é" always another, a byte a token."""
+    text = bytes(token for token in tokens if token > 2)
+    if text.endswith(b"end"):
+        return 2
+    if text.endswith("é".encode()) or text.endswith("é".encode() + b"\xc3"):
+        return b"\xc3\xa9"[text.endswith(b"\xc3")]
+    return alphabet(tokens)
+
+
+@pytest.fixture(scope="module")
+def device() -> FakeDevice:
+    return FakeDevice(step_s=0.005, next_token=speaks, capacity=capacity(max_sequence_tokens=200))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    return Tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def client(device, tokenizer) -> Iterator[httpx.Client]:
+    service = InProcessService(lambda: device, SchedulerConfig())
+    with (
+        running(create_app(service, tokenizer, "letters", "/models/letters")) as url,
+        httpx.Client(base_url=url, timeout=20.0) as client,
+    ):
+        service.wait_until_ready()
+        yield client
+
+
+@pytest.fixture
+def ask(client) -> Ask:
+    def ask(prompt: Any = "abc", **fields: Any) -> httpx.Response:
+        return client.post("/v1/completions", json={"prompt": prompt, "temperature": 0, **fields})
+
+    return ask
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, which must end as OpenAI's do."""
+    *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+    assert done == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+def texts(events: list[dict[str, Any]]) -> dict[int, str]:
+    said: dict[int, str] = {}
+    for event in events:
+        for choice in event["choices"]:
+            said[choice["index"]] = said.get(choice["index"], "") + choice["text"]
+    return said
+
+
+def test_a_prompt_is_continued(ask):
+    body = ask("abc", max_tokens=4).json()
+
+    assert body["object"] == "text_completion"
+    assert body["model"] == "letters"
+    assert body["choices"] == [{"index": 0, "text": "defg", "logprobs": None, "finish_reason": "length"}]
+    assert body["usage"] == {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_without_max_tokens_sixteen_are_given(ask):
+    assert ask("abc").json()["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answers"),
+    [
+        ("ab", ["cd"]),
+        (["ab", "a"], ["cd", "bc"]),
+        ([97, 98], ["cd"]),
+        ([[97, 98], [97]], ["cd", "bc"]),
+    ],
+)
+def test_a_prompt_may_be_text_or_tokens_one_or_many(ask, prompt, answers):
+    choices = ask(prompt, max_tokens=2).json()["choices"]
+
+    assert [choice["index"] for choice in choices] == list(range(len(answers)))
+    assert [choice["text"] for choice in choices] == answers
+
+
+def test_n_gives_every_prompt_as_many_choices_and_counts_it_once(ask):
+    body = ask(["ab", "a"], n=3, max_tokens=2).json()
+
+    assert [choice["text"] for choice in body["choices"]] == ["cd"] * 3 + ["bc"] * 3
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (3, 12)
+
+
+def test_the_end_of_sequence_stops_without_a_trace_unless_ignored(ask):
+    stopped = ask("the end", max_tokens=3).json()["choices"][0]
+    ignored = ask("the end", max_tokens=3, ignore_eos=True).json()["choices"][0]
+
+    assert (stopped["text"], stopped["finish_reason"]) == ("", "stop")
+    assert (ignored["text"], ignored["finish_reason"]) == ("", "length")
+
+
+@pytest.mark.parametrize("stop", ["gh", ["nothing", "gh"]])
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_stop_string_across_tokens_ends_the_text_before_it(ask, stop, is_streamed):
+    response = ask("abc", max_tokens=50, stop=stop, stream=is_streamed)
+    if is_streamed:
+        events = events_of(response)
+        assert texts(events) == {0: "def"}
+        assert events[-1]["choices"][0]["finish_reason"] == "stop"
+    else:
+        assert response.json()["choices"][0]["text"] == "def"
+        assert response.json()["choices"][0]["finish_reason"] == "stop"
+        assert response.json()["usage"]["completion_tokens"] == 5
+
+
+def test_a_stream_gives_the_same_text_piece_by_piece(ask):
+    response = ask("abc", max_tokens=12, stream=True)
+    events = events_of(response)
+
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert texts(events) == {0: "defghijklmno"}
+    assert len(events) >= 6, "tokens come as they are made"
+    assert [event["choices"][0]["finish_reason"] for event in events][-2:] == [None, "length"]
+    assert len({event["id"] for event in events}) == 1
+
+
+def test_a_stream_of_many_choices_keeps_them_apart(ask):
+    assert texts(events_of(ask(["ab", "a"], n=2, max_tokens=3, stream=True))) == {
+        0: "cde",
+        1: "cde",
+        2: "bcd",
+        3: "bcd",
+    }
+
+
+def test_a_stream_tells_its_usage_when_asked(ask):
+    *others, last = events_of(ask("abc", max_tokens=3, stream=True, stream_options={"include_usage": True}))
+
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 3
+    assert all(event.get("usage") is None for event in others)
+
+
+def test_a_stream_never_sends_half_a_character(ask):
+    events = events_of(ask("é", max_tokens=5, stream=True))
+
+    assert [event["choices"][0]["text"] for event in events] == ["é", "é", "\ufffd"]
+
+
+def test_a_prompt_seen_before_is_counted_as_cached(ask):
+    prompt = "a prompt that fills two blocks of KV"
+    ask(prompt, max_tokens=1)
+
+    usage = ask(prompt, max_tokens=20, stop="d").json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 32}
+
+
+def test_logprobs_come_in_the_shape_of_completions(ask):
+    logprobs = ask("abc", max_tokens=2, logprobs=2).json()["choices"][0]["logprobs"]
+
+    assert logprobs == {
+        "tokens": ["d", "e"],
+        "token_logprobs": [-0.5, -0.5],
+        "top_logprobs": [{"d": -0.5, "e": -1.5}, {"e": -0.5, "f": -1.5}],
+        "text_offset": [0, 1],
+    }
+
+
+def test_a_streams_logprobs_count_their_offsets_through(ask):
+    events = events_of(ask("abc", max_tokens=4, logprobs=0, stream=True))
+
+    offsets = [offset for event in events for offset in event["choices"][0]["logprobs"]["text_offset"]]
+    assert offsets == [0, 1, 2, 3]
+
+
+def test_choices_with_a_seed_get_seeds_of_their_own(ask, device):
+    device.plans.clear()
+    ask("abc", max_tokens=1, n=2, seed=7, temperature=1.0)
+
+    assert {seat.sampling.seed for plan in device.plans for seat in plan.seats} == {7, 8}
+
+
+def test_what_other_servers_clients_send_is_understood(ask):
+    assert ask("abc", best_of=1, top_k=-1, user="me", echo=False, logit_bias=None, suffix=None).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tempratur": 1}, "tempratur", "'tempratur' is not a field; the fields are model, n,"),
+        ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "is not a field"),
+        ({"temperature": "hot"}, "temperature", "temperature should be a valid number"),
+        ({"temperature": -1}, "temperature", "temperature must be between 0 and 100"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, not 0"),
+        ({"max_tokens": 1.5}, "max_tokens", "max_tokens should be a valid integer"),
+        ({"top_k": -2}, "top_k", "top_k must be at least 1"),
+        ({"n": 0}, "n", "n must be between 1 and 128"),
+        ({"stop": [1]}, "stop", "stop must be a text or a list of texts"),
+        ({"stop": ""}, "stop", "not empty"),
+        ({"logprobs": 99}, "logprobs", "logprobs must be between 0 and 20"),
+        ({"echo": True}, "echo", "echo is not supported"),
+        ({"best_of": 4}, "best_of", "best_of is not supported unless it equals n"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ({"prompt": 5}, "prompt", "prompt must be a text, a list of texts"),
+        ({"prompt": []}, "prompt", "empty"),
+        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": [300]}, "prompt", "token id 300; ids lie between 0 and 255"),
+    ],
+)
+def test_a_bad_field_is_named_in_a_sentence(ask, fields, param, words):
+    response = ask(**{"prompt": "abc", **fields})
+    error = response.json()["error"]
+
+    assert response.status_code == 400
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, "bad_field")
+    assert words in error["message"]
+
+
+def test_a_missing_prompt_is_said_to_be_missing(client):
+    error = client.post("/v1/completions", json={}).json()["error"]
+    assert (error["param"], error["message"]) == ("prompt", "prompt is missing.")
+
+
+def test_a_body_that_is_not_json_is_refused(client):
+    response = client.post("/v1/completions", content="{")
+    assert response.status_code == 400
+    assert "not JSON" in response.json()["error"]["message"]
+
+
+def test_an_unknown_model_is_never_served_by_another(ask):
+    response = ask(model="gpt-9")
+
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+    assert "'letters'" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_prompt_longer_than_the_context_is_413_with_the_numbers(ask, is_streamed):
+    response = ask("x" * 300, stream=is_streamed)
+
+    assert response.status_code == 413
+    assert "300 tokens" in response.json()["error"]["message"]
+    assert "200" in response.json()["error"]["message"]
+
+
+def test_an_unknown_path_is_404_in_the_same_shape(client):
+    response = client.get("/v1/nothing")
+    assert response.status_code == 404
+    assert "/v1/nothing" in response.json()["error"]["message"]
+
+
+def test_the_model_is_listed(client):
+    (model,) = client.get("/v1/models").json()["data"]
+    assert (model["id"], model["root"], model["max_model_len"]) == ("letters", "/models/letters", 200)
+
+
+def steps_settle(device: FakeDevice) -> int:
+    """Waits until no step is made any more; gives how many were made."""
+    while True:
+        before = len(device.plans)
+        time.sleep(0.05)
+        if len(device.plans) == before:
+            return before
+
+
+def test_a_client_that_leaves_a_stream_ends_its_request(client, device):
+    steps_settle(device)
+    before = len(device.plans)
+    with client.stream("POST", "/v1/completions", json={"prompt": "abc", "max_tokens": 190, "stream": True}) as stream:
+        next(stream.iter_lines())
+
+    assert steps_settle(device) - before < 60
+
+
+def test_a_client_that_leaves_without_an_answer_ends_its_request(client, device):
+    steps_settle(device)
+    before = len(device.plans)
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/completions", json={"prompt": ["abc", "de"], "max_tokens": 190}, timeout=0.1)
+
+    assert 1 <= steps_settle(device) - before < 60

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+
+from rota import __version__
+from rota.cli import SERVE_CONFIGS, main
+from rota.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from rota.core.errors import ModelError
+from rota.core.options import options_of
+
+
+def run(*arguments: str) -> tuple[EngineConfig, ServerConfig]:
+    """What `rota serve` would serve."""
+    asked: list[tuple[EngineConfig, ServerConfig]] = []
+    with pytest.raises(SystemExit) as end:
+        main(["serve", *arguments], serve=lambda *configs: asked.append(configs))
+    assert end.value.code == 0
+    return asked[0]
+
+
+def fail(*arguments: str) -> int | str | None:
+    """The exit code of a command that must not serve."""
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments), serve=lambda *configs: pytest.fail("it served"))
+    return end.value.code
+
+
+def test_without_flags_the_defaults_are_those_of_the_dataclasses():
+    assert run() == (EngineConfig(), ServerConfig())
+
+
+def test_every_config_field_is_a_flag(capsys):
+    fail("serve", "--help")
+    shown = capsys.readouterr().out
+    for name in options_of(*SERVE_CONFIGS):
+        assert f"--{name.replace('_', '-')}" in shown
+
+
+def test_flags_of_every_kind_reach_their_config():
+    engine, server = run(
+        "folder", "--dtype", "float32", "--mem-fraction-static", "0.5", "--no-enable-prefix-caching",
+        "--overlap-depth", "1", "--port", "0", "--disable-tqdm",
+    )  # fmt: skip
+
+    assert engine == EngineConfig(
+        model=ModelConfig(model_path="folder", dtype="float32"),
+        cache=CacheConfig(mem_fraction_static=0.5),
+        scheduler=SchedulerConfig(enable_prefix_caching=False, overlap_depth=1),
+        quiet=True,
+    )
+    assert server == ServerConfig(port=0)
+
+
+@pytest.mark.parametrize("arguments", [["folder"], ["--model-path", "folder"], ["folder", "--model-path", "folder"]])
+def test_the_model_is_an_argument_or_a_flag(arguments):
+    assert run(*arguments)[0].model.model_path == "folder"
+
+
+def test_a_config_file_takes_the_same_names_and_flags_go_before_it(tmp_path):
+    file = tmp_path / "rota.toml"
+    file.write_text('model-path = "folder"\nport = 1234\nkv_block_size = 32\n')
+    engine, server = run("--config", str(file), "--kv-block-size", "16")
+
+    assert engine.model.model_path == "folder"
+    assert engine.cache.kv_block_size == 16
+    assert server.port == 1234
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("prot = 1", "prot is not an option; did you mean port?"),
+        ('port = "high"', "port must be a whole number, not 'high'."),
+        ("[server]\nport = 1", "server is not an option"),
+        ("port 1", "is not a TOML file"),
+    ],
+)
+def test_a_config_file_that_is_wrong_is_refused_by_name(tmp_path, capsys, content, words):
+    file = tmp_path / "rota.toml"
+    file.write_text(content)
+
+    assert fail("serve", "--config", str(file)) == 2
+    error = capsys.readouterr().err
+    assert words in error and str(file) in error
+
+
+def test_a_config_file_that_is_not_there_is_named(capsys):
+    assert fail("serve", "--config", "/nowhere.toml") == 2
+    assert "/nowhere.toml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prot", "1"], "No such option: --prot"),
+        (["--port", "high"], "--port"),
+        (["--device", "tpu"], "'tpu' is not one of"),
+        (["--kv-block-size", "7"], "kv_block_size must be a power of two of at least 8"),
+        (["one", "--model-path", "two"], "named twice"),
+    ],
+)
+def test_a_flag_that_is_wrong_ends_with_code_2(capsys, arguments, words):
+    assert fail("serve", *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_an_error_of_ours_is_one_sentence_without_a_traceback(capsys):
+    def serve(engine: EngineConfig, server: ServerConfig) -> None:
+        raise ModelError("There is no model in /nowhere.")
+
+    with pytest.raises(SystemExit) as end:
+        main(["serve"], serve=serve)
+
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "rota: There is no model in /nowhere.\n"
+
+
+def test_the_version_is_printed(capsys):
+    assert fail("--version") == 0
+    assert capsys.readouterr().out == f"rota {__version__}\n"

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+
+from rota import LLM, SamplingParams
+from rota.core.errors import ConfigError, ModelError, RequestError
+from tests.engine.model_factory import make_tiny_model
+from tests.tiny_tokenizer import write_byte_tokenizer
+
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    make_tiny_model(folder, "smollm2")
+    return write_byte_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def llm(folder) -> LLM:
+    return LLM(folder, quiet=True, device="cpu", kv_blocks=64, max_running_requests=4, max_queued_requests=2)
+
+
+def test_every_prompt_is_continued_in_its_order(llm):
+    together = llm.generate(["one", "another", "a third one"], GREEDY)
+    alone = [llm.generate(prompt, GREEDY)[0] for prompt in ("one", "another", "a third one")]
+
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
+    assert [answer.prompt_tokens for answer in together] == [3, 7, 11]
+    assert {answer.finish_reason for answer in together} == {"length"}
+
+
+def test_tokens_are_as_good_as_text(llm):
+    assert llm.generate([list(b"one")], GREEDY) == llm.generate("one", GREEDY)
+
+
+def test_the_text_is_that_of_the_tokens(llm):
+    (answer,) = llm.generate("one", GREEDY)
+    assert answer.text == bytes(token for token in answer.token_ids if token > 2).decode("utf-8", "replace")
+
+
+def test_a_stop_string_ends_the_text_before_it(llm):
+    (whole,) = llm.generate("one", GREEDY)
+    stop = whole.text[5:7]
+    before = whole.text[: whole.text.index(stop)]
+    (stopped, other) = llm.generate(
+        ["one", "one"], [SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True, stop=(stop,)), GREEDY]
+    )
+
+    assert (stopped.text, stopped.finish_reason) == (before, "stop")
+    assert len(stopped.token_ids) < len(whole.token_ids)
+    assert other.text == whole.text
+
+
+def test_a_token_that_ends_the_answer_stops_it(llm):
+    (whole,) = llm.generate("one", GREEDY)
+    third = whole.token_ids[2]
+    (stopped,) = llm.generate(
+        "one", SamplingParams(temperature=0.0, ignore_eos=True, stop_token_ids=frozenset({third}))
+    )
+
+    assert stopped.token_ids == whole.token_ids[: whole.token_ids.index(third) + 1]
+    assert stopped.finish_reason == "stop"
+
+
+def test_a_prompt_asked_again_finds_its_kv(llm):
+    prompt = "a prompt of more than sixteen tokens"
+    llm.generate(prompt, GREEDY)
+
+    assert llm.generate(prompt, GREEDY)[0].cached_tokens == 32
+
+
+def test_logprobs_come_with_every_token(llm):
+    (answer,) = llm.generate("one", SamplingParams(temperature=0.0, max_new_tokens=3, logprobs=2, ignore_eos=True))
+
+    assert len(answer.logprobs) == 3
+    assert all(
+        entry.top[0] == (token, entry.chosen) for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)
+    )
+
+
+def test_a_conversation_goes_through_the_chat_template(llm):
+    message = {"role": "user", "content": "one"}
+
+    assert llm.chat([message], GREEDY)[0].token_ids == llm.generate("one|", GREEDY)[0].token_ids
+    assert len(llm.chat([[message], [message]], GREEDY)) == 2
+
+
+def test_a_prompt_that_is_too_long_is_named_and_the_model_goes_on(llm):
+    with pytest.raises(RequestError, match="Prompt 1: The prompt has 600 tokens"):
+        llm.generate(["fine", "x" * 600, "fine too"], GREEDY)
+
+    assert llm.generate("one", GREEDY)[0].finish_reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "words"),
+    [
+        ([[1, 999]], None, "A prompt holds 999"),
+        (["a", "b"], [GREEDY], "2 prompts but 1 parameters"),
+        ("", None, "prompt is empty"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(llm, prompts, params, words):
+    with pytest.raises(RequestError, match=words):
+        llm.generate(prompts, params)
+
+
+def test_an_unknown_option_is_refused_before_anything_is_loaded():
+    with pytest.raises(ConfigError, match="kv_blok_size is not an option; did you mean kv_block_size"):
+        LLM("/nowhere", kv_blok_size=16)
+
+
+def test_a_missing_model_is_refused_with_its_path():
+    with pytest.raises(ModelError, match="/nowhere"):
+        LLM("/nowhere")
+
+
+def test_a_progress_bar_counts_the_prompts_unless_quiet(folder, capsys):
+    LLM(folder, device="cpu", kv_blocks=16, max_running_requests=2).generate(["one", "two"], GREEDY)
+    assert "2/2" in capsys.readouterr().err
+    LLM(folder, quiet=True, device="cpu", kv_blocks=16, max_running_requests=2).generate("one", GREEDY)
+    assert capsys.readouterr().err == ""
