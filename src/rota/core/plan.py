@@ -72,8 +72,9 @@ class StepPlan:
     fetches: tuple[Adapter, ...] = ()
     loads: tuple[Load, ...] = ()
     drops: tuple[AdapterId, ...] = ()
-    # Tokens the step attends to, summed over its rows: what attention costs.
+    # Tokens the step attends to, summed over its rows, and different adapters in it: what a step costs.
     context_tokens: int = 0
+    adapters: int = 0
     # When a scheduler that waits wants to be asked again; infinity when only a message can help.
     wake_at: float = math.inf
 

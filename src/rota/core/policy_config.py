@@ -18,7 +18,7 @@ class PolicyConfig:
     )
     lora_rotation_quantum_ms: float = option(150.0, "How long an adapter may sit in its slot while others wait.")
     lora_max_stall_ms: float = option(
-        600.0, "How long a sequence may go without a token before its adapter goes first."
+        200.0, "How long a sequence may go without a token before its adapter goes first."
     )
     lora_drain_wait_threshold: float = option(
         0.0, "Seconds an adapter may wait before another drains for it (policy 'drain'); 0 turns draining off."

@@ -101,11 +101,13 @@ class Batch:
 
     def _note_run(self, draft: Draft, group: Group, tokens: int) -> None:
         group.attained += tokens
-        if group.ran_at != draft.now or group.steps == 0:
-            group.ran_at = draft.now
-            group.steps += 1
-            if group is not self._books.base:
-                self._books.slots.use(group.adapter_id)
+        if group.ran_in == draft.step_id:
+            return
+        group.ran_in, group.ran_at = draft.step_id, draft.now
+        group.steps += 1
+        if group is not self._books.base:
+            draft.adapters += 1
+            self._books.slots.use(group.adapter_id)
 
     # ── those who wait ───────────────────────────────────────────────────────────────────────────────────────────
 

@@ -36,6 +36,7 @@ class Draft:
     loads: list[Load] = field(default_factory=list)
     drops: list[AdapterId] = field(default_factory=list)
     context_tokens: int = 0
+    adapters: int = 0
     wake_at: float = float("inf")
 
     def ask_again(self, at: float) -> None:
@@ -53,5 +54,6 @@ class Draft:
             tuple(self.loads),
             tuple(self.drops),
             self.context_tokens,
+            self.adapters,
             self.wake_at,
         )

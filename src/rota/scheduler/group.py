@@ -37,6 +37,7 @@ class Group:
         "prefilling",
         "queue",
         "ran_at",
+        "ran_in",
         "slot_since",
         "standing",
         "steps",
@@ -54,6 +55,7 @@ class Group:
         self.decoding: list[Sequence] = []
         self.lengths: deque[int] = deque(maxlen=REMEMBERED_LENGTHS)  # of answers that ended by themselves
         self.ran_at = 0.0
+        self.ran_in = 0  # the step its sequences were last in
         self.slot_since = 0.0
         self.steps = 0
         self.attained = 0  # tokens computed for it, ever

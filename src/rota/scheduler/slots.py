@@ -1,4 +1,8 @@
-"""The slot ledger knows which adapter sits in which slot of the device, and whether its weights have arrived."""
+"""The slot ledger knows which adapter sits in which slot of the device, and whether its weights have arrived.
+
+There is one place more than slots: a landing. An adapter whose turn is coming is copied there while the one it
+replaces still runs, and they change places when the copy is complete, so no slot ever stands idle for a copy.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ from dataclasses import dataclass
 from rota.core.ids import AdapterId, Slot
 from rota.policy.eviction import Eviction
 
+LANDINGS = 1
+
 
 @dataclass(slots=True)
 class Tenancy:
@@ -16,6 +22,7 @@ class Tenancy:
     slot: Slot
     is_ready: bool = False
     has_run: bool = False
+    replaces: AdapterId | None = None  # who leaves when it is ready
 
 
 class SlotLedger:
@@ -23,31 +30,43 @@ class SlotLedger:
 
     def __init__(self, slots: int, eviction: Eviction) -> None:
         self.total = slots
-        self._empty = [Slot(slot) for slot in range(slots)]
+        self._empty = [Slot(slot) for slot in range(slots + LANDINGS)]
         self._tenancies: dict[AdapterId, Tenancy] = {}
+        self._replaced: set[AdapterId] = set()
         self._eviction = eviction
 
     @property
     def empty(self) -> int:
-        return len(self._empty)
+        """Slots that nobody sits in or is loading into for good."""
+        return self.total - (len(self._tenancies) - len(self._replaced))
+
+    @property
+    def has_landing(self) -> bool:
+        return len(self._empty) > 0
 
     @property
     def tenancies(self) -> dict[AdapterId, Tenancy]:
         """By adapter, in the order they came. To be read, not written."""
         return self._tenancies
 
-    def is_ready(self, adapter_id: AdapterId) -> bool:
-        tenancy = self._tenancies.get(adapter_id)
-        return tenancy is not None and tenancy.is_ready
+    def is_replaced(self, adapter_id: AdapterId) -> bool:
+        """Is somebody on the way in for whom it will leave?"""
+        return adapter_id in self._replaced
 
-    def begin_load(self, adapter_id: AdapterId) -> Slot:
+    def begin_load(self, adapter_id: AdapterId, replaces: AdapterId | None = None) -> Slot:
         slot = heapq.heappop(self._empty)
-        self._tenancies[adapter_id] = Tenancy(slot)
+        self._tenancies[adapter_id] = Tenancy(slot, replaces=replaces)
+        if replaces is not None:
+            self._replaced.add(replaces)
         self._eviction.use(adapter_id)
         return slot
 
-    def finish_load(self, adapter_id: AdapterId) -> None:
-        self._tenancies[adapter_id].is_ready = True
+    def finish_load(self, adapter_id: AdapterId) -> AdapterId | None:
+        """The copy is complete; gives who has to leave now."""
+        tenancy = self._tenancies[adapter_id]
+        leaver, tenancy.replaces = tenancy.replaces, None
+        tenancy.is_ready = True
+        return leaver
 
     def use(self, adapter_id: AdapterId) -> None:
         """An adapter is in this step."""
@@ -55,14 +74,23 @@ class SlotLedger:
         self._eviction.use(adapter_id)
 
     def vacate(self, adapter_id: AdapterId) -> Slot:
-        slot = self._tenancies.pop(adapter_id).slot
-        heapq.heappush(self._empty, slot)
+        tenancy = self._tenancies.pop(adapter_id)
+        heapq.heappush(self._empty, tenancy.slot)
         self._eviction.forget(adapter_id)
-        return slot
+        self._replaced.discard(adapter_id)
+        if tenancy.replaces is not None:
+            self._replaced.discard(tenancy.replaces)
+        for other in self._tenancies.values():
+            if other.replaces == adapter_id:
+                other.replaces = None
+        return tenancy.slot
 
     def first_to_leave(self, candidates: list[AdapterId]) -> AdapterId:
         return self._eviction.choose(candidates)
 
     def check(self) -> None:
         taken = [tenancy.slot for tenancy in self._tenancies.values()]
-        assert sorted([*taken, *self._empty]) == list(range(self.total)), "a slot is lost or shared"
+        assert sorted([*taken, *self._empty]) == list(range(self.total + LANDINGS)), "a slot is lost or shared"
+        assert 0 <= self.empty, "more adapters sit than there are slots"
+        replaced = {tenancy.replaces for tenancy in self._tenancies.values()} - {None}
+        assert replaced == self._replaced and replaced <= self._tenancies.keys()

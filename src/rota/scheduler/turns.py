@@ -65,11 +65,13 @@ class Turns:
     # ── the one capacity question ────────────────────────────────────────────────────────────────────────────────
 
     def _tenants(self) -> list[Group]:
-        """Those that may leave at all: ready, not pinned, and not about to run for the first time."""
+        """Those that may leave at all: ready, not pinned, not leaving already, not about to run for the first time."""
         tenants = []
         for adapter_id, tenancy in self._books.slots.tenancies.items():
             group = self._books.groups[adapter_id]
-            if tenancy.is_ready and not group.is_pinned and (tenancy.has_run or not self._can_work(group)):
+            if not tenancy.is_ready or group.is_pinned or self._books.slots.is_replaced(adapter_id):
+                continue
+            if tenancy.has_run or not self._can_work(group):
                 tenants.append(group)
         return tenants
 
@@ -129,8 +131,11 @@ class Turns:
         # Nobody steps aside for a request that could not start anyway.
         able = [group for group in claimants if self._can_work(group)]
         for turn in rotation.turns(self._tenants(), able, draft.now):
-            self._move_out(draft, self._books.groups[turn.leaver], "its turn is over")
-            self._move_in(draft, self._books.groups[turn.comer], "its turn has come")
+            if not self._is_overlapped:
+                self._move_out(draft, self._books.groups[turn.leaver], "its turn is over")
+                self._move_in(draft, self._books.groups[turn.comer], "its turn has come")
+            elif self._books.slots.has_landing:
+                self._move_in(draft, self._books.groups[turn.comer], "its turn has come", replaces=turn.leaver)
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -153,9 +158,9 @@ class Turns:
             draft.drops.append(victim)
         draft.fetches.append(group.adapter)
 
-    def _move_in(self, draft: Draft, group: Group, reason: str) -> None:
+    def _move_in(self, draft: Draft, group: Group, reason: str, replaces: AdapterId | None = None) -> None:
         books = self._books
-        slot = books.slots.begin_load(group.adapter_id)
+        slot = books.slots.begin_load(group.adapter_id, replaces)
         books.hosts.use(group.adapter_id)
         books.note_users(group)
         draft.loads.append(Load(group.adapter_id, slot, is_awaited=not self._is_overlapped))
@@ -168,12 +173,19 @@ class Turns:
 
 
 def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
-    """An adapter's weights are in their slot."""
-    books.slots.finish_load(adapter_id)
-    books.groups[adapter_id].slot_since = at
-    books.note_slots()
+    """An adapter's weights are in their slot; whom it replaces leaves."""
+    group = books.groups[adapter_id]
+    leaver = books.slots.finish_load(adapter_id)
+    group.slot_since = at
     slot = books.slots.tenancies[adapter_id].slot
     books.outbox.append(SlotChanged(at, slot, adapter_id, SlotState.READY))
+    if leaver is not None and not group.users:
+        # Those it came for are gone: nobody steps aside for an empty chair.
+        vacate(books, group, at, "called off")
+    elif leaver is not None:
+        vacate(books, books.groups[leaver], at, "its turn is over")
+    else:
+        books.note_slots()
 
 
 def vacate(books: Books, group: Group, at: float, reason: str) -> None:

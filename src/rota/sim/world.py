@@ -58,14 +58,15 @@ class VirtualWorld:
     def _order_adapters(self, plan: StepPlan) -> None:
         for adapter in plan.fetches:
             at = self._now + self._costs.fetch_s
-            self._post(at, AdapterFetched(adapter.adapter_id, at))
+            self.post(at, AdapterFetched(adapter.adapter_id, at))
         for load in plan.loads:
             if load.is_awaited:
                 continue
             # The slot's former tenant may still be in the step that runs now.
             at = max(self._now, self._device_free_at, self._copies_free_at) + self._costs.load_s
             self._copies_free_at = at
-            self._post(at, AdapterReady(load.adapter_id, at))
+            self.post(at, AdapterReady(load.adapter_id, at))
 
-    def _post(self, at: float, message: Message) -> None:
+    def post(self, at: float, message: Message) -> None:
+        """Something will happen at `at`."""
         heapq.heappush(self._heap, (at, next(self._order), message))

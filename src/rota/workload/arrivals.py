@@ -1,0 +1,46 @@
+"""Arrivals turn a client and a seed into the same requests every time, whatever serves them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rota.core.ids import BASE, AdapterId
+from rota.workload.scenario import Client
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request to come: `at` counts from the start, and is 0 in a closed loop until its turn comes."""
+
+    number: int
+    at: float
+    adapter: AdapterId
+    prompt_tokens: int
+    output_tokens: int
+    leaves_after_s: float | None = None
+
+
+def asks(client: Client, seed: int) -> Iterator[Ask]:
+    """A client's requests in order."""
+    dice = random.Random(seed)
+    weights = list(itertools.accumulate(_weights(client)))
+    at = 0.0
+    for number in range(client.requests):
+        if client.rate_per_s is not None:
+            at += dice.expovariate(client.rate_per_s)
+        adapter = BASE
+        if client.adapters and dice.random() >= client.base_share:
+            adapter = AdapterId(1 + dice.choices(range(client.adapters), cum_weights=weights)[0])
+        leaves_after_s = dice.uniform(0.0, client.cancel_within_s) if dice.random() < client.cancel_share else None
+        yield Ask(
+            number, at, adapter, dice.randint(*client.prompt_tokens), dice.randint(*client.output_tokens), leaves_after_s
+        )
+
+
+def _weights(client: Client) -> list[float]:
+    if client.distribution == "uniform":
+        return [1.0] * client.adapters
+    return [1.0 / rank**client.zipf_exponent for rank in range(1, client.adapters + 1)]
