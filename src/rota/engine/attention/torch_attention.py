@@ -34,7 +34,7 @@ class _Chunk:
     end: int
     pages: Tensor  # [kv_heads * pages]
     length: int  # tokens attended to, cached prefix included
-    mask: Tensor | None  # [tokens, length] where a prefix is cached; None: plainly causal
+    mask: Tensor | None  # [tokens, length], added to the scores where a prefix is cached; None: plainly causal
 
 
 class TorchAttention:
@@ -79,24 +79,21 @@ class TorchAttention:
 
     def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep) -> Tensor:
         if step is not self._prefill_step:
-            self._chunks, self._prefill_step = list(_chunks(step, keys)), step
+            self._chunks, self._prefill_step = list(_chunks(step, keys, query.dtype)), step
         parts = [self._prefill_chunk(query[chunk.begin : chunk.end], keys, values, chunk) for chunk in self._chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _prefill_chunk(self, query: Tensor, keys: Tensor, values: Tensor, chunk: _Chunk) -> Tensor:
-        tokens, heads, head_dim = query.shape
-        kv_heads = keys.shape[1]
-        groups = (kv_heads, heads // kv_heads, -1, head_dim)
-        # Keys are shared within a group by a stride of nought instead of copies.
         attended = functional.scaled_dot_product_attention(
-            query.transpose(0, 1).reshape(kv_heads, heads // kv_heads, tokens, head_dim),
-            _gather(keys, chunk.pages, 1)[0, :, None, : chunk.length].expand(groups),
-            _gather(values, chunk.pages, 1)[0, :, None, : chunk.length].expand(groups),
+            query.transpose(0, 1)[None],
+            _gather(keys, chunk.pages, 1)[:, :, : chunk.length],
+            _gather(values, chunk.pages, 1)[:, :, : chunk.length],
             attn_mask=chunk.mask,
             is_causal=chunk.mask is None,
             scale=self._scale,
+            enable_gqa=True,
         )
-        return attended.reshape(heads, tokens, head_dim).transpose(0, 1)
+        return attended[0].transpose(0, 1)
 
 
 def _gather(cache: Tensor, pages: Tensor, rows: int) -> Tensor:
@@ -142,7 +139,7 @@ def split_by_length(lengths: list[int], most_padding: int) -> list[list[int]]:
     return [sorted(batch) for batch in batches]
 
 
-def _chunks(step: DeviceStep, keys: Tensor) -> Iterator[_Chunk]:
+def _chunks(step: DeviceStep, keys: Tensor, dtype: torch.dtype) -> Iterator[_Chunk]:
     assert step.prefill is not None
     begin, block_size = 0, keys.shape[2]
     for row, start, tokens in zip(
@@ -152,6 +149,6 @@ def _chunks(step: DeviceStep, keys: Tensor) -> Iterator[_Chunk]:
         pages = _pages(step.tables[row : row + 1, : -(-length // block_size)], keys)
         mask = None
         if start > 0:
-            mask = torch.ones(tokens, length, dtype=torch.bool, device=keys.device).tril_(start)
+            mask = torch.full((tokens, length), -torch.inf, dtype=dtype, device=keys.device).triu_(start + 1)
         yield _Chunk(begin, begin + tokens, pages, length, mask)
         begin += tokens

@@ -1,0 +1,60 @@
+"""Llama is the forward pass of the whole family: what differs between its members is in the spec and the weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rota.engine.model.rotary import rotary_table
+from rota.engine.model.spec import ModelSpec
+from rota.engine.step import Attention, DeviceStep, Operations
+from rota.engine.weights import LayerWeights, Weights
+
+
+class Llama:
+    """A model without state: weights in, hidden states out, keys and values written to the cache it is given."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, operations: Operations, attention: Attention) -> None:
+        self._weights = weights
+        self._operations = operations
+        self._attention = attention
+        self._epsilon = spec.norm_epsilon
+        self._rotary = rotary_table(spec.rotary, spec.head_dim, spec.context_length, weights.embedding.device)
+        # A layer ends with the norm its successor begins with: adding and norming are one operation.
+        self._next_norms = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
+
+    @torch.inference_mode()
+    def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Hidden states [tokens, hidden] after the last norm; writes the tokens' keys and values into `cache`."""
+        operations, layers = self._operations, self._weights.layers
+        residual = functional.embedding(step.token_ids, self._weights.embedding)
+        x = operations.rms_norm(residual, layers[0].attention_norm, self._epsilon)
+        for layer, (keys, values), next_norm in zip(layers, cache, self._next_norms, strict=True):
+            x = self._attend(layer, x, step, keys, values)
+            x, residual = operations.add_rms_norm(x, residual, layer.mlp_norm, self._epsilon)
+            x = layer.down(operations.silu_multiply(layer.gate_up(x)))
+            x, residual = operations.add_rms_norm(x, residual, next_norm, self._epsilon)
+        return x
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, vocab] float32; ask only for the rows that sample."""
+        return self._weights.head(hidden).float()
+
+    def _attend(self, layer: LayerWeights, x: Tensor, step: DeviceStep, keys: Tensor, values: Tensor) -> Tensor:
+        norms = None if layer.head_norms is None else (*layer.head_norms, self._epsilon)
+        query = self._operations.rotate_and_store(layer.qkv(x), self._rotary, step, keys, values, norms)
+        attention, decodes = self._attention, step.decodes
+        if step.prefill is None:
+            attended = attention.decode(query, keys, values, step)
+        elif decodes == 0:
+            attended = attention.prefill(query, keys, values, step)
+        else:
+            attended = torch.cat(
+                (
+                    attention.decode(query[:decodes], keys, values, step),
+                    attention.prefill(query[decodes:], keys, values, step),
+                )
+            )
+        return layer.output(attended.flatten(1))

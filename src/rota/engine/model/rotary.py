@@ -1,0 +1,70 @@
+"""The rotary table holds the cosine and sine of every position's angles, stretched as the model was trained."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RotarySpec:
+    """Frequencies theta^(-2i/head_dim), and how a longer context than the original was fitted into them.
+
+    llama3 and yarn tell frequencies apart by the turns they make within the original context: one of at least
+    `most_turns` stays, one of at most `fewest_turns` is divided by `factor`, those between are blended.
+    """
+
+    theta: float
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    original_context: int = 0
+    fewest_turns: float = 1.0
+    most_turns: float = 4.0
+    # Only yarn: whether its blend begins and ends at whole dimensions, and what cosines and sines are multiplied by.
+    is_truncated: bool = True
+    attention_factor: float = 1.0
+
+
+def rotary_table(rotary: RotarySpec, head_dim: int, positions: int, device: torch.device | str = "cpu") -> Tensor:
+    """[positions, head_dim] float32: cosines of head_dim / 2 angles, then their sines."""
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32), _frequencies(rotary, head_dim))
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    return table.mul_(rotary.attention_factor).to(device)
+
+
+def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
+    """How much yarn sharpens attention in a context stretched by `factor`, where the folder does not say."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def _frequencies(rotary: RotarySpec, head_dim: int) -> Tensor:
+    plain = 1.0 / rotary.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    if rotary.kind == "default":
+        return plain
+    if rotary.kind == "linear":
+        return plain / rotary.factor
+    if rotary.kind == "llama3":
+        turns = rotary.original_context * plain / (2 * math.pi)
+        kept = (turns - rotary.fewest_turns) / (rotary.most_turns - rotary.fewest_turns)
+    else:
+        kept = _yarn_kept(rotary, head_dim)
+    kept = kept.clamp(0.0, 1.0)
+    return kept * plain + (1.0 - kept) * plain / rotary.factor
+
+
+def _yarn_kept(rotary: RotarySpec, head_dim: int) -> Tensor:
+    """Yarn blends over dimensions, not turns: [highest frequency … first | blend | last … lowest frequency]."""
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(rotary.original_context / (turns * 2 * math.pi)) / (2 * math.log(rotary.theta))
+
+    first, last = dimension(rotary.most_turns), dimension(rotary.fewest_turns)
+    if rotary.is_truncated:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    width = (last - first) or 0.001  # an empty blend is a step
+    return 1.0 - (torch.arange(head_dim // 2, dtype=torch.float32) - first) / width

@@ -1,0 +1,130 @@
+"""The draw as one Triton launch, a program per row; the twin of `draw.choose`.
+
+Sorting a vocabulary to find where top-k and top-p cut it takes a GPU longer than the rest of sampling. A row fits the
+cache instead, so the program bisects for the cut: positive floats are ordered like their bits read as integers, and
+thirty halvings of [0, 1] find the exact weight at which a count or a mass is reached.
+"""
+
+# Kernel parameters are pointers and device scalars, which Python's types do not describe.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LARGEST_TILE = 8192
+
+
+def choose(
+    logits: Tensor, best: Tensor, rows: Tensor, indices: Tensor, parameters: Tensor, seeds: Tensor, has_filters: bool
+) -> Tensor:
+    """As `draw.choose`."""
+    count, vocabulary = logits.shape
+    assert logits.stride(1) == parameters.stride(1) == 1
+    tokens = torch.empty_like(best)
+    tile = min(LARGEST_TILE, triton.next_power_of_2(vocabulary))
+    _choose_kernel[(count,)](
+        logits, best, rows, indices, parameters, seeds, tokens, vocabulary, logits.stride(0), parameters.stride(0),
+        FILTERS=has_filters, TILE=tile, num_warps=max(4, tile // 512),
+    )  # fmt: skip
+    return tokens
+
+
+# What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
+@triton.jit(do_not_specialize_on_alignment=["rows", "indices"])
+def _choose_kernel(
+    logits,  # -> [count, vocabulary] float32
+    best,  # -> [count] int64
+    rows,  # -> [count] int32
+    indices,  # -> [count] int32
+    parameters,  # -> [rows, 4 or more] float32: temperature, top_k, top_p, min_p
+    seeds,  # -> [rows] int64
+    tokens,  # -> [count] int64, written
+    vocabulary,
+    logits_stride,
+    parameters_stride,
+    FILTERS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    place = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + place)
+    fallback = tl.load(best + place)
+    parameters += row * parameters_stride
+    temperature = tl.load(parameters)
+    if temperature == 0.0:
+        tl.store(tokens + place, fallback)
+        return
+    line = logits + place * logits_stride
+    highest = tl.load(line + fallback)
+    scale = 1.4426950408889634 / temperature  # weights are powers of two, which the hardware has
+
+    smallest = 0.0
+    if FILTERS:
+        top_k, top_p, min_p = tl.load(parameters + 1), tl.load(parameters + 2), tl.load(parameters + 3)
+        if top_k < vocabulary:
+            smallest = _bisect(line, highest, scale, vocabulary, 0.0, top_k, False, TILE)
+        if top_p < 1.0:
+            nucleus = top_p * _total(line, highest, scale, vocabulary, smallest, True, TILE)
+            smallest = _bisect(line, highest, scale, vocabulary, smallest, nucleus, True, TILE)
+        smallest = tl.maximum(smallest, min_p)
+
+    chance = _uniform(tl.load(seeds + row), tl.load(indices + place))
+    target = chance * _total(line, highest, scale, vocabulary, smallest, True, TILE)
+    reached = 0.0
+    first = vocabulary
+    for start in range(0, vocabulary, TILE):
+        weights = _weights(line, highest, scale, vocabulary, smallest, start, TILE)
+        passes = (reached + tl.cumsum(weights, 0) > target) & (weights > 0)
+        first = tl.minimum(first, tl.min(tl.where(passes, start + tl.arange(0, TILE), vocabulary), 0))
+        reached += tl.sum(weights, 0)
+    # Sum and cumulative sum round differently: about once in a million draws no token passes the target.
+    tl.store(tokens + place, tl.where(first < vocabulary, first, fallback))
+
+
+@triton.jit
+def _uniform(seed, index):
+    """As `draw.uniform`."""
+    bits = seed.to(tl.uint64) + index.to(tl.uint64) * 0x9E3779B97F4A7C15
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB
+    bits = bits ^ (bits >> 31)
+    return (bits >> 40).to(tl.float32) * 5.9604644775390625e-08  # 2 ** -24
+
+
+@triton.jit
+def _weights(line, highest, scale, vocabulary, smallest, start, TILE: tl.constexpr):
+    """[TILE] weights of the tokens from `start` on, the likeliest token's being 1; nought below `smallest`."""
+    offsets = start + tl.arange(0, TILE)
+    values = tl.load(line + offsets, mask=offsets < vocabulary, other=float("-inf"))
+    weights = tl.exp2((values - highest) * scale)
+    return tl.where(weights >= smallest, weights, 0.0)
+
+
+@triton.jit
+def _total(line, highest, scale, vocabulary, smallest, MASS: tl.constexpr, TILE: tl.constexpr):
+    """The mass, or else the number, of the tokens whose weight is at least `smallest`."""
+    total = tl.zeros([TILE], tl.float32)
+    for start in range(0, vocabulary, TILE):
+        weights = _weights(line, highest, scale, vocabulary, smallest, start, TILE)
+        if MASS:
+            total += weights
+        else:
+            total += (weights > 0).to(tl.float32)
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def _bisect(line, highest, scale, vocabulary, smallest, enough, MASS: tl.constexpr, TILE: tl.constexpr):
+    """The largest weight, at least `smallest`, such that it and all above it are enough."""
+    low = tl.full([], 0, tl.int32)  # bits of a weight that leaves enough
+    high = tl.full([], 0x3F800001, tl.int32)  # bits of the next number after 1, which leaves nothing
+    for _ in range(30):
+        middle = low + (high - low) // 2
+        limit = tl.maximum(smallest, middle.to(tl.float32, bitcast=True))
+        is_enough = _total(line, highest, scale, vocabulary, limit, MASS, TILE) >= enough
+        low = tl.where(is_enough, middle, low)
+        high = tl.where(is_enough, high, middle)
+    return tl.maximum(smallest, low.to(tl.float32, bitcast=True))

@@ -1,0 +1,133 @@
+"""What a folder's config.json says, and the sentences for what it cannot say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rota.core.errors import ModelError
+from rota.engine.model.spec import ModelSpec, read_spec
+from tests.engine.model_factory import FAMILIES, make_tiny_model
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
+
+
+def read(folder: Path, **fields: Any) -> ModelSpec:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **fields}))
+    return read_spec(folder)
+
+
+def refusal(folder: Path, **fields: Any) -> str:
+    with pytest.raises(ModelError) as error:
+        read(folder, **fields)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_folder_saved_by_transformers_is_understood(tmp_path, family):
+    config = make_tiny_model(tmp_path, family).config
+    spec = read_spec(tmp_path)
+    assert (spec.layers, spec.hidden_size, spec.heads) == (
+        config.num_hidden_layers,
+        config.hidden_size,
+        config.num_attention_heads,
+    )
+    assert spec.kv_heads == config.num_key_value_heads
+    assert spec.has_qkv_bias == (family == "qwen2")
+    assert spec.has_head_norms == (family == "qwen3")
+    assert spec.has_tied_embeddings == (family == "smollm2")
+    assert spec.rotary.kind == ("llama3" if family == "llama3" else "default")
+    assert (spec.dtype, spec.context_length, spec.eos_token_ids) == (torch.float32, 512, (2,))
+
+
+def test_what_old_folders_leave_out_has_its_usual_value(tmp_path):
+    spec = read(tmp_path)
+    assert (spec.kv_heads, spec.head_dim, spec.norm_epsilon, spec.rotary.theta) == (4, 16, 1e-6, 10_000.0)
+    assert (spec.has_tied_embeddings, spec.dtype, spec.eos_token_ids) == (False, torch.float32, ())
+
+
+@pytest.mark.parametrize("field", ["dtype", "torch_dtype"])
+def test_the_precision_is_read_in_either_spelling(tmp_path, field):
+    assert read(tmp_path, **{field: "bfloat16"}).dtype is torch.bfloat16
+
+
+def test_ends_of_sequence_come_from_both_files(tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert read(tmp_path, eos_token_id=5).eos_token_ids == (5, 7, 9)
+    assert read(tmp_path, eos_token_id=[9, 5]).eos_token_ids == (9, 5, 7)
+
+
+def test_the_context_ends_where_a_sliding_window_would_begin_to_hide(tmp_path):
+    assert read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128).context_length == 128
+    assert read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).context_length == 512
+    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 128}
+    assert read(tmp_path, **qwen, use_sliding_window=True).context_length == 128
+    assert read(tmp_path, **qwen, use_sliding_window=False).context_length == 512
+
+
+def test_yarn_lengthens_the_context_and_other_scalings_leave_it(tmp_path):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert read(tmp_path, rope_scaling=yarn).context_length == 2048
+    assert read(tmp_path, rope_scaling=yarn, max_position_embeddings=2048).context_length == 2048
+    for kind in ("linear", "dynamic"):
+        assert read(tmp_path, rope_scaling={"rope_type": kind, "factor": 4.0}).context_length == 512
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"no model folder at .*nowhere; give a folder in Hugging Face format"):
+        read_spec(tmp_path / "nowhere")
+
+
+def test_a_folder_without_config_is_no_model_folder(tmp_path):
+    with pytest.raises(ModelError, match=r"has no config\.json"):
+        read_spec(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1'])
+def test_a_corrupt_config_is_named(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=r"config\.json .*download it again"):
+        read_spec(tmp_path)
+
+
+@pytest.mark.parametrize("architectures", [["GPT2LMHeadModel"], [], None, "LlamaForCausalLM"])
+def test_another_architecture_is_refused_with_those_that_run(tmp_path, architectures):
+    sentence = refusal(tmp_path, architectures=architectures)
+    assert "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM" in sentence
+    assert str(tmp_path / "config.json") in sentence
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"hidden_size": None}, "has no 'hidden_size'"),
+        ({"vocab_size": "many"}, "'vocab_size' must be a whole number of at least 1, not 'many'"),
+        ({"num_hidden_layers": 0}, "'num_hidden_layers' must be a whole number of at least 1, not 0"),
+        ({"rms_norm_eps": -1}, "'rms_norm_eps' must be a finite number above 0, not -1"),
+        ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings' must be true or false, not 'yes'"),
+        ({"num_key_value_heads": 3}, "multiple of key-value heads"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'; Rota has only 'silu'"),
+        ({"quantization_config": {"bits": 4}}, "quantised weights"),
+        ({"torch_dtype": "float64"}, "dtype 'float64'; Rota runs bfloat16, float16, float32"),
+        ({"rope_scaling": 3}, "'rope_scaling' must be an object, not 3"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope', which Rota does not do"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "has no 'factor'"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rotary parameters per kind of layer"),
+        ({"partial_rotary_factor": 0.5}, "rotates only part of each head"),
+        ({"eos_token_id": "</s>"}, "'eos_token_id' must be a token number"),
+    ],
+)
+def test_what_the_config_says_wrongly_is_named(tmp_path, fields, part):
+    assert part in refusal(tmp_path, **fields)

@@ -1,0 +1,144 @@
+"""Whatever way a request takes through the engine, it gets the tokens `transformers` would give it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from rota.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from rota.core.events import Admitted, Event, Preempted
+from rota.core.ids import RequestId
+from rota.core.request import Request
+from rota.engine.builtin import builtin_model_folder
+from rota.engine.engine import build_engine
+from rota.runtime.live import LiveWorld
+from rota.runtime.loop import run
+from rota.runtime.offline import OfflineInbox
+from rota.scheduler import Scheduler
+from rota.text.tokenizer import Tokenizer
+from tests.builders import request
+from tests.engine.model_factory import make_tiny_model
+from tests.worlds import outputs
+
+FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "smollm2"]
+NEW_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Way:
+    """How requests travel through the engine."""
+
+    rows: int = 8
+    chunk: int = 2048
+    kv_blocks: int = 256
+    depth: int = 1
+    repeats: int = 1
+
+
+WAYS = {
+    "alone": Way(rows=1),
+    "batched": Way(),
+    "chunked": Way(rows=4, chunk=7),
+    "preempted": Way(kv_blocks=24),
+    "cached prefix": Way(repeats=2),
+    "depth 2": Way(depth=2),
+    "depth 2, chunked, preempted": Way(rows=4, chunk=7, kv_blocks=16, depth=2),
+}
+
+
+def serve(folder: Path, prompts: list[tuple[int, ...]], way: Way) -> tuple[list[list[int]], list[Event]]:
+    """Greedy answers to all prompts; with repeats, those of the last round."""
+    scheduler_config = SchedulerConfig(max_running_requests=way.rows, chunked_prefill_size=way.chunk)
+    engine = build_engine(
+        EngineConfig(
+            ModelConfig(str(folder), dtype="float32", device="cpu"),
+            CacheConfig(kv_block_size=8, kv_blocks=way.kv_blocks),
+            scheduler_config,
+            quiet=True,
+        )
+    )
+    scheduler = Scheduler(scheduler_config, engine.capacity)
+    events: list[Event] = []
+    for _ in range(way.repeats):
+        events = []
+        asked: list[Request] = [
+            request(f"r{i}", prompt=prompt, max_new_tokens=NEW_TOKENS, arrived_at=float(i))
+            for i, prompt in enumerate(prompts)
+        ]
+        inbox = OfflineInbox(asked, max_open=100)
+
+        def emit(batch: list[Event], inbox: OfflineInbox = inbox, events: list[Event] = events) -> None:
+            events.extend(batch)
+            for event in batch:
+                if type(event).__name__ == "Finished":
+                    inbox.note_ended(event.request_id)
+
+        run(scheduler, LiveWorld(engine, inbox), emit, way.depth)
+        scheduler.check()
+    given = outputs(events)
+    return [given[RequestId(f"r{i}")] for i in range(len(prompts))], events
+
+
+def reference(folder: Path, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    answers = []
+    for prompt in prompts:
+        tokens = torch.tensor([prompt])
+        made = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=0
+        )
+        answers.append(made[0, len(prompt) :].tolist())
+    return answers
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory) -> tuple[Path, list[tuple[int, ...]], list[list[int]]]:
+    folder = tmp_path_factory.mktemp(request.param)
+    make_tiny_model(folder, request.param)
+    dice = random.Random(7)
+    shared = tuple(dice.randrange(3, 250) for _ in range(20))
+    prompts = [
+        (shared if i % 2 else ()) + tuple(dice.randrange(3, 250) for _ in range(length))
+        for i, length in enumerate([1, 3, 12, 30, 9])
+    ]
+    return folder, prompts, reference(folder, prompts)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_tiny_model_of_every_family_answers_as_transformers_does(family, way):
+    folder, prompts, right = family
+    answers, events = serve(folder, prompts, WAYS[way])
+
+    assert answers == right
+    if "preempted" in way:
+        assert any(isinstance(event, Preempted) for event in events)
+    if way == "cached prefix":
+        assert all(event.cached_tokens for event in events if isinstance(event, Admitted) and event.request_id == "r3")
+
+
+QUESTIONS = [
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):",
+    "Water boils at",
+    "The three primary colours are",
+    "List the days of the week:",
+    "Dear Sir or Madam, I am writing to",
+    "In 1969, the first man on the moon",
+]
+
+
+def test_the_built_in_model_answers_as_transformers_does():
+    folder = builtin_model_folder(quiet=True)
+    prompts = [Tokenizer(folder).encode(question) for question in QUESTIONS]
+    right = reference(folder, prompts)
+
+    for way in (WAYS["batched"], WAYS["depth 2, chunked, preempted"]):
+        answers, _ = serve(folder, prompts, Way(way.rows, way.chunk, max(way.kv_blocks, 40), way.depth))
+        assert answers == right

@@ -1,0 +1,140 @@
+"""Rows remember: a plan brings what is new, and the device step holds what the forward pass needs."""
+
+from __future__ import annotations
+
+import torch
+
+from rota.core.ids import BASE, BlockId, RequestId, Row
+from rota.core.plan import Chunk, Grant, Seat, StepPlan
+from rota.core.request import SamplingParams
+from rota.engine.inputs import Inputs, Rows
+from rota.engine.step import DeviceStep
+
+BLOCK_SIZE, SCRATCH, ROWS = 8, 99, 6
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def rows() -> Rows:
+    return Rows(ROWS, pages=10, block_size=BLOCK_SIZE, scratch_block=SCRATCH, device=DEVICE)
+
+
+def seat(row: int, tokens: int, *blocks: int, first_token: int = 100) -> Seat:
+    known = tuple(range(first_token, first_token + tokens))
+    held = tuple(BlockId(block) for block in blocks)
+    return Seat(RequestId(f"r{row}"), Row(row), BASE, known, tokens, held, SamplingParams())
+
+
+def chunk(row: int, start: int, length: int, samples: bool = False) -> Chunk:
+    return Chunk(Row(row), start, length, samples)
+
+
+def plan(*seats: Seat, chunks: tuple[Chunk, ...] = (), decodes: tuple[int, ...] = (), **grants: int) -> StepPlan:
+    """`row_3=7` grants block 7 to row 3."""
+    granted = tuple(Grant(Row(int(name.removeprefix("row_"))), BlockId(block)) for name, block in grants.items())
+    return StepPlan(1, seats, granted, chunks, tuple(Row(row) for row in decodes))
+
+
+def step_of(state: Rows, inputs: Inputs) -> DeviceStep:
+    decode_rows, lengths = inputs.rows[: inputs.decodes], inputs.lengths[: inputs.decodes]
+    return state.device_step(decode_rows, lengths, inputs.longest_decode, inputs.chunks)
+
+
+def test_a_chunk_reads_its_tokens_from_its_seat_and_writes_where_its_blocks_say():
+    state = rows()
+    inputs = state.accept(plan(seat(2, 20, 7, 3, 5), chunks=(chunk(2, 5, 6),)))
+    step = step_of(state, inputs)
+    assert step.token_ids.tolist() == [105, 106, 107, 108, 109, 110]
+    assert step.positions.tolist() == [5, 6, 7, 8, 9, 10]
+    assert step.slots.tolist() == [7 * 8 + 5, 7 * 8 + 6, 7 * 8 + 7, 3 * 8, 3 * 8 + 1, 3 * 8 + 2]
+    assert step.token_ids.dtype == step.positions.dtype == step.slots.dtype == torch.int64
+    assert step.decodes == 0 and len(inputs.host_rows) == 0
+
+
+def test_several_chunks_lie_behind_each_other():
+    state = rows()
+    step = step_of(state, state.accept(plan(seat(4, 9, 1, 2), seat(0, 3, 6), chunks=(chunk(4, 0, 9), chunk(0, 1, 2)))))
+    part = step.prefill
+    assert part is not None
+    assert part.rows.tolist() == [4, 0] and part.starts.tolist() == [0, 1] and part.offsets.tolist() == [0, 9, 11]
+    assert (part.longest, part.host_rows, part.host_starts, part.host_lengths) == (9, (4, 0), (0, 1), (9, 2))
+    assert step.positions.tolist() == [*range(9), 1, 2]
+    assert step.slots[-2:].tolist() == [6 * 8 + 1, 6 * 8 + 2]
+
+
+def test_a_decode_computes_the_newest_token_behind_everything_computed_so_far():
+    state = rows()
+    state.accept(plan(seat(3, 9, 4, 5), chunks=(chunk(3, 0, 9, samples=True),)))
+    state.newest_token[3] = 42
+    for length in (10, 11, 12):
+        inputs = state.accept(plan(decodes=(3,)))
+        step = step_of(state, inputs)
+        assert step.token_ids.tolist() == [42]
+        assert step.positions.tolist() == [length - 1] and step.decode_lengths.tolist() == [length]
+        assert step.slots.tolist() == [5 * 8 + length - 1 - 8]
+        assert step.longest_decode == length
+
+
+def test_a_grant_adds_one_block_to_the_row_s_table():
+    state = rows()
+    state.accept(plan(seat(1, 8, 4), chunks=(chunk(1, 0, 8, samples=True),)))
+    step = step_of(state, state.accept(plan(decodes=(1,), row_1=8)))
+    assert step.slots.tolist() == [8 * 8]
+    assert step.tables[1, :3].tolist() == [4, 8, SCRATCH]
+
+
+def test_who_sits_down_takes_the_row_over():
+    state = rows()
+    state.accept(plan(seat(1, 16, 4, 5), chunks=(chunk(1, 0, 16, samples=True),)))
+    state.accept(plan(decodes=(1,), row_1=6))
+    state.accept(plan(seat(1, 7, 9, first_token=200), chunks=(chunk(1, 0, 7, samples=True),)))
+    step = step_of(state, state.accept(plan(decodes=(1,))))
+    assert step.positions.tolist() == [7] and step.slots.tolist() == [9 * 8 + 7]
+    step = step_of(state, state.accept(plan(decodes=(1,), row_1=2)))
+    assert step.slots.tolist() == [2 * 8]
+
+
+def test_decodes_come_first_then_the_chunks_that_sample():
+    state = rows()
+    state.accept(plan(seat(5, 8, 1, 2), seat(0, 4, 3), chunks=(chunk(5, 0, 8, True), chunk(0, 0, 4, True))))
+    state.newest_token[torch.tensor([5, 0], device=DEVICE)] = torch.tensor([55, 10], device=DEVICE)
+    newcomers = (seat(1, 6, 7), seat(2, 3, 8), seat(3, 2, 9))
+    chunks = (chunk(1, 0, 5), chunk(2, 0, 3, samples=True), chunk(3, 1, 1, samples=True))
+    inputs = state.accept(plan(*newcomers, chunks=chunks, decodes=(5, 0)))
+    step = step_of(state, inputs)
+    assert inputs.host_rows.tolist() == inputs.rows.tolist() == [5, 0, 2, 3]
+    assert inputs.lengths.tolist() == [9, 5, 3, 2]
+    assert step.decode_rows.tolist() == [5, 0] and step.decode_lengths.tolist() == [9, 5]
+    assert step.longest_decode == 9
+    assert step.token_ids.tolist() == [55, 10, 100, 101, 102, 103, 104, 100, 101, 102, 101]
+    assert step.positions.tolist() == [8, 4, 0, 1, 2, 3, 4, 0, 1, 2, 1]
+    assert inputs.chunks is not None and inputs.chunks.last.tolist() == [0, 1, 9, 10]
+
+
+def test_a_graph_s_inputs_are_padded_with_what_touches_only_the_scratch_block():
+    state = rows()
+    state.accept(
+        plan(seat(2, 8, 1), seat(4, 3, 5), chunks=(chunk(2, 0, 8, samples=True), chunk(4, 0, 3, samples=True)))
+    )
+    block = state.accept_decodes(plan(decodes=(4, 2), row_2=7), width=4)
+    assert block[:2].tolist() == [[4, 2, ROWS, ROWS], [4, 9, 1, 1]]
+    decode_rows, lengths, places, blocks = torch.from_numpy(block).to(DEVICE)
+    state.write_pages(places, blocks)
+    step = state.device_step(decode_rows, lengths, longest_decode=9)
+    assert step.slots.tolist() == [5 * 8 + 3, 7 * 8, SCRATCH * 8, SCRATCH * 8]
+    assert step.tables[2, :3].tolist() == [1, 7, SCRATCH]
+    assert step.tables[ROWS].unique().tolist() == [SCRATCH]
+
+
+def test_steps_with_and_without_a_graph_may_follow_each_other():
+    state = rows()
+    state.accept(plan(seat(2, 7, 1), chunks=(chunk(2, 0, 7, samples=True),)))
+    assert state.accept_decodes(plan(decodes=(2,)), width=1)[1].tolist() == [8]
+    assert state.accept(plan(decodes=(2,), row_2=3)).lengths.tolist() == [9]
+    assert state.accept_decodes(plan(decodes=(2,)), width=1)[1].tolist() == [10]
+
+
+def test_a_plan_may_only_seat():
+    state = rows()
+    inputs = state.accept(plan(seat(0, 8, 3)))
+    assert inputs.chunks is None and len(inputs.host_rows) == 0
+    assert state.tables[0, :2].tolist() == [3, SCRATCH]

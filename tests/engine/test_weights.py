@@ -1,0 +1,179 @@
+"""Loading a folder's weights: all of them, in the precision asked for, or none and a sentence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rota.core.errors import ModelError
+from rota.engine.model.linear import Linear
+from rota.engine.model.spec import read_spec
+from rota.engine.weights import Weights, dummy_weights, load_weights
+from tests.engine.model_factory import make_tiny_model
+
+CPU = torch.device("cpu")
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def load(folder: Path, dtype: torch.dtype = torch.float32) -> Weights:
+    return load_weights(folder, read_spec(folder), CPU, dtype, quiet=True)
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(ModelError) as error:
+        load(folder)
+    return str(error.value)
+
+
+def change_tensors(path: Path, **changes: torch.Tensor | None) -> None:
+    """Write a safetensors file again, with some tensors replaced (None: left out); __ in a name is a dot."""
+    tensors = load_file(path)
+    for name, tensor in changes.items():
+        tensors.pop(name.replace("__", "."), None)
+        if tensor is not None:
+            tensors[name.replace("__", ".")] = tensor
+    save_file(tensors, path)
+
+
+@pytest.fixture
+def single(tmp_path) -> Path:
+    make_tiny_model(tmp_path, "llama2")
+    return tmp_path
+
+
+@pytest.fixture
+def sharded(tmp_path) -> Path:
+    make_tiny_model(tmp_path, "llama3")
+    return tmp_path
+
+
+def test_projections_of_the_same_input_are_stacked(tmp_path):
+    state = make_tiny_model(tmp_path, "qwen2").state_dict()
+    layer = load(tmp_path).layers[1]
+    prefix = "model.layers.1"
+    attention = [state[f"{prefix}.self_attn.{name}_proj.weight"] for name in "qkv"]
+    biases = [state[f"{prefix}.self_attn.{name}_proj.bias"] for name in "qkv"]
+    mlp = [state[f"{prefix}.mlp.{name}_proj.weight"] for name in ("gate", "up")]
+    assert torch.equal(layer.qkv.weight, torch.cat(attention))
+    assert layer.qkv.bias is not None and torch.equal(layer.qkv.bias, torch.cat(biases))
+    assert torch.equal(layer.gate_up.weight, torch.cat(mlp))
+    assert layer.down.bias is None and layer.output.bias is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_are_converted_to_the_precision_asked_for(tmp_path, dtype):
+    state = make_tiny_model(tmp_path, "smollm2").state_dict()
+    weights = load(tmp_path, dtype)
+    assert torch.equal(weights.embedding, state["model.embed_tokens.weight"].to(dtype))
+    assert torch.equal(weights.layers[0].mlp_norm, state["model.layers.0.post_attention_layernorm.weight"].to(dtype))
+    # A projection may lie in an order of its own; multiplying by one gives its columns away.
+    down = state["model.layers.1.mlp.down_proj.weight"].to(dtype)
+    unit = torch.eye(down.shape[1], dtype=dtype)
+    assert torch.equal(weights.layers[1].down(unit), down.T)
+
+
+def test_weights_outlive_their_files(tmp_path):
+    state = make_tiny_model(tmp_path, "smollm2").state_dict()
+    weights = load(tmp_path)
+    with open(tmp_path / SINGLE, "r+b") as file:
+        file.write(bytes((tmp_path / SINGLE).stat().st_size))
+    assert torch.equal(weights.embedding, state["model.embed_tokens.weight"])
+
+
+def test_tied_embeddings_are_held_once_in_float32(tmp_path):
+    make_tiny_model(tmp_path, "smollm2")
+    weights = load(tmp_path)
+    assert isinstance(weights.head, Linear) and weights.head.weight is weights.embedding
+    parameters = sum(tensor.nbytes for tensor in load_file(tmp_path / SINGLE).values())
+    assert weights.size_bytes == parameters
+
+
+def test_progress_is_shown_unless_quiet(single, capfd):
+    load_weights(single, read_spec(single), CPU, torch.float32, quiet=True)
+    assert capfd.readouterr().err == ""
+    load_weights(single, read_spec(single), CPU, torch.float32, quiet=False)
+    assert f"Loading {single.name}: 100%" in capfd.readouterr().err
+
+
+def test_a_folder_without_weights_says_what_it_wants(single):
+    (single / SINGLE).unlink()
+    sentence = refusal(single)
+    assert SINGLE in sentence and INDEX in sentence and "--load-format dummy" in sentence
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 0.5, 0.999])
+def test_a_truncated_file_is_named(single, keep):
+    content = (single / SINGLE).read_bytes()
+    (single / SINGLE).write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
+    sentence = refusal(single)
+    assert str(single / SINGLE) in sentence and "truncated or corrupt" in sentence
+
+
+def test_a_truncated_last_shard_is_noticed_before_anything_is_loaded(sharded):
+    last = sorted(sharded.glob("*.safetensors"))[-1]
+    last.write_bytes(last.read_bytes()[:-1])
+    assert str(last) in refusal(sharded)
+
+
+def test_a_missing_shard_is_named(sharded):
+    last = sorted(sharded.glob("*.safetensors"))[-1]
+    last.unlink()
+    assert f"{last} is missing" in refusal(sharded)
+
+
+def test_a_tensor_the_index_forgot_is_named(sharded):
+    index = json.loads((sharded / INDEX).read_text())
+    del index["weight_map"]["model.layers.1.mlp.up_proj.weight"]
+    (sharded / INDEX).write_text(json.dumps(index))
+    assert "lacks the tensor 'model.layers.1.mlp.up_proj.weight'" in refusal(sharded)
+
+
+def test_a_tensor_the_index_invents_is_named(sharded):
+    index = json.loads((sharded / INDEX).read_text())["weight_map"]
+    file = sharded / index["model.norm.weight"]
+    change_tensors(file, model__norm__weight=None)
+    assert f"{file} lacks the tensor 'model.norm.weight', which {INDEX} says is there" in refusal(sharded)
+
+
+def test_a_corrupt_index_is_named(sharded):
+    (sharded / INDEX).write_text("{")
+    assert str(sharded / INDEX) in refusal(sharded)
+
+
+def test_a_tensor_of_another_shape_is_named(single):
+    change_tensors(single / SINGLE, model__layers__0__mlp__down_proj__weight=torch.zeros(64, 113))
+    sentence = refusal(single)
+    assert (
+        "'model.layers.0.mlp.down_proj.weight' has the shape [64, 113], but config.json makes it [64, 112]" in sentence
+    )
+
+
+def test_a_precision_we_do_not_read_is_named(single):
+    change_tensors(single / SINGLE, model__norm__weight=torch.zeros(64, dtype=torch.int8))
+    assert "'model.norm.weight' is stored as I8; Rota reads F32, F16, BF16" in refusal(single)
+
+
+def test_a_tensor_nobody_reads_is_refused(single):
+    change_tensors(single / SINGLE, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
+    assert "holds the tensor 'model.layers.0.self_attn.q_proj.bias'" in refusal(single)
+
+
+def test_stored_rotary_frequencies_are_passed_over(single):
+    change_tensors(single / SINGLE, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(8))
+    load(single)
+
+
+def test_dummy_weights_repeat_and_keep_activations_finite(tmp_path):
+    make_tiny_model(tmp_path, "qwen3")
+    spec = read_spec(tmp_path)
+    first, second = (dummy_weights(spec, CPU, torch.float32) for _ in range(2))
+    other = dummy_weights(spec, CPU, torch.float32, seed=1)
+    assert torch.equal(first.layers[1].qkv.weight, second.layers[1].qkv.weight)
+    assert not torch.equal(first.layers[1].qkv.weight, other.layers[1].qkv.weight)
+    spread = first.layers[0].gate_up(torch.randn(8, spec.hidden_size)).std()
+    assert 0.5 < float(spread) < 2.0
