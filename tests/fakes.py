@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from rota.core.config import Capacity
 from rota.core.ids import BASE, AdapterId, BlockId, Row, Slot
+from rota.core.messages import AdapterFetched, AdapterReady, Message
 from rota.core.plan import Seat, StepPlan, StepResult, TokenLogprobs
 from rota.core.request import SamplingParams
 from tests.builders import VOCABULARY, capacity
@@ -73,11 +74,20 @@ class FakeDevice:
     _rows: dict[Row, FakeRow] = field(default_factory=dict)
     _kv: dict[tuple[BlockId, int], tuple[AdapterId, int]] = field(default_factory=dict)
     _slots: dict[Slot, AdapterId] = field(default_factory=dict)
+    _post: Callable[[Message], None] | None = None
     _busy_until: float = 0.0
     _under_way: deque[int] = field(default_factory=deque)
 
+    def listen(self, post: Callable[[Message], None]) -> None:
+        self._post = post
+
     def submit(self, plan: StepPlan) -> FakeTicket:
         self.plans.append(plan)
+        if self._post:
+            for adapter in plan.fetches:
+                self._post(AdapterFetched(adapter.adapter_id, self.now()))
+            for load in plan.loads:
+                self._post(AdapterReady(load.adapter_id, self.now()))
         for load in plan.loads:
             self._slots[load.slot] = load.adapter_id
         for seat in plan.seats:

@@ -37,7 +37,7 @@ def serve_model(config: EngineConfig, server: ServerConfig) -> None:
     folder = Path(config.model.model_path)
     name = server.served_model_name or folder.resolve().name
     tokenizer = Tokenizer(folder)
-    service = SupervisedService(partial(build_device, config), config.scheduler)
+    service = SupervisedService(partial(build_device, config), config)
     app = create_app(service, tokenizer, name, str(folder))
     listen(app, service, server, lambda url: print(f"Rota serves {name} at {url}", flush=True))
 

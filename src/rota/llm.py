@@ -10,24 +10,28 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from rota.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from rota.core.errors import RequestError
-from rota.core.events import Event, Finished, FinishReason, Produced
-from rota.core.ids import RequestId
+from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.errors import AdapterError, RequestError
+from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, FinishReason, Produced
+from rota.core.ids import BASE, AdapterId, RequestId
+from rota.core.lora_paths import LoraPath
 from rota.core.options import build, refuse_unknown
 from rota.core.plan import TokenLogprobs
+from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
 from rota.engine.builtin import builtin_model_folder
+from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
-from rota.runtime.loop import run
+from rota.runtime.loop import Emit, run
 from rota.runtime.offline import OfflineInbox
+from rota.runtime.registry import Registry
 from rota.runtime.world import Device
 from rota.scheduler import Scheduler
 from rota.text.chat import ChatMessage
 from rota.text.stream import Piece, TextStream
 from rota.text.tokenizer import Tokenizer
 
-ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig)
+ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
 
 Prompt = str | Sequence[int]
 
@@ -48,7 +52,14 @@ class Completion:
 class LLM:
     """A model that is loaded once and asked often; prompts that begin alike share their KV, also across calls."""
 
-    def __init__(self, model: str | Path | None = None, *, quiet: bool = False, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        adapters: Mapping[str, str | Path] | None = None,
+        quiet: bool = False,
+        **options: Any,
+    ) -> None:
         """Without a model, the built-in one. Options are the flags of `rota serve`, with underscores."""
         refuse_unknown(options, *ENGINE_CONFIGS)
         if model is not None:
@@ -56,29 +67,56 @@ class LLM:
         config = locate_model(engine_config(options, quiet))
         assert config.model.model_path is not None
         self._quiet = quiet
-        self._config = config.scheduler
+        self._config = config
         self._tokenizer = Tokenizer(config.model.model_path)
         self._device = build_device(config)
-        self._scheduler = Scheduler(self._config, self._device.capacity)
+        self._scheduler = Scheduler.from_config(config, self._device.capacity)
+        self._registry = Registry()
+        self._doorbell = Doorbell()
+        for name, path in (adapters or {}).items():
+            self.load_adapter(name, path)
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Read an adapter and let prompts ask for it by name; raises AdapterError if it cannot be served."""
+        adapter = self._registry.add(LoraPath(name, str(path)))
+        inbox = OfflineInbox(adapters=[adapter], doorbell=self._doorbell)
+        refusals: list[str] = []
+
+        def emit(events: list[Event]) -> None:
+            for event in events:
+                if isinstance(event, AdapterAdded | AdapterRefused):
+                    inbox.note_ended(event.adapter_id)
+                if isinstance(event, AdapterRefused):
+                    refusals.append(event.reason)
+
+        self._turn_the_crank(inbox, emit)
+        if refusals:
+            self._registry.forget(name)
+            raise AdapterError(refusals[0])
 
     def generate(
         self,
         prompts: str | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[Completion]:
-        """Continue every prompt, a text or its tokens; raises RequestError if one cannot be served."""
+        """Continue every prompt, a text or its tokens; raises RequestError if one cannot be served.
+
+        `adapter` names the adapter for all prompts, or for each its own; None is the base model.
+        """
         listed = [prompts] if isinstance(prompts, str) else prompts
-        return self._complete([self._tokens_of(prompt) for prompt in listed], params, is_continuation=True)
+        return self._complete([self._tokens_of(prompt) for prompt in listed], params, adapter, is_continuation=True)
 
     def chat(
         self,
         messages: Sequence[ChatMessage] | Sequence[Sequence[ChatMessage]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[Completion]:
         """Answer one conversation, or each of several, through the model's chat template."""
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self._tokenizer.apply_chat_template(conversation) for conversation in conversations]
-        return self._complete(prompts, params, is_continuation=False)
+        return self._complete(prompts, params, adapter, is_continuation=False)
 
     def _tokens_of(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -94,22 +132,32 @@ class LLM:
         self,
         prompts: list[tuple[int, ...]],
         params: SamplingParams | Sequence[SamplingParams] | None,
+        adapter: str | Sequence[str | None] | None,
         is_continuation: bool,
     ) -> list[Completion]:
         answers: dict[RequestId, Answer] = {}
         requests: list[Request] = []
         now = time.monotonic()
-        for index, (prompt, sampling) in enumerate(zip(prompts, _one_each(params, len(prompts)), strict=True)):
+        wanted = zip(prompts, _one_each(params, len(prompts)), self._adapter_ids(adapter, len(prompts)), strict=True)
+        for index, (prompt, sampling, adapter_id) in enumerate(wanted):
             if not sampling.ignore_eos:
                 sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self._tokenizer.eos_ids)
-            request = Request(RequestId(f"prompt {index}"), prompt, sampling, now)
+            request = Request(RequestId(f"prompt {index}"), prompt, sampling, now, adapter_id)
             requests.append(request)
             answers[request.request_id] = Answer(TextStream(self._tokenizer, sampling.stop, is_continuation))
         self._run(requests, answers)
         return [answer.completion() for answer in answers.values()]
 
+    def _adapter_ids(self, adapter: str | Sequence[str | None] | None, count: int) -> list[AdapterId]:
+        names = [adapter] * count if adapter is None or isinstance(adapter, str) else list(adapter)
+        if len(names) != count:
+            raise RequestError.bad_field(
+                "adapter", f"There are {count} prompts but {len(names)} adapters; give one each."
+            )
+        return [BASE if name is None else self._registry.find(name).adapter_id for name in names]
+
     def _run(self, requests: list[Request], answers: dict[RequestId, Answer]) -> None:
-        inbox = OfflineInbox(requests, max_open=self._config.max_queued_requests)
+        inbox = OfflineInbox(requests, self._config.scheduler.max_queued_requests, doorbell=self._doorbell)
         failed: list[Finished] = []
         with tqdm(total=len(requests), unit="prompt", disable=self._quiet) as bar:
 
@@ -126,16 +174,19 @@ class LLM:
                                 failed.append(event)
                                 inbox.close()
 
-            try:
-                run(self._scheduler, LiveWorld(self._device, inbox), emit, self._config.overlap_depth)
-            except BaseException:
-                # An interrupted run leaves its requests in the books; the next one begins with clean ones.
-                self._scheduler = Scheduler(self._config, self._device.capacity)
-                raise
+            self._turn_the_crank(inbox, emit)
         for event in failed:
             assert event.fault is not None
             message = f"{event.request_id.capitalize()}: {event.fault.message}"
             raise RequestError(replace(event.fault, message=message))
+
+    def _turn_the_crank(self, inbox: OfflineInbox, emit: Emit) -> None:
+        try:
+            run(self._scheduler, LiveWorld(self._device, inbox), emit, self._config.scheduler.overlap_depth)
+        except BaseException:
+            # An interrupted run leaves its requests in the books: end them, so that the next run finds them clean.
+            self._scheduler.abandon(time.monotonic())
+            raise
 
 
 @dataclass(slots=True)
@@ -198,6 +249,8 @@ def engine_config(options: Mapping[str, Any], quiet: bool) -> EngineConfig:
         model=build(ModelConfig, options),
         cache=build(CacheConfig, options),
         scheduler=build(SchedulerConfig, options),
+        lora=build(LoraConfig, options),
+        policy=build(PolicyConfig, options),
         quiet=quiet,
     )
 

@@ -26,6 +26,9 @@ class ListInbox:
         self.messages = list(messages)
         self.is_closed = False
 
+    def post(self, message: Message) -> None:
+        self.messages.append(message)
+
     def take(self, wait_s: float) -> list[Message] | None:
         messages, self.messages = self.messages, []
         return None if self.is_closed and not messages else messages
@@ -34,7 +37,7 @@ class ListInbox:
 def test_a_message_ends_the_wait_for_one():
     inbox = ThreadInbox()
     world = LiveWorld(FakeDevice(), inbox)
-    threading.Timer(0.05, inbox.put, [abort("late")]).start()
+    threading.Timer(0.05, inbox.post, [abort("late")]).start()
 
     assert world.receive(math.inf) == [abort("late")]
 
@@ -58,7 +61,7 @@ def test_a_busy_loop_is_not_kept_waiting():
 def test_a_closed_inbox_aborts_all_once_and_then_nothing_ever_comes():
     inbox = ThreadInbox()
     world = LiveWorld(FakeDevice(), inbox)
-    inbox.put(abort("last"))
+    inbox.post(abort("last"))
     inbox.close()
 
     assert world.receive(math.inf) == [abort("last")]

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from rota.core.config import SchedulerConfig
+from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestError
 from rota.core.events import FinishReason
 from rota.runtime.service import BuildDevice, InProcessService, Phase
@@ -28,7 +28,7 @@ def slow(listener: Listener) -> Iterator[InProcessService]:
 
 
 def start(build_device: BuildDevice, listener: Listener) -> InProcessService:
-    service = InProcessService(build_device, SchedulerConfig())
+    service = InProcessService(build_device, EngineConfig())
     service.start(listener)
     return service
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.core.config import SchedulerConfig
+from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestError
 from rota.core.events import FinishReason
 from rota.runtime.service import BuildDevice, Phase
@@ -30,7 +30,7 @@ SLOW = partial(FakeDevice, step_s=0.02)
 def supervised(
     build_device: BuildDevice, patience: Patience | None = None
 ) -> Iterator[tuple[SupervisedService, Listener]]:
-    service, listener = SupervisedService(build_device, SchedulerConfig(), patience), Listener()
+    service, listener = SupervisedService(build_device, EngineConfig(), patience), Listener()
     service.start(listener)
     try:
         yield service, listener
@@ -170,9 +170,9 @@ def test_two_threads_may_stop_it_at_once():
 
 PARENT = """
 import time
-from tests.runtime.test_supervisor import SLOW, Listener, SchedulerConfig, SupervisedService
+from tests.runtime.test_supervisor import SLOW, Listener, EngineConfig, SupervisedService
 if __name__ == "__main__":
-    service = SupervisedService(SLOW, SchedulerConfig())
+    service = SupervisedService(SLOW, EngineConfig())
     service.start(Listener())
     service.wait_until_ready()
     print(service.engine_pid, flush=True)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rota.core.config import SchedulerConfig
+from rota.core.config import EngineConfig
 from rota.runtime.service import InProcessService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def tokenizer(tmp_path_factory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def client(device, tokenizer) -> Iterator[httpx.Client]:
-    service = InProcessService(lambda: device, SchedulerConfig())
+    service = InProcessService(lambda: device, EngineConfig())
     with (
         running(create_app(service, tokenizer, "letters", "/models/letters")) as url,
         httpx.Client(base_url=url, timeout=20.0) as client,

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rota.core.config import SchedulerConfig, ServerConfig
+from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError, EngineDiedError, ModelError
 from rota.runtime.service import BuildDevice, InProcessService
 from rota.server.app import create_app
@@ -23,7 +23,7 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 
 def listen_with(build_device: BuildDevice, folder: Path, announce) -> None:
     """Listen on a free port until a signal comes."""
-    service = InProcessService(build_device, SchedulerConfig())
+    service = InProcessService(build_device, EngineConfig())
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), "letters", str(folder))
     listen(app, service, ServerConfig(port=0), announce)
 
@@ -60,7 +60,7 @@ def test_a_port_that_is_taken_is_refused_with_advice():
 SCRIPT = """
 import sys
 from functools import partial
-from rota.core.config import SchedulerConfig, ServerConfig
+from rota.core.config import EngineConfig, ServerConfig
 from rota.runtime.supervisor import SupervisedService
 from rota.server.app import create_app
 from rota.server.listen import listen
@@ -68,7 +68,7 @@ from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 
 if __name__ == "__main__":
-    service = SupervisedService(partial(FakeDevice, step_s=0.02), SchedulerConfig())
+    service = SupervisedService(partial(FakeDevice, step_s=0.02), EngineConfig())
     app = create_app(service, Tokenizer(sys.argv[1]), "letters", sys.argv[1])
     listen(app, service, ServerConfig(port=0), partial(print, flush=True))
 """

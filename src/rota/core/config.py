@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_paths
-
-
-def option(default: Any, help: str) -> Any:
-    """A field that is also a flag: `--field-name`, with `help` as its sentence."""
-    return field(default=default, metadata={"help": help})
+from rota.core.options import option
+from rota.core.policy_config import PolicyConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +126,11 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
     quiet: bool = False
+
+
+LANDINGS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,12 @@ class Capacity:
     block_size: int
     rows: int
     max_sequence_tokens: int
-    slots: int = 0
+    slots: int = 0  # adapters a step may hold
+
+    @property
+    def places(self) -> int:
+        """Room for adapters on the device: the slots, and a landing where the next one arrives while all slots run."""
+        return self.slots + LANDINGS if self.slots else 0
 
 
 def _at_least(name: str, value: int | None, low: int) -> None:

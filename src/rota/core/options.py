@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -49,13 +49,18 @@ class Option:
         return value
 
 
+def option(default: Any, help: str) -> Any:
+    """A field that is also a flag: `--field-name`, with `help` as its sentence."""
+    return field(default=default, metadata={"help": help})
+
+
 def options_of(*configs: type) -> dict[str, Option]:
     """Every option of these config dataclasses, by name."""
     found = {}
     for config in configs:
         hints = get_type_hints(config)
-        for field in fields(config):
-            found[field.name] = _option_of(field, hints[field.name])
+        for one in fields(config):
+            found[one.name] = _option_of(one, hints[one.name])
     return found
 
 
@@ -75,7 +80,7 @@ def refuse_unknown(given: Mapping[str, Any], *configs: type) -> None:
             raise ConfigError(f"{name} is not an option; {advice}")
 
 
-def _option_of(field: Field[Any], hint: Any) -> Option:
+def _option_of(one: Field[Any], hint: Any) -> Option:
     """Read off a field's type: `int`, `int | None`, `int | Literal["auto"]`, `Literal["a", "b"]`, `tuple[int, ...]`."""
     is_list = get_origin(hint) is tuple
     kinds = [hint]
@@ -86,4 +91,4 @@ def _option_of(field: Field[Any], hint: Any) -> Option:
     kind = type(choices[0]) if choices else first
     assert kind in _KINDS, f"a config field cannot be {hint}"
     words = tuple(word for other in others for word in get_args(other))
-    return Option(field.name, kind, choices, field.default, field.metadata["help"], words, is_list)
+    return Option(one.name, kind, choices, one.default, one.metadata["help"], words, is_list)

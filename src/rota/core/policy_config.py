@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rota.core.config import option
 from rota.core.errors import ConfigError
+from rota.core.options import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class PolicyConfig:
     lora_policy: Literal["rotate", "drain", "wait"] = option(
         "rotate", "When more adapters have work than there are slots: take turns, drain for whoever starves, or wait."
     )
-    lora_rotation_quantum_ms: float = option(150.0, "How long an adapter may sit in its slot while others wait.")
+    lora_rotation_quantum_ms: float = option(100.0, "How long an adapter may sit in its slot while others wait.")
     lora_max_stall_ms: float = option(
         200.0, "How long a sequence may go without a token before its adapter goes first."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -10,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rota.core.config import Capacity, EngineConfig, ModelConfig
+from rota.core.config import LANDINGS, Capacity, EngineConfig, LoraConfig, ModelConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import BASE, BlockId, RequestId, Row
+from rota.core.messages import Message
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.engine.attention.torch_attention import TorchAttention
@@ -22,6 +24,10 @@ from rota.engine.draw import argmax
 from rota.engine.graphs import DecodeGraphs, capture_graphs
 from rota.engine.inputs import Inputs, Rows
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
+from rota.engine.lora import reference as lora_reference
+from rota.engine.lora.adapters import Adapters
+from rota.engine.lora.bank import Bank, count_slots
+from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.model.llama import Llama
 from rota.engine.model.spec import ModelSpec, read_spec
 from rota.engine.ops import reference
@@ -31,6 +37,9 @@ from rota.engine.step import Attention, DeviceStep, Operations
 from rota.engine.ticket import Ticket, send_home
 from rota.engine.weights import dummy_weights, load_weights
 
+Numbers = NDArray[np.int32]
+
+NOBODY: Numbers = np.empty(0, np.int32)
 NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))
 
 
@@ -53,8 +62,11 @@ class Engine:
     under way: the device sees the old tenant's work before the new one's.
     """
 
-    def __init__(self, model: Model, spec: ModelSpec, cache: KVCache, capacity: Capacity) -> None:
+    def __init__(
+        self, model: Model, spec: ModelSpec, cache: KVCache, capacity: Capacity, adapters: Adapters | None = None
+    ) -> None:
         self.spec = spec
+        self._adapters = adapters
         self.capacity = capacity
         self._device = cache.device
         self._model = model
@@ -68,15 +80,22 @@ class Engine:
     def capture(self, quiet: bool = False) -> None:
         """Replay decode steps as CUDA graphs from now on; the attention must not read lengths on the host."""
 
-        def padding(size: int) -> NDArray[np.int32]:
-            return self._rows.accept_decodes(StepPlan(0), size)
+        def padding(size: int, has_adapters: bool) -> Numbers:
+            return self._graph_inputs(self._rows.accept_decodes(StepPlan(0), size), NOBODY if has_adapters else None)
 
-        rows, vocabulary = self.capacity.rows, self.spec.vocab_size
-        self._graphs = capture_graphs(self._decode_any_length, padding, rows, vocabulary, self._device, quiet)
+        rows, vocabulary, has_bank = self.capacity.rows, self.spec.vocab_size, self._adapters is not None
+        self._graphs = capture_graphs(self._decode_any_length, padding, rows, vocabulary, self._device, quiet, has_bank)
+
+    def listen(self, post: Callable[[Message], None]) -> None:
+        """Tell of adapters through `post`, from the loader's threads."""
+        if self._adapters is not None:
+            self._adapters.listen(post)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Ticket:
         """Start a step; on a CPU this is where it is computed."""
+        if self._adapters is not None:
+            self._adapters.accept(plan)
         if plan.seats:
             self._sampler.seat(plan.seats)
         if self._graphs is not None and _only_decodes(plan):
@@ -102,17 +121,21 @@ class Engine:
 
     def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> Sampled:
         decodes = len(plan.decodes)
-        inputs = self._rows.accept_decodes(plan, graphs.width_for(decodes))
-        graph = graphs.replay(inputs)
-        host_rows = inputs[0, :decodes]
+        size = graphs.width_for(decodes)
+        lines = self._rows.accept_decodes(plan, size)
+        host_rows = lines[0, :decodes]
+        slots = self._slots_of(host_rows)
+        graph = graphs.replay(self._graph_inputs(lines, slots), size, slots is not None)
         if not self._sampler.needs(host_rows):
             return Sampled(graph.tokens[:decodes])
-        rows, lengths = graph.inputs[:2, :decodes]
+        rows, lengths = graph.inputs[:decodes], graph.inputs[size : size + decodes]
         return self._sample(graph.logits[:decodes], rows, lengths, host_rows)
 
     def _compute(self, inputs: Inputs) -> Sampled:
         rows, lengths = inputs.rows[: inputs.decodes], inputs.lengths[: inputs.decodes]
-        step = self._rows.device_step(rows, lengths, inputs.longest_decode, inputs.chunks)
+        slots = self._slots_of(inputs.host_token_rows)
+        lora = self._adapters.batch(slots) if self._adapters is not None and slots is not None else None
+        step = self._rows.device_step(rows, lengths, inputs.longest_decode, inputs.chunks, lora)
         hidden = self._model.forward(step, self._cache.layers)
         if not len(inputs.host_rows):
             return NO_TOKENS
@@ -125,11 +148,26 @@ class Engine:
         self._rows.newest_token[rows] = sampled.tokens
         return sampled
 
-    def _decode_any_length(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def _slots_of(self, rows: NDArray[np.integer]) -> Numbers | None:
+        return self._adapters.slots_of(rows) if self._adapters is not None else None
+
+    def _graph_inputs(self, lines: Numbers, slots: Numbers | None) -> Numbers:
+        """What a graph reads, in one line: `Rows.accept_decodes`, and the tokens' slots if adapters take part."""
+        if slots is None:
+            return lines.ravel()
+        assert self._adapters is not None
+        frame = self._adapters.frame(lines.shape[1])
+        inputs = np.empty(lines.size + frame.numbers, np.int32)
+        inputs[: lines.size] = lines.ravel()
+        frame.write(slots, inputs[lines.size :])
+        return inputs
+
+    def _decode_any_length(self, inputs: Tensor, size: int, has_adapters: bool) -> tuple[Tensor, Tensor]:
         """A whole greedy decode step that is right for every length: the body of a graph."""
-        rows, lengths, places, blocks = inputs
+        rows, lengths, places, blocks = inputs[: 4 * size].view(4, size)
         self._rows.write_pages(places, blocks)
-        step = self._rows.device_step(rows, lengths, self.capacity.max_sequence_tokens)
+        lora = self._adapters.frame(size).view(inputs[4 * size :]) if self._adapters and has_adapters else None
+        step = self._rows.device_step(rows, lengths, self.capacity.max_sequence_tokens, lora=lora)
         logits = self._model.logits(self._model.forward(step, self._cache.layers))
         tokens = argmax(logits)
         self._rows.newest_token[rows] = tokens
@@ -155,13 +193,15 @@ def build_engine(config: EngineConfig) -> Engine:
         weights = dummy_weights(spec, device, dtype)
     else:
         weights = load_weights(folder, spec, device, dtype, config.quiet)
-    model = Llama(spec, weights, *_kernels(backend, device, spec.head_dim**-0.5))
-
     rows = config.scheduler.max_running_requests
+    slots, adapters = _adapters(config.lora, spec, dtype, device, backend, weights.size_bytes, rows)
+    model = Llama(spec, weights, *_kernels(backend, device, spec.head_dim**-0.5), adapters)
+
     shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, dtype)
-    memory = device_memory(device, weights.size_bytes)
+    memory = device_memory(device, weights.size_bytes + adapters.bank.size_bytes)
     blocks = count_blocks(config.cache, shape, memory, device, context, rows)
-    engine = Engine(model, spec, KVCache(blocks, shape, device), Capacity(blocks, shape.block_size, rows, context))
+    capacity = Capacity(blocks, shape.block_size, rows, context, slots)
+    engine = Engine(model, spec, KVCache(blocks, shape, device), capacity, adapters)
     if backend == "triton" and config.model.enable_cuda_graphs:
         engine.capture(config.quiet)
     engine.warm_up()
@@ -175,6 +215,25 @@ def _context_length(config: ModelConfig, spec: ModelSpec) -> int:
             f"ask for at most that, or leave it out."
         )
     return config.context_length or spec.context_length
+
+
+def _adapters(
+    config: LoraConfig,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    backend: str,
+    weight_bytes: int,
+    rows: int,
+) -> tuple[int, Adapters]:
+    """Slots that fit, and the adapters' side of the engine. The bank is made before KV takes what is left."""
+    slots = count_slots(config, spec, dtype, device_memory(device, weight_bytes), device)
+    bank = Bank(spec, slots + LANDINGS, config.max_lora_rank, dtype, device)
+    add_lora = lora_reference.add_lora
+    if backend == "triton":
+        from rota.engine.lora.triton_ops import add_lora
+    read = checkpoint_reader(bank, spec, config.adapter_root)
+    return slots, Adapters(bank, read, add_lora, rows, config.enable_lora_overlap_loading)
 
 
 def _kernels(backend: str, device: torch.device, scale: float) -> tuple[Operations, Attention]:

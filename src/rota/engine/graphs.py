@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-# `Rows.accept_decodes` in, greedy tokens and logits out: a whole decode step. It must not look inside a tensor.
-DecodeBody = Callable[[Tensor], tuple[Tensor, Tensor]]
-# The inputs of a step of this size in which nobody decodes.
-Padding = Callable[[int], NDArray[np.int32]]
+# Inputs, size and whether adapters take part in; greedy tokens and logits out: a whole decode step. It must not look
+# inside a tensor.
+DecodeBody = Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
+# The inputs of a step of this size, with adapters or without, in which nobody decodes.
+Padding = Callable[[int, bool], NDArray[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class DecodeGraph:
     """A captured step of one batch size and the tensors it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Tensor  # [4, size] int32
+    inputs: Tensor  # [numbers] int32: the four lines of `Rows.accept_decodes`, and slots behind them if it has adapters
     tokens: Tensor  # [size] int64, greedy
     logits: Tensor  # [size, vocabulary] float32, a view of a buffer that all graphs write to
 
@@ -34,9 +36,9 @@ def graph_sizes(rows: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """The graphs of all sizes. They share memory: a replay's logits last until the next replay."""
+    """The graphs of all sizes, with adapters and without. They share memory: logits last until the next replay."""
 
-    def __init__(self, sizes: list[int], graphs: dict[int, DecodeGraph]) -> None:
+    def __init__(self, sizes: list[int], graphs: dict[tuple[int, bool], DecodeGraph]) -> None:
         self._sizes = sizes
         self._graphs = graphs
 
@@ -44,9 +46,9 @@ class DecodeGraphs:
         """The smallest captured size that holds this many decodes."""
         return next(size for size in self._sizes if size >= decodes)
 
-    def replay(self, inputs: NDArray[np.int32]) -> DecodeGraph:
-        """Run the step of padded inputs [4, a captured size]; does not wait for the device."""
-        graph = self._graphs[inputs.shape[1]]
+    def replay(self, inputs: NDArray[np.int32], size: int, has_adapters: bool) -> DecodeGraph:
+        """Run the step of padded inputs of a captured size; does not wait for the device."""
+        graph = self._graphs[size, has_adapters]
         # The pinned copy may go when this returns: see `device.send`.
         graph.inputs.copy_(torch.from_numpy(inputs).pin_memory(), non_blocking=True)
         graph.graph.replay()
@@ -54,21 +56,28 @@ class DecodeGraphs:
 
 
 def capture_graphs(
-    body: DecodeBody, padding: Padding, rows: int, vocabulary: int, device: torch.device, quiet: bool
+    body: DecodeBody,
+    padding: Padding,
+    rows: int,
+    vocabulary: int,
+    device: torch.device,
+    quiet: bool,
+    has_bank: bool = False,
 ) -> DecodeGraphs:
     """Capture `body` at every size, over inputs that are only padding: nothing a ledger gives away is touched."""
     sizes = graph_sizes(rows)
-    graphs: dict[int, DecodeGraph] = {}
+    graphs: dict[tuple[int, bool], DecodeGraph] = {}
     buffer = torch.empty(rows, vocabulary, dtype=torch.float32, device=device)
     pool = torch.cuda.graph_pool_handle()
     # Largest first: the smaller ones then fit into memory the pool already has.
-    for size in tqdm(reversed(sizes), "Capturing CUDA graphs", len(sizes), leave=False, disable=quiet):
-        inputs = torch.from_numpy(padding(size)).to(device)
+    kinds = list(itertools.product(reversed(sizes), (True, False) if has_bank else (False,)))
+    for size, has_adapters in tqdm(kinds, "Capturing CUDA graphs", leave=False, disable=quiet):
+        inputs = torch.from_numpy(padding(size, has_adapters)).to(device)
         # Once outside the graph: kernels are compiled and workspaces allocated at their first use.
-        body(inputs)
+        body(inputs, size, has_adapters)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            tokens, logits = body(inputs)
+            tokens, logits = body(inputs, size, has_adapters)
             buffer[:size].copy_(logits)
-        graphs[size] = DecodeGraph(graph, inputs, tokens, buffer[:size])
+        graphs[size, has_adapters] = DecodeGraph(graph, inputs, tokens, buffer[:size])
     return DecodeGraphs(sizes, graphs)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.engine.device import send
+from rota.engine.lora.layout import LoraBatch
 from rota.engine.step import DeviceStep, PrefillPart
 
 Numbers = NDArray[np.int32]
@@ -45,6 +46,15 @@ class Inputs:
     decodes: int
     longest_decode: int
     chunks: ChunkInputs | None
+
+    @property
+    def host_token_rows(self) -> NDArray[np.int64]:
+        """[tokens] each token's row, decodes first."""
+        rows = self.host_rows[: self.decodes]
+        if self.chunks is None:
+            return rows
+        part = self.chunks.part
+        return np.concatenate([rows, np.repeat(np.array(part.host_rows, np.int64), part.host_lengths)])
 
 
 class Rows:
@@ -99,7 +109,12 @@ class Rows:
         self.tables.view(-1).scatter_(0, places.to(torch.int64), blocks)
 
     def device_step(
-        self, rows: Tensor, lengths: Tensor, longest_decode: int, chunks: ChunkInputs | None = None
+        self,
+        rows: Tensor,
+        lengths: Tensor,
+        longest_decode: int,
+        chunks: ChunkInputs | None = None,
+        lora: LoraBatch | None = None,
     ) -> DeviceStep:
         """What the forward pass needs, for decodes at `rows` and the chunks after them."""
         token_ids = self.newest_token[rows]
@@ -113,7 +128,7 @@ class Rows:
         pages = token_rows * self._pages + positions // self._block_size
         slots = self.tables.view(-1)[pages] * self._block_size + positions % self._block_size
         part = chunks.part if chunks is not None else None
-        return DeviceStep(token_ids, positions, slots, self.tables, rows, lengths, longest_decode, part)
+        return DeviceStep(token_ids, positions, slots, self.tables, rows, lengths, longest_decode, part, lora)
 
     def _page_changes(self, seats: Sequence[Seat], grants: Sequence[Grant]) -> tuple[Numbers, Numbers]:
         """Where the page tables change, and to what. Seats before grants: a newcomer may be granted more at once."""

@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rota.engine.lora.layout import LoraBatch
+
 
 @dataclass(frozen=True, slots=True)
 class PrefillPart:
@@ -41,6 +43,7 @@ class DeviceStep:
     decode_lengths: Tensor  # [decodes] int32, tokens attended to, the new one included
     longest_decode: int  # an upper bound of decode_lengths known on the host
     prefill: PrefillPart | None = None
+    lora: LoraBatch | None = None  # None where every token is the base model's
 
     @property
     def decodes(self) -> int:

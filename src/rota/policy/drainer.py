@@ -1,14 +1,14 @@
 """The drainer makes room for an adapter that waits too long, by letting another one finish and admit little.
 
-A drain has a deadline that is fixed when it starts: 1.2 × the steps its longest sequence still needed then. What it admits
-meanwhile must fit into the steps that are left, so a drain always ends, and the slot it frees is kept for whom it
-was started. The base model needs no slot and is never seen here.
+A drain has a deadline that is fixed when it starts: 1.2 × the steps its longest sequence still needed then. What it
+admits meanwhile must fit into the steps that are left, so a drain always ends, and the slot it frees is kept for whom
+it was started. The base model needs no slot and is never seen here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rota.core.ids import AdapterId
@@ -18,7 +18,7 @@ TOLERANCE = 1.2
 RESERVATION_S = 1.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Drain:
     """A victim on its way out, for somebody who starves."""
 
@@ -26,9 +26,17 @@ class Drain:
     last_step: int  # the victim's step count at which it should be empty
 
 
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A slot that a drain has freed and that its beneficiary has not taken yet."""
+
+    giver: AdapterId
+    until: float
+
+
 @dataclass(slots=True)
 class DrainCounts:
-    """For metrics: how drains began and ended."""
+    """For metrics: how drains began and ended, and slots kept for somebody who did not come in time."""
 
     started: int = 0
     finished: int = 0
@@ -44,21 +52,33 @@ class LoRADrainer:
     slots: int
     counts: DrainCounts = field(default_factory=DrainCounts)
     _drains: dict[AdapterId, Drain] = field(default_factory=dict)
-    _reserved_until: dict[AdapterId, float] = field(default_factory=dict)
+    _reservations: dict[AdapterId, Reservation] = field(default_factory=dict)
 
     @property
     def draining_for(self) -> dict[AdapterId, AdapterId]:
         """Victim → beneficiary."""
         return {victim: drain.beneficiary for victim, drain in self._drains.items()}
 
-    def reserved(self, now: float) -> frozenset[AdapterId]:
+    @property
+    def reserved(self) -> frozenset[AdapterId]:
         """Adapters for which a freed slot is being kept."""
-        return frozenset(adapter_id for adapter_id, until in self._reserved_until.items() if now < until)
+        return frozenset(self._reservations)
 
     @property
     def reserved_until(self) -> float:
         """When the first reservation lapses; infinity if there is none."""
-        return min(self._reserved_until.values(), default=math.inf)
+        return min((reservation.until for reservation in self._reservations.values()), default=math.inf)
+
+    @property
+    def beneficiaries(self) -> frozenset[AdapterId]:
+        """Adapters that somebody drains for, or has drained for."""
+        return self.reserved.union(drain.beneficiary for drain in self._drains.values())
+
+    @property
+    def most_drains(self) -> int:
+        """Half of the slots stay open to everybody; but of two both may drain, or the second of two who starve would
+        wait for two drains, one after the other."""
+        return max(2, math.ceil(self.slots / 2))
 
     def starving_at(self, view: AdapterView) -> float:
         """The moment after which a waiting adapter counts as starving."""
@@ -72,56 +92,60 @@ class LoRADrainer:
         now: float,
     ) -> None:
         """Once a pass: `blocked` wait for a slot and for nothing else, `residents` sit in one."""
+        self._end_reservations(blocked, now)
         self._end_drains(blocked, residents, now)
-        if free_slots > 0:
+        if free_slots > len(self._reservations):
             return
-        served = {drain.beneficiary for drain in self._drains.values()} | self._reserved_until.keys()
-        starving = sorted(
-            (view for view in blocked.values() if now > self.starving_at(view) and view.adapter_id not in served),
-            key=lambda view: (view.oldest_at, view.adapter_id),
-        )
-        for view in starving:
-            if len(self._drains) >= math.ceil(self.slots / 2):
-                return
-            victims = [
-                resident
-                for adapter_id, resident in residents.items()
-                if adapter_id not in self._drains and not resident.is_pinned and resident.running
-            ]
-            if not victims:
+        for view in self._starving(blocked, now):
+            victims = [resident for resident in residents.values() if self._may_drain(resident)]
+            if not victims or len(self._drains) >= self.most_drains:
                 return
             victim = min(victims, key=lambda resident: (resident.remaining, resident.adapter_id))
             last_step = victim.steps + math.ceil(TOLERANCE * victim.remaining)
             self._drains[victim.adapter_id] = Drain(view.adapter_id, last_step)
             self.counts.started += 1
 
+    def admits(self, view: AdapterView, steps_needed: int) -> bool:
+        """May `view`'s adapter take on a request that needs so many steps? Only what ends before its drain does."""
+        if any(reservation.giver == view.adapter_id for reservation in self._reservations.values()):
+            return False
+        drain = self._drains.get(view.adapter_id)
+        return drain is None or view.steps + steps_needed <= drain.last_step
+
+    def forget(self, adapter_id: AdapterId) -> None:
+        """An adapter was unloaded: nothing about it is kept."""
+        self._reservations.pop(adapter_id, None)
+        for victim, drain in list(self._drains.items()):
+            if adapter_id in (victim, drain.beneficiary):
+                del self._drains[victim]
+                self.counts.called_off += 1
+
+    def _starving(self, blocked: Mapping[AdapterId, AdapterView], now: float) -> Iterator[AdapterView]:
+        """Longest wait first. Who drains is no beneficiary, and who has one needs no second."""
+        passed_by = self.beneficiaries.union(self._drains)
+        waiting = sorted(blocked.values(), key=lambda view: (view.oldest_at, view.adapter_id))
+        return (view for view in waiting if now > self.starving_at(view) and view.adapter_id not in passed_by)
+
+    def _may_drain(self, resident: AdapterView) -> bool:
+        return bool(resident.running) and not resident.is_pinned and resident.adapter_id not in self._drains
+
+    def _end_reservations(self, blocked: Mapping[AdapterId, AdapterView], now: float) -> None:
+        for beneficiary, reservation in list(self._reservations.items()):
+            if beneficiary in blocked and now < reservation.until:
+                continue
+            self.counts.expired += beneficiary in blocked
+            del self._reservations[beneficiary]
+
     def _end_drains(
         self, blocked: Mapping[AdapterId, AdapterView], residents: Mapping[AdapterId, AdapterView], now: float
     ) -> None:
-        for adapter_id in [a for a, until in self._reserved_until.items() if a not in blocked or now >= until]:
-            if adapter_id in blocked:
-                self.counts.expired += 1
-            del self._reserved_until[adapter_id]
         for victim, drain in list(self._drains.items()):
             resident = residents.get(victim)
             if drain.beneficiary not in blocked:
                 self.counts.called_off += 1
             elif resident is None or not resident.running:
                 self.counts.finished += 1
-                self._reserved_until[drain.beneficiary] = now + RESERVATION_S
+                self._reservations[drain.beneficiary] = Reservation(victim, now + RESERVATION_S)
             else:
                 continue
             del self._drains[victim]
-
-    def admits(self, view: AdapterView, steps_needed: int) -> bool:
-        """May `view`'s adapter take on a request that needs so many steps? Only what ends before its drain does."""
-        drain = self._drains.get(view.adapter_id)
-        return drain is None or view.steps + steps_needed <= drain.last_step
-
-    def forget(self, adapter_id: AdapterId) -> None:
-        """An adapter was unloaded: nothing about it is kept."""
-        self._reserved_until.pop(adapter_id, None)
-        for victim, drain in list(self._drains.items()):
-            if adapter_id in (victim, drain.beneficiary):
-                del self._drains[victim]
-                self.counts.called_off += 1

@@ -1,11 +1,12 @@
 """The prefill delayer holds new prompts back for a moment, so that they enter together and interrupt decodes less.
 
-All data-parallel ranks decide together: each puts five integers on the table, one exchange later every rank
-holds all of them and reaches the same verdict. A single rank exchanges with itself.
+All data-parallel ranks decide together: each puts a report on the table, one exchange later every rank holds all of
+them and reaches the same verdict. A single rank exchanges with itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,14 +17,16 @@ RECENT_BATCHES = 16
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank knows before it prefills; times travel as whole milliseconds of the first rank's clock."""
+    """What one rank knows before it prefills, and what all must know alike: why nothing starts, and what time it is."""
 
     is_prefillable: bool
     is_below_watermark: bool
     running: int
     largest_batch: int
     admissible: int
-    now_ms: int = 0
+    is_blocked_by_adapters: bool = False
+    held_ms: int = 0  # how long delays have held back, in all, the request that suffered most
+    now_ms: int = 0  # only the first rank's counts
 
 
 class Exchange(Protocol):
@@ -56,7 +59,7 @@ class Verdict:
     reason: Outcome
     passes: int = 0
     waited_s: float = 0.0
-    ask_again_at: float = float("inf")
+    ask_again_at: float = math.inf
 
 
 @dataclass(slots=True)
@@ -93,54 +96,70 @@ class PrefillDelayer:
         `oldest_delay_s` is how long delays have held the first of them back in all.
         """
         watermark = self.token_usage_low_watermark
-        report = RankReport(
-            is_prefillable=admissible > 0,
-            is_below_watermark=admissible > 0 and watermark is not None and token_usage < watermark,
-            running=running,
-            largest_batch=max(self._batches, default=0),
-            admissible=admissible,
-            now_ms=int(now * 1000),
+        reports = self.exchange.share(
+            RankReport(
+                is_prefillable=admissible > 0,
+                is_below_watermark=watermark is not None and token_usage < watermark,
+                running=running,
+                largest_batch=max(self._batches, default=0),
+                admissible=admissible,
+                is_blocked_by_adapters=blocked_by_adapters,
+                held_ms=math.ceil(oldest_delay_s * 1000),
+                now_ms=int(now * 1000),
+            )
         )
-        reports = self.exchange.share(report)
-        verdict = self._judge(reports, now, blocked_by_adapters, oldest_delay_s)
-        if verdict.is_allowed and not (verdict.reason is Outcome.NOTHING and blocked_by_adapters):
-            self._passes, self._started_ms = 0, None
-        self._was_idle = not any(one.running or one.is_prefillable for one in reports)
+        reason = self._judge(reports)
+        verdict = self._verdict(reason, reports, now)
+        self._remember(reason, reports)
         return verdict
 
-    def _judge(
-        self, reports: list[RankReport], now: float, blocked_by_adapters: bool, oldest_delay_s: float
-    ) -> Verdict:
-        prefillable = sum(report.is_prefillable for report in reports)
+    def _judge(self, reports: list[RankReport]) -> Outcome:
+        prefillable = [report for report in reports if report.is_prefillable]
         if not prefillable:
-            return Verdict(True, Outcome.NOTHING)
-        # One clock for all: the first rank's.
-        now_ms = reports[0].now_ms
-        waited_ms = 0 if self._started_ms is None else now_ms - self._started_ms
-        waited = {"passes": self._passes, "waited_s": waited_ms / 1000}
-        if any(report.is_prefillable and report.is_below_watermark for report in reports):
-            return Verdict(True, Outcome.TOKEN_WATERMARK, **waited)  # type: ignore[arg-type]
-        if prefillable == len(reports):
-            if not self._wants_delay(reports, max(waited_ms, oldest_delay_s * 1000)):
-                reason = Outcome.WAIT_SUCCESS if self._passes else Outcome.NO_WAIT
-                return Verdict(True, reason, **waited)  # type: ignore[arg-type]
+            return Outcome.NOTHING
+        if any(report.is_below_watermark for report in prefillable):
+            return Outcome.TOKEN_WATERMARK
+        if len(prefillable) == len(reports):
+            if not self._wants_delay(reports):
+                return Outcome.WAIT_SUCCESS if self._passes else Outcome.NO_WAIT
             if self._was_idle:
-                return Verdict(True, Outcome.NO_WAIT)
-        if self._passes >= self.max_delay_passes - 1 or oldest_delay_s * 1000 >= self.max_delay_ms:
-            return Verdict(True, Outcome.WAIT_TIMEOUT, **waited)  # type: ignore[arg-type]
-        if self._started_ms is None:
-            self._started_ms = now_ms
-        self._passes += 1
-        return Verdict(False, Outcome.DELAY, self._passes, waited_ms / 1000, now + self.max_delay_ms / 1000)
+                return Outcome.NO_WAIT
+        if self._passes >= self.max_delay_passes - 1 or _longest_held_ms(reports) >= self.max_delay_ms:
+            return Outcome.WAIT_TIMEOUT
+        return Outcome.DELAY
 
-    def _wants_delay(self, reports: list[RankReport], waited_ms: float) -> bool:
+    def _wants_delay(self, reports: list[RankReport]) -> bool:
         running = max(report.running for report in reports)
         batch = max(report.largest_batch for report in reports)
         queued = max(report.admissible for report in reports)
-        too_few_slots = self.max_running - running < batch
-        if too_few_slots or self.queue_min_ratio is None:
-            return too_few_slots
-        ceiling = self.prefill_max_requests if self.prefill_max_requests is not None else batch
-        enough = min(int(running * self.queue_min_ratio), ceiling)
-        # The clock cancels only this condition, never the one about slots.
-        return running > 0 and enough > 0 and queued < enough and waited_ms < self.max_delay_ms
+        if self.max_running - running < batch:
+            return True
+        # The clock cancels only the condition below, never the one above.
+        waited_ms = max(self._waited_ms(reports), _longest_held_ms(reports))
+        if self.queue_min_ratio is None or waited_ms >= self.max_delay_ms:
+            return False
+        most = batch if self.prefill_max_requests is None else self.prefill_max_requests
+        return queued < min(int(running * self.queue_min_ratio), most)
+
+    def _verdict(self, reason: Outcome, reports: list[RankReport], now: float) -> Verdict:
+        waited_s = self._waited_ms(reports) / 1000
+        if reason is not Outcome.DELAY:
+            return Verdict(True, reason, self._passes, waited_s)
+        # Nobody is held longer than this, though nothing else might make the loop ask again.
+        ask_again_at = now + (self.max_delay_ms - _longest_held_ms(reports)) / 1000
+        return Verdict(False, reason, self._passes + 1, waited_s, ask_again_at)
+
+    def _remember(self, reason: Outcome, reports: list[RankReport]) -> None:
+        if reason is Outcome.DELAY:
+            self._started_ms = reports[0].now_ms if self._started_ms is None else self._started_ms
+            self._passes += 1
+        elif reason is not Outcome.NOTHING or not any(report.is_blocked_by_adapters for report in reports):
+            self._passes, self._started_ms = 0, None
+        self._was_idle = not any(report.running or report.is_prefillable for report in reports)
+
+    def _waited_ms(self, reports: list[RankReport]) -> int:
+        return 0 if self._started_ms is None else reports[0].now_ms - self._started_ms
+
+
+def _longest_held_ms(reports: list[RankReport]) -> int:
+    return max(report.held_ms for report in reports)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from rota.core.ids import AdapterId
 from rota.policy.views import AdapterView
+
+Rank = tuple[int, float, AdapterId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +38,13 @@ class LoRARotation:
 
     def turns(self, tenants: Iterable[AdapterView], claimants: Iterable[AdapterView], now: float) -> list[Turn]:
         """Who leaves for whom, now. `tenants` may leave if their turn is over; `claimants` have work and no slot."""
-        leaving = [tenant for tenant in tenants if now >= self.turn_over_at(tenant) and not tenant.is_pinned]
-        if not leaving:
-            return []
-        leaving.sort(key=lambda tenant: self._rank(tenant, now), reverse=True)
-        coming = sorted(claimants, key=lambda claimant: self._rank(claimant, now))
-        turns: list[Turn] = []
-        for leaver, comer in zip(leaving, coming, strict=False):
-            if self._rank(comer, now) >= self._rank(leaver, now):
-                break
-            turns.append(Turn(leaver.adapter_id, comer.adapter_id))
-        return turns
+        may_leave = (tenant for tenant in tenants if now >= self.turn_over_at(tenant) and not tenant.is_pinned)
+        leaving = sorted((self._rank(tenant, now) for tenant in may_leave), reverse=True)
+        coming = sorted(self._rank(claimant, now) for claimant in claimants) if leaving else []
+        pairs = takewhile(lambda pair: pair[1] < pair[0], zip(leaving, coming, strict=False))
+        return [Turn(leaver, comer) for (*_, leaver), (*_, comer) in pairs]
 
-    def _rank(self, view: AdapterView, now: float) -> tuple[int, float, AdapterId]:
+    def _rank(self, view: AdapterView, now: float) -> Rank:
         """Lower goes first."""
         urgent_at = min(view.first_token_due_at, view.ran_at + self.max_stall_s if view.running else float("inf"))
         if urgent_at <= now:

@@ -19,6 +19,10 @@ class Inbox(Protocol):
         """Everything that came; waits up to `wait_s` for the first. None: closed, and nothing is left."""
         ...
 
+    def post(self, message: Message) -> None:
+        """Put a message in, from any thread: the device tells of its adapters this way."""
+        ...
+
 
 class LiveWorld(Generic[Ticket]):
     """Ends with its inbox: a closed one aborts whoever is still open, since nobody could read the answers."""
@@ -27,6 +31,7 @@ class LiveWorld(Generic[Ticket]):
         self._device = device
         self._inbox = inbox
         self._is_closed = False
+        device.listen(inbox.post)
 
     def now(self) -> float:
         return time.monotonic()
@@ -56,7 +61,7 @@ class ThreadInbox:
         self._messages: list[Message] = []
         self._is_closed = False
 
-    def put(self, message: Message) -> None:
+    def post(self, message: Message) -> None:
         with self._changed:
             self._messages.append(message)
             self._changed.notify()

@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
-import math
+import select
 import time
 from collections import deque
 from collections.abc import Iterable
 
+from rota.core.adapter import Adapter
 from rota.core.errors import StuckError
-from rota.core.ids import RequestId
-from rota.core.messages import Abort, Message, Submit
+from rota.core.ids import AdapterId, RequestId
+from rota.core.messages import Abort, AddAdapter, Message, Submit
 from rota.core.request import Request
+from rota.runtime.doorbell import Doorbell
+
+# Only an adapter on its way is worth waiting for here, and no disk is slower than this.
+PATIENCE_S = 300.0
 
 
 class OfflineInbox:
-    """Used by the loop's own thread only: whoever is called with events says here what has ended."""
+    """For the loop's own thread, all but `post`: whoever is called with events says here what has ended."""
 
-    def __init__(self, requests: Iterable[Request], max_open: int) -> None:
-        """At most `max_open` requests are handed over at a time, so that none is refused for a full queue."""
+    def __init__(
+        self,
+        requests: Iterable[Request] = (),
+        max_open: int = 1,
+        adapters: Iterable[Adapter] = (),
+        doorbell: Doorbell | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """At most `max_open` requests are handed over at a time, so that none is refused for a full queue.
+
+        A copy may end after its run has: one doorbell for all runs keeps what it has to tell.
+        """
         self._unsent = deque(requests)
         self._max_open = max_open
-        self._open: set[RequestId] = set()
-        self._messages: list[Message] = []
+        self._patience_s = patience_s
+        self._messages: list[Message] = [AddAdapter(adapter, time.monotonic()) for adapter in adapters]
+        self._open: set[RequestId | AdapterId] = {adapter.adapter_id for adapter in adapters}
+        self._doorbell = doorbell or Doorbell()
+
+    def post(self, message: Message) -> None:
+        self._doorbell.post(message)
 
     def abort(self, request_id: RequestId) -> None:
         """Have enough of a request; it still ends with an event."""
         self._messages.append(Abort(request_id, time.monotonic()))
 
-    def note_ended(self, request_id: RequestId) -> None:
-        self._open.remove(request_id)
+    def note_ended(self, ended: RequestId | AdapterId) -> None:
+        """A request has ended, or an adapter was added or refused."""
+        self._open.remove(ended)
 
     def close(self) -> None:
         """Give up whatever has not ended."""
@@ -44,8 +65,8 @@ class OfflineInbox:
         if not self._messages:
             if not self._open:
                 return None
-            if wait_s == math.inf:
-                raise StuckError(f"{len(self._open)} requests wait and nothing will ever come; this is a bug.")
-            time.sleep(wait_s)
-        messages, self._messages = self._messages, []
+            ready, _, _ = select.select([self._doorbell], [], [], min(wait_s, self._patience_s))
+            if not ready and wait_s > self._patience_s:
+                raise StuckError(f"{len(self._open)} requests wait and nothing comes; this is a bug.")
+        messages, self._messages = self._messages + self._doorbell.take(), []
         return messages

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from rota.core.config import Capacity, SchedulerConfig
+from rota.core.config import Capacity, EngineConfig
 from rota.core.events import Event
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
@@ -68,7 +68,7 @@ class Death:
         return f"The engine process ended with exit code {self.exit_code}."
 
 
-def engine_main(build_device: BuildDevice, config: SchedulerConfig, endpoints: Endpoints) -> None:
+def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endpoints) -> None:
     """Build, report, serve until told to stop; exits with 1 after saying why it failed."""
     threading.Thread(target=_die_with_parent, args=(endpoints,), name="rota-parent-watch", daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -83,9 +83,9 @@ def engine_main(build_device: BuildDevice, config: SchedulerConfig, endpoints: E
     exit_code = 0
     try:
         device = build_device()
-        scheduler = Scheduler(config, device.capacity)
+        scheduler = Scheduler.from_config(config, device.capacity)
         outbox.send(encode([Ready(device.capacity)]))
-        run(scheduler, LiveWorld(device, SocketInbox(inbox)), emit, config.overlap_depth)
+        run(scheduler, LiveWorld(device, SocketInbox(inbox)), emit, config.scheduler.overlap_depth)
     except Exception as error:  # the supervisor passes the sentence on to everybody who waits
         outbox.send(encode([Failed(explain(error))]))
         exit_code = 1
@@ -111,7 +111,7 @@ class EngineProcess:
     """The supervisor's end: messages sent before the process runs wait in the socket until it reads them."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: SchedulerConfig
+        self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig
     ) -> None:
         # ipc paths are limited to some hundred characters and guarded by the folder's permissions.
         self._endpoints = endpoints = Endpoints(tempfile.mkdtemp(prefix="rota-"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from rota.core.config import Capacity, SchedulerConfig
+from rota.core.config import Capacity, EngineConfig
 from rota.core.errors import EngineDiedError, Fault, FaultCode, RequestError, RotaError
 from rota.core.events import Event, Finished, FinishReason
 from rota.core.ids import RequestId
@@ -120,7 +120,7 @@ def refuse(reason: str) -> RequestError:
 class InProcessService:
     """The loop in a thread of this process: for tests, and wherever a second process is not wanted."""
 
-    def __init__(self, build_device: BuildDevice, config: SchedulerConfig) -> None:
+    def __init__(self, build_device: BuildDevice, config: EngineConfig) -> None:
         self._build_device = build_device
         self._config = config
         self._inbox = ThreadInbox()
@@ -145,7 +145,7 @@ class InProcessService:
             if self.state.phase is Phase.DOWN:
                 raise refuse(self.state.reason)
             self._open.note_message(message)
-            self._inbox.put(message)
+            self._inbox.post(message)
 
     def stop(self) -> None:
         self._inbox.close()
@@ -160,9 +160,9 @@ class InProcessService:
 
         try:
             device = self._build_device()
-            scheduler = Scheduler(self._config, device.capacity)
+            scheduler = Scheduler.from_config(self._config, device.capacity)
             self._board.set(ServiceState(Phase.READY, device.capacity))
-            run(scheduler, LiveWorld(device, self._inbox), emit, self._config.overlap_depth)
+            run(scheduler, LiveWorld(device, self._inbox), emit, self._config.scheduler.overlap_depth)
             reason = "The engine was stopped."
         except Exception as error:  # whatever it is, those who wait must hear of it
             reason = explain(error)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import zmq
 
-from rota.core.config import Capacity, SchedulerConfig
+from rota.core.config import Capacity, EngineConfig
 from rota.core.events import Event
 from rota.core.messages import Message
 from rota.runtime.process import Death, EngineProcess
@@ -35,7 +35,7 @@ class SupervisedService:
     off than one that must learn to ask again. Should the engine die once more, they end like all open ones.
     """
 
-    def __init__(self, build_device: BuildDevice, config: SchedulerConfig, patience: Patience | None = None) -> None:
+    def __init__(self, build_device: BuildDevice, config: EngineConfig, patience: Patience | None = None) -> None:
         self._build_device = build_device
         self._config = config
         self._patience = patience or Patience()

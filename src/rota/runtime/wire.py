@@ -17,6 +17,7 @@ import zmq
 from rota.core.config import Capacity
 from rota.core.events import Event
 from rota.core.messages import Message
+from rota.runtime.doorbell import Doorbell
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +73,25 @@ def receive_all(socket: zmq.Socket[bytes], wait_s: float = 0.0) -> list[Any]:
 
 
 class SocketInbox:
-    """An inbox that another process sends messages into; `Stop` closes it."""
+    """An inbox that another process sends messages into, and this one's threads too; `Stop` closes it."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
+        self._doorbell = Doorbell()
+        self._poller = zmq.Poller()
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(self._doorbell.fileno(), zmq.POLLIN)
         self._is_closed = False
+
+    def post(self, message: Message) -> None:
+        self._doorbell.post(message)
 
     def take(self, wait_s: float) -> list[Message] | None:
         if self._is_closed:
             return None
         # ZeroMQ counts whole milliseconds, and None is for ever.
-        self._socket.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000.0))
-        messages: list[Message] = []
+        self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000.0))
+        messages: list[Message] = self._doorbell.take()
         for record in receive_all(self._socket):
             if isinstance(record, Stop):
                 self._is_closed = True

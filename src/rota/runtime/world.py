@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from rota.core.config import Capacity
@@ -34,6 +35,10 @@ class Device(Protocol[Ticket]):
 
     @property
     def capacity(self) -> Capacity: ...
+
+    def listen(self, post: Callable[[Message], None]) -> None:
+        """From now on tell of adapters through `post`, from whatever thread."""
+        ...
 
     def submit(self, plan: StepPlan) -> Ticket: ...
 

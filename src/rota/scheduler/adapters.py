@@ -21,15 +21,15 @@ class AdapterDesk:
         self._books = books
         self._turns = turns
         self._drainer = drainer
+        self._unanswered: set[AdapterId] = set()  # whoever added them has not been told yet what became of it
         self._to_fetch: list[Group] = []
         self._to_drop: list[AdapterId] = []
 
     def give_orders(self, draft: Draft) -> None:
         """What was decided between steps goes out with the next one."""
-        for group in self._to_fetch:
-            self._turns.fetch(draft, group)
         draft.drops.extend(self._to_drop)
-        self._to_fetch, self._to_drop = [], []
+        self._to_drop = []
+        self._to_fetch = [group for group in self._to_fetch if not self._turns.try_fetch(draft, group)]
 
     def add(self, adapter: Adapter, at: float) -> None:
         if reason := self._reason_against(adapter):
@@ -37,6 +37,7 @@ class AdapterDesk:
             return
         group = Group(adapter)
         self._books.groups[adapter.adapter_id] = group
+        self._unanswered.add(adapter.adapter_id)
         self._to_fetch.append(group)
 
     def _reason_against(self, adapter: Adapter) -> str | None:
@@ -55,13 +56,18 @@ class AdapterDesk:
     def fetched(self, adapter_id: AdapterId, at: float) -> None:
         group = self._books.groups[adapter_id]
         self._books.hosts.finish_fetch(adapter_id)
-        if group.standing is Standing.NEW:
-            group.standing = Standing.KNOWN
+        if adapter_id in self._unanswered:
+            self._unanswered.remove(adapter_id)
             self._books.outbox.append(AdapterAdded(adapter_id, at))
+        if group.standing is not Standing.LEAVING:
+            group.standing = Standing.KNOWN
             self._books.note_users(group)
         self.retire_if_done(group, at)
 
     def ready(self, adapter_id: AdapterId, at: float) -> None:
+        tenancy = self._books.slots.tenancies.get(adapter_id)
+        if tenancy is None or tenancy.is_ready:
+            return  # a step waited for this copy, and it was taken as arrived then
         arrive(self._books, adapter_id, at)
         self.retire_if_done(self._books.groups[adapter_id], at)
 
@@ -69,16 +75,22 @@ class AdapterDesk:
         """End whoever wanted it with the reason, free what it held; the rest of the server does not notice."""
         books = self._books
         adapter_id, at, reason = message.adapter_id, message.at, message.reason
-        group = books.groups[adapter_id]
-        books.hosts.forget(adapter_id)
+        group = books.groups.get(adapter_id)
+        if group is None:
+            return  # a step waited for this copy, and the adapter has been removed since
+        self._drop(adapter_id)
         if adapter_id in books.slots.tenancies:
             vacate(books, group, at, reason)
         self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, reason, "model"), at)
+        if adapter_id in self._unanswered:
+            self._unanswered.remove(adapter_id)
+            books.outbox.append(AdapterRefused(adapter_id, at, reason))
         if group.standing is Standing.NEW:
             del books.groups[adapter_id]
-            books.outbox.append(AdapterRefused(adapter_id, at, reason))
-        else:
-            self.retire_if_done(group, at)
+        elif group.standing is Standing.KNOWN:
+            group.standing = Standing.FAILED  # or a pinned one would be read and fail for ever
+            books.note_users(group)
+        self.retire_if_done(group, at)
 
     def remove(self, adapter_id: AdapterId, at: float, is_forced: bool) -> None:
         """Unload: waits for its users unless forced, and for a copy under way in any case."""
@@ -86,8 +98,8 @@ class AdapterDesk:
         if group is None or adapter_id == BASE:
             self._books.outbox.append(AdapterRefused(adapter_id, at, f"No adapter with the id {adapter_id} is known."))
             return
-        if group.standing is not Standing.NEW:
-            group.standing = Standing.LEAVING
+        group.standing = Standing.LEAVING
+        self._books.note_users(group)
         if is_forced:
             name = group.adapter.name if group.adapter else ""
             self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, f"Adapter '{name}' was unloaded.", "model"), at)
@@ -96,19 +108,25 @@ class AdapterDesk:
     def retire_if_done(self, group: Group, at: float) -> None:
         """Forget an adapter that is to leave once nobody uses it and nothing of it is on its way."""
         books = self._books
-        if group.standing is not Standing.LEAVING or group.users or books.hosts.is_fetching(group.adapter_id):
+        is_on_its_way = group.adapter_id in self._unanswered or books.hosts.is_fetching(group.adapter_id)
+        if group.standing is not Standing.LEAVING or group.users or is_on_its_way:
             return
         tenancy = books.slots.tenancies.get(group.adapter_id)
         if tenancy:
             if not tenancy.is_ready:
                 return
             vacate(books, group, at, "unloaded")
-        books.hosts.forget(group.adapter_id)
-        self._to_drop.append(group.adapter_id)
+        self._drop(group.adapter_id)
         del books.groups[group.adapter_id]
         if self._drainer:
             self._drainer.forget(group.adapter_id)
         books.outbox.append(AdapterRemoved(group.adapter_id, at))
+
+    def _drop(self, adapter_id: AdapterId) -> None:
+        """Nothing of it is in host memory, or on its way there, from the next step on."""
+        if self._books.hosts.has(adapter_id):
+            self._to_drop.append(adapter_id)
+        self._books.hosts.forget(adapter_id)
 
     def _end_users(self, group: Group, fault: Fault, at: float) -> None:
         for sequence in [*group.queue, *group.running_sequences()]:

@@ -31,13 +31,14 @@ class Batch:
 
     def plan_decodes(self, draft: Draft) -> None:
         flight, rows, step_id = draft.flight.decodes, draft.decodes, draft.step_id
+        decode = Phase.DECODE  # looked up once: Python 3.11 takes its time over a member of an enumeration
         for group in self._books.open_groups:
             before = len(rows)
             context_tokens = 0
             # A copy, since growing may preempt somebody out of the list.
             for sequence in group.decoding.copy():
                 planned = sequence.planned
-                if planned >= sequence.limit - 1 or sequence.phase is not Phase.DECODE:
+                if planned >= sequence.limit - 1 or sequence.phase is not decode:
                     continue  # its last token is in flight, or it was preempted a moment ago
                 if planned == sequence.room and not self._grow(draft, sequence):
                     continue

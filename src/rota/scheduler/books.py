@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from rota.core.config import Capacity
@@ -13,6 +14,7 @@ from rota.policy.eviction import Eviction
 from rota.scheduler.blocks import BlockLedger
 from rota.scheduler.group import Group, arrival
 from rota.scheduler.hosts import HostLedger
+from rota.scheduler.lineup import Lineup
 from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Phase, Sequence
 from rota.scheduler.slots import SlotLedger
@@ -21,7 +23,9 @@ from rota.scheduler.slots import SlotLedger
 class Books:
     """Written by the scheduler's parts, read by its questions."""
 
-    def __init__(self, capacity: Capacity, eviction: Eviction, host_adapters: int) -> None:
+    def __init__(self, capacity: Capacity, eviction: Eviction, host_adapters: int, patience_s: float = 0.0) -> None:
+        """`patience_s`: how long a sequence that runs may go without a token before it is due for one."""
+        self._patience_s = patience_s
         self.rows = RowLedger(capacity.rows)
         self.blocks = BlockLedger(capacity.blocks, capacity.block_size)
         self.slots = SlotLedger(capacity.slots, eviction)
@@ -32,9 +36,10 @@ class Books:
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
         self.waiting = 0
         self.outbox: list[Event] = []
-        # Adapters with users and no slot: those a policy may have to choose among.
-        self.absent: dict[AdapterId, Group] = {}
-        self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and those in a slot
+        # Adapters with work and no slot: those a policy may have to choose among.
+        self.absent = Lineup()
+        self.tenants: list[Group] = []  # in a slot, with their weights
+        self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and the tenants'
 
     def group_of(self, sequence: Sequence) -> Group:
         return self.groups[sequence.request.adapter]
@@ -107,14 +112,19 @@ class Books:
         if group is self.base:
             return
         if group.wants_slot and group.adapter_id not in self.slots.tenancies:
-            self.absent[group.adapter_id] = group
+            self.absent.place(group, self.due_at(group))
         else:
-            self.absent.pop(group.adapter_id, None)
+            self.absent.remove(group)
+
+    def due_at(self, group: Group) -> float:
+        """When a group that has no slot will have waited long enough: for a first token, or for the next."""
+        return min(group.first_token_due_at, group.ran_at + self._patience_s if group.running else math.inf)
 
     def note_slots(self) -> None:
-        """Keep `open_groups` true after a slot changed."""
-        ready = (self.groups[adapter] for adapter, tenancy in self.slots.tenancies.items() if tenancy.is_ready)
-        self.open_groups = [self.base, *ready]
+        """Keep `tenants` and `open_groups` true after a slot changed."""
+        tenancies = self.slots.tenancies
+        self.tenants = [self.groups[adapter_id] for adapter_id, tenancy in tenancies.items() if tenancy.is_ready]
+        self.open_groups = [self.base, *self.tenants]
 
     def check(self) -> None:
         """Assert that everything is accounted for: rows, blocks, slots, sequences, users."""
@@ -130,8 +140,8 @@ class Books:
             assert group.prefilling == sorted(group.prefilling, key=arrival)
             assert group.decoding == sorted(group.decoding, key=arrival)
         absent = {a for a, g in self.groups.items() if g.wants_slot and a != BASE and a not in self.slots.tenancies}
-        assert absent == self.absent.keys()
-        ready = {a for a, tenancy in self.slots.tenancies.items() if tenancy.is_ready}
-        assert [group.adapter_id for group in self.open_groups if group is not self.base] == [
-            a for a in self.slots.tenancies if a in ready
-        ]
+        assert absent == {group.adapter_id for group in self.absent}
+        assert [*self.absent] == sorted(self.absent, key=lambda group: (self.due_at(group), group.adapter_id))
+        ready = [a for a, tenancy in self.slots.tenancies.items() if tenancy.is_ready]
+        assert [group.adapter_id for group in self.tenants] == ready
+        assert self.open_groups == [self.base, *self.tenants]

@@ -21,6 +21,7 @@ class Standing(Enum):
 
     NEW = "being read for the first time"
     KNOWN = "known"
+    FAILED = "known, but it could not be had when it was last wanted"
     LEAVING = "to be removed when its last user has finished"
 
 
@@ -93,7 +94,8 @@ class Group:
         return max((self.expected_tokens(sequence) for sequence in self.running_sequences()), default=0)
 
     def claim(self, now: float) -> float:
-        return sum(math.sqrt(max(0.0, now - sequence.request.arrived_at)) for sequence in self.running_sequences())
+        ages = [max(0.0, now - sequence.request.arrived_at) for sequence in (*self.prefilling, *self.decoding)]
+        return sum(map(math.sqrt, ages))
 
     def expected_tokens(self, sequence: Sequence) -> int:
         """Tokens still to come: what earlier answers that got this far went on to, and never more than the limit."""

@@ -8,12 +8,16 @@ from rota.core.ids import AdapterId
 
 
 class HostLedger:
-    """Bounded; the adapter unused for longest makes room, one that has users only when no idle one exists."""
+    """Bounded: an adapter on its way takes room as much as one that is there."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[AdapterId, None] = {}  # longest unused first
         self._fetching: set[AdapterId] = set()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._held) + len(self._fetching) >= self._most
 
     def has(self, adapter_id: AdapterId) -> bool:
         return adapter_id in self._held
@@ -21,20 +25,24 @@ class HostLedger:
     def is_fetching(self, adapter_id: AdapterId) -> bool:
         return adapter_id in self._fetching
 
+    def cheapest(self, cost: Callable[[AdapterId], int | None]) -> AdapterId | None:
+        """Who can go at the least cost, and of several the one unused for longest; a cost of None says never."""
+        best, least = None, 0
+        for adapter_id in self._held:
+            price = cost(adapter_id)
+            if price is not None and (best is None or price < least):
+                best, least = adapter_id, price
+        return best
+
     def use(self, adapter_id: AdapterId) -> None:
         if adapter_id in self._held:
             del self._held[adapter_id]
             self._held[adapter_id] = None
 
-    def begin_fetch(self, adapter_id: AdapterId, has_users: Callable[[AdapterId], bool]) -> AdapterId | None:
-        """Make room for one more and note that it is on its way; gives who had to go."""
+    def begin_fetch(self, adapter_id: AdapterId) -> None:
+        """One more is on its way; the caller has made room."""
+        assert not self.is_full
         self._fetching.add(adapter_id)
-        if len(self._held) + len(self._fetching) <= self._most or not self._held:
-            return None
-        idle = (held for held in self._held if not has_users(held))
-        victim = next(idle, None) or next(iter(self._held))
-        del self._held[victim]
-        return victim
 
     def finish_fetch(self, adapter_id: AdapterId) -> None:
         self._fetching.discard(adapter_id)

@@ -6,7 +6,7 @@ blocks, slots, tokens in flight), so at depth 2 the next plan can be made before
 
 from __future__ import annotations
 
-from rota.core.config import Capacity, LoraConfig, SchedulerConfig
+from rota.core.config import Capacity, EngineConfig, LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError, Fault, FaultCode
 from rota.core.events import Event, Finished, FinishReason, Produced
 from rota.core.ids import RequestId
@@ -56,19 +56,30 @@ class Scheduler:
         policy, lora = policy or PolicyConfig(), lora or LoraConfig()
         self._config = config
         self._max_sequence_tokens = capacity.max_sequence_tokens
-        self._books = Books(capacity, eviction(lora.lora_eviction_policy), lora.max_loaded_loras)
-        drainer = _drainer(policy, capacity)
+        drainer, rotation = _drainer(policy, capacity), _rotation(policy)
+        patience_s = rotation.max_stall_s if rotation else 0.0
+        self._books = Books(capacity, eviction(lora.lora_eviction_policy), lora.max_loaded_loras, patience_s)
         admission = Admission(self._books, config.enable_prefix_caching, drainer)
         self._batch = Batch(self._books, admission, _delayer(policy, capacity))
-        self._turns = Turns(self._books, admission, drainer, _rotation(policy), lora.enable_lora_overlap_loading)
+        self._turns = Turns(self._books, admission, drainer, rotation, lora.enable_lora_overlap_loading)
         self._desk = AdapterDesk(self._books, self._turns, drainer)
         self._flights: dict[int, Flight] = {}
         self._steps = 0
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, capacity: Capacity) -> Scheduler:
+        return cls(config.scheduler, capacity, config.policy, config.lora)
 
     @property
     def is_idle(self) -> bool:
         """Nobody waits, nobody runs, nothing is in flight."""
         return not self._books.sequences and not self._flights
+
+    def abandon(self, at: float) -> None:
+        """Whoever turned the crank was interrupted: forget steps in flight and everybody who waits for them."""
+        self._flights.clear()
+        self.apply(AbortAll(at))
+        self._books.outbox.clear()
 
     # ── what happened ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -167,9 +178,9 @@ class Scheduler:
         request_ids: list[RequestId] = []
         tokens: list[int] = []
         ended: list[tuple[Sequence, FinishReason]] = []
-        dropped = 0
+        dropped, finished = 0, Phase.FINISHED
         for sequence, token in zip(sequences, result.tokens, strict=True):
-            if sequence.phase is Phase.FINISHED:
+            if sequence.phase is finished:
                 dropped += 1
                 continue
             sequence.tokens.append(token)

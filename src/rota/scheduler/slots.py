@@ -9,10 +9,9 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
+from rota.core.config import LANDINGS
 from rota.core.ids import AdapterId, Slot
 from rota.policy.eviction import Eviction
-
-LANDINGS = 1
 
 
 @dataclass(slots=True)
@@ -41,8 +40,9 @@ class SlotLedger:
         return self.total - (len(self._tenancies) - len(self._replaced))
 
     @property
-    def has_landing(self) -> bool:
-        return len(self._empty) > 0
+    def landings(self) -> int:
+        """Places where an adapter can arrive now."""
+        return len(self._empty)
 
     @property
     def tenancies(self) -> dict[AdapterId, Tenancy]:
@@ -91,6 +91,6 @@ class SlotLedger:
     def check(self) -> None:
         taken = [tenancy.slot for tenancy in self._tenancies.values()]
         assert sorted([*taken, *self._empty]) == list(range(self.total + LANDINGS)), "a slot is lost or shared"
-        assert 0 <= self.empty, "more adapters sit than there are slots"
+        assert self.empty >= 0, "more adapters sit than there are slots"
         replaced = {tenancy.replaces for tenancy in self._tenancies.values()} - {None}
         assert replaced == self._replaced and replaced <= self._tenancies.keys()

@@ -33,55 +33,58 @@ class Turns:
         self._is_overlapped = is_overlapped
 
     def take(self, draft: Draft) -> None:
-        books = self._books
         if self._drainer:
             self._drain(draft, self._drainer)
-        if not books.absent:
+        if not self._books.absent:
             return
-        reserved = self._drainer.reserved(draft.now) if self._drainer else frozenset()
         idle = self._idle()
-        # The fast way out when nothing can change hands, however many wait.
-        if not books.slots.empty and not idle and not (self._rotation and self._is_turn_over(draft, self._rotation)):
-            return
-        claimants = [group for group in books.absent.values() if self._is_at_hand(draft, group)]
-        claimants.sort(key=lambda group: (group.adapter_id not in reserved, _since(group), group.adapter_id))
-        kept = len([group for group in claimants if group.adapter_id in reserved])
-        left = []
-        for group in claimants:
+        if idle or self._books.slots.empty:
+            self._fill(draft, idle)
+        if self._rotation and self._books.absent:
+            self._rotate(draft, self._rotation)
+
+    # ── the one capacity question ────────────────────────────────────────────────────────────────────────────────
+
+    def _may_leave(self, group: Group) -> bool:
+        """A tenant that is not pinned, not leaving already and not about to run for the first time."""
+        slots = self._books.slots
+        if group.is_pinned or slots.is_replaced(group.adapter_id):
+            return False
+        return slots.tenancies[group.adapter_id].has_run or not self._can_work(group)
+
+    def _idle(self) -> list[Group]:
+        """Tenants of whom nothing runs: they can leave and disturb nobody."""
+        return [group for group in self._books.tenants if not group.running and self._may_leave(group)]
+
+    def _can_work(self, group: Group) -> bool:
+        """Would it run if it were in a slot? It holds KV already, or there is KV for its first request."""
+        return bool(group.running or ((first := group.queue.first()) and self._admission.has_room(first)))
+
+    # ── without taking from anyone ───────────────────────────────────────────────────────────────────────────────
+
+    def _fill(self, draft: Draft, idle: list[Group]) -> None:
+        """Give away empty slots and those of idle tenants."""
+        books = self._books
+        reserved = self._drainer.reserved if self._drainer else frozenset()
+        line = sorted(books.absent, key=lambda group: group.adapter_id not in reserved) if reserved else books.absent
+        kept = sum(adapter_id in books.absent for adapter_id in reserved)  # only those they are reserved for may have
+        for group in line:
             is_reserved = group.adapter_id in reserved
-            if books.slots.empty > (0 if is_reserved else kept):
+            if books.slots.empty + len(idle) <= (0 if is_reserved else kept):
+                return
+            if not self._is_at_hand(draft, group):
+                continue
+            if books.slots.empty:
                 self._move_in(draft, group, "a slot was empty")
             elif leaver := self._leaver(idle, group, is_reserved):
                 idle.remove(leaver)
                 self._move_out(draft, leaver, "idle")
                 self._move_in(draft, group, "a tenant was idle")
+            elif not is_reserved and self._can_work(group):
+                return  # whoever comes later has no better claim
             else:
-                left.append(group)
                 continue
             kept -= is_reserved
-        if left and self._rotation:
-            self._rotate(draft, left, self._rotation)
-
-    # ── the one capacity question ────────────────────────────────────────────────────────────────────────────────
-
-    def _tenants(self) -> list[Group]:
-        """Those that may leave at all: ready, not pinned, not leaving already, not about to run for the first time."""
-        tenants = []
-        for adapter_id, tenancy in self._books.slots.tenancies.items():
-            group = self._books.groups[adapter_id]
-            if not tenancy.is_ready or group.is_pinned or self._books.slots.is_replaced(adapter_id):
-                continue
-            if tenancy.has_run or not self._can_work(group):
-                tenants.append(group)
-        return tenants
-
-    def _idle(self) -> list[Group]:
-        """Tenants of whom nothing runs: they can leave and disturb nobody."""
-        return [group for group in self._tenants() if not group.running]
-
-    def _can_work(self, group: Group) -> bool:
-        """Would it run if it were in a slot? It holds KV already, or there is KV for its first request."""
-        return bool(group.running or ((first := group.queue.first()) and self._admission.has_room(first)))
 
     def _leaver(self, idle: list[Group], comer: Group, is_reserved: bool) -> Group | None:
         """The idle tenant that makes room for `comer`, if one should."""
@@ -90,11 +93,8 @@ class Turns:
             return self._books.groups[self._books.slots.first_to_leave(unused)]
         if not self._can_work(comer):
             return None
-        later = [
-            group
-            for group in idle
-            if is_reserved or group.oldest_at > _since(comer) or not self._can_work(group)
-        ]
+        due_at = self._books.due_at(comer)
+        later = [group for group in idle if is_reserved or group.oldest_at > due_at or not self._can_work(group)]
         return max(later, key=lambda group: (group.oldest_at, group.adapter_id), default=None)
 
     # ── policies ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -102,40 +102,61 @@ class Turns:
     def _drain(self, draft: Draft, drainer: LoRADrainer) -> None:
         """Let the drainer see who is blocked by slots alone, and who sits in them."""
         books = self._books
-        if not books.absent and not drainer.draining_for and not drainer.reserved(draft.now):
+        beneficiaries = drainer.beneficiaries
+        if not books.absent and not beneficiaries:
             return
+        # A drain goes on while KV is short for a moment: starting anew would give its victim a later deadline.
         blocked = {
-            adapter_id: group
-            for adapter_id, group in books.absent.items()
-            if (first := group.queue.first()) and self._admission.has_room(first)
-        }
-        residents = {
             adapter_id: books.groups[adapter_id]
-            for adapter_id, tenancy in books.slots.tenancies.items()
-            if tenancy.is_ready
+            for adapter_id in beneficiaries
+            if adapter_id in books.absent and books.groups[adapter_id].waiting
         }
-        loading = len(books.slots.tenancies) - len(residents)
-        drainer.observe(blocked, residents, books.slots.empty + len(self._idle()) + loading, draft.now)
-        for group in blocked.values():
+        enough = len(blocked) + drainer.most_drains
+        for group in books.absent:  # longest wait first
             if (starving_at := drainer.starving_at(group)) >= draft.now:
                 draft.ask_again(math.nextafter(starving_at, math.inf))  # strictly over the threshold
+                break
+            if len(blocked) == enough:
+                break
+            if (first := group.queue.first()) and self._admission.has_room(first):
+                blocked[group.adapter_id] = group
+        residents = {group.adapter_id: group for group in books.tenants}
+        drainer.observe(blocked, residents, books.slots.empty + len(self._idle()), draft.now)
         draft.ask_again(drainer.reserved_until)
 
-    def _is_turn_over(self, draft: Draft, rotation: LoRARotation) -> bool:
-        over_at = min((rotation.turn_over_at(tenant) for tenant in self._tenants()), default=float("inf"))
-        if over_at > draft.now:
-            draft.ask_again(over_at)
-        return over_at <= draft.now
+    def _rotate(self, draft: Draft, rotation: LoRARotation) -> None:
+        """Those whose turn is over make room for those who deserve it more."""
+        slots, now = self._books.slots, draft.now
+        landings = slots.landings if self._is_overlapped else slots.total
+        if not landings:
+            return
+        leaving = []
+        for group in self._books.tenants:
+            if (over_at := rotation.turn_over_at(group)) > now:
+                draft.ask_again(over_at)
+            elif self._may_leave(group):
+                leaving.append(group)
+        if not leaving:
+            return
+        coming = self._coming(draft, min(landings, len(leaving)))
+        for turn in rotation.turns(leaving, coming, now)[:landings]:
+            leaver, comer = self._books.groups[turn.leaver], self._books.groups[turn.comer]
+            if self._is_overlapped:
+                self._move_in(draft, comer, "its turn has come", replaces=turn.leaver)
+            else:
+                self._move_out(draft, leaver, "its turn is over")
+                self._move_in(draft, comer, "its turn has come")
 
-    def _rotate(self, draft: Draft, claimants: list[Group], rotation: LoRARotation) -> None:
-        # Nobody steps aside for a request that could not start anyway.
-        able = [group for group in claimants if self._can_work(group)]
-        for turn in rotation.turns(self._tenants(), able, draft.now):
-            if not self._is_overlapped:
-                self._move_out(draft, self._books.groups[turn.leaver], "its turn is over")
-                self._move_in(draft, self._books.groups[turn.comer], "its turn has come")
-            elif self._books.slots.has_landing:
-                self._move_in(draft, self._books.groups[turn.comer], "its turn has come", replaces=turn.leaver)
+    def _coming(self, draft: Draft, most: int) -> list[Group]:
+        """Enough of those who are due to choose `most` from, or all who could come if so many are not due."""
+        coming: list[Group] = []
+        for group in self._books.absent:
+            if len(coming) >= most and self._books.due_at(coming[most - 1]) <= draft.now:
+                break
+            # Nobody steps aside for a request that could not start anyway.
+            if self._is_at_hand(draft, group) and self._can_work(group):
+                coming.append(group)
+        return coming
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,17 +167,35 @@ class Turns:
             return False
         if books.hosts.has(group.adapter_id):
             return True
-        self.fetch(draft, group)
+        self.try_fetch(draft, group)
         return False
 
-    def fetch(self, draft: Draft, group: Group) -> None:
-        """Order an adapter to be read into host memory, at the cost of another if that is full."""
-        books = self._books
+    def try_fetch(self, draft: Draft, group: Group) -> bool:
+        """Order an adapter to be read into host memory, at another's cost if that is full; False if none can go."""
+        hosts = self._books.hosts
         assert group.adapter is not None
-        victim = books.hosts.begin_fetch(group.adapter_id, lambda other: bool(books.groups[other].users))
-        if victim is not None:
+        if hosts.is_full:
+            groups = self._books.groups
+            victim = hosts.cheapest(lambda other: self._cost_of_dropping(draft, groups[other], group))
+            if victim is None:
+                return False
+            hosts.forget(victim)
             draft.drops.append(victim)
+        hosts.begin_fetch(group.adapter_id)
         draft.fetches.append(group.adapter)
+        return True
+
+    def _cost_of_dropping(self, draft: Draft, group: Group, comer: Group) -> int | None:
+        """Idle ones first, then those whose weights are in a slot, then those whose turn is later than the comer's."""
+        books = self._books
+        tenancy = books.slots.tenancies.get(group.adapter_id)
+        if tenancy and (not tenancy.is_ready or any(load.adapter_id == group.adapter_id for load in draft.loads)):
+            return None  # it is being copied from there
+        if not group.users:
+            return 0
+        if tenancy:
+            return 1
+        return 2 if comer.standing is Standing.NEW or books.due_at(group) > books.due_at(comer) else None
 
     def _move_in(self, draft: Draft, group: Group, reason: str, replaces: AdapterId | None = None) -> None:
         books = self._books
@@ -194,8 +233,3 @@ def vacate(books: Books, group: Group, at: float, reason: str) -> None:
     books.note_users(group)
     books.note_slots()
     books.outbox.append(SlotChanged(at, slot, group.adapter_id, SlotState.EMPTY, reason))
-
-
-def _since(group: Group) -> float:
-    """Since when a claimant has been kept waiting: for a first token, or for the next."""
-    return min(group.first_token_due_at, group.ran_at if group.running else float("inf"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from dataclasses import dataclass, fields
 from importlib.resources import files
@@ -45,22 +46,31 @@ class LinearCost:
     """A step costs a constant, and a little for everything in it."""
 
     name: str
-    step_base_s: float
-    sequence_s: float
-    prompt_token_s: float
-    context_token_s: float
-    adapter_s: float
+    base_s: float  # any step
+    prefill_s: float  # a step with a prompt in it, which no CUDA graph runs
+    lora_s: float  # a step with an adapter in it
+    sequence_s: float  # each decoding sequence
+    prompt_token_s: float  # each prompt token computed
+    context_token_s: float  # each token attended to
+    adapter_s: float  # each different adapter
     load_s: float
     fetch_s: float
 
     def step_s(self, plan: StepPlan) -> float:
-        prompt_tokens = sum(chunk.length for chunk in plan.chunks)
+        return self.seconds(
+            len(plan.decodes), sum(chunk.length for chunk in plan.chunks), plan.context_tokens, plan.adapters
+        )
+
+    def seconds(self, decodes: int, prompt_tokens: int, context_tokens: int, adapters: int) -> float:
+        """How long a step takes with these in it."""
         return (
-            self.step_base_s
-            + self.sequence_s * len(plan.decodes)
+            self.base_s
+            + (self.prefill_s if prompt_tokens else 0.0)
+            + (self.lora_s if adapters else 0.0)
+            + self.sequence_s * decodes
             + self.prompt_token_s * prompt_tokens
-            + self.context_token_s * plan.context_tokens
-            + self.adapter_s * plan.adapters
+            + self.context_token_s * context_tokens
+            + self.adapter_s * adapters
         )
 
 
@@ -71,9 +81,15 @@ def read_cost(name: str) -> LinearCost:
     if not path.exists():
         known = sorted(entry.name.removesuffix(".toml") for entry in shipped.iterdir())
         raise ConfigError(f"There is no cost model '{name}'; known are {', '.join(known)}, or give a path to a file.")
-    table = tomllib.loads(path.read_text())
-    table["step_base_s"] = table.pop("step_s", None)
-    missing = [one.name for one in fields(LinearCost) if one.name != "name" and table.get(one.name) is None]
-    if missing:
-        raise ConfigError(f"{path} lacks {', '.join(missing)}.")
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}.") from None
+    wanted = [one.name for one in fields(LinearCost) if one.name != "name"]
+    for problem, names in (("lacks", set(wanted) - table.keys()), ("has the unknown", table.keys() - set(wanted))):
+        if names:
+            raise ConfigError(f"{path} {problem} {', '.join(sorted(names))}; a cost model has {', '.join(wanted)}.")
+    for field, value in table.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 <= value < math.inf:
+            raise ConfigError(f"{path}: {field} must be a number of seconds of at least 0, not {value!r}.")
     return LinearCost(name=path.stem, **table)

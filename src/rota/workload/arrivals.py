@@ -36,7 +36,12 @@ def asks(client: Client, seed: int) -> Iterator[Ask]:
             adapter = AdapterId(1 + dice.choices(range(client.adapters), cum_weights=weights)[0])
         leaves_after_s = dice.uniform(0.0, client.cancel_within_s) if dice.random() < client.cancel_share else None
         yield Ask(
-            number, at, adapter, dice.randint(*client.prompt_tokens), dice.randint(*client.output_tokens), leaves_after_s
+            number,
+            at,
+            adapter,
+            dice.randint(*client.prompt_tokens),
+            dice.randint(*client.output_tokens),
+            leaves_after_s,
         )
 
 

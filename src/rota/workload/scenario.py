@@ -62,7 +62,8 @@ def read_scenario(path: Path) -> Scenario:
     clients = tuple(_build(Client, client, path) for client in table.pop("clients", []))
     if not clients:
         raise ConfigError(f"{path} has no [[clients]]: nobody would ask anything.")
-    return _build(Scenario, {"name": path.stem, **table, "clients": clients}, path)
+    scenario: Scenario = _build(Scenario, {"name": path.stem, **table, "clients": clients}, path)
+    return scenario
 
 
 def _build(kind: type[Any], table: dict[str, Any], path: Path) -> Any:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rota.engine.lora.adapters import Adapters
+from rota.engine.model.linear import Projection
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
 from rota.engine.step import Attention, DeviceStep, Operations
@@ -15,8 +17,16 @@ from rota.engine.weights import LayerWeights, Weights
 class Llama:
     """A model without state: weights in, hidden states out, keys and values written to the cache it is given."""
 
-    def __init__(self, spec: ModelSpec, weights: Weights, operations: Operations, attention: Attention) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: Weights,
+        operations: Operations,
+        attention: Attention,
+        adapters: Adapters | None = None,
+    ) -> None:
         self._weights = weights
+        self._adapters = adapters
         self._operations = operations
         self._attention = attention
         self._epsilon = spec.norm_epsilon
@@ -30,10 +40,11 @@ class Llama:
         operations, layers = self._operations, self._weights.layers
         residual = functional.embedding(step.token_ids, self._weights.embedding)
         x = operations.rms_norm(residual, layers[0].attention_norm, self._epsilon)
-        for layer, (keys, values), next_norm in zip(layers, cache, self._next_norms, strict=True):
-            x = self._attend(layer, x, step, keys, values)
+        for index, (layer, (keys, values), next_norm) in enumerate(zip(layers, cache, self._next_norms, strict=True)):
+            x = self._attend(layer, x, step, keys, values, index)
             x, residual = operations.add_rms_norm(x, residual, layer.mlp_norm, self._epsilon)
-            x = layer.down(operations.silu_multiply(layer.gate_up(x)))
+            x = operations.silu_multiply(self._project(layer.gate_up, x, step, index, "gate_up"))
+            x = self._project(layer.down, x, step, index, "down")
             x, residual = operations.add_rms_norm(x, residual, next_norm, self._epsilon)
         return x
 
@@ -42,9 +53,20 @@ class Llama:
         """[n, vocab] float32; ask only for the rows that sample."""
         return self._weights.head(hidden).float()
 
-    def _attend(self, layer: LayerWeights, x: Tensor, step: DeviceStep, keys: Tensor, values: Tensor) -> Tensor:
+    def _project(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Tensor:
+        """A matrix product, and what each token's adapter adds to it."""
+        y = projection(x)
+        if step.lora is not None:
+            assert self._adapters is not None, "a step with adapters needs a bank"
+            self._adapters.add(y, x, layer, site, step.lora)
+        return y
+
+    def _attend(
+        self, layer: LayerWeights, x: Tensor, step: DeviceStep, keys: Tensor, values: Tensor, index: int
+    ) -> Tensor:
         norms = None if layer.head_norms is None else (*layer.head_norms, self._epsilon)
-        query = self._operations.rotate_and_store(layer.qkv(x), self._rotary, step, keys, values, norms)
+        qkv = self._project(layer.qkv, x, step, index, "qkv")
+        query = self._operations.rotate_and_store(qkv, self._rotary, step, keys, values, norms)
         attention, decodes = self._attention, step.decodes
         if step.prefill is None:
             attended = attention.decode(query, keys, values, step)
@@ -57,4 +79,4 @@ class Llama:
                     attention.prefill(query[decodes:], keys, values, step),
                 )
             )
-        return layer.output(attended.flatten(1))
+        return self._project(layer.output, attended.flatten(1), step, index, "o")

@@ -1,0 +1,131 @@
+"""The bank is the vault behind the slot ledger: it holds adapters on the device, and is told only slot numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota.core.config import LoraConfig
+from rota.core.errors import ConfigError
+from rota.core.ids import Slot
+from rota.engine.device import DeviceMemory
+from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
+from rota.engine.lora.layout import SITES, SiteFactors
+from rota.engine.lora.sites import site_shapes
+from rota.engine.model.spec import ModelSpec
+
+MEBIBYTE = 1 << 20
+
+
+def slot_bytes(spec: ModelSpec, max_rank: int, dtype: torch.dtype) -> int:
+    """What one slot takes on the device."""
+    return run_length(site_shapes(spec), spec.layers, [max_rank] * len(SITES)) * dtype.itemsize
+
+
+def count_slots(
+    config: LoraConfig, spec: ModelSpec, dtype: torch.dtype, memory: DeviceMemory, device: torch.device
+) -> int:
+    """Slots the ledger may give away: as many as were asked for, or as the memory share holds."""
+    size = slot_bytes(spec, config.max_lora_rank, dtype)
+    staged = _staged_slots(device)
+    if config.max_loras_per_batch != "auto":
+        _check_fits(config.max_loras_per_batch, config.max_lora_rank, staged, size, memory)
+        return config.max_loras_per_batch
+    share = config.lora_memory_share * memory.total
+    slots = min(int(share // size) - staged, config.max_loaded_loras)
+    if slots < 1:
+        raise ConfigError(
+            f"No adapter fits: lora_memory_share {config.lora_memory_share:g} of the {device.type}'s memory is "
+            f"{_mib(share)}, and an adapter of rank {config.max_lora_rank} takes {_mib((1 + staged) * size)}. Raise "
+            "lora_memory_share, lower max_lora_rank, or set max_loras_per_batch."
+        )
+    return slots
+
+
+class Bank:
+    """The factors of every slot, per site [layers, slots, …]; beyond a slot's rank they are zero."""
+
+    def __init__(self, spec: ModelSpec, slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.slots = slots
+        self.max_rank = max_rank
+        self.dtype = dtype
+        self.device = device
+        self.size_bytes = (slots + _staged_slots(device)) * slot_bytes(spec, max_rank, dtype)
+        self.layers = spec.layers
+        self._shapes = site_shapes(spec)
+        self._a = [
+            _zeros((spec.layers, slots, len(shape.parts) * max_rank, shape.inputs), dtype, device)
+            for shape in self._shapes
+        ]
+        self._b = [_zeros((spec.layers, slots, max_rank, shape.outputs), dtype, device) for shape in self._shapes]
+        self._ranks = torch.zeros(spec.layers, len(SITES), slots, dtype=torch.int32, device=device)
+        # How many ranks of each slot's sites are not zero.
+        self._filled = [[0] * len(SITES) for _ in range(slots)]
+        # Where an adapter arrives on the device before its factors go each to their place.
+        self._stage: Tensor | None = None
+        if _staged_slots(device):
+            longest = run_length(self._shapes, spec.layers, [max_rank] * len(SITES))
+            self._stage = torch.empty(longest, dtype=dtype, device=device)
+
+    def factors(self, layer: int, site: str) -> SiteFactors:
+        """What the operations read at one site of one layer; the tensors stay the same for good."""
+        index = SITES.index(site)
+        return SiteFactors(self._shapes[index], self._a[index][layer], self._b[index][layer], self._ranks[layer, index])
+
+    @torch.inference_mode()
+    def copy_in(self, slot: Slot, adapter: HostAdapter) -> None:
+        """Replace whoever is in the slot; queued on the current stream, and from pinned memory without waiting.
+
+        Nobody may read the slot meanwhile, and copies must not be queued on two streams at a time.
+        """
+        run = adapter.pieces[0] if self._stage is None else self._arrive(self._stage, adapter.pieces)
+        for index, site in enumerate(stacked_sites(run, self._shapes, self.layers, adapter.site_ranks)):
+            self._place(slot, index, site, adapter.site_ranks[index])
+        self._ranks[:, :, slot].copy_(adapter.ranks, non_blocking=True)
+
+    def _arrive(self, stage: Tensor, pieces: Sequence[Tensor]) -> Tensor:
+        run = stage[: sum(piece.numel() for piece in pieces)]
+        for target, piece in zip(torch.split(run, pieces[0].numel()), pieces, strict=True):
+            target.copy_(piece, non_blocking=True)
+        return run
+
+    def _place(self, slot: Slot, index: int, site: StackedSite, rank: int) -> None:
+        # Part by part, since each has max_rank rows of its own: [layers, parts, max_rank, inputs].
+        a, b = self._a[index], self._b[index][:, slot]
+        a = a.view(self.layers, self.slots, -1, self.max_rank, a.shape[3])[:, slot]
+        a[:, :, :rank] = site.a
+        b[:, :rank] = site.b
+        former = self._filled[slot][index]
+        if rank < former:
+            a[:, :, rank:former].zero_()
+            b[:, rank:former].zero_()
+        self._filled[slot][index] = rank
+
+
+def _staged_slots(device: torch.device) -> int:
+    """Room for this many adapters on their way; on a CPU they are copied straight to their place."""
+    return 0 if device.type == "cpu" else 1
+
+
+def _check_fits(slots: int, max_rank: int, staged: int, size: int, memory: DeviceMemory) -> None:
+    free = memory.total - memory.taken
+    if (slots + staged) * size > free:
+        raise ConfigError(
+            f"max_loras_per_batch is {slots}, which take {_mib((slots + staged) * size)} at rank {max_rank}, but only "
+            f"{_mib(free)} of {_mib(memory.total)} are free; {max(0, free // size - staged)} would fit."
+        )
+
+
+def _mib(size: float) -> str:
+    return f"{size / MEBIBYTE:.0f} MiB"
+
+
+def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # NumPy's zeros are pages the system hands out when they are first written: an empty slot costs nothing.
+    raw = np.zeros(int(np.prod(size)) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(size)

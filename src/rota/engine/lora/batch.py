@@ -1,0 +1,120 @@
+"""A step's tokens are grouped by slot on the host, into tiles that a kernel's programs can take one by one.
+
+    token_slots   2 0 2 B 0 2          B: base, which has the number one past the last slot
+    order         1 4 0 2 5 3          the tokens of slot 0, of slot 2, of base
+    tiles of 2    [1 4] [0 2] [5]
+
+Unused tiles follow, up to a number that sizes alone decide: a captured graph launches the same programs every time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rota.engine.device import send
+from rota.engine.lora.layout import LoraBatch
+
+Numbers = NDArray[np.int32]
+Groups = tuple[tuple[int, int, int], ...]
+
+# Decoding brings each slot a few tokens, and 16 is the least a matrix instruction takes; a prompt fills large tiles.
+DECODE_TILE = 16
+PREFILL_TILE = 64
+MOST_DECODES = 256
+
+
+def tile_size_for(tokens: int) -> int:
+    return DECODE_TILE if tokens <= MOST_DECODES else PREFILL_TILE
+
+
+def most_tiles(tokens: int, slots: int, tile_size: int) -> int:
+    """How many tiles the tokens can need, however they are spread: each slot may leave one tile all but empty."""
+    used = min(tokens, slots)
+    return used + (tokens - used) // tile_size
+
+
+@dataclass(frozen=True, slots=True)
+class TileTable:
+    """The tensors of a LoraBatch before they are tensors."""
+
+    order: Numbers
+    slots: Numbers
+    starts: Numbers
+    counts: Numbers
+    groups: Groups
+
+
+def tile_table(token_slots: Numbers, slots: int, tile_size: int, tiles: int | None = None) -> TileTable:
+    """Group tokens by slot and cut each group into tiles; unused ones make up the number asked for."""
+    # NumPy sorts two-byte numbers by counting, in linear time.
+    order = token_slots.astype(np.int16).argsort(kind="stable")
+    counts = np.bincount(token_slots, minlength=slots + 1)[:slots]
+    ends = counts.cumsum()
+    starts = ends - counts
+    tiles_of_slot = -(-counts // tile_size)
+    tiles_before = tiles_of_slot.cumsum() - tiles_of_slot
+
+    tile_slots = np.arange(slots).repeat(tiles_of_slot)
+    used = len(tile_slots)
+    tiles = used if tiles is None else tiles
+    assert used <= tiles, "more tiles are needed than there is room for"
+    nth_of_slot = np.arange(used) - tiles_before[tile_slots]
+    table = np.zeros((3, tiles), np.int32)
+    table[0, :used] = tile_slots
+    table[1, :used] = starts[tile_slots] + nth_of_slot * tile_size
+    table[2, :used] = np.minimum(tile_size, ends[tile_slots] - table[1, :used])
+
+    present = counts.nonzero()[0]
+    groups = tuple(zip(present.tolist(), starts[present].tolist(), ends[present].tolist(), strict=True))
+    return TileTable(order.astype(np.int32), table[0], table[1], table[2], groups)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFrame:
+    """The sizes of a batch, by which it travels as one array and a captured graph always finds it in one place.
+
+    [token_slots | order | tile_slots | tile_starts | tile_counts]
+       tokens      tokens    tiles        tiles         tiles
+    """
+
+    tokens: int
+    slots: int
+    tile_size: int
+
+    @property
+    def tiles(self) -> int:
+        return most_tiles(self.tokens, self.slots, self.tile_size)
+
+    @property
+    def numbers(self) -> int:
+        """How many int32 the array holds."""
+        return 2 * self.tokens + 3 * self.tiles
+
+    def write(self, token_slots: Numbers, array: Numbers) -> Groups:
+        """Fill the array for these tokens; where they are fewer than the frame's, base tokens make up the rest."""
+        assert len(array) == self.numbers and len(token_slots) <= self.tokens
+        padded = array[: self.tokens]
+        padded[: len(token_slots)] = token_slots
+        padded[len(token_slots) :] = self.slots
+        table = tile_table(padded, self.slots, self.tile_size, self.tiles)
+        np.concatenate((table.order, table.slots, table.starts, table.counts), out=array[self.tokens :])
+        return table.groups
+
+    def view(self, numbers: Tensor, groups: Groups = ()) -> LoraBatch:
+        """The batch that lies in a written array's device twin; it shares its memory."""
+        token_slots, order, *tiles = numbers.split([self.tokens, self.tokens, self.tiles, self.tiles, self.tiles])
+        tile_slots, tile_starts, tile_counts = tiles
+        return LoraBatch(token_slots, order, tile_slots, tile_starts, tile_counts, self.tile_size, groups)
+
+
+def make_batch(token_slots: Numbers, slots: int, device: torch.device, tile_size: int | None = None) -> LoraBatch:
+    """The batch of one step, sent to the device without waiting; base tokens have the value `slots`."""
+    frame = BatchFrame(len(token_slots), slots, tile_size or tile_size_for(len(token_slots)))
+    array = np.empty(frame.numbers, np.int32)
+    groups = frame.write(token_slots, array)
+    return frame.view(send(array, device), groups)

@@ -1,0 +1,154 @@
+"""The loader brings adapters from disk to host memory, and from there into slots, while steps run.
+
+Two threads, so that a slow disk never holds up a copy: one reads, the other copies. An adapter's place in host memory
+is a future; whoever wants to copy it goes on when that is done, be it read an hour ago or still to be read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+
+from rota.core.adapter import Adapter
+from rota.core.errors import AdapterError
+from rota.core.ids import AdapterId, Slot
+from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
+from rota.engine.lora.bank import Bank
+from rota.engine.lora.checkpoint import read_checkpoint
+from rota.engine.lora.host import HostAdapter
+from rota.engine.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What lies where an adapter could not be read: its reason alone, for an exception would keep the weights alive."""
+
+    reason: str
+
+
+def checkpoint_reader(bank: Bank, spec: ModelSpec, adapter_root: str | None = None) -> Callable[[str], HostAdapter]:
+    """Reads PEFT folders into the kind of host memory that copies into this bank are quickest from."""
+    is_pinned = bank.device.type == "cuda"
+    return lambda path: read_checkpoint(path, spec, bank.dtype, bank.max_rank, adapter_root, is_pinned)
+
+
+class AdapterLoader:
+    """Each fetch and each load ends in one message, good or bad; `post` is called from any thread.
+
+    `fetch`, `load` and `drop` are for one thread. An adapter's path is remembered from its fetch on, so a dropped one
+    can still be loaded.
+    """
+
+    def __init__(
+        self, bank: Bank, read: Callable[[str], HostAdapter], post: Callable[[Message], None], overlaps: bool = True
+    ) -> None:
+        """Without overlap, `load` waits for its copy."""
+        self._bank = bank
+        self._read = read
+        self._post = post
+        self._overlaps = overlaps
+        self._adapters: dict[AdapterId, Adapter] = {}
+        self._copies: dict[AdapterId, Future[HostAdapter | Refused]] = {}
+        self._reader = ThreadPoolExecutor(
+            1, "adapter-reader", _keep_to_one_core if bank.device.type == "cuda" else None
+        )
+        self._copier = ThreadPoolExecutor(1, "adapter-copier")
+        self._is_closing = False
+        self._stream: torch.cuda.Stream | None = None
+        if bank.device.type == "cuda":
+            self._stream = torch.cuda.Stream(bank.device)
+            # The bank was filled with zeros on the stream of whoever made it.
+            self._stream.wait_stream(torch.cuda.current_stream(bank.device))
+
+    def fetch(self, adapter: Adapter) -> None:
+        """Read an adapter into host memory, unless it is there; does not wait."""
+        self._adapters[adapter.adapter_id] = adapter
+        self._copy_of(adapter).add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
+
+    def load(self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None) -> None:
+        """Copy an adapter that was once fetched into a slot, as soon as `is_free` has passed.
+
+        `is_free` is recorded on the compute stream behind the last step that reads the slot.
+        """
+        adapter, is_done = self._adapters[adapter_id], threading.Event()
+
+        def go_on(copy: Future[HostAdapter | Refused]) -> None:
+            loading = self._copier.submit(self._load, adapter, copy.result(), slot, is_free)
+            loading.add_done_callback(lambda _: is_done.set())
+
+        self._copy_of(adapter).add_done_callback(go_on)
+        if not self._overlaps:
+            is_done.wait()
+
+    def drop(self, adapter_id: AdapterId) -> None:
+        """Let go of an adapter's host memory; a load under way keeps it until it is done."""
+        self._copies.pop(adapter_id, None)
+
+    def close(self) -> None:
+        """Finish the read and the copies under way, refuse the reads that have not begun, and end both threads."""
+        self._is_closing = True
+        # In this order: reads that end hand their copies on.
+        self._reader.shutdown()
+        self._copier.shutdown()
+
+    def _copy_of(self, adapter: Adapter) -> Future[HostAdapter | Refused]:
+        copy = self._copies.get(adapter.adapter_id)
+        if copy is None or (copy.done() and isinstance(copy.result(), Refused)):
+            copy = self._copies[adapter.adapter_id] = self._reader.submit(self._fetch, adapter)
+        return copy
+
+    def _fetch(self, adapter: Adapter) -> HostAdapter | Refused:
+        if self._is_closing:
+            return Refused(f"Adapter '{adapter.name}' was not read: the engine is stopping.")
+        try:
+            return self._read(adapter.path)
+        except Exception as error:
+            return Refused(_reason(adapter, error))
+
+    def _tell_fetched(self, adapter: Adapter, copy: HostAdapter | Refused) -> None:
+        if isinstance(copy, Refused):
+            self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), copy.reason))
+        else:
+            self._post(AdapterFetched(adapter.adapter_id, time.monotonic()))
+
+    def _load(
+        self, adapter: Adapter, copy: HostAdapter | Refused, slot: Slot, is_free: torch.cuda.Event | None
+    ) -> None:
+        try:
+            if isinstance(copy, Refused):
+                raise AdapterError(copy.reason)
+            self._copy_in(copy, slot, is_free)
+        except Exception as error:
+            self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), _reason(adapter, error)))
+        else:
+            self._post(AdapterReady(adapter.adapter_id, time.monotonic()))
+
+    def _copy_in(self, copy: HostAdapter, slot: Slot, is_free: torch.cuda.Event | None) -> None:
+        """Blocks until the copy is complete, and only this thread."""
+        if self._stream is None:
+            self._bank.copy_in(slot, copy)
+            return
+        with torch.cuda.stream(self._stream):
+            if is_free is not None:
+                self._stream.wait_event(is_free)
+            self._bank.copy_in(slot, copy)
+            # Blocking: this thread sleeps instead of spinning beside the one that launches steps.
+            is_complete = torch.cuda.Event(blocking=True)
+            is_complete.record()
+        is_complete.synchronize()
+
+
+def _keep_to_one_core() -> None:
+    """A reader on all cores takes turns with the thread that launches steps; on a CPU the count is the model's too."""
+    torch.set_num_threads(1)
+
+
+def _reason(adapter: Adapter, error: Exception) -> str:
+    if isinstance(error, AdapterError):
+        return str(error)
+    return f"Adapter '{adapter.name}' could not be loaded from {adapter.path} ({type(error).__name__}: {error})."

@@ -1,0 +1,115 @@
+"""Adapters in plain torch: what the kernels are measured against, and how a CPU applies them.
+
+Few tokens (decoding) take a fixed handful of operations however many adapters they bring, since on a small model a call
+into torch costs more than its work. Many tokens (prompts) take a few matrix products for each adapter.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rota.engine.lora.layout import LoraBatch, SiteFactors, SiteShape
+
+Indices = NDArray[np.int64]
+
+# Tokens times rank that a group needs before matrix products of its own pay. SmolLM2 in bf16, two cores of a Xeon.
+WORTH_A_PRODUCT = 1024
+
+
+def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:
+    """y [tokens, outputs] += what each token's adapter makes of x [tokens, inputs]; base tokens stay as they are."""
+    ranks = tuple(factors.ranks.tolist())
+    work = sum((end - first) * ranks[slot] for slot, first, end in batch.groups)
+    if work == 0:
+        return
+    if work <= WORTH_A_PRODUCT * len(batch.groups):
+        _add_at_once(y, x, factors, _pick(factors.shape, ranks, factors.max_rank, batch))
+    else:
+        _add_by_group(y, x, factors, ranks, batch)
+
+
+def _add_by_group(y: Tensor, x: Tensor, factors: SiteFactors, ranks: tuple[int, ...], batch: LoraBatch) -> None:
+    widths = factors.shape.widths
+    for slot, first, end in batch.groups:
+        rank = ranks[slot]
+        if rank == 0:
+            continue
+        a = factors.a[slot].unflatten(0, (len(widths), -1))[:, :rank].flatten(0, 1)  # [parts * rank, inputs]
+        # One product with zeros where parts do not meet is quicker than one for each part.
+        b = torch.block_diag(*factors.b[slot, :rank].split(widths, dim=1))  # [parts * rank, outputs]
+        tokens = _run_or_indices(batch.order[first:end])
+        rows = y[tokens]
+        rows.addmm_(torch.mm(a, x[tokens].T).T, b)
+        if isinstance(tokens, Tensor):
+            y[tokens] = rows
+
+
+def _run_or_indices(tokens: Tensor) -> slice | Tensor:
+    """A prompt's tokens lie in one piece, and a slice copies nothing."""
+    first, last = int(tokens[0]), int(tokens[-1])
+    return slice(first, last + 1) if last - first + 1 == len(tokens) else tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Picks:
+    """Which numbers meet when all tokens are served at once, each by its own slot.
+
+    B's rows are read in blocks as wide as the parts' widths allow (their greatest common divisor). An output block is
+    then a weighted sum of as many blocks as its token's slot has ranks, of none for a base token: the operation known
+    as an embedding bag.
+    """
+
+    a_rows: Tensor  # [n] the rows of A that any token needs, among [slots * parts * max_rank]
+    weights: Tensor  # [picks] where each weight is found in A's rows @ x.T, [n * tokens]
+    blocks: Tensor  # [picks] the block of B it weighs, among [slots * max_rank * blocks a row]
+    bags: Tensor  # [tokens * blocks a row] where each output block's picks begin
+
+
+def _add_at_once(y: Tensor, x: Tensor, factors: SiteFactors, picks: _Picks) -> None:
+    a, b = factors.a.view(-1, factors.shape.inputs), factors.b.view(-1, math.gcd(*factors.shape.widths))
+    shrunk = torch.mm(a.index_select(0, picks.a_rows), x.T)
+    weights = shrunk.view(-1).take(picks.weights)
+    expanded, *_ = torch.embedding_bag(b, picks.blocks, picks.bags, mode=0, per_sample_weights=weights)
+    y += expanded.view(y.shape)
+
+
+# The layers of a step ask the same few questions: one for each kind of site, unless an adapter's layers differ in rank.
+@functools.lru_cache(maxsize=16)
+def _pick(shape: SiteShape, ranks: tuple[int, ...], max_rank: int, batch: LoraBatch) -> _Picks:
+    parts = len(shape.widths)
+    part_of_block = np.arange(parts).repeat(np.array(shape.widths) // math.gcd(*shape.widths))
+    blocks = len(part_of_block)
+    slot_of_token = batch.token_slots.numpy()
+    rank_of_slot = np.zeros(len(ranks) + 1, np.int64)
+    used = [slot for slot, _, _ in batch.groups]
+    rank_of_slot[used] = np.array(ranks)[used]
+
+    lengths = rank_of_slot.repeat(parts)
+    first_row = lengths.cumsum() - lengths
+    slot, part, nth = _in_runs(lengths, parts)
+    a_rows = (slot * parts + part) * max_rank + nth
+
+    lengths = rank_of_slot[slot_of_token].repeat(blocks)
+    token, block, nth = _in_runs(lengths, blocks)
+    slot = slot_of_token[token]
+    row = first_row[slot * parts + part_of_block[block]] + nth
+    return _Picks(
+        a_rows=torch.from_numpy(a_rows),
+        weights=torch.from_numpy(row * len(slot_of_token) + token),
+        blocks=torch.from_numpy((slot * max_rank + nth) * blocks + block),
+        bags=torch.from_numpy(lengths.cumsum() - lengths),
+    )
+
+
+def _in_runs(lengths: Indices, inner: int) -> tuple[Indices, Indices, Indices]:
+    """Runs of these lengths lie one after the other, `inner` to each outer one: every element's (outer, inner, nth)."""
+    run = np.arange(len(lengths)).repeat(lengths)
+    nth = np.arange(len(run)) - (lengths.cumsum() - lengths)[run]
+    return run // inner, run % inner, nth

@@ -1,0 +1,99 @@
+"""A TensorFile is one safetensors file: its header read and checked at once, its tensors read when asked for.
+
+A memory map would kill the process if somebody cut the file short while it is being read, and adapters are replaced
+under a running server. Reads fill torch's memory without holding the interpreter's lock, so steps go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from rota.core.errors import AdapterError
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# The format's own limit.
+LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One tensor as the header describes it, its bytes [start, end) of the file."""
+
+    file: TensorFile
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    def read(self) -> Tensor:
+        """A fresh tensor; blocks for as long as the disk takes."""
+        return self.file.read(self)
+
+
+class TensorFile:
+    """An open file; whoever opened it closes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file: BinaryIO = path.open("rb")
+        except OSError as error:
+            raise AdapterError(f"{path} cannot be opened ({error.strerror}).") from error
+        try:
+            self.size = os.fstat(self._file.fileno()).st_size
+            self.tensors = self._read_header()
+        except (AdapterError, OSError):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, stored: Stored) -> Tensor:
+        tensor = torch.empty(stored.shape, dtype=stored.dtype)
+        raw = tensor.view(-1).view(torch.uint8).numpy()
+        try:
+            self._file.seek(stored.start)
+            count = self._file.readinto(raw)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise AdapterError(f"{self.path} cannot be read ({error.strerror}).") from error
+        if count != len(raw):
+            raise self._corrupt(f"it ends in the middle of the tensor '{stored.name}'")
+        return tensor
+
+    def _read_header(self) -> dict[str, Stored]:
+        length = int.from_bytes(self._file.read(8), "little")
+        start = 8 + length
+        if self.size < 8 or start > self.size or length > LONGEST_HEADER:
+            raise self._corrupt(f"it has {self.size} bytes and no whole header")
+        try:
+            header = json.loads(self._file.read(length))
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            return {name: self._stored(name, entry, start) for name, entry in entries.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._corrupt("its header is not one of a safetensors file") from error
+
+    def _stored(self, name: str, entry: dict[str, Any], start: int) -> Stored:
+        if entry["dtype"] not in DTYPES:
+            raise AdapterError(
+                f"{self.path}: the tensor '{name}' is stored as {entry['dtype']}; Rota reads {', '.join(DTYPES)}."
+            )
+        dtype, shape = DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))
+        first, last = entry["data_offsets"]
+        if first < 0 or min(shape, default=0) < 0 or last - first != math.prod(shape) * dtype.itemsize:
+            raise self._corrupt(f"the tensor '{name}' has bytes [{first}, {last}), which are not its shape {shape}")
+        if start + last > self.size:
+            raise self._corrupt(f"it ends at byte {self.size}, the tensor '{name}' at {start + last}")
+        return Stored(self, name, dtype, shape, start + first, start + last)
+
+    def _corrupt(self, why: str) -> AdapterError:
+        return AdapterError(f"{self.path} is truncated or corrupt: {why}; copy the file again.")

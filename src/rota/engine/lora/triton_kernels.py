@@ -1,0 +1,177 @@
+"""Two kernels apply every adapter of a step at one site: shrink makes x @ A.T, in shares, and expand adds its way to y.
+
+    shrink    program (share of the inputs, rows of A, tile)     x[tile] @ A[slot].T   ->  partial[share]
+    expand    program (columns of a part, tile)                  sum(partial) @ B[slot]  +=>  y[tile]
+
+A tile's tokens all have one slot, so its program multiplies plain matrices; what differs between slots is a pointer
+and a rank, both read on the device. Few tokens make little work, and it is the shares that spread it over all
+processors. They are added up by whoever reads them: no atomics, no zeroing, the same sum every time.
+
+With EARLY a kernel starts before the one ahead of it has ended. It may then read what is older than that one, which is
+all but x, the shares and y; for these it waits.
+"""
+
+# Kernel parameters are pointers and device scalars, which Python's types do not describe.
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _look_up(tile, order, tile_slots, tile_starts, tile_counts, ranks, TILE: tl.constexpr):
+    """A tile's slot and its rank; its tokens' places in `order`, who they are, and which are real. Unused: rank 0."""
+    count = tl.load(tile_counts + tile)
+    slot = tl.load(tile_slots + tile)
+    place = tl.load(tile_starts + tile) + tl.arange(0, TILE)
+    is_token = tl.arange(0, TILE) < count
+    # A large batch holds more than 2**31 numbers, so offsets need 64 bits.
+    token = tl.load(order + place, mask=is_token, other=0).to(tl.int64)
+    rank = tl.where(count > 0, tl.load(ranks + slot), 0)
+    return slot.to(tl.int64), rank, place, token, is_token
+
+
+@triton.jit
+def _padded(rank):
+    """A multiple of what any matrix instruction takes: a mask that ends there lets four numbers be moved at a time."""
+    return (rank + 15) // 16 * 16
+
+
+# What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
+_ANYWHERE = ["order", "tile_slots", "tile_starts", "tile_counts", "ranks"]
+
+
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=_ANYWHERE)
+def shrink_kernel(
+    x,  # -> [tokens, INPUTS]
+    a,  # -> [slots, PARTS * MAX_RANK, INPUTS]
+    ranks,  # -> [slots] int32
+    order,
+    tile_slots,
+    tile_starts,
+    tile_counts,
+    partial,  # -> [shares, tokens in their order, PARTS * MAX_RANK] float32
+    tokens,
+    x_stride,
+    INPUTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    MAX_RANK: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    SHARE: tl.constexpr,  # inputs per program, a multiple of STEP
+    STEP: tl.constexpr,
+    OPERAND: tl.constexpr,  # what tl.dot multiplies
+    EARLY: tl.constexpr,
+):
+    share, row_tile, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    slot, rank, place, token, is_token = _look_up(tile, order, tile_slots, tile_starts, tile_counts, ranks, TILE)
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        # Idle programs wait too: that shrink has ended must mean, to expand, that whatever made y has ended.
+        tl.extra.cuda.gdc_wait()
+
+    first = row_tile * ROWS
+    first_in_part = first % MAX_RANK
+    reaches_next_part = first_in_part + ROWS > MAX_RANK
+    if rank == 0 or (first_in_part >= _padded(rank) and not reaches_next_part):
+        return
+
+    row = first + tl.arange(0, ROWS)
+    is_row = (row % MAX_RANK < rank) & (row < PARTS * MAX_RANK)
+    column = share * SHARE + tl.arange(0, STEP)
+    x_at = x + token[:, None] * x_stride + column[None, :]
+    a_at = a + slot * (PARTS * MAX_RANK * INPUTS) + row[:, None] * INPUTS + column[None, :]
+    total = tl.zeros([TILE, ROWS], tl.float32)
+    for _ in range(SHARE // STEP):
+        inside = (column < INPUTS)[None, :]
+        x_tile = tl.load(x_at, mask=is_token[:, None] & inside, other=0.0).to(OPERAND)
+        a_tile = tl.load(a_at, mask=is_row[:, None] & inside, other=0.0).to(OPERAND)
+        total = tl.dot(x_tile, tl.trans(a_tile), total, input_precision="ieee")
+        column += STEP
+        x_at += STEP
+        a_at += STEP
+
+    out = partial + (share * tokens + place[:, None]) * (PARTS * MAX_RANK) + row[None, :]
+    is_stored = (row % MAX_RANK < _padded(rank)) & (row < PARTS * MAX_RANK)
+    tl.store(out, total, mask=is_token[:, None] & is_stored[None, :])
+
+
+@triton.jit
+def _columns(tile, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, COLUMNS: tl.constexpr):
+    """The part that a tile of columns lies in, where the tile begins, and where the part ends.
+
+        parts   |------- FIRST --------|--- SECOND ---|-- THIRD --|
+        tiles   |-------|-------|------|-------|------|-------|---|
+
+    The last tile of a part is cut short: none spans two.
+    """
+    first_tiles: tl.constexpr = (FIRST + COLUMNS - 1) // COLUMNS
+    second_tiles: tl.constexpr = (SECOND + COLUMNS - 1) // COLUMNS
+    past_first = (tile >= first_tiles).to(tl.int32)
+    past_second = (tile >= first_tiles + second_tiles).to(tl.int32)
+    first_cut: tl.constexpr = first_tiles * COLUMNS - FIRST
+    second_cut: tl.constexpr = second_tiles * COLUMNS - SECOND
+    begin = tile * COLUMNS - past_first * first_cut - past_second * second_cut
+    end = FIRST + past_first * SECOND + past_second * THIRD
+    return past_first + past_second, begin, end
+
+
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=_ANYWHERE)
+def expand_kernel(
+    y,  # -> [tokens, OUTPUTS]
+    b,  # -> [slots, MAX_RANK, OUTPUTS]
+    ranks,  # -> [slots] int32
+    order,
+    tile_slots,
+    tile_starts,
+    tile_counts,
+    partial,  # -> [SHARES, tokens in their order, PARTS * MAX_RANK] float32
+    tokens,
+    y_stride,
+    FIRST: tl.constexpr,  # widths of the parts, 0 where there is none
+    SECOND: tl.constexpr,
+    THIRD: tl.constexpr,
+    PARTS: tl.constexpr,
+    MAX_RANK: tl.constexpr,
+    SHARES: tl.constexpr,
+    TILE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    RANKS: tl.constexpr,  # ranks per iteration
+    OPERAND: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    tile = tl.program_id(1)
+    part, begin, end = _columns(tl.program_id(0), FIRST, SECOND, THIRD, COLUMNS)
+    slot, rank, place, token, is_token = _look_up(tile, order, tile_slots, tile_starts, tile_counts, ranks, TILE)
+
+    OUTPUTS: tl.constexpr = FIRST + SECOND + THIRD
+    nth = tl.arange(0, RANKS)
+    column = begin + tl.arange(0, COLUMNS)
+    inside = (column < end)[None, :]
+    b_at = b + slot * (MAX_RANK * OUTPUTS) + nth[:, None] * OUTPUTS + column[None, :]
+    # B is one iteration ahead: the first tile of it comes while shrink is still at work.
+    b_tile = tl.load(b_at, mask=(nth < rank)[:, None] & inside, other=0.0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    if rank == 0:
+        return
+
+    y_at = y + token[:, None] * y_stride + column[None, :]
+    is_real = is_token[:, None] & inside
+    base = tl.load(y_at, mask=is_real, other=0.0)
+    s_at = partial + place[:, None] * (PARTS * MAX_RANK) + part * MAX_RANK + nth[None, :]
+    total = tl.zeros([TILE, COLUMNS], tl.float32)
+    for _ in range(0, rank, RANKS):
+        is_stored = is_token[:, None] & ((nth < _padded(rank)) & (nth < MAX_RANK))[None, :]
+        s = tl.load(s_at, mask=is_stored, other=0.0)
+        # Not a static_range: of an unrolled sum the compiler would take each share through shared memory by itself.
+        for share in range(1, SHARES):
+            s += tl.load(s_at + share * tokens * (PARTS * MAX_RANK), mask=is_stored, other=0.0)
+        total = tl.dot(s.to(OPERAND), b_tile.to(OPERAND), total, input_precision="ieee")
+        nth += RANKS
+        s_at += RANKS
+        b_at += RANKS * OUTPUTS
+        b_tile = tl.load(b_at, mask=(nth < rank)[:, None] & inside, other=0.0)
+    tl.store(y_at, (base.to(tl.float32) + total).to(y.dtype.element_ty), mask=is_real)

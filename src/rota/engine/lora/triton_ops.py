@@ -1,0 +1,127 @@
+"""Adapters on a GPU: two launches a site, whatever the number of adapters, with grids that shapes alone decide.
+
+What varies from step to step (slots, ranks, tiles) is read on the device, so a captured CUDA graph serves any
+assignment of tokens to adapters.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rota.engine.lora.batch import DECODE_TILE
+from rota.engine.lora.layout import LoraBatch, SiteFactors
+from rota.engine.lora.triton_kernels import expand_kernel, shrink_kernel
+
+# The smallest number of rows a matrix instruction takes.
+SMALLEST_DOT = 16
+_OPERANDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class ShrinkTuning:
+    """Shapes of the shrink kernel; `benchmarks/lora_kernels.py --sweep` compares them."""
+
+    rows: int  # rows of A per program
+    share: int  # inputs per program, more where there would be too many shares
+    most_shares: int  # each program of expand reads them all
+    step: int  # inputs per iteration
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandTuning:
+    """Shapes of the expand kernel."""
+
+    columns: int  # outputs per program
+    ranks: int  # ranks per iteration
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    shrink: ShrinkTuning
+    expand: ExpandTuning
+    # Each kernel begins, and fetches tables and weights, while the one ahead still runs (Hopper and later). Those must
+    # therefore be older than the kernel ahead of shrink, which in a model is the site's own matrix product.
+    early: bool = True
+
+
+DECODE = Tuning(
+    ShrinkTuning(rows=16, share=512, most_shares=16, step=128, warps=4, stages=4),
+    ExpandTuning(columns=256, ranks=16, warps=4),
+)
+PREFILL = Tuning(
+    ShrinkTuning(rows=64, share=1024, most_shares=4, step=64, warps=4, stages=4),
+    ExpandTuning(columns=128, ranks=32, warps=8),
+)
+
+
+def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning | None = None) -> None:
+    """y [tokens, outputs] += what each token's adapter makes of x [tokens, inputs]; base tokens stay as they are."""
+    tuning = tuning or tuning_for(batch)
+    expand(y, shrink(x, factors, batch, tuning), factors, batch, tuning)
+
+
+def tuning_for(batch: LoraBatch) -> Tuning:
+    return DECODE if batch.tile_size == DECODE_TILE else PREFILL
+
+
+def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> Tensor:
+    """x @ A.T by shares of the inputs: [shares, tokens in the batch's order, parts * max_rank] float32.
+
+    Written only where expand will read.
+    """
+    a, shape, shapes = factors.a, factors.shape, tuning.shrink
+    assert x.stride(1) == 1 and a.is_contiguous() and x.dtype == a.dtype
+    tokens, all_rows = x.shape[0], a.shape[1]
+    share = triton.cdiv(max(shapes.share, triton.cdiv(shape.inputs, shapes.most_shares)), shapes.step) * shapes.step
+    shares = triton.cdiv(shape.inputs, share)
+    rows = _at_most(shapes.rows, all_rows)
+    early = tuning.early and _can_start_early(x.device)
+    partial = torch.empty(shares, tokens, all_rows, dtype=torch.float32, device=x.device)
+    shrink_kernel[(shares, triton.cdiv(all_rows, rows), len(batch.tile_slots))](
+        x, a, factors.ranks, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, partial,
+        tokens, x.stride(0), INPUTS=shape.inputs, PARTS=len(shape.parts), MAX_RANK=factors.max_rank,
+        TILE=batch.tile_size, ROWS=rows, SHARE=share, STEP=shapes.step, OPERAND=_operand(a), EARLY=early,
+        num_warps=shapes.warps, num_stages=shapes.stages, launch_pdl=early,
+    )  # fmt: skip
+    return partial
+
+
+def expand(y: Tensor, partial: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
+    """y += (the sum of the shares) @ B, each part with its own columns. Must follow shrink on the same stream."""
+    b, widths, shapes = factors.b, factors.shape.widths, tuning.expand
+    assert y.stride(1) == 1 and b.is_contiguous() and y.dtype == b.dtype
+    first, second, third = (*widths, 0, 0)[:3]
+    # Float32 multiplies from registers, and its numbers take two of what others take one: half the columns.
+    columns = _at_most(shapes.columns * 2 // y.element_size(), max(widths))
+    early = tuning.early and _can_start_early(y.device)
+    expand_kernel[(sum(triton.cdiv(width, columns) for width in widths), len(batch.tile_slots))](
+        y, b, factors.ranks, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, partial,
+        y.shape[0], y.stride(0), FIRST=first, SECOND=second, THIRD=third, PARTS=len(widths),
+        MAX_RANK=factors.max_rank, SHARES=partial.shape[0], TILE=batch.tile_size, COLUMNS=columns,
+        RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=_operand(b), EARLY=early,
+        num_warps=shapes.warps, num_stages=1, launch_pdl=early,
+    )  # fmt: skip
+
+
+def _at_most(wanted: int, needed: int) -> int:
+    """No larger than what is needed, but of a size that matrix instructions take."""
+    return min(wanted, max(SMALLEST_DOT, triton.next_power_of_2(needed)))
+
+
+def _operand(factor: Tensor) -> tl.dtype:
+    # The interpreter keeps bfloat16 as integers and multiplies those; it is right only in float32.
+    return tl.float32 if triton.knobs.runtime.interpret else _OPERANDS[factor.dtype]
+
+
+@functools.cache
+def _can_start_early(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,0 +1,43 @@
+"""The lineup keeps adapters that have work and no slot in the order in which they are due."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from rota.core.ids import AdapterId
+from rota.scheduler.group import Group
+
+Place = tuple[float, AdapterId, Group]  # no two share the first two, so groups are never compared
+
+
+class Lineup:
+    """Sorted at all times: whoever looks for the next few does not look at all of them."""
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._due_at: dict[AdapterId, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, adapter_id: AdapterId) -> bool:
+        return adapter_id in self._due_at
+
+    def __iter__(self) -> Iterator[Group]:
+        """First due first, as they stand now: whoever comes or goes meanwhile makes no difference."""
+        for _, _, group in self._places.copy():
+            yield group
+
+    def place(self, group: Group, due_at: float) -> None:
+        """Let a group stand in line, or move it to where it belongs now."""
+        if self._due_at.get(group.adapter_id) == due_at:
+            return
+        self.remove(group)
+        self._due_at[group.adapter_id] = due_at
+        insort(self._places, (due_at, group.adapter_id, group))
+
+    def remove(self, group: Group) -> None:
+        due_at = self._due_at.pop(group.adapter_id, None)
+        if due_at is not None:
+            del self._places[bisect_left(self._places, (due_at, group.adapter_id))]

@@ -1,0 +1,54 @@
+"""Adapters of tiny models, saved by PEFT itself, and ways to spoil them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rota.engine.lora.folder import CONFIG, SINGLE
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+EVERYTHING = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+
+
+def make_adapter(folder: Path, model: PreTrainedModel, seed: int = 0, **fields: Any) -> Path:
+    """Save a random adapter of `model` into `folder`, of rank 4 on everything; `fields` are LoraConfig's."""
+    config = LoraConfig(
+        **{"r": 4, "lora_alpha": 6, "target_modules": EVERYTHING, "task_type": "CAUSAL_LM", **fields},
+        init_lora_weights=False,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        get_peft_model(copy.deepcopy(model), config).save_pretrained(folder)
+    # A saved adapter has forgotten that its factors were drawn at random.
+    change_config(folder, init_lora_weights=True)
+    return folder
+
+
+def load_with_peft(folder: Path, model: PreTrainedModel) -> PeftModel:
+    """The adapter as PEFT would serve it."""
+    return PeftModel.from_pretrained(copy.deepcopy(model), folder).eval()
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    values = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps({**values, **fields}))
+
+
+def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
+    tensors = load_file(folder / SINGLE)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / SINGLE)
+
+
+def change_dtype(folder: Path, dtype: torch.dtype) -> None:
+    change_tensors(folder, lambda tensors: tensors.update({name: each.to(dtype) for name, each in tensors.items()}))

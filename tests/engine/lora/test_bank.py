@@ -1,0 +1,146 @@
+"""A slot holds its newest tenant and nothing of the former ones, whatever their ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.core.config import LoraConfig
+from rota.core.errors import ConfigError
+from rota.core.ids import Slot
+from rota.engine.device import DeviceMemory
+from rota.engine.lora.bank import Bank, count_slots, slot_bytes
+from rota.engine.lora.checkpoint import read_checkpoint
+from rota.engine.lora.host import HostAdapter, run_length, stacked_sites
+from rota.engine.lora.layout import SITES
+from rota.engine.lora.sites import site_shapes
+from rota.engine.model.rotary import RotarySpec
+from rota.engine.model.spec import ModelSpec
+from tests.engine.lora.adapter_factory import make_adapter
+
+MAX_RANK = 6
+CPU = torch.device("cpu")
+SMALL = ModelSpec(
+    architecture="LlamaForCausalLM",
+    vocab_size=32,
+    hidden_size=8,
+    intermediate_size=12,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    norm_epsilon=1e-5,
+    context_length=64,
+    rotary=RotarySpec(10_000.0),
+    has_qkv_bias=False,
+    has_output_bias=False,
+    has_mlp_bias=False,
+    has_head_norms=False,
+    has_tied_embeddings=True,
+    dtype=torch.float32,
+    eos_token_ids=(),
+)
+
+
+def host_adapter(ranks: tuple[int, ...], fill: float) -> HostAdapter:
+    """An adapter of constant weights and one rank per site."""
+    run = torch.full((run_length(site_shapes(SMALL), SMALL.layers, ranks),), fill)
+    return HostAdapter((run,), ranks, torch.tensor([ranks] * SMALL.layers, dtype=torch.int32))
+
+
+def test_the_operations_find_an_adapter_as_the_layout_says(model, spec, tmp_path):
+    make_adapter(tmp_path, model, target_modules=["k_proj", "v_proj", "down_proj"], rank_pattern={"k_proj": 2})
+    adapter = read_checkpoint(tmp_path, spec, torch.float32, MAX_RANK)
+    bank = Bank(spec, 3, MAX_RANK, torch.float32, CPU)
+    bank.copy_in(Slot(1), adapter)
+
+    qkv = bank.factors(1, "qkv")
+    queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    assert [qkv.a.shape, qkv.b.shape] == [(3, 3 * MAX_RANK, spec.hidden_size), (3, MAX_RANK, queries + 2 * keys)]
+    assert qkv.a.is_contiguous() and qkv.b.is_contiguous() and qkv.ranks.is_contiguous()
+    assert qkv.ranks.tolist() == [0, 4, 0]
+    site = stacked_sites(adapter.pieces[0], site_shapes(spec), spec.layers, adapter.site_ranks)[0]
+    assert torch.equal(qkv.a[1, MAX_RANK : MAX_RANK + 2], site.a[1, 1, :2])  # k
+    assert torch.equal(qkv.a[1, 2 * MAX_RANK : 2 * MAX_RANK + 4], site.a[1, 2])  # v
+    assert torch.equal(qkv.b[1, :4], site.b[1])
+    used = torch.zeros(3 * MAX_RANK, dtype=torch.bool)
+    used[[MAX_RANK, MAX_RANK + 1, *range(2 * MAX_RANK, 2 * MAX_RANK + 4)]] = True
+    assert not qkv.a[1, ~used].any() and not qkv.b[1, 4:].any()
+    assert not qkv.a[0].any() and not qkv.a[2].any()
+    assert bank.factors(0, "gate_up").ranks.tolist() == [0, 0, 0]
+    assert bank.factors(0, "down").ranks.tolist() == [0, 4, 0]
+
+
+Tenancies = st.lists(
+    st.tuples(st.integers(0, 1), st.tuples(*[st.integers(0, MAX_RANK)] * len(SITES))), min_size=1, max_size=6
+)
+
+
+@given(Tenancies)
+def test_a_slot_forgets_its_former_tenants(tenancies):
+    bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU)
+    newest = {}
+    for number, (slot, ranks) in enumerate(tenancies, start=1):
+        bank.copy_in(Slot(slot), host_adapter(ranks, fill=number))
+        newest[slot] = (number, ranks)
+
+    fresh = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU)
+    for slot, (number, ranks) in newest.items():
+        fresh.copy_in(Slot(slot), host_adapter(ranks, fill=number))
+    for layer in range(SMALL.layers):
+        for site in SITES:
+            found, wanted = bank.factors(layer, site), fresh.factors(layer, site)
+            assert torch.equal(found.a, wanted.a)
+            assert torch.equal(found.b, wanted.b)
+            assert torch.equal(found.ranks, wanted.ranks)
+
+
+def test_the_tensors_stay_where_a_captured_graph_found_them():
+    bank = Bank(SMALL, 1, MAX_RANK, torch.float32, CPU)
+    before = bank.factors(0, "o")
+    bank.copy_in(Slot(0), host_adapter((2, 3, 0, 1), fill=1.0))
+
+    assert before.ranks.tolist() == [3]
+    assert before.b[0, :3].eq(1.0).all()
+
+
+def test_slots_take_what_the_factors_take():
+    bank = Bank(SMALL, 5, MAX_RANK, torch.bfloat16, CPU)
+    taken = sum(
+        tensor.nbytes
+        for layer in range(SMALL.layers)
+        for site in SITES
+        for tensor in (bank.factors(layer, site).a, bank.factors(layer, site).b)
+    )
+
+    assert taken == 5 * slot_bytes(SMALL, MAX_RANK, torch.bfloat16) == bank.size_bytes
+
+
+def slots(device: torch.device = CPU, taken: float = 0.0, **fields: Any) -> int:
+    """How many slots there are in the memory of a hundred, of which a share is taken."""
+    total = 100 * slot_bytes(SMALL, 64, torch.float32)
+    memory = DeviceMemory(total, int(taken * total))
+    return count_slots(LoraConfig(**fields), SMALL, torch.float32, memory, device)
+
+
+def test_as_many_slots_as_asked_or_as_the_share_holds():
+    assert slots(max_loras_per_batch=40) == 40
+    assert slots() == 5
+    assert slots(max_lora_rank=32) == 10
+    assert slots(lora_memory_share=0.2) == 20
+    assert slots(lora_memory_share=0.2, max_loaded_loras=7) == 7
+
+
+def test_on_a_gpu_the_share_also_holds_one_adapter_on_its_way():
+    assert slots(torch.device("cuda")) == 4
+
+
+def test_slots_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match=r"No adapter fits: lora_memory_share 0\.005 of the cpu's memory is"):
+        slots(lora_memory_share=0.005)
+    with pytest.raises(ConfigError, match=r"max_loras_per_batch is 40, .* at rank 64, but only .*; 25 would fit"):
+        slots(max_loras_per_batch=40, taken=0.75)

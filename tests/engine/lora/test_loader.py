@@ -1,0 +1,208 @@
+"""Adapters arrive while others are on their way, and one that fails takes nobody with it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from rota.core.adapter import Adapter
+from rota.core.ids import AdapterId, Slot
+from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
+from rota.engine.lora.bank import Bank
+from rota.engine.lora.host import HostAdapter
+from rota.engine.lora.loader import AdapterLoader, checkpoint_reader
+from rota.engine.model.spec import ModelSpec
+from tests.engine.lora.adapter_factory import make_adapter
+
+WAIT_S = 5.0
+
+
+class Mailbox:
+    """Where messages come; can be waited on."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._changed = threading.Condition()
+
+    def post(self, message: Message) -> None:
+        with self._changed:
+            self.messages.append(message)
+            self._changed.notify_all()
+
+    def wait_for(self, count: int) -> list[tuple[type, int]]:
+        """The first messages, as kind and adapter id."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.messages) >= count, WAIT_S), self.messages
+            return [(type(message), message.adapter_id) for message in self.messages]
+
+
+class Disk:
+    """Reads real adapters, counts the reads, and stands still while its gate is shut."""
+
+    def __init__(self, bank: Bank, spec: ModelSpec) -> None:
+        self.reads: list[str] = []
+        self.is_reading = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+        self._read = checkpoint_reader(bank, spec)
+
+    def read(self, path: str) -> HostAdapter:
+        self.reads.append(Path(path).name)
+        self.is_reading.set()
+        assert self.gate.wait(WAIT_S)
+        if path.endswith("explosive"):
+            raise ZeroDivisionError("boom")
+        return self._read(path)
+
+
+@pytest.fixture(scope="module")
+def adapters(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Adapter]:
+    root = tmp_path_factory.mktemp("adapters")
+    for seed, name in enumerate("ab"):
+        make_adapter(root / name, model, seed)
+    names = ("a", "b", "missing", "explosive")
+    return {name: Adapter(AdapterId(at), name, str(root / name)) for at, name in enumerate(names, start=1)}
+
+
+@pytest.fixture
+def bank(spec: ModelSpec) -> Bank:
+    return Bank(spec, 2, 8, torch.float32, torch.device("cpu"))
+
+
+@pytest.fixture
+def disk(bank: Bank, spec: ModelSpec) -> Disk:
+    return Disk(bank, spec)
+
+
+@pytest.fixture
+def mailbox() -> Mailbox:
+    return Mailbox()
+
+
+@pytest.fixture
+def loader(bank, disk, mailbox):
+    loader = AdapterLoader(bank, disk.read, mailbox.post)
+    yield loader
+    disk.gate.set()
+    loader.close()
+
+
+def test_a_fetched_adapter_is_loaded_without_reading_again(loader, disk, bank, mailbox, adapters):
+    loader.fetch(adapters["a"])
+    assert mailbox.wait_for(1) == [(AdapterFetched, 1)]
+    loader.load(AdapterId(1), Slot(1))
+    assert mailbox.wait_for(2)[1] == (AdapterReady, 1)
+
+    assert disk.reads == ["a"]
+    assert bank.factors(0, "down").ranks.tolist() == [0, 4]
+    assert bank.factors(0, "down").b[1].any()
+
+
+def test_a_load_does_not_wait_for_the_disk_to_bring_another(loader, disk, mailbox, adapters):
+    loader.fetch(adapters["a"])
+    mailbox.wait_for(1)
+    disk.gate.clear()
+    loader.fetch(adapters["b"])
+    loader.load(AdapterId(1), Slot(0))
+
+    assert mailbox.wait_for(2)[1] == (AdapterReady, 1)
+    disk.gate.set()
+    assert mailbox.wait_for(3)[2] == (AdapterFetched, 2)
+
+
+def test_a_load_of_an_adapter_that_is_being_fetched_waits_for_it(loader, disk, bank, mailbox, adapters):
+    disk.gate.clear()
+    loader.fetch(adapters["a"])
+    loader.load(AdapterId(1), Slot(0))
+    assert not mailbox.messages and not bank.factors(0, "o").ranks.any()
+    disk.gate.set()
+
+    assert sorted(mailbox.wait_for(2), key=str) == [(AdapterFetched, 1), (AdapterReady, 1)]
+    assert disk.reads == ["a"]
+
+
+def test_a_dropped_adapter_comes_back_from_its_path(loader, disk, bank, mailbox, adapters):
+    loader.fetch(adapters["a"])
+    mailbox.wait_for(1)
+    loader.drop(AdapterId(1))
+    loader.drop(AdapterId(1))
+    loader.load(AdapterId(1), Slot(0))
+
+    assert mailbox.wait_for(2)[1] == (AdapterReady, 1)
+    assert disk.reads == ["a", "a"]
+    assert bank.factors(1, "qkv").ranks.tolist() == [4, 0]
+
+
+def test_an_adapter_fetched_twice_is_read_once_and_told_twice(loader, disk, mailbox, adapters):
+    loader.fetch(adapters["a"])
+    loader.fetch(adapters["a"])
+
+    assert mailbox.wait_for(2) == [(AdapterFetched, 1), (AdapterFetched, 1)]
+    assert disk.reads == ["a"]
+
+
+def test_a_failing_read_is_told_with_its_reason_and_nobody_else_notices(loader, mailbox, adapters):
+    for name in ("missing", "explosive", "a"):
+        loader.fetch(adapters[name])
+
+    assert mailbox.wait_for(3) == [(AdapterFailed, 3), (AdapterFailed, 4), (AdapterFetched, 1)]
+    missing, explosive = (adapters[name].path for name in ("missing", "explosive"))
+    assert [message.reason for message in mailbox.messages[:2]] == [
+        f"There is no adapter folder at {missing}.",
+        f"Adapter 'explosive' could not be loaded from {explosive} (ZeroDivisionError: boom).",
+    ]
+
+
+def test_a_load_that_cannot_be_read_or_copied_fails_and_the_next_one_does_not(loader, mailbox, adapters):
+    loader.fetch(adapters["a"])
+    loader.fetch(adapters["missing"])
+    mailbox.wait_for(2)
+    loader.load(AdapterId(3), Slot(0))
+    assert mailbox.wait_for(3)[2] == (AdapterFailed, 3)
+    loader.load(AdapterId(1), Slot(99))
+    assert mailbox.wait_for(4)[3] == (AdapterFailed, 1)
+    assert "Adapter 'a' could not be loaded" in mailbox.messages[3].reason
+    loader.load(AdapterId(1), Slot(0))
+
+    assert mailbox.wait_for(5)[4] == (AdapterReady, 1)
+
+
+def test_an_adapter_that_failed_is_read_anew_when_it_is_asked_for_again(loader, disk, mailbox, adapters, model):
+    late = Adapter(AdapterId(9), "late", adapters["missing"].path.replace("missing", "late"))
+    loader.fetch(late)
+    assert mailbox.wait_for(1) == [(AdapterFailed, 9)]
+    make_adapter(Path(late.path), model)
+    loader.fetch(late)
+
+    assert mailbox.wait_for(2)[1] == (AdapterFetched, 9)
+
+
+def test_without_overlap_a_load_has_ended_when_it_returns(bank, disk, mailbox, adapters):
+    loader = AdapterLoader(bank, disk.read, mailbox.post, overlaps=False)
+    loader.fetch(adapters["a"])
+    loader.load(AdapterId(1), Slot(0))
+
+    assert (AdapterReady, 1) in mailbox.wait_for(2)
+    assert bank.factors(0, "o").ranks.tolist() == [4, 0]
+    loader.close()
+
+
+def test_closing_ends_everything_with_a_message(bank, disk, mailbox, adapters):
+    loader = AdapterLoader(bank, disk.read, mailbox.post)
+    disk.gate.clear()
+    loader.fetch(adapters["a"])
+    loader.load(AdapterId(1), Slot(0))
+    loader.fetch(adapters["b"])
+    assert disk.is_reading.wait(WAIT_S)
+    threading.Timer(0.05, disk.gate.set).start()
+    loader.close()
+
+    assert sorted(mailbox.wait_for(3), key=str) == [(AdapterFailed, 2), (AdapterFetched, 1), (AdapterReady, 1)]
+    assert [message.reason for message in mailbox.messages if isinstance(message, AdapterFailed)] == [
+        "Adapter 'b' was not read: the engine is stopping."
+    ]
+    assert disk.reads == ["a"]

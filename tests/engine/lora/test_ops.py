@@ -1,0 +1,209 @@
+"""Both ways to apply adapters against a loop over tokens in float64; kernels run interpreted where there is no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rota.engine.lora import reference
+from rota.engine.lora.batch import BatchFrame, make_batch
+from rota.engine.lora.layout import LoraBatch, SiteFactors, SiteShape
+from tests.engine.triton_interpreter import DEVICE, load
+
+triton_ops = load("rota.engine.lora.triton_ops")
+ExpandTuning, ShrinkTuning, Tuning = triton_ops.ExpandTuning, triton_ops.ShrinkTuning, triton_ops.Tuning
+
+# Small shapes: several shares, row tiles, column tiles and iterations without large matrices.
+SMALL = Tuning(
+    ShrinkTuning(rows=16, share=32, most_shares=3, step=16, warps=4, stages=2),
+    ExpandTuning(columns=32, ranks=16, warps=4),
+)
+# The other way round: rows of A that span parts, few shares, many ranks at a time.
+WIDE = Tuning(
+    ShrinkTuning(rows=64, share=64, most_shares=2, step=32, warps=4, stages=2),
+    ExpandTuning(columns=64, ranks=64, warps=4),
+)
+AddLora = Callable[[Tensor, Tensor, SiteFactors, LoraBatch], None]
+WAYS = {
+    "torch": (reference.add_lora, "cpu"),
+    "triton": (triton_ops.add_lora, DEVICE),
+    "triton small": (partial(triton_ops.add_lora, tuning=SMALL), DEVICE),
+    "triton wide": (partial(triton_ops.add_lora, tuning=WIDE), DEVICE),
+}
+BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+QKV = SiteShape("qkv", 72, (("q_proj", 96), ("k_proj", 48), ("v_proj", 48)))
+OUTPUT = SiteShape("o", 96, (("o_proj", 72),))
+GATE_UP = SiteShape("gate_up", 72, (("gate_proj", 100), ("up_proj", 100)))
+
+
+@pytest.fixture(params=WAYS)
+def way(request) -> tuple[AddLora, str]:
+    return WAYS[request.param]
+
+
+@pytest.fixture(autouse=True)
+def same_dice() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Fresh memory holds NaN: who reads what nobody wrote is found out."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def random_factors(shape: SiteShape, ranks: list[int], max_rank: int, dtype: torch.dtype, device: str) -> SiteFactors:
+    """Numbers of size 1 up to each slot's rank and NaN beyond: nobody may look there."""
+    slots, parts = len(ranks), len(shape.parts)
+    a = torch.full((slots, parts, max_rank, shape.inputs), torch.nan)
+    b = torch.full((slots, max_rank, shape.outputs), torch.nan)
+    for slot, rank in enumerate(ranks):
+        a[slot, :, :rank] = torch.randn(parts, rank, shape.inputs) * shape.inputs**-0.5
+        b[slot, :rank] = torch.randn(rank, shape.outputs) * max(rank, 1) ** -0.5
+    return SiteFactors(
+        shape,
+        a.flatten(1, 2).to(device, dtype),
+        b.to(device, dtype),
+        torch.tensor(ranks, dtype=torch.int32, device=device),
+    )
+
+
+def token_by_token(y: Tensor, x: Tensor, factors: SiteFactors, token_slots: list[int]) -> Tensor:
+    result, max_rank = y.double().cpu(), factors.max_rank
+    for token, slot in enumerate(token_slots):
+        if slot == len(factors.ranks):
+            continue
+        rank, first = int(factors.ranks[slot]), 0
+        for part, width in enumerate(factors.shape.widths):
+            a = factors.a[slot, part * max_rank : part * max_rank + rank].double().cpu()
+            b = factors.b[slot, :rank, first : first + width].double().cpu()
+            result[token, first : first + width] += (a @ x[token].double().cpu()) @ b
+            first += width
+    return result
+
+
+def batch_of(token_slots: list[int], slots: int, tile_size: int, device: str) -> LoraBatch:
+    return make_batch(np.array(token_slots, np.int32), slots, torch.device(device), tile_size)
+
+
+def random_rows(tokens: int, shape: SiteShape, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
+    """y and x."""
+    return torch.randn(tokens, shape.outputs).to(device, dtype), torch.randn(tokens, shape.inputs).to(device, dtype)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double().cpu() - expected).norm() / expected.norm())
+
+
+def check(
+    way: tuple[AddLora, str],
+    token_slots: list[int],
+    ranks: list[int],
+    shape: SiteShape = QKV,
+    max_rank: int = 16,
+    dtype: torch.dtype = torch.float32,
+    tile_size: int = 16,
+) -> None:
+    add_lora, device = way
+    factors = random_factors(shape, ranks, max_rank, dtype, device)
+    y, x = random_rows(len(token_slots), shape, dtype, device)
+    expected = token_by_token(y, x, factors, token_slots)
+
+    add_lora(y, x, factors, batch_of(token_slots, len(ranks), tile_size, device))
+
+    assert relative_error(y, expected) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("shape", [QKV, OUTPUT, GATE_UP], ids=lambda shape: shape.name)
+def test_each_token_gets_what_its_own_adapter_adds(way, shape, dtype, poisoned_memory):
+    # 0 is unused, 2 leaves the site alone, 4 is base; slots come in no order.
+    check(way, [3, 1, 4, 1, 2, 3, 3, 4, 1, 4], ranks=[8, 5, 0, 16], shape=shape, dtype=dtype)
+
+
+@pytest.mark.parametrize("max_rank", [8, 24, 40])
+def test_ranks_may_differ_as_widely_as_the_bank_allows(way, max_rank, poisoned_memory):
+    check(way, [0, 1, 2, 2, 1, 0, 3], ranks=[1, max_rank, max_rank // 2 + 1], max_rank=max_rank)
+
+
+def test_tokens_of_one_adapter_may_need_many_tiles(way, poisoned_memory):
+    check(way, [0] * 20 + [2] + [1] * 37, ranks=[48, 64], max_rank=64, shape=OUTPUT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_prompts_and_decodes_of_several_adapters_share_a_step(way, dtype, poisoned_memory):
+    decodes = [0, 1, 3, 1]
+    prompts = [1] * 70 + [3] * 9 + [0] * 40 + [2] * 5
+    check(way, decodes + prompts, ranks=[24, 32, 0], shape=OUTPUT, max_rank=32, dtype=dtype, tile_size=64)
+
+
+def test_prompts_scattered_over_a_step_are_found(way):
+    check(way, [0, 1] * 50, ranks=[32, 24], max_rank=32, shape=GATE_UP, tile_size=64)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_batches(way, seed, poisoned_memory):
+    dice = np.random.default_rng(seed)
+    slots = int(dice.integers(1, 7))
+    ranks = dice.integers(0, 33, slots).tolist()
+    token_slots = dice.integers(0, slots + 1, dice.integers(1, 40)).tolist()
+    check(way, token_slots, ranks, shape=[QKV, OUTPUT, GATE_UP][seed % 3], max_rank=32)
+
+
+@pytest.mark.parametrize("token_slots", [[2, 2, 2], [1, 1]], ids=["base", "an adapter without this site"])
+def test_a_step_with_nothing_to_add_changes_nothing(way, token_slots):
+    add_lora, device = way
+    factors = random_factors(QKV, [4, 0], 16, torch.float32, device)
+    y, x = random_rows(len(token_slots), QKV, torch.float32, device)
+    before = y.clone()
+    add_lora(y, x, factors, batch_of(token_slots, 2, 16, device))
+    assert torch.equal(y, before)
+
+
+def test_base_tokens_in_a_mixed_step_keep_every_bit(way):
+    add_lora, device = way
+    factors = random_factors(QKV, [4], 16, torch.bfloat16, device)
+    y, x = random_rows(3, QKV, torch.bfloat16, device)
+    before = y.clone()
+    add_lora(y, x, factors, batch_of([1, 0, 1], 1, 16, device))
+    assert torch.equal(y[[0, 2]], before[[0, 2]]) and not torch.equal(y[1], before[1])
+
+
+def test_rows_may_lie_apart(way):
+    add_lora, device = way
+    factors = random_factors(OUTPUT, [8], 16, torch.float32, device)
+    wide_y, wide_x = torch.randn(5, 200, device=device), torch.randn(5, 200, device=device)
+    y, x = wide_y[:, 64 : 64 + OUTPUT.outputs], wide_x[:, 32 : 32 + OUTPUT.inputs]
+    expected, beside = token_by_token(y, x, factors, [0, 1, 0, 0, 1]), wide_y[:, :64].clone()
+    add_lora(y, x, factors, batch_of([0, 1, 0, 0, 1], 1, 16, device))
+    assert relative_error(y, expected) < 2e-6
+    assert torch.equal(wide_y[:, :64], beside)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
+def test_a_captured_graph_serves_an_assignment_it_was_not_captured_with():
+    frame = BatchFrame(tokens=6, slots=3, tile_size=16)
+    array = np.zeros(frame.numbers, np.int32)
+    frame.write(np.array([], np.int32), array)
+    numbers = torch.from_numpy(array).to(DEVICE)
+    factors = random_factors(QKV, [8, 16, 0], 16, torch.float32, DEVICE)
+    batch, (y, x) = frame.view(numbers), random_rows(6, QKV, torch.float32, DEVICE)
+    triton_ops.add_lora(y.clone(), x, factors, batch)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        triton_ops.add_lora(y, x, factors, batch)
+
+    for token_slots in ([1, 0, 3, 1, 2], [0, 0, 0, 0, 0, 1]):
+        frame.write(np.array(token_slots, np.int32), array)
+        numbers.copy_(torch.from_numpy(array))
+        expected = token_by_token(y, x, factors, token_slots)
+        graph.replay()
+        assert relative_error(y, expected) < 2e-6

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rota.policy.prefill_delayer import Outcome, PrefillDelayer, RankReport, Verdict
+
+
+class Others:
+    """An exchange in which the other ranks say what a test tells them to."""
+
+    def __init__(self, *reports: RankReport) -> None:
+        self.reports = list(reports)
+
+    def share(self, report: RankReport) -> list[RankReport]:
+        return [report, *self.reports]
+
+
+def rank(is_prefillable: bool = True, **said) -> RankReport:
+    fields = {"is_below_watermark": False, "running": 0, "largest_batch": 0, "admissible": int(is_prefillable)}
+    return RankReport(is_prefillable, **{**fields, **said})
+
+
+def delayer(batch: int = 4, max_running: int = 10, is_idle: bool = False, **fields) -> PrefillDelayer:
+    """Busy unless told otherwise; its largest recent batch was `batch`."""
+    one = PrefillDelayer(max_running, **fields)
+    if batch:
+        one.note_batch(batch)
+    if not is_idle:
+        one.decide(running=1, admissible=0, token_usage=1.0, now=0.0)
+    return one
+
+
+def ask(one: PrefillDelayer, running: int = 8, admissible: int = 1, now: float = 1.0, **fields) -> Verdict:
+    """By default too few rows are free for a batch of four: the slot condition holds."""
+    return one.decide(running, admissible, **{"token_usage": 0.9, "now": now, **fields})
+
+
+def delayed(passes: int, started_at: float = 1.0, **fields) -> PrefillDelayer:
+    """In the middle of a delay that began at `started_at`."""
+    one = delayer(**fields)
+    for _ in range(passes):
+        assert ask(one, now=started_at).reason is Outcome.DELAY
+    return one
+
+
+def passes_so_far(one: PrefillDelayer) -> int:
+    """How long the delay has lasted, seen from outside: a free device ends it and tells."""
+    return ask(one, running=0, now=2.0).passes
+
+
+# ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+ALL, SOME, NONE = "all", "some", "none"
+
+TABLE = [
+    # prefillable, force, slot, delays before, limit → verdict, delays after
+    (NONE, False, False, 2, 30, Outcome.NOTHING, 0),
+    (ALL, True, True, 2, 30, Outcome.TOKEN_WATERMARK, 0),
+    (ALL, False, False, 2, 30, Outcome.WAIT_SUCCESS, 0),
+    (ALL, False, False, 0, 30, Outcome.NO_WAIT, 0),
+    (ALL, False, True, 0, 3, Outcome.DELAY, 1),
+    (ALL, False, True, 1, 3, Outcome.DELAY, 2),
+    (ALL, False, True, 2, 3, Outcome.WAIT_TIMEOUT, 0),
+    (SOME, True, True, 2, 30, Outcome.TOKEN_WATERMARK, 0),
+    (SOME, False, True, 1, 3, Outcome.DELAY, 2),
+    (SOME, False, False, 1, 3, Outcome.DELAY, 2),
+    (SOME, False, True, 2, 3, Outcome.WAIT_TIMEOUT, 0),
+]
+
+
+@pytest.mark.parametrize(("prefillable", "force", "slot", "before", "limit", "reason", "after"), TABLE)
+def test_the_table_of_verdicts(prefillable, force, slot, before, limit, reason, after):
+    one = delayed(before, max_delay_passes=limit, token_usage_low_watermark=0.5)
+    if prefillable == SOME:
+        one.exchange = Others(rank(is_prefillable=False))
+    verdict = ask(
+        one,
+        running=8 if slot else 0,
+        admissible=0 if prefillable == NONE else 1,
+        token_usage=0.4 if force else 0.9,
+    )
+
+    assert verdict.reason is reason
+    assert verdict.is_allowed == (reason is not Outcome.DELAY)
+    one.exchange = Others()
+    assert passes_so_far(one) == after
+
+
+def test_the_first_prompt_after_idle_is_not_held_back_and_the_second_is():
+    one = delayer(is_idle=True)
+    assert ask(one).reason is Outcome.NO_WAIT
+    assert ask(one).reason is Outcome.DELAY
+
+
+def test_a_delay_keeps_the_moment_it_began():
+    one = delayed(2, started_at=1.0)
+    assert ask(one, now=1.5).waited_s == 0.5
+    assert ask(one, now=1.75) == Verdict(False, Outcome.DELAY, 4, 0.75, ask_again_at=6.75)
+
+
+def test_a_limit_of_one_pass_never_delays():
+    assert ask(delayer(max_delay_passes=1)).reason is Outcome.WAIT_TIMEOUT
+
+
+# ── the conditions ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("running", "is_delayed"), [(6, False), (7, True)])
+def test_prompts_wait_while_fewer_rows_are_free_than_the_largest_recent_batch(running, is_delayed):
+    assert (not ask(delayer(batch=4, max_running=10), running=running).is_allowed) == is_delayed
+
+
+def test_a_batch_counts_as_recent_for_sixteen_attempts():
+    one = delayer(batch=4)
+    for _ in range(15):
+        one.note_batch(1)
+    assert not ask(one).is_allowed
+    one.note_batch(1)
+    assert ask(one).is_allowed
+
+
+@pytest.mark.parametrize(
+    ("running", "queued", "batch", "most", "is_delayed"),
+    [
+        (40, 3, 64, None, True),  # 0.1 × 40 = 4 are wanted
+        (40, 4, 64, None, False),
+        (49, 4, 64, None, False),  # 4.9 is 4
+        (40, 2, 3, None, True),  # never more than a batch
+        (40, 3, 3, None, False),
+        (40, 1, 64, 2, True),  # nor than a prefill may take, where that is set
+        (40, 2, 64, 2, False),
+        (9, 1, 64, None, False),  # 0.9 is 0: nothing to wait for
+        (40, 1, 0, None, False),  # no batch was ever seen
+    ],
+)
+def test_prompts_wait_until_a_share_of_the_running_is_queued(running, queued, batch, most, is_delayed):
+    one = delayer(batch, max_running=200, queue_min_ratio=0.1, prefill_max_requests=most)
+    assert (not ask(one, running, queued).is_allowed) == is_delayed
+
+
+def test_without_a_ratio_the_queue_is_no_reason_to_wait():
+    assert ask(delayer(max_running=200), running=100, admissible=1).reason is Outcome.NO_WAIT
+
+
+@pytest.mark.parametrize(("usage", "reason"), [(0.5, Outcome.DELAY), (0.49, Outcome.TOKEN_WATERMARK)])
+def test_usage_must_be_strictly_below_the_watermark(usage, reason):
+    assert ask(delayer(token_usage_low_watermark=0.5), token_usage=usage).reason is reason
+
+
+def test_a_rank_with_nothing_to_prefill_does_not_force_by_its_empty_kv():
+    one = delayer()
+    one.exchange = Others(rank(is_prefillable=False, is_below_watermark=True))
+    assert ask(one).reason is Outcome.DELAY
+
+
+def test_the_clock_cancels_the_queue_condition():
+    one = delayer(max_running=200, queue_min_ratio=0.1, max_delay_ms=500)
+    assert ask(one, running=40, now=1.0).reason is Outcome.DELAY
+    assert ask(one, running=40, now=1.499).reason is Outcome.DELAY
+    assert ask(one, running=40, now=1.5).reason is Outcome.WAIT_SUCCESS
+
+
+def test_the_clock_never_cancels_the_slot_condition():
+    one = delayed(1, started_at=1.0, max_delay_ms=500)
+    assert ask(one, now=60.0).reason is Outcome.DELAY
+
+
+# ── better than there ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_requests_that_wait_for_an_absent_adapter_do_not_fill_the_queue():
+    """Two hundred wait, but of them one could run now: that is what counts."""
+    one = delayer(batch=8, max_running=200, queue_min_ratio=0.1)
+    assert ask(one, running=80, admissible=1).reason is Outcome.DELAY
+
+
+def test_a_pass_blocked_by_adapters_does_not_restart_the_wait():
+    one = delayed(2, max_delay_passes=4)
+    assert ask(one, admissible=0, blocked_by_adapters=True).reason is Outcome.NOTHING
+    assert ask(one).reason is Outcome.DELAY
+    assert ask(one).reason is Outcome.WAIT_TIMEOUT
+
+
+def test_no_request_is_held_longer_in_all_whatever_the_passes_do():
+    one = delayer(max_delay_ms=500)
+    assert ask(one, oldest_delay_s=0.499).reason is Outcome.DELAY
+    assert ask(one, oldest_delay_s=0.5).reason is Outcome.WAIT_TIMEOUT
+
+
+def test_a_delay_asks_to_be_called_before_anyone_is_held_too_long():
+    assert ask(delayer(max_delay_ms=500), now=7.0, oldest_delay_s=0.4).ask_again_at == pytest.approx(7.1)
+
+
+def test_the_time_is_taken_from_the_first_ranks_clock():
+    ahead = delayer(max_running=200, queue_min_ratio=0.1, max_delay_ms=500)
+    reports = [rank(running=40, largest_batch=4, now_ms=1000), rank(running=40, largest_batch=4, now_ms=900_000)]
+
+    class Second:
+        def share(self, report: RankReport) -> list[RankReport]:
+            return reports
+
+    ahead.exchange = Second()
+    assert ask(ahead, running=40, now=900.0).reason is Outcome.DELAY
+    reports[0] = rank(running=40, largest_batch=4, now_ms=1499)
+    assert ask(ahead, running=40, now=950.0).reason is Outcome.DELAY, "its own clock has gone far, the first has not"
+    reports[0] = rank(running=40, largest_batch=4, now_ms=1500)
+    assert ask(ahead, running=40, now=950.1).reason is Outcome.WAIT_SUCCESS
+
+
+class RoundTable:
+    """Where every rank waits for every other."""
+
+    def __init__(self, ranks: int) -> None:
+        self.reports: list[RankReport | None] = [None] * ranks
+        self.barrier = threading.Barrier(ranks, timeout=5)
+
+
+class Chair:
+    """One rank's exchange."""
+
+    def __init__(self, table: RoundTable, number: int) -> None:
+        self.table, self.number = table, number
+
+    def share(self, report: RankReport) -> list[RankReport]:
+        self.table.reports[self.number] = report
+        self.table.barrier.wait()
+        reports = list(self.table.reports)
+        self.table.barrier.wait()
+        return reports
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.lists(
+            st.fixed_dictionaries(
+                {
+                    "running": st.sampled_from([0, 5, 9]),
+                    "admissible": st.integers(0, 3),
+                    "token_usage": st.sampled_from([0.1, 0.9]),
+                    "now": st.floats(0.0, 20.0),
+                    "blocked_by_adapters": st.booleans(),
+                    "oldest_delay_s": st.sampled_from([0.0, 0.3, 0.6]),
+                }
+            ),
+            min_size=3,
+            max_size=3,
+        ),
+        max_size=12,
+    )
+)
+def test_ranks_never_disagree_whatever_each_of_them_sees(passes):
+    """Though their clocks differ and each knows only its own queue, adapters and delays."""
+    table = RoundTable(3)
+    ranks = [
+        delayer(is_idle=True, max_delay_passes=4, max_delay_ms=500, queue_min_ratio=0.3, token_usage_low_watermark=0.05)
+        for _ in range(3)
+    ]
+    for number, one in enumerate(ranks):
+        one.exchange = Chair(table, number)
+    with ThreadPoolExecutor(3) as pool:
+        for seen in passes:
+            verdicts = list(pool.map(lambda pair: pair[0].decide(**pair[1]), zip(ranks, seen, strict=True)))
+            assert len({(one.is_allowed, one.reason, one.passes, one.waited_s) for one in verdicts}) == 1

@@ -1,0 +1,99 @@
+"""A stage on which a test plays the world: nothing arrives and no time passes unless it says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rota.core.config import LoraConfig, SchedulerConfig
+from rota.core.events import Event
+from rota.core.ids import AdapterId, RequestId
+from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message, RemoveAdapter
+from rota.core.plan import StepPlan, StepResult
+from rota.core.policy_config import PolicyConfig
+from rota.scheduler import Scheduler
+from tests.builders import abort, add_adapter, capacity, submit
+
+WAIT = PolicyConfig(lora_policy="wait")
+
+
+class Stage:
+    """A scheduler that knows `adapters`, numbered from 1, all in host memory and none in a slot."""
+
+    def __init__(
+        self,
+        adapters: int = 3,
+        policy: PolicyConfig = WAIT,
+        lora: LoraConfig | None = None,
+        config: SchedulerConfig | None = None,
+        pinned: tuple[int, ...] = (),
+        **found: int,
+    ) -> None:
+        self.scheduler = Scheduler(config or SchedulerConfig(), capacity(**found), policy, lora)
+        self.events: list[Event] = []
+        self.now = 0.0
+        for number in range(1, adapters + 1):
+            self.tell(add_adapter(number, is_pinned=number in pinned))
+        for adapter in self.step().fetches:
+            self.tell(AdapterFetched(adapter.adapter_id, self.now))
+
+    # ── what happens ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def tell(self, message: Message) -> None:
+        self.scheduler.apply(message)
+        self.scheduler.check()
+
+    def ask(self, id: str, adapter: int = 0, at: float | None = None, **fields: Any) -> None:
+        self.tell(submit(id, adapter=AdapterId(adapter), arrived_at=self.now if at is None else at, **fields))
+
+    def leave(self, id: str) -> None:
+        self.tell(abort(id, self.now))
+
+    def arrive(self, *adapters: int) -> None:
+        """Their copies into slots are complete."""
+        for adapter in adapters:
+            self.tell(AdapterReady(AdapterId(adapter), self.now))
+
+    def fail(self, adapter: int, reason: str = "it is broken") -> None:
+        self.tell(AdapterFailed(AdapterId(adapter), self.now, reason))
+
+    def unload(self, adapter: int, is_forced: bool = False) -> None:
+        self.tell(RemoveAdapter(AdapterId(adapter), self.now, is_forced))
+
+    def step(self, at: float | None = None, token: int = 7) -> StepPlan:
+        """One step from plan to tokens, at a moment that stays the present one."""
+        self.now = self.now if at is None else at
+        plan = self.scheduler.plan(self.now)
+        result = StepResult(self.now, (token,) * len(plan.sampled_rows))
+        self.events += self.scheduler.commit(plan, result)
+        self.scheduler.check()
+        return plan
+
+    def seat(self, *adapters: int, **fields: Any) -> None:
+        """Let one request of each adapter run, in slots that are empty."""
+        for adapter in adapters:
+            self.ask(f"runs{adapter}", adapter, **{"max_new_tokens": 400, **fields})
+        self.step()
+        self.arrive(*adapters)
+        plan = self.step()
+        assert len(plan.seats) == len(adapters)
+
+    # ── what is seen ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def said(self, kind: type[Event]) -> list[Any]:
+        """The events of one kind so far, taken off the list."""
+        said = [event for event in self.events if isinstance(event, kind)]
+        self.events = [event for event in self.events if not isinstance(event, kind)]
+        return said
+
+    def why(self, id: str) -> str:
+        refusal = self.scheduler.explain(RequestId(id))
+        assert refusal is not None, f"{id} does not wait"
+        return refusal.reason
+
+
+def loads(plan: StepPlan) -> list[int]:
+    return [load.adapter_id for load in plan.loads]
+
+
+def seated(plan: StepPlan) -> list[str]:
+    return [seat.request_id for seat in plan.seats]

@@ -1,0 +1,219 @@
+"""Adapters that come, fail and go under random traffic: at the end nothing is held and nobody waits for an answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rota.core.config import Capacity, LoraConfig, SchedulerConfig
+from rota.core.events import (
+    AdapterAdded,
+    AdapterRefused,
+    AdapterRemoved,
+    Admitted,
+    Event,
+    Finished,
+    FinishReason,
+    Preempted,
+    SlotChanged,
+    SlotState,
+)
+from rota.core.ids import AdapterId, RequestId
+from rota.core.messages import (
+    AdapterFailed,
+    AdapterFetched,
+    AdapterReady,
+    AddAdapter,
+    Message,
+    RemoveAdapter,
+    Submit,
+)
+from rota.core.plan import StepPlan
+from rota.runtime.loop import run
+from rota.scheduler import Scheduler
+from tests.builders import abort, add_adapter, capacity, request
+from tests.fakes import FakeDevice
+from tests.scheduler.test_storm import expected, policies
+from tests.worlds import DeviceWorld, endings, outputs
+
+ADAPTERS = range(1, 7)
+EVENING = 10_000.0  # when everybody has gone home and every adapter is unloaded
+
+Failure = tuple[str, int, int]  # ("fetch" or "load", adapter, which attempt)
+
+
+class UnreliableWorld(DeviceWorld):
+    """Some fetches and loads fail. Keeps its own account of host memory and objects to orders that do not fit it."""
+
+    def __init__(
+        self, messages: Iterable[tuple[float, Message]], device: FakeDevice, failures: set[Failure], host_adapters: int
+    ) -> None:
+        super().__init__(messages, device)
+        self.held: set[AdapterId] = set()
+        self.asked: set[RequestId] = set()
+        self._failures = failures
+        self._host_adapters = host_adapters
+        self._attempts: Counter[tuple[str, AdapterId]] = Counter()
+        self._fetching: set[AdapterId] = set()
+        self._copying: set[AdapterId] = set()
+
+    def submit(self, plan: StepPlan) -> tuple[float, int]:
+        drops = set(plan.drops)
+        assert drops <= self.held - self._copying, "dropped what is not there, or is being copied"
+        self.held -= drops
+        fetches = {adapter.adapter_id for adapter in plan.fetches}
+        assert not fetches & (self.held | self._fetching), "fetched what is there or on its way"
+        self._fetching |= fetches
+        assert len(self.held | self._fetching) <= self._host_adapters, "more in host memory than there may be"
+        for load in plan.loads:
+            assert load.adapter_id in self.held, "loaded what is not in host memory"
+            assert load.adapter_id not in self._copying, "loaded twice at a time"
+            if not load.is_awaited:
+                self._copying.add(load.adapter_id)
+        return super().submit(plan)
+
+    def post(self, at: float, message: Message) -> None:
+        if isinstance(message, AdapterFetched | AdapterReady):
+            kind = "fetch" if isinstance(message, AdapterFetched) else "load"
+            self._attempts[kind, message.adapter_id] += 1
+            if (kind, message.adapter_id, self._attempts[kind, message.adapter_id]) in self._failures:
+                message = AdapterFailed(message.adapter_id, at, f"its {kind} failed")
+        super().post(at, message)
+
+    def receive(self, until: float) -> list[Message] | None:
+        messages = super().receive(until)
+        for message in messages or []:
+            if isinstance(message, Submit):
+                self.asked.add(message.request.request_id)
+            if isinstance(message, AdapterFetched):
+                self.held.add(message.adapter_id)
+            if isinstance(message, AdapterFetched | AdapterReady | AdapterFailed):
+                self._fetching.discard(message.adapter_id)
+                self._copying.discard(message.adapter_id)
+        return messages
+
+
+@st.composite
+def lives(draw: st.DrawFn, number: int) -> list[tuple[float, Message]]:
+    """One adapter: added, perhaps removed (perhaps twice, perhaps by force), and used before, while and after."""
+    added_at = float(draw(st.integers(0, 20)))
+    messages: list[tuple[float, Message]] = [(added_at, add_adapter(number, added_at, is_pinned=draw(st.booleans())))]
+    for _ in range(draw(st.integers(0, 2))):
+        removed_at = added_at + draw(st.integers(0, 30))
+        messages.append((removed_at, RemoveAdapter(AdapterId(number), removed_at, draw(st.booleans()))))
+    for turn in range(draw(st.integers(0, 4))):
+        at = max(0.0, added_at + draw(st.integers(-1, 30)))
+        asked = request(
+            f"r{number}-{turn}",
+            prompt=draw(st.integers(1, 30)),
+            max_new_tokens=draw(st.integers(1, 20)),
+            arrived_at=at,
+            adapter=AdapterId(number),
+        )
+        messages.append((at, Submit(asked)))
+        if draw(st.integers(0, 2)) == 0:
+            left_at = at + draw(st.integers(0, 12))
+            messages.append((left_at, abort(asked.request_id, at=left_at)))
+    return messages
+
+
+@st.composite
+def storms(draw: st.DrawFn) -> list[tuple[float, Message]]:
+    messages = [message for number in ADAPTERS for message in draw(lives(number))]
+    for number in range(draw(st.integers(0, 3))):
+        at = float(draw(st.integers(0, 30)))
+        messages.append((at, Submit(request(f"base{number}", prompt=5, max_new_tokens=15, arrived_at=at))))
+    return messages + [(EVENING, RemoveAdapter(AdapterId(number), EVENING)) for number in ADAPTERS]
+
+
+failures = st.sets(
+    st.tuples(st.sampled_from(["fetch", "load"]), st.sampled_from(ADAPTERS), st.integers(1, 3)), max_size=6
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    storms(),
+    failures,
+    st.integers(6, 30),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.integers(1, 7),
+    st.booleans(),
+    st.sampled_from([1, 2]),
+    policies(),
+)
+def test_a_storm_of_adapters_leaves_nothing_behind(
+    messages, failures, blocks, rows, slots, host_adapters, is_overlapped, depth, policy
+):
+    if not is_overlapped:
+        failures = {failure for failure in failures if failure[0] == "fetch"}
+    lora = LoraConfig(max_loaded_loras=host_adapters, enable_lora_overlap_loading=is_overlapped)
+    found = capacity(blocks=blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots)
+    scheduler = Scheduler(SchedulerConfig(chunked_prefill_size=16), found, policy, lora)
+    world = UnreliableWorld(messages, FakeDevice(found), failures, host_adapters)
+    events: list[Event] = []
+
+    def emit(batch: list[Event]) -> None:
+        scheduler.check()
+        events.extend(batch)
+        assert scheduler.refusals().keys() == world.asked - at_work(events), "somebody waits and does not say why"
+
+    run(scheduler, world, emit, depth)
+    scheduler.check()
+
+    assert scheduler.is_idle
+    assert_requests_ended(messages, events, found)
+    assert_adapters_were_answered(messages, events)
+    assert not world.held, "an adapter was left in host memory"
+    last_state = {event.slot: event.state for event in events if isinstance(event, SlotChanged)}
+    assert set(last_state.values()) <= {SlotState.EMPTY}
+
+
+def at_work(events: list[Event]) -> set[RequestId]:
+    """Those who have ended or run."""
+    working: set[RequestId] = set()
+    for event in events:
+        if isinstance(event, Admitted | Finished):
+            working.add(event.request_id)
+        elif isinstance(event, Preempted):
+            working.discard(event.request_id)
+    return working
+
+
+def assert_requests_ended(messages: list[tuple[float, Message]], events: list[Event], found: Capacity) -> None:
+    """Each once, and each that ended by itself with the tokens it would have got alone."""
+    ended, given_tokens = endings(events), outputs(events)
+    for _, message in messages:
+        if not isinstance(message, Submit):
+            continue
+        asked = message.request
+        end, answer = ended.pop(asked.request_id), given_tokens.get(asked.request_id, [])
+        right = expected(asked, found)
+        assert answer == (right if end.reason is FinishReason.LENGTH else right[: len(answer)])
+        assert (end.fault is not None) == (end.reason is FinishReason.FAILED)
+    assert not ended
+
+
+def assert_adapters_were_answered(messages: list[tuple[float, Message]], events: list[Event]) -> None:
+    for number in ADAPTERS:
+        added = [event for event in events if isinstance(event, AdapterAdded) and event.adapter_id == number]
+        removed = [event for event in events if isinstance(event, AdapterRemoved) and event.adapter_id == number]
+        refused = [event for event in events if isinstance(event, AdapterRefused) and event.adapter_id == number]
+        unknown = [event for event in refused if event.reason.startswith("No adapter")]
+        adds = [message for _, message in messages if _is_about(message, AddAdapter, number)]
+        removes = [message for _, message in messages if _is_about(message, RemoveAdapter, number)]
+
+        assert len(added) + len(refused) - len(unknown) == len(adds), "an add was not answered, or twice"
+        assert len(removed) <= 1
+        assert len(added) <= len(removed), "added and never gone, though everything was unloaded in the evening"
+        assert removed or len(unknown) == len(removes), "a removal was not answered"
+
+
+def _is_about(message: Message, kind: type, number: int) -> bool:
+    if isinstance(message, AddAdapter):
+        return kind is AddAdapter and message.adapter.adapter_id == number
+    return isinstance(message, kind) and isinstance(message, RemoveAdapter) and message.adapter_id == number
