@@ -24,10 +24,10 @@ from rota.engine.draw import argmax
 from rota.engine.graphs import DecodeGraphs, capture_graphs
 from rota.engine.inputs import Inputs, Rows
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
-from rota.engine.lora import reference as lora_reference
-from rota.engine.lora.adapters import Adapters
+from rota.engine.lora.adapters import Adapters, Project
 from rota.engine.lora.bank import Bank, count_slots
 from rota.engine.lora.loader import checkpoint_reader
+from rota.engine.lora.reference import project_with_lora
 from rota.engine.model.llama import Llama
 from rota.engine.model.spec import ModelSpec, read_spec
 from rota.engine.ops import reference
@@ -229,11 +229,13 @@ def _adapters(
     """Slots that fit, and the adapters' side of the engine. The bank is made before KV takes what is left."""
     slots = count_slots(config, spec, dtype, device_memory(device, weight_bytes), device)
     bank = Bank(spec, slots + LANDINGS, config.max_lora_rank, dtype, device)
-    add_lora = lora_reference.add_lora
+    project: Project = project_with_lora
     if backend == "triton":
-        from rota.engine.lora.triton_ops import add_lora
+        from rota.engine.lora.triton_ops import BesideProduct
+
+        project = BesideProduct(device)
     read = checkpoint_reader(bank, spec, config.adapter_root)
-    return slots, Adapters(bank, read, add_lora, rows, config.enable_lora_overlap_loading)
+    return slots, Adapters(bank, read, project, rows, config.enable_lora_overlap_loading)
 
 
 def _kernels(backend: str, device: torch.device, scale: float) -> tuple[Operations, Attention]:

@@ -69,9 +69,7 @@ class Operations(Protocol):
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor: ...
 
-    def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float
-    ) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual); may reuse both inputs' storage."""
         ...
 

@@ -17,9 +17,11 @@ from rota.engine.lora.batch import DECODE_TILE, BatchFrame, make_batch
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.layout import SITES, LoraBatch, SiteFactors
 from rota.engine.lora.loader import AdapterLoader
+from rota.engine.model.linear import Projection
 
 Numbers = NDArray[np.int32]
-AddLora = Callable[[Tensor, Tensor, SiteFactors, LoraBatch], None]
+# A projection of x, with what each token's adapter adds to it.
+Project = Callable[[Projection, Tensor, SiteFactors, LoraBatch], Tensor]
 
 # A row whose adapter is in no slot: it must not be in a step.
 NOWHERE = -1
@@ -29,10 +31,10 @@ class Adapters:
     """Bank, loader, and the map from rows to slots."""
 
     def __init__(
-        self, bank: Bank, read: Callable[[str], HostAdapter], add_lora: AddLora, rows: int, overlaps: bool
+        self, bank: Bank, read: Callable[[str], HostAdapter], project: Project, rows: int, overlaps: bool
     ) -> None:
         self.bank = bank
-        self._add_lora = add_lora
+        self._project = project
         self._factors = [{site: bank.factors(layer, site) for site in SITES} for layer in range(bank.layers)]
         self._post: Callable[[Message], None] | None = None
         self._loader = AdapterLoader(bank, read, self._tell, overlaps)
@@ -65,9 +67,9 @@ class Adapters:
         assert slots.min() >= 0, "a step uses an adapter that is in no slot"
         return slots
 
-    def add(self, y: Tensor, x: Tensor, layer: int, site: str, batch: LoraBatch) -> None:
-        """y += what each token's adapter makes of x at a site."""
-        self._add_lora(y, x, self._factors[layer][site], batch)
+    def project(self, projection: Projection, x: Tensor, layer: int, site: str, batch: LoraBatch) -> Tensor:
+        """A matrix product at a site, and what each token's adapter adds to it."""
+        return self._project(projection, x, self._factors[layer][site], batch)
 
     def batch(self, token_slots: Numbers) -> LoraBatch:
         return make_batch(token_slots, self.bank.slots, self.bank.device)

@@ -16,11 +16,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.engine.lora.layout import LoraBatch, SiteFactors, SiteShape
+from rota.engine.model.linear import Projection
 
 Indices = NDArray[np.int64]
 
 # Tokens times rank that a group needs before matrix products of its own pay. SmolLM2 in bf16, two cores of a Xeon.
 WORTH_A_PRODUCT = 1024
+
+
+def project_with_lora(project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
+    """A matrix product, and what each token's adapter adds to it."""
+    y = project(x)
+    add_lora(y, x, factors, batch)
+    return y
 
 
 def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:

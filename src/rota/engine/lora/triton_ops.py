@@ -7,7 +7,7 @@ assignment of tokens to adapters.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -17,6 +17,7 @@ from torch import Tensor
 from rota.engine.lora.batch import DECODE_TILE
 from rota.engine.lora.layout import LoraBatch, SiteFactors
 from rota.engine.lora.triton_kernels import expand_kernel, shrink_kernel
+from rota.engine.model.linear import Projection
 
 # The smallest number of rows a matrix instruction takes.
 SMALLEST_DOT = 16
@@ -67,6 +68,30 @@ def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tunin
     """y [tokens, outputs] += what each token's adapter makes of x [tokens, inputs]; base tokens stay as they are."""
     tuning = tuning or tuning_for(batch)
     expand(y, shrink(x, factors, batch, tuning), factors, batch, tuning)
+
+
+class BesideProduct:
+    """A projection with adapters, whose shrink runs beside the base product: both read x, neither needs the other.
+
+    Only while a graph is captured: there a fork costs nothing on the host, and a replay keeps it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._side = torch.cuda.Stream(device)
+
+    def __call__(self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
+        if not torch.cuda.is_current_stream_capturing():
+            y = project(x)
+            add_lora(y, x, factors, batch)
+            return y
+        main, tuning = torch.cuda.current_stream(), replace(tuning_for(batch), early=False)
+        self._side.wait_stream(main)
+        with torch.cuda.stream(self._side):
+            partial = shrink(x, factors, batch, tuning)
+        y = project(x)
+        main.wait_stream(self._side)
+        expand(y, partial, factors, batch, tuning)
+        return y
 
 
 def tuning_for(batch: LoraBatch) -> Tuning:

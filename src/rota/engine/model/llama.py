@@ -55,11 +55,10 @@ class Llama:
 
     def _project(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Tensor:
         """A matrix product, and what each token's adapter adds to it."""
-        y = projection(x)
-        if step.lora is not None:
-            assert self._adapters is not None, "a step with adapters needs a bank"
-            self._adapters.add(y, x, layer, site, step.lora)
-        return y
+        if step.lora is None:
+            return projection(x)
+        assert self._adapters is not None, "a step with adapters needs a bank"
+        return self._adapters.project(projection, x, layer, site, step.lora)
 
     def _attend(
         self, layer: LayerWeights, x: Tensor, step: DeviceStep, keys: Tensor, values: Tensor, index: int

@@ -1,0 +1,181 @@
+"""In a batch of many adapters every request gets the tokens that PEFT alone would give it."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from rota.core.adapter import Adapter
+from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, SlotChanged
+from rota.core.ids import AdapterId, RequestId
+from rota.core.messages import RemoveAdapter
+from rota.core.policy_config import PolicyConfig
+from rota.core.request import Request
+from rota.engine.engine import Engine, build_engine
+from rota.runtime.doorbell import Doorbell
+from rota.runtime.live import LiveWorld
+from rota.runtime.loop import run
+from rota.runtime.offline import OfflineInbox
+from rota.scheduler import Scheduler
+from tests.builders import request
+from tests.engine.lora.adapter_factory import ATTENTION, make_adapter
+from tests.engine.model_factory import make_tiny_model
+from tests.worlds import endings, outputs
+
+NEW_TOKENS = 64
+ADAPTERS = {
+    1: {"r": 4},
+    2: {"r": 8},
+    3: {"r": 16, "use_rslora": True},
+    4: {"r": 64, "lora_alpha": 32},
+    5: {"r": 8, "rank_pattern": {"q_proj": 2, "down_proj": 16}, "alpha_pattern": {"q_proj": 5}},
+    6: {"r": 8, "target_modules": ATTENTION},
+}
+Answers = dict[tuple[int, ...], dict[int, list[int]]]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> tuple[Path, Path, list[tuple[int, ...]], Answers]:
+    """A tiny model, six adapters, prompts, and what PEFT answers for each."""
+    folder, adapters = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("adapters")
+    model = make_tiny_model(folder, "llama3")
+    for number, fields in ADAPTERS.items():
+        make_adapter(adapters / str(number), model, seed=number, **fields)
+    dice = random.Random(3)
+    prompts = [tuple(dice.randrange(3, 250) for _ in range(length)) for length in (5, 27)]
+    answers: Answers = {prompt: {0: answer(model, prompt)} for prompt in prompts}
+    for number in ADAPTERS:
+        tuned = PeftModel.from_pretrained(copy.deepcopy(model), adapters / str(number)).eval()
+        for prompt in prompts:
+            answers[prompt][number] = answer(tuned, prompt)
+    return folder, adapters, prompts, answers
+
+
+def answer(model: PreTrainedModel | PeftModel, prompt: tuple[int, ...]) -> list[int]:
+    tokens = torch.tensor([prompt])
+    model.generation_config.eos_token_id = None
+    made = model.generate(
+        input_ids=tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return made[0, len(prompt) :].tolist()
+
+
+class Server:
+    """Engine and books, kept over several runs."""
+
+    def __init__(
+        self, folder: Path, slots: int, chunk: int = 2048, policy: str = "rotate", overlaps: bool = True
+    ) -> None:
+        self.config = EngineConfig(
+            ModelConfig(str(folder), dtype="float32", device="cpu"),
+            CacheConfig(kv_block_size=8, kv_blocks=512),
+            SchedulerConfig(max_running_requests=16, chunked_prefill_size=chunk),
+            LoraConfig(max_loras_per_batch=slots, enable_lora_overlap_loading=overlaps),
+            PolicyConfig(lora_policy=policy, lora_rotation_quantum_ms=5.0, lora_max_stall_ms=10.0),
+            quiet=True,
+        )
+        self.engine: Engine = build_engine(self.config)
+        self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)
+        self.doorbell = Doorbell()
+
+    def add(self, *adapters: Adapter) -> list[Event]:
+        return self._run(OfflineInbox(adapters=adapters, doorbell=self.doorbell))
+
+    def serve(self, asked: list[Request]) -> list[Event]:
+        return self._run(OfflineInbox(asked, max_open=100, doorbell=self.doorbell))
+
+    def _run(self, inbox: OfflineInbox) -> list[Event]:
+        events: list[Event] = []
+
+        def emit(batch: list[Event]) -> None:
+            self.scheduler.check()
+            events.extend(batch)
+            for event in batch:
+                if isinstance(event, Finished):
+                    inbox.note_ended(event.request_id)
+                elif isinstance(event, AdapterAdded | AdapterRefused):
+                    inbox.note_ended(event.adapter_id)
+
+        run(self.scheduler, LiveWorld(self.engine, inbox), emit, depth=2)
+        return events
+
+
+def adapter(number: int, folder: Path) -> Adapter:
+    return Adapter(AdapterId(number), f"adapter{number}", str(folder / str(number)))
+
+
+def everybody(prompts: list[tuple[int, ...]]) -> list[Request]:
+    """Each prompt for each adapter and for the base model, at once."""
+    numbers = [0, *ADAPTERS]
+    return [
+        request(f"{place}-{number}", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(number))
+        for place, prompt in enumerate(prompts)
+        for number in numbers
+    ]
+
+
+WAYS = {
+    "slots for all": {"slots": 6},
+    "slots for two, taking turns": {"slots": 2},
+    "slots for two, waiting": {"slots": 2, "policy": "wait"},
+    "slots for two, loaded synchronously": {"slots": 2, "overlaps": False},
+    "chunked": {"slots": 3, "chunk": 16},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_request_of_a_mixed_batch_is_answered_as_peft_alone_answers_it(world, way):
+    folder, adapters, prompts, answers = world
+    server = Server(folder, **WAYS[way])
+    server.add(*(adapter(number, adapters) for number in ADAPTERS))
+
+    # The second round finds prefixes cached, each adapter its own.
+    for round in range(2):
+        events = server.serve(everybody(prompts))
+        given = outputs(events)
+        for place, prompt in enumerate(prompts):
+            for number, right in answers[prompt].items():
+                assert given[RequestId(f"{place}-{number}")] == right, f"round {round}, adapter {number}"
+        if round:
+            assert all(end.cached_tokens for id, end in endings(events).items() if id.startswith("1-"))
+    if way == "slots for two, taking turns":
+        assert any(isinstance(event, SlotChanged) and event.reason == "its turn is over" for event in events)
+
+
+def test_a_name_loaded_again_never_sees_kv_of_its_old_weights(world):
+    folder, adapters, prompts, answers = world
+    server = Server(folder, slots=2)
+    server.add(adapter(1, adapters))
+    prompt = prompts[1]
+    old = server.serve([request("old", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(1))])
+    server.scheduler.apply(RemoveAdapter(AdapterId(1), 0.0))
+    # The same name with other weights: a new id.
+    server.add(Adapter(AdapterId(9), "adapter1", str(adapters / "2")))
+    new = server.serve([request("new", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(9))])
+
+    assert outputs(old)["old"] == answers[prompt][1]
+    assert outputs(new)["new"] == answers[prompt][2]
+    assert endings(new)["new"].cached_tokens == 0
+
+
+def test_a_bad_adapter_is_refused_with_its_reason_while_the_others_are_served(world, tmp_path):
+    folder, adapters, prompts, answers = world
+    server = Server(folder, slots=2)
+    events = server.add(adapter(1, adapters), Adapter(AdapterId(7), "missing", str(tmp_path / "nowhere")))
+
+    (refused,) = [event for event in events if isinstance(event, AdapterRefused)]
+    assert refused.adapter_id == 7
+    assert "nowhere" in refused.reason
+    served = server.serve([request("good", prompt=prompts[0], max_new_tokens=NEW_TOKENS, adapter=AdapterId(1))])
+    assert outputs(served)["good"] == answers[prompts[0]][1]
