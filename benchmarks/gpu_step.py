@@ -213,44 +213,53 @@ def main() -> None:
         options.timings.write_text(json.dumps(timings))
 
 
-def measure(folder: Path, model: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
-    bench = Bench(
+def start(model: Path, slots: int) -> Bench:
+    return Bench(
         EngineConfig(
             ModelConfig(str(model), load_format="dummy", device="cuda"),
             CacheConfig(),
             SchedulerConfig(max_running_requests=64, chunked_prefill_size=4096, enable_prefix_caching=False),
-            LoraConfig(max_loras_per_batch=32, max_lora_rank=64),
+            LoraConfig(max_loras_per_batch=slots, max_lora_rank=64),
         )
     )
+
+
+def measure(folder: Path, model: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    adapters = [Adapter(AdapterId(n), f"a{n}", str(folder / f"rank{rank}")) for n, rank in enumerate(RANKS, start=1)]
+    timings = measure_few(start(model, slots=8), adapters[:6], results)
+    torch.cuda.empty_cache()
+    timings += measure_many(start(model, slots=32), adapters, results)
+    return results, timings
+
+
+def measure_few(bench: Bench, adapters: list[Adapter], results: dict[str, Any]) -> list[dict[str, float]]:
+    """Base and six adapters, slots for all."""
     results["start_s"] = round(bench.start_s, 1)
-    numbers = range(1, len(RANKS) + 1)
-    adapters = [
-        Adapter(AdapterId(n), f"a{n}", str(folder / f"rank{rank}")) for n, rank in zip(numbers, RANKS, strict=True)
-    ]
     bench.add(adapters)
-    six, mixed = [AdapterId(n) for n in range(1, 7)], [AdapterId(n) for n in range(7, 39)]
-    bench.serve(64, 100, 8, [BASE, *mixed])  # everything compiled and every adapter once in its slot
+    six = [adapter.adapter_id for adapter in adapters]
+    bench.serve(64, 100, 8, [BASE, *six])  # everything compiled, and every adapter in its slot
     results["decode 1 x 600, base"] = milliseconds(bench.serve(1, 560, 80, [BASE]))
     results["decode 64 x 600, base"] = milliseconds(bench.serve(64, 560, 80, [BASE]))
     results["decode 64 x 2000, base"] = milliseconds(bench.serve(64, 1960, 80, [BASE]))
-    bench.serve(6, 16, 4, six)
     results["decode 64 x 600, one adapter"] = milliseconds(bench.serve(64, 560, 80, six[:1]))
     results["decode 64 x 600, six adapters"] = milliseconds(bench.serve(64, 560, 80, six))
-    bench.serve(32, 16, 4, mixed)
-    results["decode 64 x 600, 32 adapters of rank 8-64"] = milliseconds(bench.serve(64, 560, 80, mixed))
     results["prefill 8 x 512, base, tokens/s"] = round(prefill_tokens_per_s(bench, [BASE]))
-    bench.serve(6, 16, 4, six)
     results["prefill 8 x 512, six adapters, tokens/s"] = round(prefill_tokens_per_s(bench, six))
-
-    # 38 adapters take turns on 32 slots while everybody decodes: every turn is a load.
-    steps = bench.serve(38, 200, 400, [*six, *mixed])
-    results["decode while adapters take turns"] = milliseconds(steps) if steps else None
-    loads = bench.load_times_s()
-    results["loads while decoding"] = {"count": len(loads), **(milliseconds(loads) if loads else {})}
     for size in (8, 16, 32, 48):  # for the cost model: other sizes, and prompts among decodes
         bench.serve(size, 300, 40, [BASE, *six], stagger=3)
-    return results, bench.timings
+    return bench.timings
+
+
+def measure_many(bench: Bench, adapters: list[Adapter], results: dict[str, Any]) -> list[dict[str, float]]:
+    """32 adapters of mixed rank in their slots, then six more that take turns with them."""
+    bench.add(adapters)
+    six, mixed = [[one.adapter_id for one in some] for some in (adapters[:6], adapters[6:])]
+    bench.serve(32, 16, 4, mixed)
+    results["decode 64 x 600, 32 adapters of rank 8-64"] = milliseconds(bench.serve(64, 560, 80, mixed))
+    bench.serve(38, 200, 400, [*six, *mixed])
+    results["loads while decoding, order to message"] = milliseconds(bench.load_times_s())
+    return bench.timings
 
 
 if __name__ == "__main__":

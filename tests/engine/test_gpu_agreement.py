@@ -1,0 +1,82 @@
+"""On a GPU in bfloat16, inside graphs and under rotation, the top token agrees wherever the reference's margin is clear."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+
+from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.ids import AdapterId, RequestId
+from rota.core.policy_config import PolicyConfig
+from rota.engine.engine import build_engine
+from rota.runtime.doorbell import Doorbell
+from rota.scheduler import Scheduler
+from tests.builders import request
+from tests.engine.lora.adapter_factory import make_adapter
+from tests.engine.lora.test_mixed_batch import Server, adapter
+from tests.engine.model_factory import make_tiny_model
+from tests.worlds import outputs
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
+
+NEW_TOKENS = 48
+# Of the spread of a position's logits: bfloat16 keeps 8 bits, and layers add up.
+CLEAR_MARGIN = 0.12
+
+
+class GPUServer(Server):
+    """The tests' server in bfloat16, with graphs, two slots and short turns."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = EngineConfig(
+            ModelConfig(str(folder), dtype="bfloat16", device="cuda"),
+            CacheConfig(kv_blocks=512),
+            SchedulerConfig(max_running_requests=16, chunked_prefill_size=32),
+            LoraConfig(max_loras_per_batch=2, max_lora_rank=16),
+            PolicyConfig(lora_rotation_quantum_ms=5.0, lora_max_stall_ms=10.0),
+            quiet=True,
+        )
+        self.engine = build_engine(self.config)
+        self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)
+        self.doorbell = Doorbell()
+
+
+def agrees(model: torch.nn.Module, prompt: tuple[int, ...], answer: list[int]) -> float:
+    """Share of positions at which the answer's token is the reference's, or one it holds nearly as likely."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].float()
+    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    behind = (logits.max(dim=1).values - chosen) / logits.std(dim=1)
+    return float((behind <= CLEAR_MARGIN).float().mean())
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3", "smollm2"])
+def test_every_token_is_the_references_wherever_that_is_sure(family, tmp_path):
+    model = make_tiny_model(tmp_path / "model", family)
+    rounded = copy.deepcopy(model).to(torch.bfloat16).float()
+    for number in (1, 2, 3):
+        make_adapter(tmp_path / str(number), model, seed=number, r=4 * number)
+    dice = random.Random(5)
+    prompts = [tuple(dice.randrange(3, 250) for _ in range(length)) for length in (4, 50, 90)]
+    server = GPUServer(tmp_path / "model")
+    server.add(*(adapter(number, tmp_path) for number in (1, 2, 3)))
+    asked = [
+        request(f"{place}-{number}", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(number))
+        for place, prompt in enumerate(prompts)
+        for number in range(4)
+    ]
+    given = outputs(server.serve(asked))
+
+    for number in range(4):
+        reference = rounded
+        if number:
+            reference = PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / str(number)).eval()
+        for place, prompt in enumerate(prompts):
+            answer = given[RequestId(f"{place}-{number}")]
+            assert len(answer) == NEW_TOKENS
+            assert agrees(reference, prompt, answer) == 1.0, f"adapter {number}, prompt {place}"
