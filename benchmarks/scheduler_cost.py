@@ -1,4 +1,5 @@
-"""Measures what deciding costs: plan and commit for many running sequences, with a long queue and without.
+"""Measures what deciding costs: plan and commit for many running sequences, alone, beside a long queue, and beside
+ten thousand requests for a thousand adapters with every policy on.
 
 python benchmarks/scheduler_cost.py [--output FILE]
 """
@@ -11,47 +12,93 @@ import json
 import statistics
 import time
 
-from rota.core.config import Capacity, SchedulerConfig
-from rota.core.ids import RequestId
-from rota.core.messages import Submit
-from rota.core.plan import StepResult
+from rota.core.adapter import Adapter
+from rota.core.config import Capacity, LoraConfig, SchedulerConfig
+from rota.core.ids import BASE, AdapterId, RequestId
+from rota.core.messages import AdapterFetched, AdapterReady, AddAdapter, Submit
+from rota.core.plan import StepPlan, StepResult
+from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
 from rota.scheduler import Scheduler
 
 RUNNING = 256
+WAITING = 10_000
 STEPS = 1000
+STEP_S = 0.008
+
+ADAPTERS = 1000
+SLOTS = 32
+IN_TURN = 40  # adapters whose requests run: more than there are slots, so they take turns
+EACH = RUNNING // SLOTS
 
 
-def submit(number: int, prompt: int) -> Submit:
+class Device:
+    """Takes plans and says when copies are complete; the time it is asked for is not measured."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.now = 0.0
+
+    def step(self) -> tuple[StepPlan, float]:
+        """One step, and the seconds that deciding took."""
+        self.now += STEP_S
+        started_at = time.perf_counter()
+        plan = self._scheduler.plan(self.now)
+        planned_at = time.perf_counter()
+        result = StepResult(self.now, (7,) * len(plan.sampled_rows))
+        committing_at = time.perf_counter()
+        self._scheduler.commit(plan, result)
+        committed_at = time.perf_counter()
+        for adapter in plan.fetches:
+            self._scheduler.apply(AdapterFetched(adapter.adapter_id, self.now))
+        for load in plan.loads:
+            self._scheduler.apply(AdapterReady(load.adapter_id, self.now))
+        return plan, committed_at - committing_at + planned_at - started_at
+
+
+def submit(number: int, adapter: AdapterId = BASE) -> Submit:
     sampling = SamplingParams(max_new_tokens=100_000, stop_token_ids=frozenset({2}))
-    tokens = tuple(number * 31 % 997 + i for i in range(prompt))
-    return Submit(Request(RequestId(f"cmpl-{number:08d}"), tokens, sampling, arrived_at=float(number)))
+    tokens = tuple(number * 31 % 997 + i for i in range(200))
+    return Submit(Request(RequestId(f"cmpl-{number:08d}"), tokens, sampling, arrived_at=number * 1e-6, adapter=adapter))
 
 
-def seconds_a_step(waiting: int) -> list[float]:
+def base_only(waiting: int) -> list[float]:
     """Steady decoding of `RUNNING` sequences while `waiting` others cannot sit down."""
     capacity = Capacity(blocks=RUNNING * 200, block_size=16, rows=RUNNING, max_sequence_tokens=8192)
     scheduler = Scheduler(SchedulerConfig(max_queued_requests=max(waiting, RUNNING)), capacity)
+    device = Device(scheduler)
     for number in range(RUNNING):
-        scheduler.apply(submit(number, prompt=200))
-    while True:
-        plan = scheduler.plan(0.0)
-        scheduler.commit(plan, StepResult(0.0, (7,) * len(plan.sampled_rows)))
-        if len(plan.decodes) == RUNNING:
-            break
+        scheduler.apply(submit(number))
+    while len(device.step()[0].decodes) < RUNNING:
+        pass
     for number in range(waiting):
-        scheduler.apply(submit(RUNNING + number, prompt=200))
+        scheduler.apply(submit(RUNNING + number))
+    return [device.step()[1] for _ in range(STEPS)]
 
-    taken: list[float] = []
+
+def every_policy() -> list[float]:
+    """As many decode in each step, in turns with others that are parked; thousands wait for any of a thousand adapters."""
+    rows = IN_TURN * EACH
+    capacity = Capacity(blocks=rows * 200, block_size=16, rows=rows, max_sequence_tokens=8192, slots=SLOTS)
+    policy = PolicyConfig(
+        lora_policy="rotate", enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.3
+    )
+    scheduler = Scheduler(SchedulerConfig(), capacity, policy, LoraConfig(max_loaded_loras=ADAPTERS))
+    device = Device(scheduler)
+    for number in range(1, ADAPTERS + 1):
+        scheduler.apply(AddAdapter(Adapter(AdapterId(number), f"adapter{number}", ""), 0.0))
+    device.step()
+    for number in range(rows):
+        scheduler.apply(submit(number, AdapterId(1 + number % IN_TURN)))
     for _ in range(STEPS):
-        started_at = time.perf_counter()
-        plan = scheduler.plan(0.0)
-        planned_at = time.perf_counter()
-        result = StepResult(0.0, (7,) * RUNNING)
-        committing_at = time.perf_counter()
-        scheduler.commit(plan, result)
-        taken.append(time.perf_counter() - committing_at + planned_at - started_at)
+        device.step()
+    for number in range(WAITING):
+        scheduler.apply(submit(rows + number, AdapterId(1 + number % ADAPTERS)))
+    taken = []
+    for _ in range(STEPS):
+        plan, seconds = device.step()
         assert len(plan.decodes) == RUNNING
+        taken.append(seconds)
     return taken
 
 
@@ -60,14 +107,15 @@ def main() -> None:
     parser.add_argument("--output", help="write the numbers as JSON")
     options = parser.parse_args()
     gc.freeze()
-    results = {}
-    for waiting in (0, 10_000):
-        taken = seconds_a_step(waiting)
-        results[f"waiting_{waiting}"] = {
+    cases = {"waiting_0": base_only(0), f"waiting_{WAITING}": base_only(WAITING), "every_policy": every_policy()}
+    results = {
+        name: {
             "running": RUNNING,
             "median_us": round(statistics.median(taken) * 1e6, 1),
             "p99_us": round(statistics.quantiles(taken, n=100)[98] * 1e6, 1),
         }
+        for name, taken in cases.items()
+    }
     for name, numbers in results.items():
         print(f"{name:16} median {numbers['median_us']:7.1f} µs   p99 {numbers['p99_us']:7.1f} µs")
     if options.output:

@@ -40,7 +40,8 @@ def abort(id: str = "r0", at: float = 0.0) -> Abort:
 
 
 def add_adapter(number: int, at: float = 0.0, **fields: Any) -> AddAdapter:
-    return AddAdapter(Adapter(AdapterId(number), f"adapter{number}", f"adapters/{number}", **fields), at)
+    named = {"name": f"adapter{number}", "path": f"adapters/{number}", **fields}
+    return AddAdapter(Adapter(AdapterId(number), **named), at)
 
 
 def capacity(

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from rota.core.adapter import Adapter
 from rota.core.config import Capacity
 from rota.core.ids import BASE, AdapterId, BlockId, Row, Slot
-from rota.core.messages import AdapterFetched, AdapterReady, Message
+from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.core.plan import Seat, StepPlan, StepResult, TokenLogprobs
 from rota.core.request import SamplingParams
 from tests.builders import VOCABULARY, capacity
@@ -62,7 +63,7 @@ class FakeDevice:
     """Computes at `submit`, as a real device's queue would, and lets `collect` wait `step_s` a step.
 
     It reads the context only through the page table and fails on a slot that nobody wrote. `plans` keeps
-    what it was told.
+    what it was told. An adapter whose path says "broken" cannot be read.
     """
 
     capacity: Capacity = field(default_factory=capacity)
@@ -85,7 +86,7 @@ class FakeDevice:
         self.plans.append(plan)
         if self._post:
             for adapter in plan.fetches:
-                self._post(AdapterFetched(adapter.adapter_id, self.now()))
+                self._post(self.fetch(adapter))
             for load in plan.loads:
                 self._post(AdapterReady(load.adapter_id, self.now()))
         for load in plan.loads:
@@ -112,6 +113,11 @@ class FakeDevice:
         if wait_s > 0:
             self.sleep(wait_s)
         return StepResult(self.now(), ticket.tokens, ticket.logprobs)
+
+    def fetch(self, adapter: Adapter) -> Message:
+        if "broken" in adapter.path:
+            return AdapterFailed(adapter.adapter_id, self.now(), f"{adapter.path} is broken.")
+        return AdapterFetched(adapter.adapter_id, self.now())
 
     def _sit_down(self, seat: Seat) -> None:
         assert 0 <= seat.row < self.capacity.rows, f"row {seat.row} does not exist"

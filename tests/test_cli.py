@@ -4,9 +4,10 @@ import pytest
 
 from rota import __version__
 from rota.cli import SERVE_CONFIGS, main
-from rota.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig, ServerConfig
 from rota.core.errors import ModelError
 from rota.core.options import options_of
+from rota.core.policy_config import PolicyConfig
 
 
 def run(*arguments: str) -> tuple[EngineConfig, ServerConfig]:
@@ -39,13 +40,16 @@ def test_every_config_field_is_a_flag(capsys):
 def test_flags_of_every_kind_reach_their_config():
     engine, server = run(
         "folder", "--dtype", "float32", "--mem-fraction-static", "0.5", "--no-enable-prefix-caching",
-        "--overlap-depth", "1", "--port", "0", "--disable-tqdm",
+        "--overlap-depth", "1", "--port", "0", "--disable-tqdm", "--max-loras-per-batch", "4",
+        "--lora-paths", "a=adapters/a", "b=adapters/b", "--lora-policy", "drain",
     )  # fmt: skip
 
     assert engine == EngineConfig(
         model=ModelConfig(model_path="folder", dtype="float32"),
         cache=CacheConfig(mem_fraction_static=0.5),
         scheduler=SchedulerConfig(enable_prefix_caching=False, overlap_depth=1),
+        lora=LoraConfig(lora_paths=("a=adapters/a", "b=adapters/b"), max_loras_per_batch=4),
+        policy=PolicyConfig(lora_policy="drain"),
         quiet=True,
     )
     assert server == ServerConfig(port=0)
@@ -54,6 +58,10 @@ def test_flags_of_every_kind_reach_their_config():
 @pytest.mark.parametrize("arguments", [["folder"], ["--model-path", "folder"], ["folder", "--model-path", "folder"]])
 def test_the_model_is_an_argument_or_a_flag(arguments):
     assert run(*arguments)[0].model.model_path == "folder"
+
+
+def test_a_word_may_stand_in_for_a_number():
+    assert run("--max-loras-per-batch", "auto")[0].lora.max_loras_per_batch == "auto"
 
 
 def test_a_config_file_takes_the_same_names_and_flags_go_before_it(tmp_path):
@@ -96,6 +104,7 @@ def test_a_config_file_that_is_not_there_is_named(capsys):
         (["--port", "high"], "--port"),
         (["--device", "tpu"], "'tpu' is not one of"),
         (["--kv-block-size", "7"], "kv_block_size must be a power of two of at least 8"),
+        (["--max-loras-per-batch", "many"], "'many' is not INT|auto"),
         (["one", "--model-path", "two"], "named twice"),
     ],
 )

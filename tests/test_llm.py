@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rota import LLM, SamplingParams
-from rota.core.errors import ConfigError, ModelError, RequestError
+from rota.core.config import LoraConfig
+from rota.core.errors import AdapterError, ConfigError, ModelError, RequestError
+from rota.llm import with_builtin_adapters
+from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.tiny_tokenizer import write_byte_tokenizer
 
@@ -13,7 +18,8 @@ GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny")
-    make_tiny_model(folder, "smollm2")
+    model = make_tiny_model(folder, "smollm2")
+    make_adapter(folder / "poet", model)
     return write_byte_tokenizer(folder)
 
 
@@ -122,3 +128,26 @@ def test_a_progress_bar_counts_the_prompts_unless_quiet(folder, capsys):
     assert "2/2" in capsys.readouterr().err
     LLM(folder, quiet=True, device="cpu", kv_blocks=16, max_running_requests=2).generate("one", GREEDY)
     assert capsys.readouterr().err == ""
+
+
+def test_an_adapter_is_given_by_name_or_as_the_flag_of_the_server_says(folder):
+    options = {"quiet": True, "device": "cpu", "kv_blocks": 16, "max_running_requests": 2}
+    named = LLM(folder, adapters={"poet": folder / "poet"}, **options)
+    flagged = LLM(folder, lora_paths=[str(folder / "poet")], **options)
+    base, tuned = named.generate(["one", "one"], GREEDY, adapter=[None, "poet"])
+
+    assert base.token_ids != tuned.token_ids
+    assert flagged.generate("one", GREEDY, adapter="poet") == [tuned]
+    with pytest.raises(AdapterError, match="already loaded"):
+        named.load_adapter("poet", folder / "poet")
+    with pytest.raises(RequestError, match=r"known are: .*, poet"):
+        named.generate("one", GREEDY, adapter="parrot")
+
+
+def test_built_in_adapters_give_way_to_ones_own_and_to_an_adapter_root():
+    builtin = {"pirate": Path("/ours/pirate"), "poet": Path("/ours/poet")}
+    own = LoraConfig(lora_paths=("poet=/mine/poet",))
+    rooted = LoraConfig(adapter_root="/mine")
+
+    assert with_builtin_adapters(own, builtin).lora_paths == ("pirate=/ours/pirate", "poet=/mine/poet")
+    assert with_builtin_adapters(rooted, builtin) == rooted

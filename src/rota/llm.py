@@ -13,13 +13,13 @@ from tqdm.auto import tqdm
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.errors import AdapterError, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, FinishReason, Produced
-from rota.core.ids import BASE, AdapterId, RequestId
-from rota.core.lora_paths import LoraPath
+from rota.core.ids import AdapterId, RequestId
+from rota.core.lora_paths import LoraPath, parse_lora_paths
 from rota.core.options import build, refuse_unknown
 from rota.core.plan import TokenLogprobs
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
-from rota.engine.builtin import builtin_model_folder
+from rota.engine.builtin import builtin_adapters, builtin_model_folder
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import Emit, run
@@ -60,7 +60,7 @@ class LLM:
         quiet: bool = False,
         **options: Any,
     ) -> None:
-        """Without a model, the built-in one. Options are the flags of `rota serve`, with underscores."""
+        """Without a model, the built-in one with its adapters. Options are `rota serve`'s flags, with underscores."""
         refuse_unknown(options, *ENGINE_CONFIGS)
         if model is not None:
             options["model_path"] = str(model)
@@ -71,14 +71,19 @@ class LLM:
         self._tokenizer = Tokenizer(config.model.model_path)
         self._device = build_device(config)
         self._scheduler = Scheduler.from_config(config, self._device.capacity)
-        self._registry = Registry()
+        self._registry = Registry(Path(config.model.model_path).resolve().name, config.model.model_path)
         self._doorbell = Doorbell()
-        for name, path in (adapters or {}).items():
-            self.load_adapter(name, path)
+        wanted = {entry.name: entry for entry in parse_lora_paths(config.lora.lora_paths)}
+        wanted |= {name: LoraPath(name, str(path)) for name, path in (adapters or {}).items()}
+        for entry in wanted.values():
+            self._load(entry)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Read an adapter and let prompts ask for it by name; raises AdapterError if it cannot be served."""
-        adapter = self._registry.add(LoraPath(name, str(path)))
+        self._load(LoraPath(name, str(path)))
+
+    def _load(self, entry: LoraPath) -> None:
+        adapter = self._registry.add(entry)
         inbox = OfflineInbox(adapters=[adapter], doorbell=self._doorbell)
         refusals: list[str] = []
 
@@ -91,7 +96,7 @@ class LLM:
 
         self._turn_the_crank(inbox, emit)
         if refusals:
-            self._registry.forget(name)
+            self._registry.forget(entry.name)
             raise AdapterError(refusals[0])
 
     def generate(
@@ -154,7 +159,7 @@ class LLM:
             raise RequestError.bad_field(
                 "adapter", f"There are {count} prompts but {len(names)} adapters; give one each."
             )
-        return [BASE if name is None else self._registry.find(name).adapter_id for name in names]
+        return [self._registry.find(name).adapter_id for name in names]
 
     def _run(self, requests: list[Request], answers: dict[RequestId, Answer]) -> None:
         inbox = OfflineInbox(requests, self._config.scheduler.max_queued_requests, doorbell=self._doorbell)
@@ -256,11 +261,21 @@ def engine_config(options: Mapping[str, Any], quiet: bool) -> EngineConfig:
 
 
 def locate_model(config: EngineConfig) -> EngineConfig:
-    """The same config with a model folder in it: the built-in model's, unpacked if need be, when none was named."""
+    """The same config with a model folder in it: when none was named the built-in model's, and its adapters too."""
     if config.model.model_path is not None:
         return config
     folder = builtin_model_folder(config.quiet)
-    return replace(config, model=replace(config.model, model_path=str(folder)))
+    model = replace(config.model, model_path=str(folder))
+    return replace(config, model=model, lora=with_builtin_adapters(config.lora, builtin_adapters()))
+
+
+def with_builtin_adapters(lora: LoraConfig, builtin: Mapping[str, Path]) -> LoraConfig:
+    """A name of one's own goes before a built-in one; and with an adapter root, only what lies there may be loaded."""
+    if lora.adapter_root is not None:
+        return lora
+    taken = {entry.name for entry in parse_lora_paths(lora.lora_paths)}
+    offered = (f"{name}={path}" for name, path in builtin.items() if name not in taken)
+    return replace(lora, lora_paths=(*offered, *lora.lora_paths))
 
 
 def build_device(config: EngineConfig) -> Device[Any]:

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rota.core.errors import ModelError
-from rota.engine.builtin import MODEL_NAME, builtin_model_folder, unpack_once
+from rota.engine.builtin import MODEL_NAME, builtin_adapters, builtin_model_folder, unpack_once
 from tests.engine.tiny_gguf import tiny_llama, write_tiny_gguf
 
 FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -148,3 +148,16 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ModelError, match=r"cannot be unpacked into .*/file/rota.*XDG_CACHE_HOME"):
         builtin_model_folder(quiet=True)
+
+
+def test_adapters_that_come_with_a_package_are_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    adapters = tmp_path / "carrier" / "builtin_adapters"
+    for name in ("poet", "pirate"):
+        (adapters / name).mkdir(parents=True)
+        (adapters / name / "adapter_config.json").touch()
+    (adapters / "unfinished").mkdir()
+    (tmp_path / "carrier" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert builtin_adapters("carrier") == {"pirate": adapters / "pirate", "poet": adapters / "poet"}
+    assert builtin_adapters("tests") == {}

@@ -1,4 +1,4 @@
-"""On a GPU in bfloat16, inside graphs and under rotation, the top token agrees wherever the reference's margin is clear."""
+"""On a GPU in bfloat16, in graphs and under rotation, the top token is the reference's wherever that one is sure."""
 
 from __future__ import annotations
 

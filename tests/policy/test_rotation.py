@@ -10,7 +10,7 @@ def rotation(quantum_s: float = 0.1, max_stall_s: float = 0.5) -> LoRARotation:
     return LoRARotation(quantum_s, max_stall_s)
 
 
-def tenant(adapter_id, since: float = 0.0, ran_at: float = 9.9, claims: float = 1.0, **fields):
+def tenant(adapter_id, since: float = 9.8, ran_at: float = 9.9, claims: float = 1.0, **fields):
     return view(adapter_id, slot_since=since, running=1, ran_at=ran_at, claims=claims, **fields)
 
 
@@ -86,6 +86,16 @@ def test_several_leave_at_once_the_least_deserving_for_the_most_deserving():
     claimants = [newcomer(D, since=9.8), newcomer(E, since=9.7)]
 
     assert rotation().turns(tenants, claimants, now=10.0) == [Turn(B, E), Turn(C, D)]
+
+
+def test_a_claim_wears_off_in_the_slot_and_grows_outside_of_it_so_that_equals_take_turns():
+    """Sixteen quanta of 0.1 s make a factor of two."""
+    long_there, long_gone = tenant(A, since=8.4), parked(B, ran_at=8.4)
+    patient = rotation(max_stall_s=9.0)
+
+    assert patient.turns([long_there], [parked(C, ran_at=9.99, claims=0.6)], now=10.0) == [Turn(A, C)]
+    assert patient.turns([tenant(A)], [long_gone], now=10.0) == [Turn(A, B)]
+    assert patient.turns([tenant(A, claims=2.0)], [parked(B, claims=1.0)], now=10.0) == []
 
 
 def test_ties_are_told_apart_by_id_in_whatever_order_they_are_seen():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from rota.core.events import Event, Finished
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished
 from tests.worlds import endings, outputs
+
+AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved
 
 
 class Listener:
@@ -29,6 +31,17 @@ class Listener:
     def wait_for_ending(self, request_id: str, timeout_s: float = 20.0) -> Finished:
         self._wait_for(lambda: request_id in endings(self.events), timeout_s)
         return endings(self.events)[request_id]
+
+    def wait_for_adapter(
+        self, adapter_id: int, kind: type[AdapterEvent], times: int = 1, timeout_s: float = 20.0
+    ) -> AdapterEvent:
+        """The event of this kind that tells of an adapter for the so-manieth time."""
+
+        def told() -> list[AdapterEvent]:
+            return [event for event in self.events if isinstance(event, kind) and event.adapter_id == adapter_id]
+
+        self._wait_for(lambda: len(told()) >= times, timeout_s)
+        return told()[times - 1]
 
     def _wait_for(self, claim: Callable[[], bool], timeout_s: float) -> None:
         with self._changed:

@@ -8,17 +8,21 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from rota.core.adapter import Adapter
 from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestError
-from rota.core.events import FinishReason
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, FinishReason
+from rota.core.ids import AdapterId
+from rota.core.messages import AddAdapter, Message, RemoveAdapter
 from rota.runtime.service import BuildDevice, Phase
 from rota.runtime.supervisor import Patience, SupervisedService
-from tests.builders import abort, submit
+from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation
 from tests.runtime.services import Listener
 from tests.worlds import outputs
@@ -73,6 +77,80 @@ def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_su
         assert outputs(listener.events)["again"] == continuation(again.request.prompt, 5)
         assert service.engine_pid != pid
         assert len(listener.threads) == 1
+
+
+def add(service: SupervisedService, listener: Listener, message: AddAdapter) -> AdapterId:
+    service.send(message)
+    listener.wait_for_adapter(message.adapter.adapter_id, AdapterAdded)
+    return message.adapter.adapter_id
+
+
+def test_a_new_engine_knows_the_adapters_that_were_added_and_not_removed():
+    with supervised(SLOW) as (service, listener):
+        kept, gone, failed = add_adapter(1), add_adapter(2), add_adapter(3, path="broken")
+        add(service, listener, kept)
+        service.send(RemoveAdapter(add(service, listener, gone), 0.0))
+        listener.wait_for_adapter(2, AdapterRemoved)
+        service.send(failed)
+        listener.wait_for_adapter(3, AdapterRefused)
+        os.kill(service.engine_pid, signal.SIGKILL)
+        listener.wait_for_adapter(1, AdapterAdded, times=2)
+
+        asked = [submit(f"for {number}", adapter=AdapterId(number)) for number in (1, 2, 3)]
+        for message in asked:
+            service.send(message)
+        assert listener.wait_for_ending("for 1").reason is FinishReason.LENGTH
+        assert outputs(listener.events)["for 1"] == continuation(asked[0].request.prompt, 4)
+        for number in (2, 3):
+            assert listener.wait_for_ending(f"for {number}").fault.code is FaultCode.UNKNOWN_ADAPTER
+
+
+def test_adapters_are_known_to_a_request_that_comes_as_soon_as_the_engine_is_dead():
+    with supervised(SLOW) as (service, listener):
+        adapter = add(service, listener, add_adapter(1))
+        service.send(submit("lost", max_new_tokens=400, adapter=adapter))
+        listener.wait_for_tokens("lost")
+        os.kill(service.engine_pid, signal.SIGKILL)
+        listener.wait_for_ending("lost", timeout_s=2.0)
+        service.send(submit("again", adapter=adapter))
+
+        assert listener.wait_for_ending("again").reason is FinishReason.LENGTH
+
+
+def test_what_was_asked_about_adapters_is_answered_when_the_engine_dies():
+    with supervised(SLOW) as (service, listener):
+        adapter = add(service, listener, add_adapter(1))
+        service.send(submit("user", max_new_tokens=400, adapter=adapter))
+        listener.wait_for_tokens("user")
+        service.send(RemoveAdapter(adapter, 0.0))
+        os.kill(service.engine_pid, signal.SIGSTOP)  # from here on it answers nothing
+        service.send(add_adapter(2))
+        os.kill(service.engine_pid, signal.SIGKILL)
+
+        assert "killed by SIGKILL" in listener.wait_for_adapter(2, AdapterRefused, timeout_s=2.0).reason
+        listener.wait_for_adapter(1, AdapterRemoved, timeout_s=2.0)
+        service.send(submit("late", adapter=adapter))
+        assert listener.wait_for_ending("late").fault.code is FaultCode.UNKNOWN_ADAPTER
+
+
+class FolderDevice(FakeDevice):
+    """Can read an adapter as long as its folder is there."""
+
+    def fetch(self, adapter: Adapter) -> Message:
+        return super().fetch(adapter if Path(adapter.path).is_dir() else replace(adapter, path="broken"))
+
+
+def test_an_adapter_that_a_new_engine_cannot_read_is_refused_and_no_longer_known(tmp_path):
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    with supervised(FolderDevice) as (service, listener):
+        adapter = add(service, listener, add_adapter(1, path=str(folder)))
+        folder.rmdir()
+        os.kill(service.engine_pid, signal.SIGKILL)
+
+        listener.wait_for_adapter(adapter, AdapterRefused)
+        service.send(submit("late", adapter=adapter))
+        assert listener.wait_for_ending("late").fault.code is FaultCode.UNKNOWN_ADAPTER
 
 
 def test_an_abort_reaches_the_engine():

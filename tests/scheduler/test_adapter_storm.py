@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,10 +35,11 @@ from rota.core.messages import (
 from rota.core.plan import StepPlan
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
+from rota.sim import ConstantCost
 from tests.builders import abort, add_adapter, capacity, request
 from tests.fakes import FakeDevice
 from tests.scheduler.test_storm import expected, policies
-from tests.worlds import DeviceWorld, endings, outputs
+from tests.worlds import STEP_S, DeviceWorld, endings, outputs
 
 ADAPTERS = range(1, 7)
 EVENING = 10_000.0  # when everybody has gone home and every adapter is unloaded
@@ -52,6 +54,7 @@ class UnreliableWorld(DeviceWorld):
         self, messages: Iterable[tuple[float, Message]], device: FakeDevice, failures: set[Failure], host_adapters: int
     ) -> None:
         super().__init__(messages, device)
+        self._costs = ConstantCost(STEP_S, load_s=2.6 * STEP_S, fetch_s=3.7 * STEP_S)  # slow: much can happen meanwhile
         self.held: set[AdapterId] = set()
         self.asked: set[RequestId] = set()
         self._failures = failures
@@ -96,16 +99,21 @@ class UnreliableWorld(DeviceWorld):
         return messages
 
 
+def moments(most: int) -> st.SearchStrategy[float]:
+    """Also in the middle of a step, while an adapter is being copied."""
+    return st.integers(0, 2 * most).map(lambda halves: halves / 2)
+
+
 @st.composite
 def lives(draw: st.DrawFn, number: int) -> list[tuple[float, Message]]:
     """One adapter: added, perhaps removed (perhaps twice, perhaps by force), and used before, while and after."""
-    added_at = float(draw(st.integers(0, 20)))
+    added_at = draw(moments(20))
     messages: list[tuple[float, Message]] = [(added_at, add_adapter(number, added_at, is_pinned=draw(st.booleans())))]
     for _ in range(draw(st.integers(0, 2))):
-        removed_at = added_at + draw(st.integers(0, 30))
+        removed_at = added_at + draw(moments(30))
         messages.append((removed_at, RemoveAdapter(AdapterId(number), removed_at, draw(st.booleans()))))
     for turn in range(draw(st.integers(0, 4))):
-        at = max(0.0, added_at + draw(st.integers(-1, 30)))
+        at = max(0.0, added_at + draw(moments(30)) - 1.0)
         asked = request(
             f"r{number}-{turn}",
             prompt=draw(st.integers(1, 30)),
@@ -113,9 +121,9 @@ def lives(draw: st.DrawFn, number: int) -> list[tuple[float, Message]]:
             arrived_at=at,
             adapter=AdapterId(number),
         )
-        messages.append((at, Submit(asked)))
-        if draw(st.integers(0, 2)) == 0:
-            left_at = at + draw(st.integers(0, 12))
+        messages.append((at, Submit(replace(asked, priority=draw(st.sampled_from([-1, 0, 0, 2]))))))
+        if draw(st.booleans()):
+            left_at = at + draw(moments(12))
             messages.append((left_at, abort(asked.request_id, at=left_at)))
     return messages
 
@@ -124,7 +132,7 @@ def lives(draw: st.DrawFn, number: int) -> list[tuple[float, Message]]:
 def storms(draw: st.DrawFn) -> list[tuple[float, Message]]:
     messages = [message for number in ADAPTERS for message in draw(lives(number))]
     for number in range(draw(st.integers(0, 3))):
-        at = float(draw(st.integers(0, 30)))
+        at = draw(moments(30))
         messages.append((at, Submit(request(f"base{number}", prompt=5, max_new_tokens=15, arrived_at=at))))
     return messages + [(EVENING, RemoveAdapter(AdapterId(number), EVENING)) for number in ADAPTERS]
 
@@ -139,8 +147,8 @@ failures = st.sets(
     storms(),
     failures,
     st.integers(6, 30),
-    st.integers(1, 5),
-    st.integers(1, 4),
+    st.integers(2, 6),
+    st.integers(1, 3),
     st.integers(1, 7),
     st.booleans(),
     st.sampled_from([1, 2]),

@@ -69,6 +69,17 @@ def test_when_the_one_to_be_replaced_leaves_by_itself_nobody_else_has_to():
     assert ledger.empty == 0
 
 
+def test_one_that_lands_for_nobody_may_leave_instead_of_the_present_one():
+    ledger = slots(1, 1)
+    ledger.begin_load(2, replaces=1)
+    assert ledger.finish_load(2) == 1
+    ledger.vacate(2)
+    ledger.check()
+
+    assert not ledger.is_replaced(1)
+    assert ledger.empty == 0
+
+
 def test_when_the_one_on_its_way_is_lost_the_present_one_stays():
     ledger = slots(1, 1)
     ledger.begin_load(2, replaces=1)

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from rota.core.config import EngineConfig
+from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ def tokenizer(tmp_path_factory) -> Tokenizer:
 def client(device, tokenizer) -> Iterator[httpx.Client]:
     service = InProcessService(lambda: device, EngineConfig())
     with (
-        running(create_app(service, tokenizer, "letters", "/models/letters")) as url,
+        running(create_app(service, tokenizer, Registry("letters", "/models/letters"))) as url,
         httpx.Client(base_url=url, timeout=20.0) as client,
     ):
         service.wait_until_ready()
@@ -256,7 +257,7 @@ def test_an_unknown_model_is_never_served_by_another(ask):
 
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
-    assert "'letters'" in response.json()["error"]["message"]
+    assert "known are: letters" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])

@@ -7,8 +7,9 @@ from functools import partial
 import httpx
 import pytest
 
-from rota.core.config import EngineConfig
+from rota.core.config import EngineConfig, SchedulerConfig
 from rota.core.errors import EngineDiedError, ModelError
+from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice, InProcessService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -24,7 +25,7 @@ def serve(tmp_path):
 
         def serve(build_device: BuildDevice, config: EngineConfig | None = None):
             service = InProcessService(build_device, config or EngineConfig())
-            app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), "letters", str(tmp_path))
+            app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
             url = stack.enter_context(running(app))
             return stack.enter_context(httpx.Client(base_url=url, timeout=20.0)), service
 
@@ -83,7 +84,7 @@ def test_an_engine_that_dies_in_the_middle_of_an_answer_ends_it_with_an_error(se
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_back(serve):
-    client, _ = serve(partial(FakeDevice, step_s=0.01), EngineConfig(max_queued_requests=1))
+    client, _ = serve(partial(FakeDevice, step_s=0.01), EngineConfig(scheduler=SchedulerConfig(max_queued_requests=1)))
     response = client.post("/v1/completions", json={"prompt": ["a"] * 40, "max_tokens": 400})
 
     assert response.status_code == 429

@@ -12,8 +12,11 @@ import httpx
 import pytest
 
 from rota.core.config import EngineConfig, ServerConfig
-from rota.core.errors import ConfigError, EngineDiedError, ModelError
+from rota.core.errors import AdapterError, ConfigError, EngineDiedError, ModelError
+from rota.core.lora_paths import LoraPath
+from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice, InProcessService
+from rota.runtime.stocked import StockedService
 from rota.server.app import create_app
 from rota.server.listen import listen
 from rota.text.tokenizer import Tokenizer
@@ -21,10 +24,13 @@ from tests.fakes import FakeDevice
 from tests.tiny_tokenizer import write_byte_tokenizer
 
 
-def listen_with(build_device: BuildDevice, folder: Path, announce) -> None:
+def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: LoraPath) -> None:
     """Listen on a free port until a signal comes."""
-    service = InProcessService(build_device, EngineConfig())
-    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), "letters", str(folder))
+    registry = Registry("letters", str(folder))
+    service = StockedService(
+        InProcessService(build_device, EngineConfig()), [registry.add(adapter) for adapter in adapters]
+    )
+    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry)
     listen(app, service, ServerConfig(port=0), announce)
 
 
@@ -50,6 +56,25 @@ def test_a_service_that_cannot_start_ends_listening_with_its_sentence(tmp_path):
         listen_with(no_such_model, tmp_path, lambda url: pytest.fail("it was announced"))
 
 
+def test_it_is_announced_when_the_first_adapters_are_there(tmp_path):
+    heard = []
+
+    def announce(url: str) -> None:
+        heard.extend(model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"])
+        heard.append(httpx.get(f"{url}/health").status_code)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    listen_with(FakeDevice, tmp_path, announce, LoraPath("pirate", "/a/pirate"), LoraPath("poet", "/a/poet"))
+
+    assert heard == ["letters", "pirate", "poet", 200]
+
+
+def test_a_first_adapter_that_is_refused_ends_listening_with_its_sentence(tmp_path):
+    adapters = LoraPath("pirate", "/a/pirate"), LoraPath("poet", "/a/broken")
+    with pytest.raises(AdapterError, match=r"^/a/broken is broken\.$"):
+        listen_with(FakeDevice, tmp_path, lambda url: pytest.fail("it was announced"), *adapters)
+
+
 def test_a_port_that_is_taken_is_refused_with_advice():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -61,6 +86,7 @@ SCRIPT = """
 import sys
 from functools import partial
 from rota.core.config import EngineConfig, ServerConfig
+from rota.runtime.registry import Registry
 from rota.runtime.supervisor import SupervisedService
 from rota.server.app import create_app
 from rota.server.listen import listen
@@ -69,7 +95,7 @@ from tests.fakes import FakeDevice
 
 if __name__ == "__main__":
     service = SupervisedService(partial(FakeDevice, step_s=0.02), EngineConfig())
-    app = create_app(service, Tokenizer(sys.argv[1]), "letters", sys.argv[1])
+    app = create_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
     listen(app, service, ServerConfig(port=0), partial(print, flush=True))
 """
 

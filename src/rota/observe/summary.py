@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rota.core.events import Event, Finished, FinishReason, Produced
 from rota.core.ids import AdapterId, RequestId
@@ -20,6 +23,7 @@ class Journey:
 
     adapter: AdapterId
     asked_at: float
+    gaps: array[float]  # where the times between its tokens go; all of its adapter's share it
     first_at: float = math.nan
     last_at: float = math.nan
     ended_at: float = math.nan
@@ -30,13 +34,16 @@ class Journey:
 
 @dataclass(slots=True)
 class Recorder:
-    """Follows events; `gaps` holds every time between two tokens of a request."""
+    """Follows events; `gaps` holds every time between two tokens of a request, by adapter."""
 
     journeys: dict[RequestId, Journey] = field(default_factory=dict)
-    gaps: array[float] = field(default_factory=lambda: array("d"))
+    gaps: dict[AdapterId, array[float]] = field(default_factory=dict)
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
-        self.journeys[request_id] = Journey(adapter, at)
+        gaps = self.gaps.get(adapter)
+        if gaps is None:
+            gaps = self.gaps[adapter] = array("d")
+        self.journeys[request_id] = Journey(adapter, at, gaps)
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -46,12 +53,12 @@ class Recorder:
                 journey.ended_at, journey.reason = event.at, event.reason
 
     def _produced(self, event: Produced) -> None:
-        at, journeys, gaps = event.at, self.journeys, self.gaps
+        at, journeys = event.at, self.journeys
         for request_id in event.request_ids:
             journey = journeys[request_id]
             if journey.tokens:
                 gap = at - journey.last_at
-                gaps.append(gap)
+                journey.gaps.append(gap)
                 if gap > journey.worst_gap_s:
                     journey.worst_gap_s = gap
             else:
@@ -61,17 +68,18 @@ class Recorder:
 
     def summary(self, name_of: Callable[[AdapterId], str] = str) -> dict[str, Any]:
         """The shape that `bench` and `simulate` both write as JSON."""
-        by_adapter: dict[str, list[Journey]] = {}
+        by_adapter: dict[AdapterId, list[Journey]] = {adapter: [] for adapter in sorted(self.gaps)}
         for journey in self.journeys.values():
-            by_adapter.setdefault(name_of(journey.adapter), []).append(journey)
-        total = _summarise(list(self.journeys.values()))
-        total["itl_s"] = _spread(self.gaps)
-        total["adapters"] = {name: _summarise(journeys) for name, journeys in sorted(by_adapter.items())}
-        total["fairness"] = jain([one["ttft_s"]["mean"] for one in total["adapters"].values() if one["requests"]])
+            by_adapter[journey.adapter].append(journey)
+        total = _summarise(list(self.journeys.values()), list(self.gaps.values()))
+        total["adapters"] = {
+            name_of(adapter): _summarise(journeys, [self.gaps[adapter]]) for adapter, journeys in by_adapter.items()
+        }
+        total["fairness"] = jain([one["ttft_s"]["mean"] for one in total["adapters"].values()])
         return total
 
 
-def _summarise(journeys: list[Journey]) -> dict[str, Any]:
+def _summarise(journeys: list[Journey], gaps: list[array[float]]) -> dict[str, Any]:
     served = [one for one in journeys if one.reason in (FinishReason.STOP, FinishReason.LENGTH)]
     begun = min((one.asked_at for one in journeys), default=0.0)
     ended = max((one.ended_at for one in served), default=begun)
@@ -82,21 +90,32 @@ def _summarise(journeys: list[Journey]) -> dict[str, Any]:
         "failed": sum(one.reason is FinishReason.FAILED for one in journeys),
         "duration_s": ended - begun,
         "output_tokens_per_s": tokens / (ended - begun) if ended > begun else 0.0,
-        "ttft_s": _spread([one.first_at - one.asked_at for one in served]),
-        "e2e_s": _spread([one.ended_at - one.asked_at for one in served]),
-        "tpot_s": _spread([(one.last_at - one.first_at) / (one.tokens - 1) for one in several]),
-        "itl_s": _spread([(one.last_at - one.first_at) / (one.tokens - 1) for one in several]),
-        "gap_s": _spread([one.worst_gap_s for one in several]),
+        "ttft_s": spread([one.first_at - one.asked_at for one in served]),
+        "e2e_s": spread([one.ended_at - one.asked_at for one in served]),
+        "tpot_s": spread([(one.last_at - one.first_at) / (one.tokens - 1) for one in several]),
+        "itl_s": spread(np.concatenate([np.frombuffer(one) for one in gaps if one] or [np.empty(0)])),
+        "gap_s": spread([one.worst_gap_s for one in several]),
     }
 
 
-def _spread(values: Iterable[float]) -> dict[str, float]:
+def spread(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
     """Mean, percentiles (nearest rank) and maximum; zeros where there is nothing."""
-    ordered = sorted(values)
-    if not ordered:
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    if not len(ordered):
         return {"mean": 0.0, **dict.fromkeys(PERCENTILES, 0.0), "max": 0.0}
-    ranks = {name: ordered[math.ceil(share * len(ordered)) - 1] for name, share in PERCENTILES.items()}
-    return {"mean": sum(ordered) / len(ordered), **ranks, "max": ordered[-1]}
+    ranks = {name: float(ordered[math.ceil(share * len(ordered)) - 1]) for name, share in PERCENTILES.items()}
+    return {"mean": float(ordered.mean()), **ranks, "max": float(ordered[-1])}
+
+
+def mean_of(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One summary in which every number is the mean of theirs; an adapter counts where somebody asked for it."""
+    if len(summaries) == 1:
+        return summaries[0]
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for summary in summaries for name in summary):
+        values = [summary[name] for summary in summaries if name in summary]
+        merged[name] = mean_of(values) if isinstance(values[0], dict) else sum(values) / len(values)
+    return merged
 
 
 def jain(values: list[float]) -> float:

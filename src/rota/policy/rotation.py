@@ -2,11 +2,13 @@
 
 A tenant may be asked to leave once its quantum is over. Who comes in its place is ranked: first whoever has
 been kept waiting beyond reason (for a first token, or stalled over the limit), longest first; then by claim,
-the sum of the roots of its sequences' ages, which keeps the batch full and the old moving.
+the sum of the roots of its sequences' ages, which keeps the batch full and the old moving. A claim wears off in the
+slot and grows outside of it, so equal claims take equal turns.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import takewhile
@@ -15,6 +17,10 @@ from rota.core.ids import AdapterId
 from rota.policy.views import AdapterView
 
 Rank = tuple[int, float, AdapterId]
+
+# So many quanta in a slot halve a claim, and so many outside double it: slow enough to cost `tail-ttft` and `overload`
+# nothing, and yet six equal adapters in three slots attain slot time within 2 % of each other, without it within 130 %.
+WEARING_QUANTA = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +42,28 @@ class LoRARotation:
         """When a tenant may be asked to leave."""
         return tenant.slot_since + self.quantum_s * tenant.weight
 
+    def due_at(self, view: AdapterView) -> float:
+        """When it will have been kept waiting beyond reason: for a first token at once, for the next after a while."""
+        # Whoever ran since it was asked and did not start lacks KV or a row, which no turn gives: it counts from then.
+        first_due_at = max(view.first_token_due_at, view.ran_at)
+        return min(first_due_at, view.ran_at + self.max_stall_s if view.running else math.inf)
+
     def turns(self, tenants: Iterable[AdapterView], claimants: Iterable[AdapterView], now: float) -> list[Turn]:
         """Who leaves for whom, now. `tenants` may leave if their turn is over; `claimants` have work and no slot."""
         may_leave = (tenant for tenant in tenants if now >= self.turn_over_at(tenant) and not tenant.is_pinned)
-        leaving = sorted((self._rank(tenant, now) for tenant in may_leave), reverse=True)
-        coming = sorted(self._rank(claimant, now) for claimant in claimants) if leaving else []
-        pairs = takewhile(lambda pair: pair[1] < pair[0], zip(leaving, coming, strict=False))
-        return [Turn(leaver, comer) for (*_, leaver), (*_, comer) in pairs]
+        leaving = [self._rank(tenant, now, 1.0 / self._wear(tenant.slot_since, now)) for tenant in may_leave]
+        if not leaving:
+            return []
+        coming = [self._rank(claimant, now, self._wear(claimant.ran_at, now)) for claimant in claimants]
+        pairs = zip(sorted(leaving, reverse=True), sorted(coming), strict=False)
+        return [Turn(leaver, comer) for (*_, leaver), (*_, comer) in takewhile(lambda pair: pair[1] < pair[0], pairs)]
 
-    def _rank(self, view: AdapterView, now: float) -> Rank:
+    def _wear(self, since: float, now: float) -> float:
+        return 1.0 + (now - since) / (WEARING_QUANTA * self.quantum_s)
+
+    def _rank(self, view: AdapterView, now: float, wear: float) -> Rank:
         """Lower goes first."""
-        urgent_at = min(view.first_token_due_at, view.ran_at + self.max_stall_s if view.running else float("inf"))
-        if urgent_at <= now:
-            return (0, urgent_at, view.adapter_id)
-        return (1, -view.claim(now) * view.weight, view.adapter_id)
+        due_at = self.due_at(view)
+        if due_at <= now:
+            return (0, due_at, view.adapter_id)
+        return (1, -view.claim(now) * view.weight * wear, view.adapter_id)

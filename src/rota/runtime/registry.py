@@ -1,4 +1,4 @@
-"""The registry knows adapters by name: what clients ask for, and which id that name has now."""
+"""The registry knows what clients may ask for by name, and which id that name has now."""
 
 from __future__ import annotations
 
@@ -6,24 +6,37 @@ from itertools import count
 
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
-from rota.core.ids import AdapterId
+from rota.core.ids import BASE, AdapterId
 from rota.core.lora_paths import LoraPath
 
 
 class Registry:
-    """A name loaded again gets a new id, so KV of the old weights is never taken for the new ones'."""
+    """The base model and its adapters.
 
-    def __init__(self) -> None:
-        self._ids = count(1)
+    A name loaded again gets a new id, so KV of the old weights is never taken for the new ones'. An adapter counts
+    from `add` on: who asks for it while it is being read waits for it.
+    """
+
+    def __init__(self, base_name: str, base_path: str) -> None:
+        self.base = Adapter(BASE, base_name, base_path)
+        self._ids = count(BASE + 1)
         self._by_name: dict[str, Adapter] = {}
 
     @property
     def adapters(self) -> list[Adapter]:
-        """By name, in the order they were added."""
+        """In the order they were added."""
         return list(self._by_name.values())
 
+    def has(self, adapter: Adapter) -> bool:
+        """Whether its name still means this adapter, and not none or one that was loaded later."""
+        return self._by_name.get(adapter.name) == adapter
+
     def add(self, asked: LoraPath) -> Adapter:
-        """Give a name an id. It counts from now on; `forget` it if the adapter turns out to be bad."""
+        """Give a name an id; `forget` it if the adapter turns out to be bad."""
+        if not asked.name.strip():
+            raise AdapterError("An adapter needs a name that is not empty.")
+        if asked.name == self.base.name:
+            raise AdapterError(f"'{asked.name}' is the base model's name; take another for this adapter.")
         if asked.name in self._by_name:
             raise AdapterError(
                 f"An adapter named '{asked.name}' is already loaded; unload it first, or take another name."
@@ -36,16 +49,24 @@ class Registry:
         """From now on the name is unknown."""
         adapter = self._by_name.pop(name, None)
         if adapter is None:
-            raise AdapterError(f"No adapter named '{name}' is loaded; known are {self._known()}.")
+            listed = ", ".join(sorted(self._by_name)) or "none"
+            raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed}.")
         return adapter
 
-    def find(self, name: str) -> Adapter:
-        """The adapter a client asks for; an unknown name is refused, never served by the base model."""
-        adapter = self._by_name.get(name)
+    def discard(self, adapter_id: AdapterId) -> None:
+        """Forget the name that has this id, if one still has."""
+        self._by_name = {name: one for name, one in self._by_name.items() if one.adapter_id != adapter_id}
+
+    def find(self, model: str | None) -> Adapter:
+        """Whom a client asks for: the base model, also by None; an adapter's name; or `base:adapter`.
+
+        An unknown name is refused, never served by the base model.
+        """
+        if model is None or model == self.base.name:
+            return self.base
+        adapter = self._by_name.get(model) or self._by_name.get(model.removeprefix(f"{self.base.name}:"))
         if adapter is None:
-            message = f"No adapter named '{name}' is loaded; known are {self._known()}."
+            listed = ", ".join([self.base.name, *sorted(self._by_name)])
+            message = f"There is no model or adapter named '{model}'; known are: {listed}."
             raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "model"))
         return adapter
-
-    def _known(self) -> str:
-        return ", ".join(sorted(self._by_name)) or "none"

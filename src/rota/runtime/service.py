@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import threading
-import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
 from rota.core.config import Capacity, EngineConfig
 from rota.core.errors import EngineDiedError, Fault, FaultCode, RequestError, RotaError
-from rota.core.events import Event, Finished, FinishReason
-from rota.core.ids import RequestId
-from rota.core.messages import Message, Submit
+from rota.core.events import Event
+from rota.core.messages import Message
 from rota.runtime.live import LiveWorld, ThreadInbox
 from rota.runtime.loop import run
+from rota.runtime.promises import Promises
 from rota.runtime.world import Device
 from rota.scheduler import Scheduler
 
@@ -40,7 +39,11 @@ class ServiceState:
 
 
 class Service(Protocol):
-    """Whoever submits gets exactly one `Finished`, whatever happens to the engine."""
+    """Whoever asks is answered, whatever happens to the engine.
+
+    A `Submit` ends in exactly one `Finished`; an adapter to be added in `AdapterAdded` or `AdapterRefused`; one to be
+    removed in `AdapterRemoved`, or `AdapterRefused` if it was not known.
+    """
 
     @property
     def state(self) -> ServiceState: ...
@@ -50,7 +53,7 @@ class Service(Protocol):
         ...
 
     def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
-        """Block until requests are served; raises EngineDiedError with the reason when they will not be."""
+        """Block until requests are served; raises RotaError with the reason when they will not be."""
         ...
 
     def send(self, message: Message) -> None:
@@ -89,29 +92,6 @@ class StateBoard:
         return state.capacity
 
 
-class OpenRequests:
-    """Who was promised an answer: from `Submit` until `Finished`."""
-
-    def __init__(self) -> None:
-        self._open: dict[RequestId, None] = {}
-
-    def note_message(self, message: Message) -> None:
-        if isinstance(message, Submit):
-            self._open[message.request.request_id] = None
-
-    def note_events(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if isinstance(event, Finished):
-                self._open.pop(event.request_id, None)
-
-    def fail_all(self, reason: str) -> list[Event]:
-        """Close every open request; gives the events that say so."""
-        fault = Fault(FaultCode.ENGINE_DIED, reason)
-        failed, self._open = self._open, {}
-        now = time.monotonic()
-        return [Finished(request_id, now, FinishReason.FAILED, fault=fault) for request_id in failed]
-
-
 def refuse(reason: str) -> RequestError:
     """What `send` raises when nobody would answer."""
     return RequestError(Fault(FaultCode.ENGINE_DIED, reason))
@@ -125,7 +105,7 @@ class InProcessService:
         self._config = config
         self._inbox = ThreadInbox()
         self._board = StateBoard()
-        self._open = OpenRequests()
+        self._promises = Promises()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -144,7 +124,7 @@ class InProcessService:
         with self._lock:
             if self.state.phase is Phase.DOWN:
                 raise refuse(self.state.reason)
-            self._open.note_message(message)
+            self._promises.note_message(message)
             self._inbox.post(message)
 
     def stop(self) -> None:
@@ -155,7 +135,7 @@ class InProcessService:
     def _serve(self, deliver: Deliver) -> None:
         def emit(events: list[Event]) -> None:
             with self._lock:
-                self._open.note_events(events)
+                self._promises.note_events(events)
             deliver(events)
 
         try:
@@ -168,7 +148,7 @@ class InProcessService:
             reason = explain(error)
         with self._lock:
             self._board.set(ServiceState(Phase.DOWN, reason=reason))
-            failed = self._open.fail_all(reason)
+            failed = self._promises.break_all(reason)
         if failed:
             deliver(failed)
 

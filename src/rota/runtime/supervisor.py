@@ -11,7 +11,8 @@ from rota.core.config import Capacity, EngineConfig
 from rota.core.events import Event
 from rota.core.messages import Message
 from rota.runtime.process import Death, EngineProcess
-from rota.runtime.service import BuildDevice, Deliver, OpenRequests, Phase, ServiceState, StateBoard, refuse
+from rota.runtime.promises import Promises
+from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, refuse
 from rota.runtime.wire import Stop
 
 
@@ -33,6 +34,7 @@ class SupervisedService:
 
     Requests that come while it starts wait for it: a restart takes seconds, and a client that waits is better
     off than one that must learn to ask again. Should the engine die once more, they end like all open ones.
+    Adapters outlive the engine: each new one reads them again, before it sees a request.
     """
 
     def __init__(self, build_device: BuildDevice, config: EngineConfig, patience: Patience | None = None) -> None:
@@ -43,7 +45,7 @@ class SupervisedService:
         self._board = StateBoard()
         # Guards who is open together with the engine that has them: a request belongs to one life only.
         self._lock = threading.Lock()
-        self._open = OpenRequests()
+        self._promises = Promises()
         self._stopping = threading.Event()
 
     @property
@@ -67,7 +69,7 @@ class SupervisedService:
         with self._lock:
             if self.state.phase is Phase.DOWN:
                 raise refuse(self.state.reason)
-            self._open.note_message(message)
+            self._promises.note_message(message)
             self._engine.send(message)
 
     def stop(self) -> None:
@@ -116,7 +118,7 @@ class SupervisedService:
 
     def _on_events(self, events: list[Event]) -> None:
         with self._lock:
-            self._open.note_events(events)
+            self._promises.note_events(events)
         self._deliver(events)
 
     def _replace_engine(self, death: Death) -> None:
@@ -125,7 +127,9 @@ class SupervisedService:
             self._board.set(ServiceState(Phase.STARTING))
             self._engine.close()
             self._engine = self._new_engine()
-            failed = self._open.fail_all(
+            for introduction in self._promises.introductions():
+                self._engine.send(introduction)
+            failed = self._promises.break_all(
                 f"{death.reason} It is being started again; this request was lost, so please send it again."
             )
         self._deliver(failed)
@@ -135,7 +139,7 @@ class SupervisedService:
             self._board.set(ServiceState(Phase.DOWN, reason=reason))
             self._engine.close()
             self._context.term()
-            failed = self._open.fail_all(reason)
+            failed = self._promises.break_all(reason)
         self._deliver(failed)
 
     def _new_engine(self) -> EngineProcess:

@@ -13,6 +13,9 @@ from rota.scheduler.books import Books
 from rota.scheduler.group import Group
 from rota.scheduler.sequence import Sequence
 
+# While some wait for KV, so many are looked at in a pass to find one that needs less.
+LOOK_AHEAD = 8
+
 
 class Reason(StrEnum):
     """Why a sequence waits."""
@@ -43,14 +46,14 @@ class Admission:
 
     def consider(self, sequence: Sequence, group: Group, delay: Verdict | None) -> Offer | Reason:
         """May `sequence`, whose adapter is at hand, start now?"""
+        if not self._books.rows.free:
+            return Reason.NO_ROW
         if sequence.flights:
             return Reason.IN_FLIGHT
         if self._drainer and not self._drainer.admits(group, 1 + group.expected_tokens(sequence)):
             return Reason.DRAINING
         if delay and not delay.is_allowed and not self._has_fresh_slot(group):
             return Reason.DELAYED
-        if not self._books.rows.free:
-            return Reason.NO_ROW
         return self._offer(sequence) or Reason.NO_KV
 
     def has_room(self, sequence: Sequence) -> bool:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import replace
+import math
 
 from rota.core.events import Admitted
 from rota.core.plan import Chunk, Grant, Seat
 from rota.policy.prefill_delayer import PrefillDelayer, Verdict
-from rota.scheduler.admission import Admission, Offer, Reason
+from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer, Reason
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
 from rota.scheduler.sequence import Phase, Refusal, Sequence
 
-# While one request waits for KV, so many behind it are looked at in a pass, and so often may it be overtaken.
-LOOK_AHEAD = 8
+# So often may a request that waits for KV be overtaken.
 MOST_OVERTAKES = 64
 
 
@@ -181,10 +180,8 @@ class Batch:
     def _refuse(self, draft: Draft, sequence: Sequence, reason: Reason, delay: Verdict | None) -> None:
         last = sequence.refusal
         since = last.since if last and last.reason == reason else draft.now
-        refusal = Refusal(reason, since)
-        if reason is Reason.DELAYED and delay:
-            refusal = replace(refusal, ask_again_at=delay.ask_again_at)
-        sequence.refusal = refusal
+        ask_again_at = delay.ask_again_at if delay and reason is Reason.DELAYED else math.inf
+        sequence.refusal = Refusal(reason, since, ask_again_at)
 
     def _sit_down(self, draft: Draft, sequence: Sequence, group: Group, offer: Offer) -> None:
         blocks = self._books.blocks

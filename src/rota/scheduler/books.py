@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rota.core.config import Capacity
 from rota.core.errors import Fault
@@ -23,9 +22,11 @@ from rota.scheduler.slots import SlotLedger
 class Books:
     """Written by the scheduler's parts, read by its questions."""
 
-    def __init__(self, capacity: Capacity, eviction: Eviction, host_adapters: int, patience_s: float = 0.0) -> None:
-        """`patience_s`: how long a sequence that runs may go without a token before it is due for one."""
-        self._patience_s = patience_s
+    def __init__(
+        self, capacity: Capacity, eviction: Eviction, host_adapters: int, due_at: Callable[[Group], float]
+    ) -> None:
+        """`due_at` says when a group that has no slot will have waited long enough."""
+        self.due_at = due_at
         self.rows = RowLedger(capacity.rows)
         self.blocks = BlockLedger(capacity.blocks, capacity.block_size)
         self.slots = SlotLedger(capacity.slots, eviction)
@@ -38,6 +39,7 @@ class Books:
         self.outbox: list[Event] = []
         # Adapters with work and no slot: those a policy may have to choose among.
         self.absent = Lineup()
+        self.parked = Lineup()  # of these, the ones that hold KV
         self.tenants: list[Group] = []  # in a slot, with their weights
         self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and the tenants'
 
@@ -112,13 +114,12 @@ class Books:
         if group is self.base:
             return
         if group.wants_slot and group.adapter_id not in self.slots.tenancies:
-            self.absent.place(group, self.due_at(group))
+            due_at = self.due_at(group)
+            self.absent.place(group, due_at)
+            self.parked.place(group, due_at) if group.running else self.parked.remove(group)
         else:
             self.absent.remove(group)
-
-    def due_at(self, group: Group) -> float:
-        """When a group that has no slot will have waited long enough: for a first token, or for the next."""
-        return min(group.first_token_due_at, group.ran_at + self._patience_s if group.running else math.inf)
+            self.parked.remove(group)
 
     def note_slots(self) -> None:
         """Keep `tenants` and `open_groups` true after a slot changed."""
@@ -142,6 +143,7 @@ class Books:
         absent = {a for a, g in self.groups.items() if g.wants_slot and a != BASE and a not in self.slots.tenancies}
         assert absent == {group.adapter_id for group in self.absent}
         assert [*self.absent] == sorted(self.absent, key=lambda group: (self.due_at(group), group.adapter_id))
+        assert [*self.parked] == [group for group in self.absent if group.running]
         ready = [a for a, tenancy in self.slots.tenancies.items() if tenancy.is_ready]
         assert [group.adapter_id for group in self.tenants] == ready
         assert self.open_groups == [self.base, *self.tenants]

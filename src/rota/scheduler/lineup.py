@@ -29,6 +29,11 @@ class Lineup:
         for _, _, group in self._places.copy():
             yield group
 
+    def later_than(self, due_at: float, adapter_id: AdapterId) -> Iterator[Group]:
+        """Those who stand behind such a place."""
+        for _, _, group in self._places[bisect_left(self._places, (due_at, adapter_id + 1)) :]:
+            yield group
+
     def place(self, group: Group, due_at: float) -> None:
         """Let a group stand in line, or move it to where it belongs now."""
         if self._due_at.get(group.adapter_id) == due_at:

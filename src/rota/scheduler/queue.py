@@ -9,35 +9,38 @@ from itertools import count
 from rota.core.ids import RequestId
 from rota.scheduler.sequence import Sequence
 
+Entry = tuple[tuple[float, RequestId], int, Sequence]  # the number keeps sequences from being compared
+
 
 class WaitingQueue:
     """A heap by arrival; one that leaves from the middle is forgotten now and dropped when it surfaces."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[float, RequestId], int, Sequence]] = []
+        self._heap: list[Entry] = []
         self._numbers = count()
-        self._number_of: dict[RequestId, tuple[int, Sequence]] = {}
+        self._entries: dict[RequestId, Entry] = {}  # those that count: others were left behind in the heap
 
     def __len__(self) -> int:
-        return len(self._number_of)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Sequence]:
         """In no promised order; for explanations and checks."""
-        return (sequence for _, sequence in self._number_of.values())
+        return (sequence for _, _, sequence in self._entries.values())
 
     def push(self, sequence: Sequence) -> None:
-        number = next(self._numbers)  # tells an entry that was left behind from the one that counts
-        self._number_of[sequence.request_id] = (number, sequence)
-        heapq.heappush(self._heap, (sequence.arrival, number, sequence))
+        entry = (sequence.arrival, next(self._numbers), sequence)
+        self._entries[sequence.request_id] = entry
+        heapq.heappush(self._heap, entry)
 
     def first(self) -> Sequence | None:
         """Who arrived first; stays in the queue."""
         while self._heap:
-            _, number, sequence = self._heap[0]
-            if self._number_of.get(sequence.request_id) == (number, sequence):
+            entry = self._heap[0]
+            sequence = entry[2]
+            if self._entries.get(sequence.request_id) is entry:
                 return sequence
             heapq.heappop(self._heap)
         return None
 
     def remove(self, sequence: Sequence) -> None:
-        del self._number_of[sequence.request_id]
+        del self._entries[sequence.request_id]

@@ -33,7 +33,7 @@ from rota.scheduler.admission import Admission, Reason, extend_keys
 from rota.scheduler.batch import Batch
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft, Flight
-from rota.scheduler.group import Standing
+from rota.scheduler.group import Standing, waits_since
 from rota.scheduler.sequence import Phase, Refusal, Sequence
 from rota.scheduler.turns import Turns
 
@@ -57,8 +57,8 @@ class Scheduler:
         self._config = config
         self._max_sequence_tokens = capacity.max_sequence_tokens
         drainer, rotation = _drainer(policy, capacity), _rotation(policy)
-        patience_s = rotation.max_stall_s if rotation else 0.0
-        self._books = Books(capacity, eviction(lora.lora_eviction_policy), lora.max_loaded_loras, patience_s)
+        due_at = rotation.due_at if rotation else waits_since
+        self._books = Books(capacity, eviction(lora.lora_eviction_policy), lora.max_loaded_loras, due_at)
         admission = Admission(self._books, config.enable_prefix_caching, drainer)
         self._batch = Batch(self._books, admission, _delayer(policy, capacity))
         self._turns = Turns(self._books, admission, drainer, rotation, lora.enable_lora_overlap_loading)

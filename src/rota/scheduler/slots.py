@@ -62,9 +62,11 @@ class SlotLedger:
         return slot
 
     def finish_load(self, adapter_id: AdapterId) -> AdapterId | None:
-        """The copy is complete; gives who has to leave now."""
+        """The copy is complete; gives whom it was to replace: one of the two has to leave now."""
         tenancy = self._tenancies[adapter_id]
         leaver, tenancy.replaces = tenancy.replaces, None
+        if leaver is not None:
+            self._replaced.remove(leaver)
         tenancy.is_ready = True
         return leaver
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from rota.core.events import SlotChanged, SlotState
 from rota.core.ids import AdapterId
 from rota.core.plan import Load
 from rota.policy.drainer import LoRADrainer
 from rota.policy.rotation import LoRARotation
-from rota.scheduler.admission import Admission
+from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group, Standing
@@ -66,9 +67,8 @@ class Turns:
         """Give away empty slots and those of idle tenants."""
         books = self._books
         reserved = self._drainer.reserved if self._drainer else frozenset()
-        line = sorted(books.absent, key=lambda group: group.adapter_id not in reserved) if reserved else books.absent
         kept = sum(adapter_id in books.absent for adapter_id in reserved)  # only those they are reserved for may have
-        for group in line:
+        for group in self._line(draft, idle, reserved):
             is_reserved = group.adapter_id in reserved
             if books.slots.empty + len(idle) <= (0 if is_reserved else kept):
                 return
@@ -85,6 +85,29 @@ class Turns:
             else:
                 continue
             kept -= is_reserved
+
+    def _line(self, draft: Draft, idle: list[Group], reserved: frozenset[AdapterId]) -> Iterator[Group]:
+        """Those a slot is kept for; then anybody while nobody has a use for some slot; then whoever could start."""
+        books = self._books
+        yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
+        for group in books.absent:
+            if not books.slots.empty and all(tenant.users for tenant in idle):
+                break
+            yield group
+        yield from self._able(draft)
+
+    def _able(self, draft: Draft) -> Iterator[Group]:
+        """Who lacks nothing but a slot, first due first; after a few who lack KV too, only those who hold some."""
+        books, lacking = self._books, 0
+        for group in books.absent:
+            if not self._is_at_hand(draft, group):
+                continue
+            if self._can_work(group):
+                yield group
+            elif (lacking := lacking + 1) == LOOK_AHEAD:
+                behind = books.parked.later_than(books.due_at(group), group.adapter_id)
+                yield from (one for one in behind if self._is_at_hand(draft, one))
+                return
 
     def _leaver(self, idle: list[Group], comer: Group, is_reserved: bool) -> Group | None:
         """The idle tenant that makes room for `comer`, if one should."""
@@ -150,12 +173,10 @@ class Turns:
     def _coming(self, draft: Draft, most: int) -> list[Group]:
         """Enough of those who are due to choose `most` from, or all who could come if so many are not due."""
         coming: list[Group] = []
-        for group in self._books.absent:
-            if len(coming) >= most and self._books.due_at(coming[most - 1]) <= draft.now:
+        for group in self._able(draft):  # nobody steps aside for a request that could not start anyway
+            coming.append(group)
+            if len(coming) == most and self._books.due_at(group) <= draft.now:
                 break
-            # Nobody steps aside for a request that could not start anyway.
-            if self._is_at_hand(draft, group) and self._can_work(group):
-                coming.append(group)
         return coming
 
     # ── moving ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any
 
+from rota.core.adapter import Adapter
 from rota.core.ids import RequestId
 from rota.core.request import Request, SamplingParams
 from rota.server.choices import Choice, Chunk, joined
@@ -35,11 +36,12 @@ class CompletionAnswer:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        model_name: str,
+        model: Adapter,
         prompts: list[tuple[int, ...]],
         sampling: SamplingParams,
         choices_per_prompt: int,
     ) -> None:
+        self._adapter_id = model.adapter_id
         self._prompts = prompts
         self._sampling = sampling
         self._choices_per_prompt = choices_per_prompt
@@ -49,7 +51,7 @@ class CompletionAnswer:
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": model_name,
+            "model": model.name,
         }
 
     @property
@@ -60,7 +62,13 @@ class CompletionAnswer:
         """One for each choice, in the order of their positions."""
         now = time.monotonic()
         return [
-            Request(RequestId(f"{self._head['id']}-{prompt}-{choice}"), tokens, seeded(self._sampling, choice), now)
+            Request(
+                RequestId(f"{self._head['id']}-{prompt}-{choice}"),
+                tokens,
+                seeded(self._sampling, choice),
+                now,
+                self._adapter_id,
+            )
             for prompt, tokens in enumerate(self._prompts)
             for choice in range(self._choices_per_prompt)
         ]

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import msgspec
 from fastapi import Request, Response
 
-from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.errors import RequestError
+from rota.runtime.registry import Registry
 from rota.server.answers import CompletionAnswer, Part
 from rota.server.errors import ClientGone, error_body
 from rota.server.fields import CompletionFields, Prompt, read_body
@@ -20,10 +21,10 @@ from rota.text.tokenizer import Tokenizer
 class Completions:
     """The route's handler."""
 
-    def __init__(self, streams: Streams, tokenizer: Tokenizer, model_name: str) -> None:
+    def __init__(self, streams: Streams, tokenizer: Tokenizer, registry: Registry) -> None:
         self._streams = streams
         self._tokenizer = tokenizer
-        self._model_name = model_name
+        self._registry = registry
 
     async def __call__(self, http: Request) -> Response:
         fields = read_body(CompletionFields, await http.body())
@@ -51,14 +52,12 @@ class Completions:
         return Response(msgspec.json.encode(answer.whole(parts)), media_type="application/json")
 
     async def _prepare(self, fields: CompletionFields) -> CompletionAnswer:
-        if fields.model not in (None, self._model_name):
-            message = f"There is no model {fields.model!r}; this server has {self._model_name!r}."
-            raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "model"))
+        model = self._registry.find(fields.model)
         fields.refuse_unsupported()
         sampling = fields.sampling(fields.DEFAULT_MAX_TOKENS, fields.logprobs, self._tokenizer.eos_ids)
         # In a thread, since a book takes the tokenizer longer than others should wait for their next token.
         prompts = await asyncio.to_thread(_tokenized, self._tokenizer, fields.prompt)
-        return CompletionAnswer(self._tokenizer, self._model_name, prompts, sampling, fields.choices())
+        return CompletionAnswer(self._tokenizer, model, prompts, sampling, fields.choices())
 
 
 async def _packets(

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.BAD_FIELD: ErrorKind(400, _INVALID),
     FaultCode.DUPLICATE_ID: ErrorKind(400, _INVALID),
     FaultCode.UNKNOWN_MODEL: ErrorKind(404, _INVALID),
+    FaultCode.UNKNOWN_ADAPTER: ErrorKind(404, _INVALID),
+    FaultCode.ADAPTER_FAILED: ErrorKind(400, _INVALID),
     FaultCode.PROMPT_TOO_LONG: ErrorKind(413, _INVALID),
     FaultCode.KV_TOO_SMALL: ErrorKind(413, _INVALID),
     FaultCode.QUEUE_FULL: ErrorKind(429, "rate_limit_error", retry_after_s=1),
@@ -43,6 +45,10 @@ def error_body(fault: Fault) -> dict[str, Any]:
 
 
 def install_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(AdapterError)
+    async def refuse_adapter(request: Request, error: AdapterError) -> Response:
+        return await refuse(request, RequestError(Fault(FaultCode.ADAPTER_FAILED, str(error))))
+
     @app.exception_handler(RequestError)
     async def refuse(_: Request, error: RequestError) -> Response:
         kind = ERROR_KINDS[error.fault.code]

@@ -13,7 +13,7 @@ from rota.core.request import MAX_SEED, SamplingParams
 MAX_CHOICES = 128
 
 Prompt = str | list[str] | list[int] | list[list[int]]
-Body = TypeVar("Body", bound="SamplingFields")
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class StreamOptions(BaseModel):

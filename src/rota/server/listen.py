@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from rota.core.config import ServerConfig
-from rota.core.errors import ConfigError, EngineDiedError
+from rota.core.errors import ConfigError, RotaError
 from rota.runtime.service import Service
 
 # Once told to stop: how long answers may go on by themselves, and how long a client may take to read their end.
@@ -41,17 +41,17 @@ class GracefulServer(uvicorn.Server):
 def listen(app: FastAPI, service: Service, config: ServerConfig, announce: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; `announce` hears the URL as soon as requests are answered.
 
-    Raises EngineDiedError with the reason when the service cannot even start.
+    Raises RotaError with the reason when the service cannot even start.
     """
     listener = _open_port(config.host, config.port)
     server = GracefulServer(app, service)
-    failures: list[EngineDiedError] = []
+    failures: list[RotaError] = []
 
     def wait() -> None:
         try:
             service.wait_until_ready()
             announce(_url(listener))
-        except EngineDiedError as error:
+        except RotaError as error:
             if not server.should_exit:
                 failures.append(error)
                 server.should_exit = True

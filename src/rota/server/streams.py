@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -78,10 +78,12 @@ class Reply:
 
 
 class Streams:
-    """Who waits for which request. Everything but `deliver` runs on the event loop."""
+    """Who waits for which request. Everything but `deliver` runs on the event loop, `observe` too."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, observe: Callable[[list[Event]], None]) -> None:
+        """`observe` hears every event, before those who wait for it go on."""
         self._service = service
+        self._observe = observe
         self._waiting: dict[RequestId, tuple[Reply, int]] = {}
 
     def start(self) -> None:
@@ -112,6 +114,7 @@ class Streams:
         self._loop.call_soon_threadsafe(self._dispatch, events)
 
     def _dispatch(self, events: list[Event]) -> None:
+        self._observe(events)
         touched: dict[Reply, None] = {}
         for event in events:
             match event:

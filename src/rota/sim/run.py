@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rota.core.adapter import Adapter
 from rota.core.config import Capacity, LoraConfig, SchedulerConfig
 from rota.core.events import Event, Finished
-from rota.core.ids import AdapterId, RequestId
+from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, Message, Submit
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
+from rota.observe.observer import Observer
 from rota.observe.summary import Recorder
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
@@ -24,74 +25,87 @@ BLOCK_SIZE = 16
 LONGEST_SEQUENCE = 8192
 # Adapters are known before the first request comes.
 STARTS_AT = 1.0
+# Prompts share their numbers, so that a day of traffic fits into memory.
+NUMBERS = tuple(range(LONGEST_SEQUENCE))
+
+
+def scheduler_config(scenario: Scenario) -> SchedulerConfig:
+    """What a scenario says of the server; prompts never begin alike here, and naming their blocks would cost time."""
+    return SchedulerConfig(max_running_requests=scenario.max_running_requests, enable_prefix_caching=False)
+
+
+def adapter_name(adapter_id: AdapterId) -> str:
+    return "base" if adapter_id == BASE else f"adapter{adapter_id}"
 
 
 @dataclass(slots=True)
 class Simulation:
-    """Runs once; `recorder` and `events` tell what happened."""
+    """Runs once; `recorder` tells what happened, and `observers` are told as it happens."""
 
     scenario: Scenario
     costs: CostModel
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     seed: int = 0
     slots: int | None = None
-    depth: int = 2
-    scheduler_config: SchedulerConfig | None = None
-    watch: Callable[[list[Event]], None] | None = None
+    config: SchedulerConfig | None = None
+    lora: LoraConfig | None = None
+    observers: Sequence[Observer] = ()
     recorder: Recorder = field(default_factory=Recorder)
     _world: VirtualWorld = field(init=False)
     _waves: list[Iterator[Ask]] = field(default_factory=list)  # what closed-loop clients ask next
-    _client_of: dict[RequestId, int] = field(default_factory=dict)
+    _client_of: dict[RequestId, int] = field(default_factory=dict)  # of their open requests
 
     def run(self) -> Recorder:
         scenario = self.scenario
+        config = self.config or scheduler_config(scenario)
         slots = scenario.slots if self.slots is None else self.slots
-        capacity = Capacity(
-            scenario.kv_blocks, BLOCK_SIZE, scenario.max_running_requests, LONGEST_SEQUENCE, slots
-        )
-        # Prompts here are numbers that never repeat; naming their blocks would only cost time.
-        config = self.scheduler_config or SchedulerConfig(enable_prefix_caching=False)
-        lora = LoraConfig(max_loaded_loras=max(128, scenario.adapters))
+        capacity = Capacity(scenario.kv_blocks, BLOCK_SIZE, config.max_running_requests, LONGEST_SEQUENCE, slots)
+        lora = self.lora or LoraConfig(max_loaded_loras=max(128, scenario.adapters))
         scheduler = Scheduler(config, capacity, self.policy, lora)
         self._world = VirtualWorld(self._adapters(), self.costs)
         for number, client in enumerate(scenario.clients):
             wave = asks(client, seed=self.seed * 1000 + number)
             self._waves.append(wave)
             if client.concurrency is None:
-                for ask in wave:
-                    self._submit(number, ask, STARTS_AT + ask.at)
+                self._world.follow(self._arrivals(number, wave))
             else:
                 for _ in range(client.concurrency):
-                    self._submit_next(number, STARTS_AT)
-        run(scheduler, self._world, self._emit, self.depth)
+                    self._ask_next(number, STARTS_AT)
+        run(scheduler, self._world, self._emit, config.overlap_depth)
         return self.recorder
 
     def _adapters(self) -> list[tuple[float, Message]]:
-        numbers = range(1, self.scenario.adapters + 1)
-        return [(0.0, AddAdapter(Adapter(AdapterId(number), f"adapter{number}", ""), 0.0)) for number in numbers]
+        numbers = map(AdapterId, range(1, self.scenario.adapters + 1))
+        return [(0.0, AddAdapter(Adapter(number, adapter_name(number), ""), 0.0)) for number in numbers]
 
-    def _submit_next(self, client: int, at: float) -> None:
+    def _arrivals(self, client: int, wave: Iterator[Ask]) -> Iterator[tuple[float, Message]]:
+        for ask in wave:
+            at = STARTS_AT + ask.at
+            yield at, self._submit(client, ask, at)
+
+    def _ask_next(self, client: int, at: float) -> None:
         ask = next(self._waves[client], None)
         if ask is not None:
-            self._submit(client, ask, at)
+            message = self._submit(client, ask, at)
+            self._client_of[message.request.request_id] = client
+            self._world.post(at, message)
 
-    def _submit(self, client: int, ask: Ask, at: float) -> None:
+    def _submit(self, client: int, ask: Ask, at: float) -> Submit:
+        """A request, and its client's leaving if it will not wait for the end."""
         request_id = RequestId(f"{client}-{ask.number:07d}")
         sampling = SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0)
-        prompt = tuple(range(ask.prompt_tokens))
-        self.recorder.asked(request_id, ask.adapter, at)
-        self._client_of[request_id] = client
-        self._world.post(at, Submit(Request(request_id, prompt, sampling, at, ask.adapter)))
+        for observer in (self.recorder, *self.observers):
+            observer.asked(request_id, ask.adapter, at)
         if ask.leaves_after_s is not None:
             leaves_at = at + ask.leaves_after_s
             self._world.post(leaves_at, Abort(request_id, leaves_at))
+        # The first token is the request's own, so no two prompts begin alike.
+        prompt = (LONGEST_SEQUENCE + ask.number, *NUMBERS[1 : ask.prompt_tokens])
+        return Submit(Request(request_id, prompt, sampling, at, ask.adapter))
 
     def _emit(self, events: list[Event]) -> None:
-        self.recorder.observe(events)
-        if self.watch:
-            self.watch(events)
+        for observer in (self.recorder, *self.observers):
+            observer.observe(events)
         for event in events:
-            if isinstance(event, Finished):
-                client = self._client_of.pop(event.request_id)
-                if self.scenario.clients[client].concurrency is not None:
-                    self._submit_next(client, event.at)
+            if isinstance(event, Finished) and (client := self._client_of.pop(event.request_id, None)) is not None:
+                self._ask_next(client, event.at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import count
 
 from rota.core.messages import AdapterFetched, AdapterReady, Message
@@ -19,8 +19,9 @@ class VirtualWorld:
 
     def __init__(self, messages: Iterable[tuple[float, Message]], costs: CostModel, token: int = 0) -> None:
         self._order = count()
-        self._heap = [(at, next(self._order), message) for at, message in messages]
-        heapq.heapify(self._heap)
+        self._heap: list[tuple[float, int, Message, Iterator[tuple[float, Message]] | None]] = []
+        for at, message in messages:
+            self.post(at, message)
         self._costs = costs
         self._token = token
         self._now = 0.0
@@ -39,7 +40,10 @@ class VirtualWorld:
         self._now = max(self._now, jump_to)
         due: list[Message] = []
         while self._heap and self._heap[0][0] <= self._now:
-            due.append(heapq.heappop(self._heap)[2])
+            _, _, message, stream = heapq.heappop(self._heap)
+            due.append(message)
+            if stream:
+                self.follow(stream)
         return due
 
     def submit(self, plan: StepPlan) -> Finish:
@@ -69,4 +73,10 @@ class VirtualWorld:
 
     def post(self, at: float, message: Message) -> None:
         """Something will happen at `at`."""
-        heapq.heappush(self._heap, (at, next(self._order), message))
+        heapq.heappush(self._heap, (at, next(self._order), message, None))
+
+    def follow(self, stream: Iterator[tuple[float, Message]]) -> None:
+        """One thing after another will happen; each is asked for when the one before it has."""
+        for at, message in stream:
+            heapq.heappush(self._heap, (at, next(self._order), message, stream))
+            return

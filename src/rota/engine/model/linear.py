@@ -24,7 +24,8 @@ class Linear:
 class PackedLinear:
     """A Linear whose weight lies in oneDNN's own order, which a plain product would rearrange in every call.
 
-    All of SmolLM2's matrices once, in bf16 on two cores of a Xeon with AMX: about a third less time, 1 row or 16.
+    All of SmolLM2's matrices once, in bf16 on two busy cores of a Xeon with AMX: 10 to 45 % less time from run to run,
+    29 % (1 row) and 19 % (16 rows) between the medians of six rounds.
     """
 
     weight: Tensor

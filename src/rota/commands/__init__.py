@@ -1,0 +1,1 @@
+"""The commands of `rota`, one file each: they know everyone, and nobody knows them."""

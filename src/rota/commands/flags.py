@@ -1,0 +1,113 @@
+"""Flags are made from config dataclasses: every field is one, and every name in a config file is one too."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable, Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from rota.core.errors import ConfigError
+from rota.core.options import Option, options_of, refuse_unknown
+
+Act = Callable[[dict[str, Any]], None]
+
+
+def make_command(act: Act, sentence: str, options: Iterable[Option], *others: inspect.Parameter) -> Callable[..., None]:
+    """A function with a parameter for every option: that is what typer makes flags of. `act` gets what was typed."""
+    known = {option.name: option for option in options}
+
+    def command(context: typer.Context, **values: Any) -> None:
+        given = {name: value for name, value in values.items() if _is_given(context, name)}
+        act(
+            {
+                name: known[name].check(_plain(known[name], given[name])) if name in known else given[name]
+                for name in given
+            }
+        )
+
+    parameters = [parameter("context", typer.Context), *others, *map(flag, known.values())]
+    command.__doc__ = sentence
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
+def flag(option: Option) -> inspect.Parameter:
+    name = f"--{option.name.replace('_', '-')}"
+    if option.kind is bool:
+        return parameter(option.name, bool, typer.Option(option.default, f"{name}/--no-{name[2:]}", help=option.help))
+    if option.choices:
+        choices = Enum(option.name, {str(choice): str(choice) for choice in option.choices})  # type: ignore[misc]
+        return parameter(option.name, choices, typer.Option(choices(str(option.default)), name, help=option.help))
+    if option.is_list:
+        return parameter(option.name, list[option.kind], typer.Option(option.default, name, help=option.help))  # type: ignore[name-defined]
+    if option.words:
+        default = typer.Option(option.default, name, help=option.help, parser=_reader(option), metavar=_metavar(option))
+        return parameter(option.name, str, default)
+    return parameter(option.name, option.kind | None, typer.Option(option.default, name, help=option.help))
+
+
+def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def spread_lists(arguments: list[str], options: Iterable[Option]) -> list[str]:
+    """Let `--lora-paths a b` mean `--lora-paths a --lora-paths b`, as operators are used to."""
+    lists = {f"--{option.name.replace('_', '-')}" for option in options if option.is_list}
+    spread: list[str] = []
+    current: str | None = None
+    for argument in arguments:
+        if argument.startswith("-"):
+            current = argument if argument in lists else None
+        elif current and spread[-1] != current:
+            spread.append(current)
+        spread.append(argument)
+    return spread
+
+
+def read_config_file(path: Path, *configs: type) -> dict[str, Any]:
+    """Options by name from a TOML file; dashes and underscores are the same."""
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}.") from error
+    given = {name.replace("-", "_"): value for name, value in content.items()}
+    try:
+        refuse_unknown(given, *configs)
+        known = options_of(*configs)
+        return {name: known[name].check(value) for name, value in given.items()}
+    except ConfigError as error:
+        raise ConfigError(f"In {path}: {error}") from None
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether a value was typed, and is not the default: typed ones go before those of a file."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _plain(option: Option, value: Any) -> Any:
+    return option.kind(value.value) if isinstance(value, Enum) else value
+
+
+def _reader(option: Option) -> Callable[[str], Any]:
+    """Reads a number, or a word that may stand in for it."""
+
+    def read(text: str) -> Any:
+        try:
+            return text if text in option.words else option.kind(text)
+        except ValueError:
+            raise typer.BadParameter(f"'{text}' is not {_metavar(option)}.") from None
+
+    return read
+
+
+def _metavar(option: Option) -> str:
+    return "|".join([option.kind.__name__.upper(), *option.words])

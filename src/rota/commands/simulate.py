@@ -1,0 +1,180 @@
+"""`rota simulate`: a scenario in virtual time, under one policy or several side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+from tqdm.auto import tqdm
+
+from rota.commands.flags import make_command, parameter
+from rota.core.config import SchedulerConfig
+from rota.core.errors import ConfigError
+from rota.core.events import Event, Finished
+from rota.core.ids import AdapterId, RequestId
+from rota.core.options import build, option, options_of
+from rota.core.policy_config import PolicyConfig
+from rota.observe.journal import Journal
+from rota.observe.observer import Observer
+from rota.observe.summary import mean_of
+from rota.observe.table import print_table
+from rota.sim.cost import LinearCost, read_cost
+from rota.sim.run import Simulation, adapter_name, scheduler_config
+from rota.sim.tenures import Tenures
+from rota.workload.scenario import Scenario, read_scenario
+
+# What 'drain' means in a comparison when nobody says; a threshold of 0 would be 'wait' under another name.
+DRAIN_WAIT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulateConfig:
+    """What to simulate with, and where to put what comes of it."""
+
+    compare: str | None = option(None, "Policies to put side by side, with commas: wait,drain,rotate.")
+    cost: str = option("a100-llama8b", "How long steps take: a cost model that comes with Rota, or a TOML file.")
+    slots: int | None = option(None, "Adapters a step may hold; left out: what the scenario says.")
+    seed: int = option(0, "The first random seed; the same seed gives the same run to the bit.")
+    seeds: int = option(1, "Runs with so many seeds, and gives the mean of their numbers.")
+    per_adapter: bool = option(False, "Print a table of adapters for every policy too.")
+    json: str | None = option(None, "Write the numbers to this file.")
+    plot: str | None = option(None, "Draw first tokens and slots over time, for the first seed (.png, .svg, .pdf).")
+    journal: str | None = option(None, "Write every event to this file, a line of JSON each; for a single run.")
+    calibrate: str | None = option(
+        None, "Fit a cost model to measured steps (JSON), write it beside them as TOML, and simulate with it."
+    )
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"seeds must be at least 1, not {self.seeds}.")
+        if self.slots is not None and self.slots < 0:
+            raise ConfigError(f"slots must not be below 0, not {self.slots}.")
+        if self.journal and (self.compare or self.seeds > 1):
+            raise ConfigError("journal follows a single run: leave out compare and seeds.")
+
+
+SIMULATE_CONFIGS = (SimulateConfig, PolicyConfig, SchedulerConfig)
+
+
+def simulate_command() -> Callable[..., None]:
+    return make_command(
+        simulate,
+        "Run SCENARIO through the scheduler in virtual time, and print how requests fared.",
+        options_of(*SIMULATE_CONFIGS).values(),
+        parameter("scenario", Path | None, typer.Argument(None, help="A scenario file (benchmarks/scenarios/*.toml).")),
+        parameter("quiet", bool, typer.Option(False, "--quiet", "--disable-tqdm", help="Show no progress bar.")),
+    )
+
+
+def simulate(given: dict[str, Any]) -> None:
+    asked = build(SimulateConfig, given)
+    costs = _calibrated(asked) if asked.calibrate else read_cost(asked.cost)
+    if given.get("scenario") is None:
+        if asked.calibrate:
+            return
+        raise ConfigError("Name a scenario file; benchmarks/scenarios holds some.")
+    for path in filter(None, (asked.json, asked.plot, asked.journal)):
+        if not Path(path).absolute().parent.is_dir():
+            raise ConfigError(f"There is no folder {Path(path).parent} to write {Path(path).name} into.")
+    scenario = read_scenario(given["scenario"])
+    defaults = scheduler_config(scenario)
+    config = replace(defaults, **{name: given[name] for name in options_of(SchedulerConfig) if name in given})
+    policies = policies_of(asked.compare, build(PolicyConfig, given))
+    summaries, pictures = {}, {}
+    with _bar(scenario, asked.seeds * len(policies), given.get("quiet", False)) as bar, _journal(asked) as journals:
+        for name, policy in policies.items():
+            runs = []
+            for seed in range(asked.seed, asked.seed + asked.seeds):
+                tenures = Tenures()
+                observers: list[Observer] = [bar, tenures, *journals]
+                recorder = Simulation(scenario, costs, policy, seed, asked.slots, config, observers=observers).run()
+                runs.append(recorder.summary(adapter_name))
+                if asked.plot and seed == asked.seed:
+                    tenures.close()
+                    pictures[label(policy)] = (recorder, tenures)
+            summaries[name] = mean_of(runs)
+    print_table({label(policies[name]): summary for name, summary in summaries.items()}, asked.per_adapter)
+    if asked.json:
+        shown = {"policies": summaries} if asked.compare else next(iter(summaries.values()))
+        Path(asked.json).write_text(json.dumps(shown, indent=1) + "\n", "utf-8")
+    if asked.plot:
+        _plot(pictures, scenario, Path(asked.plot))
+
+
+def policies_of(compare: str | None, policy: PolicyConfig) -> dict[str, PolicyConfig]:
+    """The policies to run, by name."""
+    known = options_of(PolicyConfig)["lora_policy"].choices
+    names = [name.strip() for name in compare.split(",")] if compare else [policy.lora_policy]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"compare: '{name}' is not a policy; the policies are {', '.join(known)}.")
+    return {name: _sensible(replace(policy, lora_policy=name)) for name in names}  # type: ignore[arg-type]
+
+
+def label(policy: PolicyConfig) -> str:
+    drains = policy.lora_policy == "drain"
+    return f"drain ({policy.lora_drain_wait_threshold:g} s)" if drains else policy.lora_policy
+
+
+def _sensible(policy: PolicyConfig) -> PolicyConfig:
+    if policy.lora_policy == "drain" and not policy.lora_drain_wait_threshold:
+        return replace(policy, lora_drain_wait_threshold=DRAIN_WAIT_S)
+    return policy
+
+
+def _calibrated(asked: SimulateConfig) -> LinearCost:
+    from rota.sim.calibrate import calibrate, read_timings, write_cost
+
+    assert asked.calibrate is not None
+    source = Path(asked.calibrate)
+    target = source.with_suffix(".toml")
+    fit = calibrate(read_timings(source), read_cost(asked.cost), target.stem)
+    write_cost(fit, target, source)
+    print(f"{target}: {fit}")
+    return fit.cost
+
+
+def _plot(pictures: dict[str, Any], scenario: Scenario, path: Path) -> None:
+    try:
+        from rota.sim.plot import Picture, plot
+    except ImportError as error:
+        raise ConfigError(f"--plot needs matplotlib ({error}): pip install 'rota[plot]'.") from error
+    plot({name: Picture(*parts) for name, parts in pictures.items()}, f"{scenario.name}: {scenario.about}", path)
+
+
+class _Bar:
+    """A progress bar as an observer: a tick a request that has ended."""
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+        """Only what has ended counts."""
+
+    def observe(self, events: Iterable[Event]) -> None:
+        if ended := sum(isinstance(event, Finished) for event in events):
+            self._bar.update(ended)
+
+
+@contextmanager
+def _bar(scenario: Scenario, runs: int, is_quiet: bool) -> Iterator[_Bar]:
+    total = runs * sum(client.requests for client in scenario.clients)
+    # None: only on a terminal.
+    with tqdm(total=total, unit="request", disable=True if is_quiet else None, leave=False) as bar:
+        yield _Bar(bar)
+
+
+@contextmanager
+def _journal(asked: SimulateConfig) -> Iterator[list[Journal]]:
+    if asked.journal is None:
+        yield []
+        return
+    with Path(asked.journal).open("wb") as file:
+        journal = Journal(file, adapter_name)
+        yield [journal]
+        journal.close()

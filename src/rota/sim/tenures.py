@@ -1,0 +1,54 @@
+"""Tenures say which adapter held which place on the device, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from rota.core.events import Event, SlotChanged, SlotState
+from rota.core.ids import AdapterId, RequestId, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """[since, until) in one place: on the way in, or ready to run."""
+
+    place: Slot
+    adapter: AdapterId
+    since: float
+    until: float
+    is_ready: bool
+
+
+@dataclass(slots=True)
+class Tenures:
+    """Follows slots as they change hands; `closed` holds what is over."""
+
+    closed: list[Tenure] = field(default_factory=list)
+    last_at: float = 0.0
+    _open: dict[Slot, SlotChanged] = field(default_factory=dict)
+
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+        """Who asks holds nothing yet."""
+
+    def observe(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.last_at = event.at
+            if isinstance(event, SlotChanged):
+                self._change(event)
+
+    def close(self) -> None:
+        """Nothing more will come: whoever sits now sat until the end."""
+        for place in list(self._open):
+            self._end(place, self.last_at)
+
+    def _change(self, event: SlotChanged) -> None:
+        self._end(event.slot, event.at)
+        if event.state is not SlotState.EMPTY:
+            self._open[event.slot] = event
+
+    def _end(self, place: Slot, at: float) -> None:
+        begun = self._open.pop(place, None)
+        if begun and at > begun.at:
+            is_ready = begun.state is SlotState.READY
+            self.closed.append(Tenure(place, begun.adapter_id, begun.at, at, is_ready))

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+
+from rota.core.events import Finished, FinishReason, Produced
+from rota.core.ids import BASE, AdapterId, RequestId
+from rota.observe.summary import Recorder, jain, mean_of, spread
+
+FIGURES = {"mean", "median", "p90", "p95", "p99", "max"}
+
+
+def follow(recorder: Recorder, id: str, asked_at: float, token_times: list[float], adapter: AdapterId = BASE) -> None:
+    """A request from its asking to its last token."""
+    request_id = RequestId(id)
+    recorder.asked(request_id, adapter, asked_at)
+    for at in token_times:
+        recorder.observe([Produced(at, (request_id,), (7,))])
+    recorder.observe([Finished(request_id, token_times[-1], FinishReason.LENGTH)])
+
+
+def test_a_summary_tells_what_the_clients_felt():
+    recorder = Recorder()
+    follow(recorder, "r", 1.0, [1.5, 1.6, 1.9])
+    summary = recorder.summary()
+
+    assert summary["ttft_s"]["mean"] == pytest.approx(0.5)
+    assert summary["e2e_s"]["mean"] == pytest.approx(0.9)
+    assert summary["tpot_s"]["mean"] == pytest.approx(0.2)
+    assert summary["itl_s"]["median"] == pytest.approx(0.1)
+    assert summary["gap_s"]["max"] == pytest.approx(0.3)
+    assert summary["output_tokens_per_s"] == pytest.approx(3 / 0.9)
+
+
+def test_gap_is_the_worst_of_each_request_and_itl_is_every_time_between_two_tokens():
+    recorder = Recorder()
+    follow(recorder, "smooth", 0.0, [1.0, 1.1, 1.2, 1.3])
+    follow(recorder, "stalled", 0.0, [1.0, 5.0])
+    summary = recorder.summary()
+
+    assert summary["itl_s"]["median"] == pytest.approx(0.1)
+    assert summary["gap_s"]["mean"] == pytest.approx((0.1 + 4.0) / 2)
+
+
+def test_every_adapter_has_the_same_figures_under_its_name():
+    recorder = Recorder()
+    follow(recorder, "a", 0.0, [1.0, 1.1])
+    follow(recorder, "b", 0.0, [3.0, 3.4], adapter=AdapterId(2))
+    summary = recorder.summary(lambda adapter: f"adapter{adapter}" if adapter else "base")
+
+    assert list(summary["adapters"]) == ["base", "adapter2"]
+    assert summary["adapters"]["adapter2"]["itl_s"]["max"] == pytest.approx(0.4)
+    for figures in (summary, *summary["adapters"].values()):
+        for name in ("ttft_s", "e2e_s", "tpot_s", "itl_s", "gap_s"):
+            assert figures[name].keys() == FIGURES
+
+
+def test_a_request_that_failed_counts_as_failed_and_not_in_the_times():
+    recorder = Recorder()
+    follow(recorder, "served", 0.0, [1.0, 1.1])
+    recorder.asked(RequestId("refused"), BASE, 0.0)
+    recorder.observe([Finished(RequestId("refused"), 0.0, FinishReason.FAILED)])
+    summary = recorder.summary()
+
+    assert (summary["requests"], summary["failed"]) == (2, 1)
+    assert summary["ttft_s"]["mean"] == pytest.approx(1.0)
+
+
+def test_percentiles_are_values_that_occurred():
+    figures = spread([float(value) for value in range(1, 101)])
+
+    assert (figures["median"], figures["p90"], figures["p99"], figures["max"]) == (50.0, 90.0, 99.0, 100.0)
+    assert spread([])["p99"] == 0.0
+
+
+def test_the_mean_over_seeds_is_taken_number_by_number():
+    first = {"requests": 2, "ttft_s": {"p99": 1.0}, "adapters": {"a": {"requests": 2}}}
+    second = {"requests": 2, "ttft_s": {"p99": 3.0}, "adapters": {"b": {"requests": 2}}}
+
+    assert mean_of([first, second]) == {
+        "requests": 2.0,
+        "ttft_s": {"p99": 2.0},
+        "adapters": {"a": {"requests": 2.0}, "b": {"requests": 2.0}},
+    }
+
+
+def test_fairness_is_one_when_all_are_alike_and_one_in_n_when_one_has_everything():
+    assert jain([2.0, 2.0, 2.0]) == pytest.approx(1.0)
+    assert jain([3.0, 0.0, 0.0]) == pytest.approx(1 / 3)

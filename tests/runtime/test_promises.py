@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Finished, FinishReason
+from rota.core.ids import AdapterId, RequestId
+from rota.core.messages import RemoveAdapter
+from rota.runtime.promises import Promises
+from tests.builders import add_adapter, submit
+
+ONE = AdapterId(1)
+
+
+def known(promises: Promises) -> list[AdapterId]:
+    return [message.adapter.adapter_id for message in promises.introductions()]
+
+
+def test_whoever_is_open_when_the_engine_goes_hears_of_it_once():
+    promises = Promises()
+    for message in (submit("a"), submit("b"), add_adapter(1), RemoveAdapter(AdapterId(2), 0.0)):
+        promises.note_message(message)
+    promises.note_events([Finished(RequestId("a"), 1.0, FinishReason.STOP)])
+    finished, refused, removed = promises.break_all("The engine is gone.")
+
+    assert (finished.request_id, finished.fault.message) == ("b", "The engine is gone.")
+    assert (refused.adapter_id, refused.reason) == (1, "The engine is gone.")
+    assert isinstance(removed, AdapterRemoved) and removed.adapter_id == 2
+    assert promises.break_all("Again.") == []
+
+
+def test_an_adapter_is_introduced_once_it_was_added():
+    promises = Promises()
+    promises.note_message(add_adapter(1))
+    assert known(promises) == []
+    promises.note_events([AdapterAdded(ONE, 1.0)])
+
+    assert known(promises) == [1]
+    promises.break_all("The engine is gone.")
+    promises.note_events([AdapterAdded(ONE, 2.0)])
+    assert known(promises) == [1]
+
+
+def test_an_adapter_is_not_introduced_again_once_it_is_to_be_removed():
+    promises = Promises()
+    promises.note_message(add_adapter(1))
+    promises.note_events([AdapterAdded(ONE, 1.0)])
+    promises.note_message(RemoveAdapter(ONE, 2.0))
+
+    assert known(promises) == []
+
+
+def test_an_adapter_that_was_to_be_removed_while_it_was_read_is_not_introduced():
+    promises = Promises()
+    promises.note_message(add_adapter(1))
+    promises.note_message(RemoveAdapter(ONE, 0.5))
+    promises.note_events([AdapterAdded(ONE, 1.0), AdapterRemoved(ONE, 1.0)])
+
+    assert known(promises) == []
+    assert promises.break_all("The engine is gone.") == []
+
+
+def test_an_adapter_that_a_new_engine_refuses_is_not_introduced_to_the_next():
+    promises = Promises()
+    promises.note_message(add_adapter(1))
+    promises.note_events([AdapterAdded(ONE, 1.0), AdapterRefused(ONE, 2.0, "Its folder is gone.")])
+
+    assert known(promises) == []

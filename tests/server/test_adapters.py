@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from rota.core.adapter import Adapter
+from rota.core.config import EngineConfig
+from rota.core.errors import RequestError
+from rota.core.events import AdapterRefused
+from rota.core.ids import AdapterId
+from rota.core.lora_paths import LoraPath
+from rota.core.messages import Message
+from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService
+from rota.runtime.stocked import StockedService
+from rota.server.adapters import AdapterFront
+from rota.server.app import create_app
+from rota.text.tokenizer import Tokenizer
+from tests.fakes import FakeDevice, alphabet
+from tests.server.running import running
+from tests.tiny_tokenizer import write_byte_tokenizer
+
+Serve = Callable[..., httpx.Client]
+PIRATE, POET = AdapterId(1), AdapterId(2)
+STREAMED = {"model": "poet", "prompt": "abc", "max_tokens": 60, "stream": True}
+
+
+@pytest.fixture
+def serve(tmp_path) -> Iterator[Serve]:
+    """Starts a server of letters with two adapters, pirate and poet, around a device."""
+    with ExitStack() as stack:
+
+        def serve(device: FakeDevice, patience_s: float = 20.0) -> httpx.Client:
+            registry = Registry("letters", "/models/letters")
+            adapters = [registry.add(LoraPath(name, f"/adapters/{name}")) for name in ("pirate", "poet")]
+            service = StockedService(InProcessService(lambda: device, EngineConfig()), adapters)
+            app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, patience_s)
+            url = stack.enter_context(running(app))
+            return stack.enter_context(httpx.Client(base_url=url, timeout=20.0))
+
+        yield serve
+
+
+GATE = threading.Event()
+
+
+class GatedDevice(FakeDevice):
+    """Reads no new adapter, and gets no further than a few letters, until the gate is open."""
+
+    def fetch(self, adapter: Adapter) -> Message:
+        if "new" in adapter.path:
+            assert GATE.wait(10.0)
+        return super().fetch(adapter)
+
+
+def gated_alphabet(tokens: Sequence[int]) -> int:
+    assert len(tokens) < 6 or GATE.wait(10.0)
+    return alphabet(tokens)
+
+
+@pytest.fixture
+def gated() -> GatedDevice:
+    GATE.clear()
+    return GatedDevice(next_token=gated_alphabet)
+
+
+def ask(client: httpx.Client, model: str | None, **fields: Any) -> httpx.Response:
+    return client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 3, "model": model, **fields})
+
+
+def load(client: httpx.Client, name: str, path: str = "/adapters/new", **fields: Any) -> httpx.Response:
+    return client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": path, **fields})
+
+
+def unload(client: httpx.Client, name: str) -> httpx.Response:
+    return client.post("/v1/unload_lora_adapter", json={"lora_name": name})
+
+
+def names(client: httpx.Client) -> list[str]:
+    return [model["id"] for model in client.get("/v1/models").json()["data"]]
+
+
+def message_of(response: httpx.Response) -> str:
+    return response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "name"),
+    [
+        (None, 0, "letters"),
+        ("letters", 0, "letters"),
+        ("pirate", PIRATE, "pirate"),
+        ("letters:poet", POET, "poet"),
+    ],
+)
+def test_a_request_is_answered_by_whom_it_names(serve, model, adapter, name):
+    device = FakeDevice(next_token=alphabet)
+    answer = ask(serve(device), model, n=2).json()
+
+    assert [choice["text"] for choice in answer["choices"]] == ["def", "def"]
+    assert answer["model"] == name
+    assert [seat.adapter for plan in device.plans for seat in plan.seats] == [adapter, adapter]
+
+
+def test_an_unknown_name_is_404_with_the_known_ones(serve):
+    device = FakeDevice()
+    refused = ask(serve(device), "parrot")
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    assert "known are: letters, pirate, poet" in message_of(refused)
+    assert not any(plan.seats for plan in device.plans)
+
+
+def test_the_list_of_models_says_where_each_comes_from(serve):
+    client = serve(FakeDevice())
+    listed = client.get("/v1/models").json()["data"]
+
+    assert [(model["id"], model["root"], model["parent"]) for model in listed] == [
+        ("letters", "/models/letters", None),
+        ("pirate", "/adapters/pirate", "letters"),
+        ("poet", "/adapters/poet", "letters"),
+    ]
+    assert client.get("/v1/models/poet").json() == listed[2]
+    assert client.get("/v1/models/parrot").status_code == 404
+
+
+def test_an_adapter_comes_and_goes_while_the_server_runs(serve):
+    client = serve(FakeDevice(next_token=alphabet))
+
+    assert load(client, "parrot").status_code == 200
+    assert names(client) == ["letters", "pirate", "poet", "parrot"]
+    assert ask(client, "parrot").json()["choices"][0]["text"] == "def"
+    assert unload(client, "parrot").text == "Adapter 'parrot' is unloaded."
+    assert names(client) == ["letters", "pirate", "poet"]
+    assert ask(client, "parrot").status_code == 404
+
+
+def test_a_name_loaded_again_never_sees_the_kv_of_the_one_before(serve):
+    client = serve(FakeDevice())
+    prompt = "a prompt of more than sixteen tokens"
+
+    def cached() -> int:
+        return ask(client, "poet", prompt=prompt).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    assert (cached(), cached()) == (0, 32)
+    unload(client, "poet")
+    load(client, "poet")
+    assert cached() == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"lora_name": "parrot", "lora_path": "/a/broken"}, "/a/broken is broken."),
+        ({"lora_name": "poet", "lora_path": "/a/poet"}, "already loaded"),
+        ({"lora_name": "letters", "lora_path": "/a/poet"}, "base model's name"),
+        ({"lora_name": "", "lora_path": "/a/poet"}, "needs a name"),
+        ({"lora_name": "parrot"}, "lora_path is missing"),
+        ({"lora_name": "parrot", "lora_path": 3}, "lora_path should be a valid string"),
+        ({"lora_name": "parrot", "lora_path": "/a", "rank": 8}, "'rank' is not a field; the fields are"),
+    ],
+)
+@pytest.mark.parametrize("route", ["/v1/load_lora_adapter", "/load_lora_adapter"])
+def test_a_load_that_cannot_be_is_400_with_its_reason_and_leaves_no_name(serve, route, body, words):
+    client = serve(FakeDevice())
+    refused = client.post(route, json=body)
+
+    assert refused.status_code == 400
+    assert words in refused.text
+    assert names(client) == ["letters", "pirate", "poet"]
+
+
+def test_unloading_what_is_not_loaded_is_400_with_what_is(serve):
+    client = serve(FakeDevice())
+
+    assert "loaded are: pirate, poet" in message_of(unload(client, "parrot"))
+    refused = client.post("/unload_lora_adapter", json={"lora_name": "letters"})
+    assert (refused.status_code, refused.json()["success"]) == (400, False)
+
+
+def test_the_other_shape_lists_what_is_loaded(serve):
+    client = serve(FakeDevice())
+    new = {"lora_name": "parrot", "lora_path": "/a/parrot"}
+    before = {"pirate": "/adapters/pirate", "poet": "/adapters/poet"}
+
+    loaded = client.post("/load_lora_adapter", json=new | {"pinned": True})
+    broken = client.post("/load_lora_adapter", json={"lora_name": "owl", "lora_path": "/a/broken"})
+    unloaded = client.post("/unload_lora_adapter", json={"lora_name": "parrot"})
+
+    after = before | {"parrot": "/a/parrot"}
+    assert loaded.json() == {"success": True, "error_message": None, "loaded_adapters": after}
+    assert broken.json() == {"success": False, "error_message": "/a/broken is broken.", "loaded_adapters": after}
+    assert unloaded.json() == {"success": True, "error_message": None, "loaded_adapters": before}
+
+
+def test_pins_are_kept_and_the_last_slot_is_never_pinned(serve):
+    client = serve(FakeDevice())
+
+    def pin(name: str) -> dict[str, Any]:
+        body = {"lora_name": name, "lora_path": f"/a/{name}", "pinned": True}
+        return client.post("/load_lora_adapter", json=body).json()
+
+    assert pin("parrot")["success"]
+    assert "at most 1 may be pinned" in pin("owl")["error_message"]
+
+
+def test_an_unload_makes_the_name_unknown_at_once_and_waits_for_whoever_runs(serve, gated):
+    client = serve(gated)
+    with ThreadPoolExecutor(1) as threads, client.stream("POST", "/v1/completions", json=STREAMED) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        unloading = threads.submit(unload, client, "poet")
+        while "poet" in names(client):
+            pass
+        assert ask(client, "poet").status_code == 404
+        assert not unloading.done()
+        GATE.set()
+        assert list(lines)[-2] == "data: [DONE]"
+        assert unloading.result().text == "Adapter 'poet' is unloaded."
+
+
+def test_an_unload_whose_users_take_too_long_goes_on_in_the_background(serve, gated):
+    client = serve(gated, patience_s=0.05)
+    with client.stream("POST", "/v1/completions", json=STREAMED) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        answer = unload(client, "poet")
+        assert (answer.status_code, "in the background" in answer.text) == (200, True)
+        GATE.set()
+        assert load(client, "poet").status_code == 200
+        assert ask(client, "poet").status_code == 200
+        assert list(lines)[-2] == "data: [DONE]"
+
+
+def test_of_many_who_load_one_name_at_once_one_wins(serve):
+    client = serve(FakeDevice())
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda number: load(client, "parrot", f"/a/{number}"), range(8)))
+
+    assert sorted(answer.status_code for answer in answers) == [200] + [400] * 7
+    (winner,) = [f"/a/{number}" for number, answer in enumerate(answers) if answer.status_code == 200]
+    assert client.get("/v1/models/parrot").json()["root"] == winner
+
+
+def test_a_request_for_an_adapter_that_is_being_read_waits_for_it(serve, gated):
+    client = serve(gated)
+    with ThreadPoolExecutor(2) as threads:
+        loading = threads.submit(load, client, "parrot")
+        while "parrot" not in names(client):
+            pass
+        asking = threads.submit(ask, client, "parrot")
+        GATE.set()
+
+        assert (loading.result().status_code, asking.result().status_code) == (200, 200)
+
+
+def test_an_adapter_unloaded_while_it_is_read_is_gone_and_whoever_loaded_it_hears_so(serve, gated):
+    client = serve(gated)
+    with ThreadPoolExecutor(2) as threads:
+        loading = threads.submit(load, client, "parrot")
+        while "parrot" not in names(client):
+            pass
+        unloading = threads.submit(unload, client, "parrot")
+        while "parrot" in names(client):
+            pass
+        GATE.set()
+
+        assert "was unloaded before it was read" in message_of(loading.result())
+        assert unloading.result().status_code == 200
+
+
+def test_requests_that_race_with_loads_and_unloads_all_end(serve):
+    client = serve(FakeDevice(next_token=alphabet, step_s=0.001))
+
+    def act(seed: int) -> list[int]:
+        dice = random.Random(seed)
+        actions = [
+            lambda: load(client, "parrot"),
+            lambda: load(client, "parrot", "/a/broken"),
+            lambda: unload(client, "parrot"),
+            lambda: ask(client, "parrot", n=2),
+            lambda: ask(client, "parrot", stream=True),
+        ]
+        answers = [dice.choice(actions)() for _ in range(25)]
+        assert all(answer.text for answer in answers)
+        return [answer.status_code for answer in answers]
+
+    with ThreadPoolExecutor(6) as threads:
+        statuses = {status for seen in threads.map(act, range(6)) for status in seen}
+
+    assert statuses <= {200, 400, 404} and 200 in statuses
+    assert ask(client, "poet").status_code == 200
+
+
+class BreakingDevice(FakeDevice):
+    """Dies of an adapter."""
+
+    def fetch(self, adapter: Adapter) -> Message:
+        if "new" in adapter.path:
+            raise ZeroDivisionError("a kernel went wrong")
+        return super().fetch(adapter)
+
+
+def test_whoever_loads_an_adapter_hears_when_the_engine_dies_of_it(serve, capsys):
+    client = serve(BreakingDevice())
+
+    assert "a kernel went wrong" in message_of(load(client, "parrot"))
+    assert "parrot" not in names(client)
+    assert load(client, "parrot").status_code == 503
+    assert unload(client, "poet").status_code == 503
+
+
+def test_an_adapter_that_is_refused_after_it_was_served_is_unknown_from_then_on():
+    registry = Registry("letters", "/models/letters")
+    adapter = registry.add(LoraPath("poet", "/adapters/poet"))
+    front = AdapterFront(InProcessService(FakeDevice, EngineConfig()), registry)
+    front.observe([AdapterRefused(adapter.adapter_id, 0.0, "Its folder is gone.")])
+
+    with pytest.raises(RequestError, match="no model or adapter named 'poet'"):
+        registry.find("poet")

@@ -1,0 +1,61 @@
+"""A real model with real adapters answers over HTTP as it does offline, each adapter in its own way."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import httpx
+
+from rota import LLM, SamplingParams
+from rota.core.lora_paths import LoraPath
+from rota.llm import build_device, engine_config
+from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService
+from rota.runtime.stocked import StockedService
+from rota.server.app import create_app
+from rota.text.tokenizer import Tokenizer
+from tests.engine.lora.adapter_factory import make_adapter
+from tests.engine.model_factory import make_tiny_model
+from tests.server.running import running
+from tests.tiny_tokenizer import write_byte_tokenizer
+
+PROMPT = "once upon a time"
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
+
+
+def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
+    folder = write_byte_tokenizer(tmp_path / "tiny")
+    model = make_tiny_model(folder, "smollm2")
+    paths = {name: str(make_adapter(tmp_path / name, model, seed)) for seed, name in enumerate(("pirate", "poet"))}
+    options = {"device": "cpu", "dtype": "float32", "kv_blocks": 64, "max_running_requests": 4}
+    offline = LLM(folder, adapters=paths, quiet=True, **options).generate(
+        [PROMPT] * 3, GREEDY, adapter=[None, "pirate", "poet"]
+    )
+
+    config = engine_config({"model_path": str(folder), **options}, quiet=True)
+    registry = Registry("tiny", str(folder))
+    service = StockedService(
+        InProcessService(partial(build_device, config), config), [registry.add(LoraPath("pirate", paths["pirate"]))]
+    )
+    with (
+        running(create_app(service, Tokenizer(folder), registry)) as url,
+        httpx.Client(base_url=url, timeout=30.0) as client,
+        ThreadPoolExecutor(3) as threads,
+    ):
+        service.wait_until_ready(30.0)
+        loaded = client.post("/v1/load_lora_adapter", json={"lora_name": "poet", "lora_path": paths["poet"]})
+        missing = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": str(tmp_path / "owl")})
+        wanted = {"prompt": PROMPT, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
+        answers = list(
+            threads.map(
+                lambda name: client.post("/v1/completions", json={**wanted, "model": name}).json(),
+                ("tiny", "pirate", "tiny:poet"),
+            )
+        )
+
+    assert loaded.status_code == 200
+    assert (missing.status_code, "There is no adapter folder" in missing.text) == (400, True)
+    texts = [answer["choices"][0]["text"] for answer in answers]
+    assert texts == [completion.text for completion in offline]
+    assert len(set(texts)) == 3

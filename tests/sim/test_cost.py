@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from rota.core.errors import ConfigError
+from rota.core.ids import Row
+from rota.core.plan import Chunk, StepPlan
+from rota.sim.cost import LinearCost, read_cost
+
+SHIPPED = sorted(entry.name.removesuffix(".toml") for entry in (files("rota.sim") / "costs").iterdir())
+COST = LinearCost("test", 1.0, 0.5, 0.25, 0.1, 0.01, 0.001, 0.05, load_s=2.0, fetch_s=3.0)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_cost_model_that_is_shipped_can_be_read(name):
+    assert read_cost(name).seconds(decodes=1, prompt_tokens=0, context_tokens=100, adapters=1) > 0.0
+
+
+def test_a_step_costs_a_constant_and_a_little_for_everything_in_it():
+    decodes = (Row(0), Row(1))
+    plan = StepPlan(1, decodes=decodes, chunks=(Chunk(Row(2), 0, 10, True),), context_tokens=40, adapters=3)
+
+    assert COST.step_s(plan) == pytest.approx(1.0 + 0.5 + 0.25 + 2 * 0.1 + 10 * 0.01 + 40 * 0.001 + 3 * 0.05)
+
+
+def test_a_step_without_prompts_or_adapters_does_not_pay_for_them():
+    assert COST.step_s(StepPlan(1, decodes=(Row(0),))) == pytest.approx(1.1)
+
+
+def write(folder: Path, **changes: object) -> Path:
+    names = [name for name in LinearCost.__slots__ if name != "name"]
+    values = {**dict.fromkeys(names, 0.1), **changes}
+    path = folder / "mine.toml"
+    path.write_text("\n".join(f"{name} = {value}" for name, value in values.items() if value is not None))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"load_s": None}, "lacks load_s"),
+        ({"sleep_s": 1}, "has the unknown sleep_s"),
+        ({"base_s": "true"}, "base_s must be a number of seconds"),
+        ({"base_s": -1.0}, "base_s must be a number of seconds of at least 0"),
+        ({"base_s": "?"}, "is not a TOML file"),
+    ],
+)
+def test_a_cost_file_that_is_wrong_is_refused_with_a_sentence(tmp_path, changes, words):
+    with pytest.raises(ConfigError, match=words):
+        read_cost(str(write(tmp_path, **changes)))
+
+
+def test_an_unknown_name_is_answered_with_those_that_are_known():
+    with pytest.raises(ConfigError, match="known are a100-llama8b"):
+        read_cost("b300")

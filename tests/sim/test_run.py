@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from rota.core.config import LoraConfig, SchedulerConfig
+from rota.core.policy_config import PolicyConfig
+from rota.sim.cost import ConstantCost, read_cost
+from rota.sim.run import Simulation, adapter_name
+from rota.workload.scenario import Client, Scenario
+
+COST = ConstantCost(0.01, load_s=0.002, fetch_s=0.05)
+CROWD = Scenario("crowd", slots=2, clients=(Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(1, 80)),))
+
+
+def test_every_request_is_served_and_known_by_its_adapter():
+    summary = Simulation(CROWD, COST).run().summary(adapter_name)
+
+    assert (summary["requests"], summary["failed"]) == (60, 0)
+    assert list(summary["adapters"]) == [f"adapter{number}" for number in range(1, 6)]
+
+
+@pytest.mark.parametrize("policy", ["wait", "drain", "rotate"])
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(policy):
+    config = PolicyConfig(lora_policy=policy, lora_drain_wait_threshold=1.0)
+    once, again, other = (Simulation(CROWD, COST, config, seed=seed).run().summary() for seed in (1, 1, 2))
+
+    assert once == again
+    assert once != other
+
+
+def test_a_run_does_not_depend_on_how_python_hashes():
+    program = (
+        "from tests.sim.test_run import *\n"
+        "print(repr(Simulation(CROWD, COST, PolicyConfig(lora_policy='rotate')).run().summary()))"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1 and "ttft_s" in outputs.pop()
+
+
+def test_a_closed_loop_asks_again_when_an_answer_is_complete_and_never_sooner():
+    client = Client(requests=12, concurrency=3, prompt_tokens=(5, 5), output_tokens=(10, 10))
+    recorder = Simulation(Scenario("loop", clients=(client,)), ConstantCost(1.0)).run()
+    journeys = list(recorder.journeys.values())
+
+    assert len(journeys) == 12
+    for journey in journeys:
+        open_then = [one for one in journeys if one.asked_at <= journey.asked_at < one.ended_at]
+        assert len(open_then) <= 3
+
+
+def test_clients_who_leave_get_no_more_than_what_the_device_has_begun():
+    scenario = replace(CROWD, clients=(replace(CROWD.clients[0], cancel_share=1.0, cancel_within_s=0.2),))
+    recorder = Simulation(scenario, COST).run()
+
+    assert all(one.ended_at - one.asked_at <= 0.2 + 1e-9 for one in recorder.journeys.values())
+    assert all(not one.last_at > one.ended_at + 2 * COST.seconds for one in recorder.journeys.values())
+
+
+def test_no_two_prompts_begin_alike_so_a_prefix_cache_finds_nothing():
+    plain, caching = (
+        Simulation(CROWD, COST, config=SchedulerConfig(enable_prefix_caching=is_caching)).run().summary()
+        for is_caching in (False, True)
+    )
+    assert plain == caching
+
+
+def test_a_step_that_waits_for_its_adapters_takes_longer():
+    slow = ConstantCost(0.01, load_s=0.5)
+    overlapped = Simulation(CROWD, slow, PolicyConfig(lora_policy="wait")).run().summary()
+    awaited = (
+        Simulation(CROWD, slow, PolicyConfig(lora_policy="wait"), lora=LoraConfig(enable_lora_overlap_loading=False))
+        .run()
+        .summary()
+    )
+
+    assert awaited["itl_s"]["max"] >= 0.5 > overlapped["itl_s"]["max"]
+
+
+def test_a_cost_model_from_a_file_drives_the_clock():
+    slow, fast = (
+        Simulation(CROWD, read_cost(name)).run().summary()["e2e_s"]["mean"] for name in ("a100-llama8b", "h200-llama8b")
+    )
+    assert fast < slow

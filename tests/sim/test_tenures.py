@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from rota.core.events import SlotChanged, SlotState
+from rota.core.ids import AdapterId, Slot
+from rota.sim.tenures import Tenure, Tenures
+
+
+def changed(at: float, adapter: int, state: SlotState, slot: int = 0) -> SlotChanged:
+    return SlotChanged(at, Slot(slot), AdapterId(adapter), state)
+
+
+def test_a_tenure_lasts_from_arrival_to_departure_and_its_copy_comes_before():
+    tenures = Tenures()
+    tenures.observe(
+        [changed(1.0, 7, SlotState.LOADING), changed(1.5, 7, SlotState.READY), changed(4.0, 7, SlotState.EMPTY)]
+    )
+
+    assert tenures.closed == [
+        Tenure(Slot(0), AdapterId(7), 1.0, 1.5, is_ready=False),
+        Tenure(Slot(0), AdapterId(7), 1.5, 4.0, is_ready=True),
+    ]
+
+
+def test_whoever_sits_at_the_end_sat_until_the_end():
+    tenures = Tenures()
+    tenures.observe([changed(1.0, 7, SlotState.READY), changed(3.0, 8, SlotState.READY, slot=1)])
+    tenures.close()
+
+    assert tenures.closed == [Tenure(Slot(0), AdapterId(7), 1.0, 3.0, is_ready=True)]
