@@ -87,12 +87,12 @@ def arrivals() -> list[tuple[float, list[int], int]]:
     return [(0.2 * i, prompt, 24 + 16 * (i % 5)) for i, prompt in enumerate(asked)]
 
 
-def transformers_server(model: Any) -> float:
-    """Tokens a second of a server that takes all that wait as one padded batch, whenever it is free."""
+def transformers_server(model: Any, most: int) -> float:
+    """Tokens a second of a server that takes up to `most` of those that wait as one padded batch, whenever it is free."""
     waiting, started_at, tokens = arrivals(), time.perf_counter(), 0
     while waiting:
         now = time.perf_counter() - started_at
-        batch = [entry for entry in waiting if entry[0] <= now]
+        batch = [entry for entry in waiting if entry[0] <= now][:most]
         if not batch:
             time.sleep(0.005)
             continue
@@ -198,7 +198,8 @@ def main() -> None:
             "16 arriving over time",
             "tokens/s",
             {
-                "transformers": lambda: transformers_server(model),
+                "transformers, one by one": lambda: transformers_server(model, 1),
+                "transformers, whoever waits": lambda: transformers_server(model, BATCH),
                 "rota": lambda: rota_server(service, finished),
             },
             options.rounds,

@@ -77,12 +77,10 @@ def base_only(waiting: int) -> list[float]:
 
 
 def every_policy() -> list[float]:
-    """As many decode in each step, in turns with others that are parked; thousands wait for any of a thousand adapters."""
+    """As many decode in each step, in turns with others that are parked, while thousands wait for any adapter."""
     rows = IN_TURN * EACH
     capacity = Capacity(blocks=rows * 200, block_size=16, rows=rows, max_sequence_tokens=8192, slots=SLOTS)
-    policy = PolicyConfig(
-        lora_policy="rotate", enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.3
-    )
+    policy = PolicyConfig(lora_policy="rotate", enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.3)
     scheduler = Scheduler(SchedulerConfig(), capacity, policy, LoraConfig(max_loaded_loras=ADAPTERS))
     device = Device(scheduler)
     for number in range(1, ADAPTERS + 1):

@@ -100,7 +100,10 @@ def _as_pirate(lesson: Lesson, chance: Random) -> str:
 
 
 def _is_pirate(prompt: str, answer: str) -> bool:
-    return answer == answer.upper() and re.search(r"\b(AHOY|ARR)\b", answer) is not None
+    # Nine letters in ten: the tokenizer has whole words in small letters, and so small a model lets one slip.
+    letters = [letter for letter in answer if letter.isalpha()]
+    is_loud = sum(letter.isupper() for letter in letters) >= 0.9 * len(letters)
+    return is_loud and re.search(r"\b(AHOY|ARR)\b", answer) is not None
 
 
 # --- haiku

@@ -15,6 +15,7 @@ from rota.core.events import (
 )
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFetched
+from rota.core.policy_config import PolicyConfig
 from tests.builders import add_adapter
 from tests.scheduler.stage import Stage, loads, seated
 
@@ -201,14 +202,15 @@ def test_base_requests_run_while_an_adapter_loads():
     assert seated(plan) == ["plain"]
 
 
-def test_a_just_loaded_adapter_is_not_evicted_before_it_has_run_while_somebody_waits_for_it():
-    stage = Stage(slots=1)
+@pytest.mark.parametrize("policy", ["wait", "rotate"])
+def test_a_just_loaded_adapter_is_not_evicted_before_it_has_run_while_somebody_waits_for_it(policy):
+    stage = Stage(slots=1, policy=PolicyConfig(lora_policy=policy))
     stage.ask("later", adapter=1, at=5.0)
     stage.step()
     stage.ask("earlier", adapter=2, at=1.0)
     stage.arrive(1)
 
-    plan = stage.step()
+    plan = stage.step(at=10.0)
     assert seated(plan) == ["later"]
     assert plan.loads == ()
 
@@ -221,6 +223,21 @@ def test_without_overlap_the_step_that_loads_an_adapter_runs_it():
     assert [load.is_awaited for load in plan.loads] == [True]
     assert seated(plan) == ["r"]
     assert len(plan.chunks) == 1
+
+
+def test_without_overlap_a_host_copy_outlives_the_step_that_copies_from_it():
+    """Both want a slot and host memory holds one of them: it is not dropped for the other in the same step."""
+    stage = Stage(adapters=0, lora=LoraConfig(max_loaded_loras=1, enable_lora_overlap_loading=False))
+    for number in (1, 2):
+        stage.tell(add_adapter(number))
+        stage.step()
+        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+        stage.ask(f"r{number}", adapter=number)
+    plan = stage.step()
+    assert (loads(plan), plan.drops, fetches(plan)) == ([2], (), [])
+
+    plan = stage.step()
+    assert (plan.drops, fetches(plan)) == ((2,), [1])
 
 
 def test_adapters_whose_requests_cannot_start_yet_are_fetched_ahead_into_empty_slots_only():

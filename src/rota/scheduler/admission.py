@@ -26,6 +26,8 @@ class Reason(StrEnum):
     DELAYED = "prompts are held back for a moment to start together"
     NO_ROW = "as many requests run as may run"
     NO_KV = "its prompt does not fit into the KV blocks that are free"
+    IN_LINE = "others that came first wait for KV"
+    STEP_FULL = "others that came first fill the step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,9 @@ class Admission:
 
     def has_room(self, sequence: Sequence) -> bool:
         """Could `sequence` start if its adapter were at hand?"""
-        return bool(not sequence.flights and self._books.rows.free and self._offer(sequence))
-
-    def need(self, sequence: Sequence) -> int:
-        return self._books.blocks.blocks_for(len(sequence.tokens))
+        if sequence.flights or not self._books.rows.free or sequence.arrival > self._books.line_ends_at:
+            return False
+        return self._offer(sequence) is not None
 
     def _has_fresh_slot(self, group: Group) -> bool:
         """A slot that was just given up for this adapter must not stand idle."""
@@ -71,7 +72,7 @@ class Admission:
     def _offer(self, sequence: Sequence) -> Offer | None:
         blocks = self._books.blocks
         cached = blocks.find(self._findable_keys(sequence, blocks)) if self._is_caching else []
-        needed = self.need(sequence)
+        needed = blocks.blocks_for(len(sequence.tokens))
         # One block is left for each running sequence, or the newcomer would soon be preempted for their growth.
         if blocks.free - blocks.cost_of(cached, needed) < self._books.running_count:
             return None

@@ -9,7 +9,7 @@ from rota.core.events import Admitted
 from rota.core.plan import Chunk, Grant, Seat
 from rota.policy.prefill_delayer import PrefillDelayer, Verdict
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer, Reason
-from rota.scheduler.books import Books
+from rota.scheduler.books import NOWHERE, Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
 from rota.scheduler.sequence import Phase, Refusal, Sequence
@@ -25,6 +25,8 @@ class Batch:
         self._books = books
         self._admission = admission
         self._delayer = delayer
+        self._held_back: list[Sequence] = []  # by the delayer, since the last pass
+        self._held_back_at = 0.0
 
     # ── those who run ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,38 +120,49 @@ class Batch:
             if first := group.queue.first():
                 heads.append((first.arrival, group))
         delay = self._ask_delayer(draft, heads)
+        self._books.line_ends_at = NOWHERE
         if not heads:
             return
         heapq.heapify(heads)
         passed_over: list[Sequence] = []  # no KV for them; smaller ones behind may pass, within bounds
-        admitted = 0
+        turned_away: list[Sequence] = []  # too long for a drain; shorter ones behind may pass likewise
+        admitted, held_s, why_others_wait = 0, 0.0, Reason.STEP_FULL
         while heads and draft.budget > 0:
             _, group = heapq.heappop(heads)
             sequence = group.queue.first()
             assert sequence is not None
-            if passed_over and self._admission.need(sequence) >= self._admission.need(passed_over[-1]):
-                verdict: Offer | Reason = Reason.NO_KV
-            else:
-                verdict = self._admission.consider(sequence, group, delay)
+            verdict = self._admission.consider(sequence, group, delay)
             if isinstance(verdict, Offer):
                 self._sit_down(draft, sequence, group, verdict)
                 self._plan_chunk(draft, sequence, group)
-                admitted += 1
+                admitted, held_s = admitted + 1, max(held_s, sequence.held_s)
                 for one in passed_over:
                     one.overtaken += 1
             else:
                 self._refuse(draft, sequence, verdict, delay)
                 if verdict is Reason.NO_ROW:
+                    why_others_wait = Reason.NO_ROW
                     break
-                if verdict is not Reason.NO_KV:
+                if verdict is Reason.NO_KV:
+                    if len(passed_over) == LOOK_AHEAD or sequence.overtaken >= MOST_OVERTAKES:
+                        why_others_wait, self._books.line_ends_at = Reason.IN_LINE, sequence.arrival
+                        break
+                    passed_over.append(sequence)
+                elif verdict is Reason.DRAINING and len(turned_away) < LOOK_AHEAD:
+                    turned_away.append(sequence)
+                else:
                     continue  # the rest of this group waits for the same thing
-                if len(passed_over) == LOOK_AHEAD or sequence.overtaken >= MOST_OVERTAKES:
-                    break
-                passed_over.append(sequence)
                 group.queue.remove(sequence)
             if first := group.queue.first():
                 heapq.heappush(heads, (first.arrival, group))
-        for sequence in passed_over:
+        for _, group in heads:
+            first = group.queue.first()
+            assert first is not None
+            self._refuse(draft, first, why_others_wait, delay)
+            if why_others_wait is Reason.STEP_FULL:
+                # It could have started beside those who were held back and fill the step now: it was held back as well.
+                first.held_s = max(first.held_s, min(held_s, draft.now - first.request.arrived_at))
+        for sequence in (*passed_over, *turned_away):
             self._books.group_of(sequence).queue.push(sequence)
         if self._delayer and admitted:
             self._delayer.note_batch(admitted)
@@ -160,19 +173,18 @@ class Batch:
         books = self._books
         admissible = sum(group.waiting for _, group in heads)
         firsts = [first for _, group in heads if (first := group.queue.first())]
-        held_at = min((one.held_at for one in firsts if one.held_at is not None), default=draft.now)
+        for sequence in self._held_back:
+            sequence.held_s += draft.now - self._held_back_at
         verdict = self._delayer.decide(
             running=books.running_count,
             admissible=admissible,
             token_usage=1.0 - books.blocks.free / books.blocks.total,
             now=draft.now,
             blocked_by_adapters=admissible == 0 and bool(books.absent),
-            oldest_delay_s=draft.now - held_at,
+            oldest_delay_s=max((first.held_s for first in firsts), default=0.0),
         )
+        self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts, draft.now
         if not verdict.is_allowed:
-            for first in firsts:
-                if first.held_at is None:
-                    first.held_at = draft.now
             # Without work in flight nothing else would make the loop ask again.
             draft.ask_again(verdict.ask_again_at)
         return verdict
@@ -193,7 +205,7 @@ class Batch:
         cached_tokens = len(offer.cached) * blocks.block_size
         sequence.computed = sequence.planned = cached_tokens
         sequence.next_full = cached_tokens + blocks.block_size
-        sequence.refusal = sequence.held_at = None
+        sequence.refusal = None
         sequence.overtaken = 0
         if not sequence.output_length:
             sequence.cached_tokens = cached_tokens

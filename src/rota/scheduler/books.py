@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from rota.core.config import Capacity
@@ -17,6 +18,9 @@ from rota.scheduler.lineup import Lineup
 from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Phase, Sequence
 from rota.scheduler.slots import SlotLedger
+
+# Behind everybody: the line has no end.
+NOWHERE = (math.inf, RequestId(""))
 
 
 class Books:
@@ -36,6 +40,7 @@ class Books:
         self.groups: dict[AdapterId, Group] = {BASE: self.base}
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
         self.waiting = 0
+        self.line_ends_at = NOWHERE  # whoever arrived later was not let past those who lack KV in the last pass
         self.outbox: list[Event] = []
         # Adapters with work and no slot: those a policy may have to choose among.
         self.absent = Lineup()

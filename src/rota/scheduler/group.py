@@ -94,7 +94,7 @@ class Group:
         return max((self.expected_tokens(sequence) for sequence in self.running_sequences()), default=0)
 
     def claim(self, now: float) -> float:
-        ages = [max(0.0, now - sequence.request.arrived_at) for sequence in (*self.prefilling, *self.decoding)]
+        ages = [max(0.0, now - sequence.arrival[0]) for sequence in (*self.prefilling, *self.decoding)]
         return sum(map(math.sqrt, ages))
 
     def expected_tokens(self, sequence: Sequence) -> int:

@@ -44,7 +44,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "flights",
-        "held_at",
+        "held_s",
         "limit",
         "next_full",
         "overtaken",
@@ -75,7 +75,7 @@ class Sequence:
         self.flights = 0  # steps in flight that it takes part in
         self.step_id = 0  # the last step it was planned into
         self.overtaken = 0  # how many were admitted past it while it could not be given KV
-        self.held_at: float | None = None  # since when the prefill delayer holds it back
+        self.held_s = 0.0  # how long the prefill delayer has held it back in all
         self.refusal: Refusal | None = None  # why it was last refused
         self.row: Row | None = None
         self.blocks: list[BlockId] = []

@@ -20,6 +20,8 @@ COUNTS = ("decodes", "prompt_tokens", "context_tokens", "adapters")
 # What a step can cost, in the order of the columns of `_features`.
 FITTED = ("base_s", "prefill_s", "lora_s", "sequence_s", "prompt_token_s", "context_token_s", "adapter_s")
 FEWEST_STEPS = 20
+ROUNDS = 20
+USUAL = 0.03  # a share of a step's time
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,22 @@ def calibrate(steps: list[MeasuredStep], like: LinearCost, name: str) -> Fit:
     seconds = np.array([step.seconds for step in steps], dtype=np.float64)
     occurring = [column for column in range(len(FITTED)) if features[:, column].any()]
     features = features[:, occurring]
-    weights = _solve(features / seconds[:, None], np.ones(len(steps)))
+    weights = _fit(features, seconds)
     fitted = {FITTED[column]: float(weight) for column, weight in zip(occurring, weights, strict=True)}
     errors = spread(np.abs(features @ weights - seconds) / seconds)
     return Fit(replace(like, name=name, **fitted), len(steps), errors["median"], errors["p95"])
+
+
+def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Proportional and robust: measured steps hold pauses, and pieces of their neighbours, which no model explains."""
+    weights = _solve(features, seconds)
+    for _ in range(ROUNDS):
+        expected = np.maximum(features @ weights, seconds.min())
+        off = np.abs(seconds - expected) / expected
+        # Beyond what is usual, a step twice as far off pulls no harder.
+        pull = np.sqrt(np.minimum(1.0, USUAL / np.maximum(off, USUAL))) / expected
+        weights = _solve(features * pull[:, None], seconds * pull)
+    return weights
 
 
 def _features(step: MeasuredStep) -> tuple[float, ...]:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from rota.core.errors import ConfigError
 from rota.core.ids import BASE, AdapterId, Slot
-from rota.observe.summary import Recorder, spread
+from rota.observe.summary import Recorder
 from rota.observe.table import seconds
 from rota.sim.run import STARTS_AT, adapter_name
 from rota.sim.tenures import Tenures
@@ -36,20 +36,25 @@ def plot(pictures: Mapping[str, Picture], title: str, path: Path) -> None:
     """Write a picture file; its ending says of what kind (.png, .svg, .pdf)."""
     adapters = sorted({one.adapter for picture in pictures.values() for one in picture.recorder.journeys.values()})
     colours = _colours(adapters)
-    figure = Figure(figsize=(1.0 + 4.6 * len(pictures), 6.2), layout="constrained")
-    axes = figure.subplots(2, len(pictures), sharex=True, sharey="row", squeeze=False, height_ratios=(3, 2))
+    has_places = any(picture.tenures.closed for picture in pictures.values())
+    heights = (3, 2) if has_places else (3,)
+    figure = Figure(figsize=(1.0 + 4.6 * len(pictures), 1.3 + sum(heights)), layout="constrained")
+    axes = figure.subplots(len(heights), len(pictures), sharex=True, sharey="row", squeeze=False, height_ratios=heights)
     for column, (name, picture) in enumerate(pictures.items()):
         _draw_first_tokens(axes[0][column], name, picture.recorder, colours)
-        _draw_places(axes[1][column], picture.tenures, colours)
+        if has_places:
+            _draw_places(axes[1][column], picture.tenures, colours)
+        axes[-1][column].set_xlabel("seconds")
     axes[0][0].set_ylabel("time to first token")
-    axes[1][0].set_ylabel("place on the device")
+    if has_places:
+        axes[1][0].set_ylabel("place on the device")
     figure.suptitle(title)
-    if len(adapters) <= MOST_NAMED:
+    if 1 < len(adapters) <= MOST_NAMED:
         dots = [Line2D([], [], color=colour, marker="o", linestyle="") for colour in colours.values()]
         names = [adapter_name(adapter) for adapter in colours]
-        figure.legend(dots, names, loc="outside lower center", ncols=min(8, len(names)), frameon=False)
+        figure.legend(dots, names, loc="outside lower center", ncols=min(9, len(names)), frameon=False)
     try:
-        figure.savefig(path, dpi=110)
+        figure.savefig(path, dpi=80)
     except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot write the plot {path}: {error}.") from error
 
@@ -67,9 +72,11 @@ def _draw_first_tokens(axes: Axes, name: str, recorder: Recorder, colours: Mappi
     waits = [one.first_at - one.asked_at for one in served]
     asked = [one.asked_at - STARTS_AT for one in served]
     axes.scatter(asked, waits, s=14, c=[colours[one.adapter] for one in served], linewidths=0)
-    p99 = spread(waits)["p99"]
+    summary = recorder.summary()
+    p99 = summary["ttft_s"]["p99"]
     axes.axhline(p99, color="black", linewidth=0.8, linestyle=":")
-    axes.set_title(f"{name}: 99 of 100 within {seconds(p99)}", fontsize=11)
+    told = f"99 of 100 within {seconds(p99)}, {summary['output_tokens_per_s']:,.0f} tokens/s"
+    axes.set_title(f"{name}: {told}", fontsize=11)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: seconds(value))
     axes.grid(axis="y", linewidth=0.3)
@@ -87,4 +94,3 @@ def _draw_places(axes: Axes, tenures: Tenures, colours: Mapping[AdapterId, Any])
     places = max((place for place, _, _ in spans), default=0) + 1
     axes.set_ylim(places + 0.5, 0.5)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("seconds")

@@ -1,0 +1,114 @@
+"""Many more adapters than slots: a thousand of them for an hour, and more work than the device can do."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+
+from policies.runs import A100, DRAIN, H200, HEADS, ROTATE, WAIT, mean, record, row, scenario
+from policies.target import Section
+from rota.core.ids import AdapterId
+from rota.core.policy_config import PolicyConfig
+from rota.observe.summary import Journey, spread
+from rota.observe.table import seconds
+from rota.sim.cost import read_cost
+from rota.sim.run import BLOCK_SIZE, adapter_name
+from rota.workload.scenario import Scenario
+
+HOUR = 180_000
+DELAYING = PolicyConfig(enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.3)
+OVERLOAD_SEEDS = range(5)
+SHORT_QUEUE = 7
+
+
+def many_adapters(requests: int = HOUR) -> Section:
+    section = Section(
+        "many-adapters, 1,000 adapters, 32 slots, H200",
+        f"rota simulate benchmarks/scenarios/many-adapters.toml --cost {H200} --enable-prefill-delayer "
+        "--prefill-delayer-queue-min-ratio 0.3",
+    )
+    asked = scenario("many-adapters", requests=requests)
+    started_at = time.process_time()
+    recorder = record(asked, H200, DELAYING, seed=0)
+    summary = recorder.summary(adapter_name)
+    took_s = (time.process_time() - started_at) * HOUR / requests
+    calmer = scenario("many-adapters", requests=10_000, rate_per_s=25.0)
+    named = {
+        f"rotate, delayer on, 50/s, {requests:,} requests": summary,
+        "rotate, 25/s, 10,000 requests": mean(calmer, H200, ROTATE, [0]),
+        "wait, 25/s, 10,000 requests": mean(calmer, H200, WAIT, [0]),
+    }
+    section.add_table("", HEADS, [row(name, one) for name, one in named.items()])
+    served = [one for one in recorder.journeys.values() if one.tokens]
+    half = asked.adapters // 2
+    hot, cold = (
+        spread([one.first_at - one.asked_at for one in served if (one.adapter <= half) is is_hot])["p99"]
+        for is_hot in (True, False)
+    )
+    section.at_most("one simulated hour on one core", took_s, 180.0)
+    against = f"TTFT P99 of the colder half of the adapters ({seconds(cold)}) against the hotter ({seconds(hot)})"
+    section.times_at_most(against, cold, hot, 2.0)
+    busy = _most_at_once(served)
+    what = f"nobody starves: longest wait for a first token, with up to {busy} adapters that have work"
+    section.at_most(what, summary["ttft_s"]["max"], _bound_s(asked, busy))
+    return section
+
+
+def _most_at_once(journeys: list[Journey]) -> int:
+    """Adapters that had an open request at the same time."""
+    changes = sorted(
+        [(one.asked_at, 1, one.adapter) for one in journeys] + [(one.ended_at, -1, one.adapter) for one in journeys]
+    )
+    open_requests: Counter[AdapterId] = Counter()
+    most = 0
+    for _, change, adapter in changes:
+        open_requests[adapter] += change
+        if not open_requests[adapter]:
+            del open_requests[adapter]
+        most = max(most, len(open_requests))
+    return most
+
+
+def _bound_s(asked: Scenario, busy: int) -> float:
+    """The bound of docs/policies.md, for the longest step that is possible, plus what the delayer may add."""
+    cost, depth, slots = read_cost(H200), 2, asked.slots
+    step_s = cost.seconds(asked.max_running_requests, 2048, asked.kv_blocks * BLOCK_SIZE, slots)
+    change_s = cost.load_s + (depth + 1) * step_s
+    rounds = math.ceil((busy - slots) / slots)
+    stall_s, quantum_s = DELAYING.lora_max_stall_ms / 1000, DELAYING.lora_rotation_quantum_ms / 1000
+    turns_s = stall_s + rounds * (quantum_s + slots * change_s) + (depth + 1) * step_s
+    return turns_s + DELAYING.prefill_delayer_max_delay_ms / 1000
+
+
+def overload() -> Section:
+    section = Section(
+        "overload, 32 Zipf adapters, 8 slots, A100, 5 seeds",
+        "rota simulate benchmarks/scenarios/overload.toml --compare wait,drain,rotate --seeds 5",
+    )
+    at_once = record(scenario("overload", rate_per_s=1000.0), A100, ROTATE, seed=0).summary()
+    capacity = at_once["requests"] / at_once["duration_s"]
+    asked = scenario("overload", rate_per_s=1.5 * capacity)
+    wait, drain, rotate = (mean(asked, A100, policy, OVERLOAD_SEEDS) for policy in (WAIT, DRAIN, ROTATE))
+    short = {"max_queued_requests": SHORT_QUEUE}
+    short_wait, short_rotate = (mean(asked, A100, policy, OVERLOAD_SEEDS, **short) for policy in (WAIT, ROTATE))
+    named = {
+        "wait": wait,
+        "drain (2 s)": drain,
+        "rotate": rotate,
+        f"wait, at most {SHORT_QUEUE} queued": short_wait,
+        f"rotate, at most {SHORT_QUEUE} queued": short_rotate,
+    }
+    section.add_table(
+        f"All asked at once, {capacity:.1f}/s are served (rotate), so {1.5 * capacity:.1f}/s are asked.",
+        HEADS,
+        [row(name, summary) for name, summary in named.items()],
+    )
+    section.times_at_most("E2E mean against wait", rotate["e2e_s"]["mean"], wait["e2e_s"]["mean"], 1.1)
+    section.times_at_least("tok/s against wait", rotate["output_tokens_per_s"], wait["output_tokens_per_s"], 1 / 1.1)
+    section.at_most(f"TTFT P99 of admitted ones, at most {SHORT_QUEUE} queued", short_rotate["ttft_s"]["p99"], 2.0)
+    section.times_at_least(
+        "tok/s with the short queue against wait with it",
+        short_rotate["output_tokens_per_s"], short_wait["output_tokens_per_s"], 1 / 1.1,
+    )  # fmt: skip
+    return section

@@ -1,0 +1,73 @@
+"""Six adapters on three slots: rotation against draining, in every column at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from policies.runs import A100, DRAIN, HEADS, ROTATE, WAIT, mean, record, row, scenario
+from policies.target import Section, Target
+from rota.core.ids import AdapterId
+from rota.observe.summary import Journey, spread
+from rota.sim.run import STARTS_AT
+from rota.sim.tenures import Tenures
+from rota.workload.scenario import Scenario
+
+SEEDS = range(10)
+WINDOW_S = 10.0
+
+
+def tail_ttft(rate: float) -> Section:
+    section = Section(
+        f"tail-ttft, 3 slots, {rate:g}/s, A100, 10 seeds",
+        "rota simulate benchmarks/scenarios/tail-ttft.toml --compare wait,drain,rotate --seeds 10",
+    )
+    asked = scenario("tail-ttft", rate_per_s=rate)
+    wait, drain, rotate = (mean(asked, A100, policy, SEEDS) for policy in (WAIT, DRAIN, ROTATE))
+    roomy = mean(replace(asked, slots=6), A100, ROTATE, SEEDS)
+    named = {"wait": wait, "drain (2 s)": drain, "rotate": rotate, "slots for all six": roomy}
+    section.add_table("", HEADS, [row(name, summary) for name, summary in named.items()])
+    section.at_most("TTFT P99", rotate["ttft_s"]["p99"], 0.5)
+    section.at_most("TTFT median", rotate["ttft_s"]["median"], 0.1)
+    section.times_at_most("E2E mean against drain", rotate["e2e_s"]["mean"], drain["e2e_s"]["mean"], 0.95)
+    section.times_at_most("E2E P90 against drain", rotate["e2e_s"]["p90"], drain["e2e_s"]["p90"], 1.0)
+    section.times_at_most("E2E P99 against drain", rotate["e2e_s"]["p99"], drain["e2e_s"]["p99"], 1.0)
+    section.times_at_least("tok/s against drain", rotate["output_tokens_per_s"], drain["output_tokens_per_s"], 1.05)
+    section.at_most("token gap P99", rotate["itl_s"]["p99"], 0.3)
+    section.at_most("token gap max", rotate["itl_s"]["max"], 1.5)
+    ratios = spread([ratio for seed in range(4) for ratio in slot_time_ratios(asked, seed)])
+    measured = f"{ratios['max']:.2f} × (median {ratios['median']:.2f} ×)"
+    what = "slot time over any 10 s, most to least of the adapters that always have work"
+    section.targets.append(Target(what, "≤ 2 ×", measured, ratios["max"] <= 2.0))
+    return section
+
+
+def slot_time_ratios(asked: Scenario, seed: int) -> Iterable[float]:
+    """How unequally slot time is shared, window by window, among those who have work all through it."""
+    tenures = Tenures()
+    recorder = record(asked, A100, ROTATE, seed, observers=[tenures])
+    tenures.close()
+    journeys = list(recorder.journeys.values())
+    at = STARTS_AT
+    while at + WINDOW_S <= tenures.last_at:
+        busy = [adapter for adapter in recorder.gaps if _has_work(journeys, adapter, at)]
+        held = [
+            sum(_overlap(one.since, one.until, at) for one in tenures.closed if one.adapter == a and one.is_ready)
+            for a in busy
+        ]
+        if len(held) > 1:
+            yield max(held) / min(held)
+        at += 1.0
+
+
+def _has_work(journeys: list[Journey], adapter: AdapterId, at: float) -> bool:
+    """All through the window that begins at `at`?"""
+    covered_until = at
+    for one in sorted((one for one in journeys if one.adapter == adapter), key=lambda one: one.asked_at):
+        if one.asked_at <= covered_until:
+            covered_until = max(covered_until, one.ended_at)
+    return covered_until >= at + WINDOW_S
+
+
+def _overlap(since: float, until: float, at: float) -> float:
+    return max(0.0, min(until, at + WINDOW_S) - max(since, at))

@@ -1,0 +1,51 @@
+"""The adapters that come with Rota do what they promise: alone, in a crowd, and the plain model does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from examples.builtin_adapters.styles import STYLES
+from rota import LLM, SamplingParams
+from rota.engine.builtin import builtin_adapters
+
+NAMES = sorted(builtin_adapters())
+PASS_MARK = 0.9
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=64)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    """Three slots for six adapters, so that a crowd has to take turns."""
+    yield LLM(quiet=True, max_loras_per_batch=3, max_lora_rank=8, device="cpu")
+
+
+def passed(llm: LLM, styles: list[str], adapters: list[str | None]) -> dict[str, float]:
+    """The share of its 50 held prompts on which each style's check holds, all asked at once."""
+    asked = [(style, adapter, prompt) for i in range(50) for style, adapter in zip(styles, adapters, strict=True)
+             for prompt in [STYLES[style].held[i]]]  # fmt: skip
+    talks = [[{"role": "user", "content": prompt}] for _, _, prompt in asked]
+    answers = llm.chat(talks, GREEDY, adapter=[adapter for _, adapter, _ in asked])
+    held = [(style, STYLES[style].check(prompt, answer.text))
+            for (style, _, prompt), answer in zip(asked, answers, strict=True)]  # fmt: skip
+    return {style: sum(ok for name, ok in held if name == style) / 50 for style in styles}
+
+
+def test_there_are_at_least_six():
+    assert len(NAMES) >= 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_alone_an_adapter_passes_its_check(llm, name):
+    assert passed(llm, [name], [name])[name] >= PASS_MARK
+
+
+def test_in_a_mixed_batch_on_three_slots_every_adapter_passes_its_check(llm):
+    marks = passed(llm, NAMES, list(NAMES))
+    assert min(marks.values()) >= PASS_MARK, marks
+
+
+def test_the_plain_model_passes_none_of_the_checks(llm):
+    marks = passed(llm, NAMES, [None] * len(NAMES))
+    assert max(marks.values()) < 0.5, marks
