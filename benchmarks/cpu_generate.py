@@ -88,7 +88,7 @@ def arrivals() -> list[tuple[float, list[int], int]]:
 
 
 def transformers_server(model: Any, most: int) -> float:
-    """Tokens a second of a server that takes up to `most` of those that wait as one padded batch, whenever it is free."""
+    """Tokens a second of a server that, whenever it is free, takes up to `most` who wait as one padded batch."""
     waiting, started_at, tokens = arrivals(), time.perf_counter(), 0
     while waiting:
         now = time.perf_counter() - started_at

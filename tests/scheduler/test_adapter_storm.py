@@ -142,7 +142,7 @@ failures = st.sets(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     storms(),
     failures,

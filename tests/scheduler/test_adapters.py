@@ -128,6 +128,30 @@ def test_an_adapter_dropped_for_room_comes_back_from_its_path_when_somebody_asks
     assert len(stage.said(AdapterAdded)) == 2, "it was never gone"
 
 
+def test_host_memory_goes_to_one_that_could_run_before_one_that_could_not_however_long_it_waits():
+    """Adapter 1 is parked and holds a row that adapters 2 and 3 wait for: were it kept out, nobody could run."""
+    policy = PolicyConfig(lora_policy="rotate", lora_rotation_quantum_ms=1000.0)
+    stage = Stage(adapters=0, slots=1, rows=2, policy=policy, lora=LoraConfig(max_loaded_loras=1))
+    for number in (3, 2, 1):
+        stage.tell(add_adapter(number))
+        stage.step()
+        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+    stage.seat(1)
+    stage.ask("second", adapter=2)
+    stage.step(at=1.0)
+    stage.tell(AdapterFetched(AdapterId(2), 1.0))
+    assert loads(stage.step()) == [2]
+    stage.ask("takes the last row", max_new_tokens=400)
+    stage.step()
+    stage.arrive(2)
+    stage.ask("third", adapter=3, at=-5.0)
+    assert fetches(stage.step()) == [3]
+
+    stage.tell(AdapterFetched(AdapterId(3), 1.0))
+    plan = stage.step()
+    assert (plan.drops, fetches(plan)) == ((3,), [1])
+
+
 # ── loading beside the steps ─────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -11,7 +11,7 @@ from rota.policy.prefill_delayer import PrefillDelayer, Verdict
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer, Reason
 from rota.scheduler.books import NOWHERE, Books
 from rota.scheduler.draft import Draft
-from rota.scheduler.group import Group
+from rota.scheduler.group import Group, arrival
 from rota.scheduler.sequence import Phase, Refusal, Sequence
 
 # So often may a request that waits for KV be overtaken.
@@ -171,8 +171,8 @@ class Batch:
         if not self._delayer:
             return None
         books = self._books
-        admissible = sum(group.waiting for _, group in heads)
-        firsts = [first for _, group in heads if (first := group.queue.first())]
+        admissible = sum(group.waiting for _, group in heads) if books.rows.free else 0
+        firsts = sorted((first for _, group in heads if (first := group.queue.first())), key=arrival)
         for sequence in self._held_back:
             sequence.held_s += draft.now - self._held_back_at
         verdict = self._delayer.decide(
@@ -180,10 +180,11 @@ class Batch:
             admissible=admissible,
             token_usage=1.0 - books.blocks.free / books.blocks.total,
             now=draft.now,
-            blocked_by_adapters=admissible == 0 and bool(books.absent),
+            blocked_by_adapters=not heads and bool(books.absent),
             oldest_delay_s=max((first.held_s for first in firsts), default=0.0),
         )
-        self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts, draft.now
+        # Those who have no row would not start either way.
+        self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts[: books.rows.free], draft.now
         if not verdict.is_allowed:
             # Without work in flight nothing else would make the loop ask again.
             draft.ask_again(verdict.ask_again_at)

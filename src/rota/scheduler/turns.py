@@ -207,16 +207,19 @@ class Turns:
         return True
 
     def _cost_of_dropping(self, draft: Draft, group: Group, comer: Group) -> int | None:
-        """Idle ones first, then those whose weights are in a slot, then those whose turn is later than the comer's."""
-        books = self._books
-        tenancy = books.slots.tenancies.get(group.adapter_id)
+        """Idle ones first, then those whose weights are in a slot, then those who will want it later than the comer."""
+        tenancy = self._books.slots.tenancies.get(group.adapter_id)
         if tenancy and (not tenancy.is_ready or any(load.adapter_id == group.adapter_id for load in draft.loads)):
             return None  # it is being copied from there
         if not group.users:
             return 0
         if tenancy:
             return 1
-        return 2 if comer.standing is Standing.NEW or books.due_at(group) > books.due_at(comer) else None
+        return 2 if comer.standing is Standing.NEW or self._wanted_at(group) > self._wanted_at(comer) else None
+
+    def _wanted_at(self, group: Group) -> tuple[bool, float]:
+        """When an adapter without a slot will be copied to one; later than all others if it could not run there."""
+        return (not self._can_work(group), self._books.due_at(group))
 
     def _move_in(self, draft: Draft, group: Group, reason: str, replaces: AdapterId | None = None) -> None:
         books = self._books
