@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from dataclasses import replace
 
 from policies.runs import A100, DRAIN, H200, HEADS, ROTATE, WAIT, mean, record, row, scenario
 from policies.target import Section
@@ -33,9 +34,11 @@ def many_adapters(requests: int = HOUR) -> Section:
     recorder = record(asked, H200, DELAYING, seed=0)
     summary = recorder.summary(adapter_name)
     took_s = (time.process_time() - started_at) * HOUR / requests
+    undelayed = record(asked, H200, ROTATE, seed=0).summary(adapter_name)
     calmer = scenario("many-adapters", requests=10_000, rate_per_s=25.0)
     named = {
         f"rotate, delayer on, 50/s, {requests:,} requests": summary,
+        f"rotate, delayer off, 50/s, {requests:,} requests": undelayed,
         "rotate, 25/s, 10,000 requests": mean(calmer, H200, ROTATE, [0]),
         "wait, 25/s, 10,000 requests": mean(calmer, H200, WAIT, [0]),
     }
@@ -46,7 +49,7 @@ def many_adapters(requests: int = HOUR) -> Section:
         spread([one.first_at - one.asked_at for one in served if (one.adapter <= half) is is_hot])["p99"]
         for is_hot in (True, False)
     )
-    section.at_most("one simulated hour on one core", took_s, 180.0)
+    section.at_most("one simulated hour, processor time", took_s, 180.0)
     against = f"TTFT P99 of the colder half of the adapters ({seconds(cold)}) against the hotter ({seconds(hot)})"
     section.times_at_most(against, cold, hot, 2.0)
     busy = _most_at_once(served)
@@ -92,10 +95,14 @@ def overload() -> Section:
     wait, drain, rotate = (mean(asked, A100, policy, OVERLOAD_SEEDS) for policy in (WAIT, DRAIN, ROTATE))
     short = {"max_queued_requests": SHORT_QUEUE}
     short_wait, short_rotate = (mean(asked, A100, policy, OVERLOAD_SEEDS, **short) for policy in (WAIT, ROTATE))
+    cramped = replace(asked, max_running_requests=256)
+    few_wait, few_rotate = (mean(cramped, A100, policy, OVERLOAD_SEEDS) for policy in (WAIT, ROTATE))
     named = {
         "wait": wait,
         "drain (2 s)": drain,
         "rotate": rotate,
+        "wait, 256 rows": few_wait,
+        "rotate, 256 rows": few_rotate,
         f"wait, at most {SHORT_QUEUE} queued": short_wait,
         f"rotate, at most {SHORT_QUEUE} queued": short_rotate,
     }
@@ -106,7 +113,17 @@ def overload() -> Section:
     )
     section.times_at_most("E2E mean against wait", rotate["e2e_s"]["mean"], wait["e2e_s"]["mean"], 1.1)
     section.times_at_least("tok/s against wait", rotate["output_tokens_per_s"], wait["output_tokens_per_s"], 1 / 1.1)
+    section.times_at_most(
+        "E2E mean against wait, 256 rows", few_rotate["e2e_s"]["mean"], few_wait["e2e_s"]["mean"], 1.1
+    )
+    tokens = "output_tokens_per_s"
+    section.times_at_least("tok/s against wait, 256 rows", few_rotate[tokens], few_wait[tokens], 1 / 1.1)
     section.at_most(f"TTFT P99 of admitted ones, at most {SHORT_QUEUE} queued", short_rotate["ttft_s"]["p99"], 2.0)
+    section.times_at_least(
+        "tok/s with the short queue against wait with a long one", short_rotate[tokens], wait[tokens], 1 / 1.1
+    )
+    short_e2e = (short_rotate["e2e_s"]["mean"], short_wait["e2e_s"]["mean"])
+    section.times_at_most("E2E mean with the short queue against wait with it", *short_e2e, 1.1)
     section.times_at_least(
         "tok/s with the short queue against wait with it",
         short_rotate["output_tokens_per_s"], short_wait["output_tokens_per_s"], 1 / 1.1,

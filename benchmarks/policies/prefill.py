@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,8 @@ LONGEST = 1024
 SHORTEST = 819  # at a range ratio of 0.8
 
 LEAST_SHARE, MOST_GAP = 0.95, 2.0
+
+Outcome = tuple[float, float]  # throughput and token gap P99 at ratio 0.8, as shares of those with fixed lengths
 
 DELAYER = PolicyConfig(enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.3)
 WAYS: dict[str, tuple[PolicyConfig, int]] = {
@@ -30,15 +33,15 @@ def osl_variance() -> Section:
         f"rota simulate benchmarks/scenarios/osl-variance.toml --cost {H200} …",
     )
     rows: list[list[str]] = []
-    best = dict.fromkeys(CONCURRENCIES, (0.0, 0.0))
+    found: dict[str, dict[int, Outcome]] = {}
     for way, (policy, chunk) in WAYS.items():
+        found[way] = {}
         for concurrency in CONCURRENCIES:
             fixed, varied = (_run(concurrency, low, policy, chunk) for low in (LONGEST, SHORTEST))
             share = varied["output_tokens_per_s"] / fixed["output_tokens_per_s"]
             gap = varied["itl_s"]["p99"] / fixed["itl_s"]["p99"]
-            rows.append([way, f"{concurrency}", *_cells(fixed), *_cells(varied), f"{share:.1%}", f"{gap:.2f} ×"])
-            if chunk == 2048 and gap <= MOST_GAP:
-                best[concurrency] = max(best[concurrency], (share, gap))
+            found[way][concurrency] = (share, gap)
+            rows.append([way, f"{concurrency}", *_cells(fixed), *_cells(varied), f"{share:.2%}", f"{gap:.2f} ×"])
     section.add_table(
         "Steps always mix prompts into decodes here, up to 2048 tokens unless said otherwise.",
         [
@@ -55,11 +58,23 @@ def osl_variance() -> Section:
         ],
         rows,
     )
-    for concurrency, (share, gap) in best.items():
-        what = f"{concurrency} at a time, delayer off or on: tok/s at ratio 0.8 of fixed, and token gap P99"
-        is_held = share >= LEAST_SHARE and gap <= MOST_GAP
-        section.targets.append(Target(what, "≥ 95 %, ≤ 2 ×", f"{share:.1%}, {gap:.2f} ×", is_held))
+    for way, outcomes in found.items():
+        _judge(section, f"{way}, worst of all concurrencies", outcomes.values())
+    full = [outcomes for way, outcomes in found.items() if WAYS[way][1] == 2048]
+    chosen = [_better([outcomes[concurrency] for outcomes in full]) for concurrency in CONCURRENCIES]
+    _judge(section, "delayer off or on, whichever is better at each concurrency", chosen)
     return section
+
+
+def _better(outcomes: list[Outcome]) -> Outcome:
+    return max(outcomes, key=lambda outcome: (outcome[1] <= MOST_GAP, outcome[0]))
+
+
+def _judge(section: Section, what: str, outcomes: Iterable[Outcome]) -> None:
+    shares, gaps = zip(*outcomes, strict=True)
+    is_held = min(shares) >= LEAST_SHARE and max(gaps) <= MOST_GAP
+    measured = f"{min(shares):.2%}, {max(gaps):.2f} ×"
+    section.targets.append(Target(f"{what}: tok/s of fixed, gap P99", "≥ 95 %, ≤ 2 ×", measured, is_held))
 
 
 def _run(concurrency: int, low: int, policy: PolicyConfig, chunk: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from policies.runs import A100, DRAIN, HEADS, ROTATE, WAIT, mean, record, row, scenario
 from policies.target import Section, Target
@@ -14,6 +15,7 @@ from rota.sim.tenures import Tenures
 from rota.workload.scenario import Scenario
 
 SEEDS = range(10)
+OTHER_SEEDS = range(100, 110)  # quantum and stall limit were chosen while looking at the first ten
 WINDOW_S = 10.0
 
 
@@ -25,21 +27,35 @@ def tail_ttft(rate: float) -> Section:
     asked = scenario("tail-ttft", rate_per_s=rate)
     wait, drain, rotate = (mean(asked, A100, policy, SEEDS) for policy in (WAIT, DRAIN, ROTATE))
     roomy = mean(replace(asked, slots=6), A100, ROTATE, SEEDS)
-    named = {"wait": wait, "drain (2 s)": drain, "rotate": rotate, "slots for all six": roomy}
+    other_drain, other_rotate = (mean(asked, A100, policy, OTHER_SEEDS) for policy in (DRAIN, ROTATE))
+    named = {
+        "wait": wait,
+        "drain (2 s)": drain,
+        "rotate": rotate,
+        "slots for all six": roomy,
+        "drain (2 s), ten other seeds": other_drain,
+        "rotate, ten other seeds": other_rotate,
+    }
     section.add_table("", HEADS, [row(name, summary) for name, summary in named.items()])
-    section.at_most("TTFT P99", rotate["ttft_s"]["p99"], 0.5)
-    section.at_most("TTFT median", rotate["ttft_s"]["median"], 0.1)
-    section.times_at_most("E2E mean against drain", rotate["e2e_s"]["mean"], drain["e2e_s"]["mean"], 0.95)
-    section.times_at_most("E2E P90 against drain", rotate["e2e_s"]["p90"], drain["e2e_s"]["p90"], 1.0)
-    section.times_at_most("E2E P99 against drain", rotate["e2e_s"]["p99"], drain["e2e_s"]["p99"], 1.0)
-    section.times_at_least("tok/s against drain", rotate["output_tokens_per_s"], drain["output_tokens_per_s"], 1.05)
-    section.at_most("token gap P99", rotate["itl_s"]["p99"], 0.3)
-    section.at_most("token gap max", rotate["itl_s"]["max"], 1.5)
+    _judge(section, "", rotate, drain)
+    _judge(section, ", ten other seeds", other_rotate, other_drain)
     ratios = spread([ratio for seed in range(4) for ratio in slot_time_ratios(asked, seed)])
     measured = f"{ratios['max']:.2f} × (median {ratios['median']:.2f} ×)"
     what = "slot time over any 10 s, most to least of the adapters that always have work"
     section.targets.append(Target(what, "≤ 2 ×", measured, ratios["max"] <= 2.0))
     return section
+
+
+def _judge(section: Section, where: str, rotate: dict[str, Any], drain: dict[str, Any]) -> None:
+    section.at_most(f"TTFT P99{where}", rotate["ttft_s"]["p99"], 0.5)
+    section.at_most(f"TTFT median{where}", rotate["ttft_s"]["median"], 0.1)
+    for figure, limit in (("mean", 0.95), ("p90", 1.0), ("p99", 1.0)):
+        what = f"E2E {figure.replace('p9', 'P9')} against drain{where}"
+        section.times_at_most(what, rotate["e2e_s"][figure], drain["e2e_s"][figure], limit)
+    tokens = "output_tokens_per_s"
+    section.times_at_least(f"tok/s against drain{where}", rotate[tokens], drain[tokens], 1.05)
+    section.at_most(f"token gap P99{where}", rotate["itl_s"]["p99"], 0.3)
+    section.at_most(f"token gap max{where}", rotate["itl_s"]["max"], 1.5)
 
 
 def slot_time_ratios(asked: Scenario, seed: int) -> Iterable[float]:
