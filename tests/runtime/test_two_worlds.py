@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.core.config import Capacity, SchedulerConfig
-from rota.core.events import Event
+from rota.core.events import Event, Produced
 from rota.core.messages import Message
 from rota.core.plan import StepPlan, StepResult
 from rota.runtime.live import LiveWorld
@@ -49,16 +49,21 @@ class ScriptedDevice(FakeDevice):
         return due
 
 
+def timeless(event: Event) -> Event:
+    """What happened, whenever it did and however long it took."""
+    return replace(event, at=0.0, step_s=0.0) if isinstance(event, Produced) else replace(event, at=0.0)
+
+
 def live_events(script: list[tuple[float, Message]], depth: int) -> list[Event]:
     device, events = ScriptedDevice(FOUND, script), []
     run(Scheduler(CONFIG, FOUND), LiveWorld(device, device), events.extend, depth)
-    return [replace(event, at=0.0) for event in events]
+    return [timeless(event) for event in events]
 
 
 def virtual_events(script: list[tuple[float, Message]], depth: int) -> list[Event]:
     events: list[Event] = []
     run(Scheduler(CONFIG, FOUND), DeviceWorld(script, FakeDevice(FOUND)), events.extend, depth)
-    return [replace(event, at=0.0) for event in events]
+    return [timeless(event) for event in events]
 
 
 @st.composite

@@ -3,8 +3,22 @@ from __future__ import annotations
 import pytest
 
 from rota.core.errors import Fault, FaultCode
-from rota.core.events import Admitted, Finished, FinishReason, Preempted, Produced
-from rota.core.messages import AbortAll
+from rota.core.events import (
+    AdapterStanding,
+    Admitted,
+    CacheFlushed,
+    DrainChanged,
+    DrainState,
+    Explained,
+    Finished,
+    FinishReason,
+    Inspected,
+    Preempted,
+    PrefillsReleased,
+    Produced,
+    Whereabouts,
+)
+from rota.core.messages import AbortAll, Explain, FlushCache, Inspect
 from rota.core.plan import TokenLogprobs
 from rota.runtime.wire import Failed, Ready, Stop, decode, encode
 from tests.builders import abort, capacity, submit
@@ -13,12 +27,20 @@ RECORDS = [
     submit("a", prompt=9, temperature=0.5, top_k=3, stop=("é", "\n"), stop_token_ids=frozenset({2}), seed=2**62),
     abort("a", at=1.5),
     AbortAll(2.5),
+    Explain("a", 1.0),
+    Inspect(1.0),
+    FlushCache(1.0),
     Stop(),
     Ready(capacity()),
     Failed("It broke."),
     Admitted("a", 1.0, 16),
     Preempted("a", 2.0),
     Produced(3.0, ("a", "b"), (5, 6), ((1, TokenLogprobs(-0.5, ((6, -0.5), (9, -2.25)))),)),
+    DrainChanged(3.0, 1, 2, DrainState.CALLED_OFF),
+    PrefillsReleased(3.0, "wait_success", 4, 0.25),
+    Explained("a", 3.0, Whereabouts.WAITING, "why", 1.0, 2),
+    Inspected(3.0, 7, 2, 64, 9, 3, (AdapterStanding(1, 2, 0, 1, None, ""), AdapterStanding(2, 1, 0, 0, 0.5, "why"))),
+    CacheFlushed(3.0, 5),
     Finished("a", 4.0, FinishReason.FAILED, 3, 2, 1, Fault(FaultCode.QUEUE_FULL, "Full.", "n")),
 ]
 

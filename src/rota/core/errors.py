@@ -27,6 +27,12 @@ class FaultCode(StrEnum):
     UNKNOWN_ADAPTER = "unknown_adapter"
     ADAPTER_FAILED = "adapter_failed"
     ENGINE_DIED = "engine_died"
+    UNAUTHORIZED = "invalid_api_key"
+    FORBIDDEN = "forbidden"
+    RATE_LIMITED = "rate_limit_exceeded"
+    BODY_TOO_LARGE = "body_too_large"
+    STOPPING = "server_stopping"
+    TIMED_OUT = "request_timed_out"
 
 
 @dataclass(frozen=True, slots=True)

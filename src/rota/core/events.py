@@ -24,6 +24,7 @@ class Admitted:
     request_id: RequestId
     at: float
     cached_tokens: int
+    reasons: tuple[str, ...] = ()  # what it waited for; none if it was let in at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,18 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """One step's tokens, all requests together: an event a step, not an event a token."""
+    """One step's tokens, all requests together: an event a step, not an event a token.
+
+    A step that only computed prompts has one too: it took time, though it gave no token.
+    """
 
     at: float
     request_ids: tuple[RequestId, ...]
     tokens: tuple[int, ...]
     # By position in `tokens`, only for requests that asked.
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    step_s: float = 0.0  # how long the device was at it
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,4 +106,87 @@ class SlotChanged:
     reason: str = ""
 
 
-Event = Admitted | Preempted | Produced | Finished | AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged
+class DrainState(StrEnum):
+    STARTED = "started"
+    FINISHED = "finished"
+    CALLED_OFF = "called_off"
+    EXPIRED = "expired"  # the slot it freed was kept for its beneficiary, who did not come in time
+
+
+@dataclass(frozen=True, slots=True)
+class DrainChanged:
+    """One adapter drains for another, or no longer does."""
+
+    at: float
+    victim: AdapterId
+    beneficiary: AdapterId
+    state: DrainState
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillsReleased:
+    """The prefill delayer let prompts start: why, and how long it had held them back."""
+
+    at: float
+    reason: str
+    passes: int
+    waited_s: float
+
+
+class Whereabouts(StrEnum):
+    """Where a request is on its way."""
+
+    WAITING = "waiting"  # holds nothing yet
+    RUNNING = "running"
+    PARKED = "parked"  # holds KV; its adapter is not in a slot just now
+    UNKNOWN = "unknown"  # it has ended, or never was
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Answers `Explain`: why a request waits and since when, and how many of its adapter's are before it."""
+
+    request_id: RequestId
+    at: float
+    state: Whereabouts
+    reason: str = ""
+    since: float = 0.0
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStanding:
+    """How the requests of one adapter stand; `reason` says why the longest waiting one waits."""
+
+    adapter_id: AdapterId
+    waiting: int
+    running: int
+    parked: int
+    oldest_at: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """Answers `Inspect`: the base model, every adapter somebody uses, and what of the device is taken."""
+
+    at: float
+    steps: int
+    rows: int
+    blocks: int
+    blocks_used: int
+    slots: int
+    adapters: tuple[AdapterStanding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheFlushed:
+    """Answers `FlushCache`: so many blocks of earlier prompts are forgotten."""
+
+    at: float
+    blocks: int
+
+
+AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged | DrainChanged
+Answer = Explained | Inspected | CacheFlushed
+Event = Admitted | Preempted | Produced | Finished | PrefillsReleased | AdapterEvent | Answer

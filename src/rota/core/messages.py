@@ -73,4 +73,29 @@ class AdapterFailed:
     reason: str
 
 
-Message = Submit | Abort | AbortAll | AddAdapter | RemoveAdapter | AdapterFetched | AdapterReady | AdapterFailed
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Somebody wants to know why a request waits; `Explained` answers, also for a request nobody knows."""
+
+    request_id: RequestId
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Somebody wants to know how things stand; `Inspected` answers."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class FlushCache:
+    """Somebody wants the KV of earlier prompts forgotten; `CacheFlushed` answers."""
+
+    at: float
+
+
+Question = Explain | Inspect | FlushCache
+Message = (
+    Submit | Abort | AbortAll | AddAdapter | RemoveAdapter | AdapterFetched | AdapterReady | AdapterFailed | Question
+)

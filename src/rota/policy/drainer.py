@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from rota.core.events import DrainState
 from rota.core.ids import AdapterId
 from rota.policy.views import AdapterView
 
@@ -34,14 +35,13 @@ class Reservation:
     until: float
 
 
-@dataclass(slots=True)
-class DrainCounts:
-    """For metrics: how drains began and ended, and slots kept for somebody who did not come in time."""
+@dataclass(frozen=True, slots=True)
+class DrainNews:
+    """What became of a drain: those who watch want to know, nobody decides by it."""
 
-    started: int = 0
-    finished: int = 0
-    called_off: int = 0
-    expired: int = 0
+    victim: AdapterId
+    beneficiary: AdapterId
+    state: DrainState
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class LoRADrainer:
 
     max_wait_s: float
     slots: int
-    counts: DrainCounts = field(default_factory=DrainCounts)
+    news: list[DrainNews] = field(default_factory=list)  # whoever passes them on empties it
     _drains: dict[AdapterId, Drain] = field(default_factory=dict)
     _reservations: dict[AdapterId, Reservation] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ class LoRADrainer:
             victim = min(victims, key=lambda resident: (resident.remaining, resident.adapter_id))
             last_step = victim.steps + math.ceil(TOLERANCE * victim.remaining)
             self._drains[victim.adapter_id] = Drain(view.adapter_id, last_step)
-            self.counts.started += 1
+            self._tell(victim.adapter_id, view.adapter_id, DrainState.STARTED)
 
     def admits(self, view: AdapterView, steps_needed: int) -> bool:
         """May `view`'s adapter take on a request that needs so many steps? Only what ends before its drain does."""
@@ -118,7 +118,10 @@ class LoRADrainer:
         for victim, drain in list(self._drains.items()):
             if adapter_id in (victim, drain.beneficiary):
                 del self._drains[victim]
-                self.counts.called_off += 1
+                self._tell(victim, drain.beneficiary, DrainState.CALLED_OFF)
+
+    def _tell(self, victim: AdapterId, beneficiary: AdapterId, state: DrainState) -> None:
+        self.news.append(DrainNews(victim, beneficiary, state))
 
     def _starving(self, blocked: Mapping[AdapterId, AdapterView], now: float) -> Iterator[AdapterView]:
         """Longest wait first. Who drains is no beneficiary, and who has one needs no second."""
@@ -133,7 +136,8 @@ class LoRADrainer:
         for beneficiary, reservation in list(self._reservations.items()):
             if beneficiary in blocked and now < reservation.until:
                 continue
-            self.counts.expired += beneficiary in blocked
+            if beneficiary in blocked:
+                self._tell(reservation.giver, beneficiary, DrainState.EXPIRED)
             del self._reservations[beneficiary]
 
     def _end_drains(
@@ -142,9 +146,9 @@ class LoRADrainer:
         for victim, drain in list(self._drains.items()):
             resident = residents.get(victim)
             if drain.beneficiary not in blocked:
-                self.counts.called_off += 1
+                self._tell(victim, drain.beneficiary, DrainState.CALLED_OFF)
             elif resident is None or not resident.running:
-                self.counts.finished += 1
+                self._tell(victim, drain.beneficiary, DrainState.FINISHED)
                 self._reservations[drain.beneficiary] = Reservation(victim, now + RESERVATION_S)
             else:
                 continue

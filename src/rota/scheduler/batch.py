@@ -5,9 +5,9 @@ from __future__ import annotations
 import heapq
 import math
 
-from rota.core.events import Admitted
+from rota.core.events import Admitted, PrefillsReleased
 from rota.core.plan import Chunk, Grant, Seat
-from rota.policy.prefill_delayer import PrefillDelayer, Verdict
+from rota.policy.prefill_delayer import Outcome, PrefillDelayer, Verdict
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer, Reason
 from rota.scheduler.books import NOWHERE, Books
 from rota.scheduler.draft import Draft
@@ -92,6 +92,7 @@ class Batch:
         assert sequence.row is not None
         draft.chunks.append(Chunk(sequence.row, start, length, samples))
         draft.flight.chunks.append((sequence, start + length))
+        draft.flight.prompt_tokens += length
         draft.budget -= length
         draft.context_tokens += start + length
         sequence.planned += length
@@ -185,6 +186,8 @@ class Batch:
         )
         # Those who have no row would not start either way.
         self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts[: books.rows.free], draft.now
+        if verdict.is_allowed and verdict.reason is not Outcome.NOTHING:
+            books.outbox.append(PrefillsReleased(draft.now, verdict.reason, verdict.passes, verdict.waited_s))
         if not verdict.is_allowed:
             # Without work in flight nothing else would make the loop ask again.
             draft.ask_again(verdict.ask_again_at)
@@ -206,12 +209,13 @@ class Batch:
         cached_tokens = len(offer.cached) * blocks.block_size
         sequence.computed = sequence.planned = cached_tokens
         sequence.next_full = cached_tokens + blocks.block_size
+        reasons = _reasons(sequence, group)
         sequence.refusal = None
         sequence.overtaken = 0
         if not sequence.output_length:
             sequence.cached_tokens = cached_tokens
         group.join(sequence, Phase.PREFILL)
-        self._books.outbox.append(Admitted(sequence.request_id, draft.now, cached_tokens))
+        self._books.outbox.append(Admitted(sequence.request_id, draft.now, cached_tokens, reasons))
         draft.seats.append(
             Seat(
                 sequence.request_id,
@@ -232,3 +236,10 @@ class Batch:
             for sequence in [one for one in group.prefilling if one.planned >= len(one.tokens)]:
                 group.part(sequence)
                 group.join(sequence, Phase.DECODE)
+
+
+def _reasons(sequence: Sequence, group: Group) -> tuple[str, ...]:
+    """What a sequence that may start now has waited for."""
+    has_waited_for_slot = group.slot_since > sequence.request.arrived_at
+    refusal = sequence.refusal
+    return ((Reason.NOT_IN_SLOT.value,) if has_waited_for_slot else ()) + ((refusal.reason,) if refusal else ())

@@ -40,6 +40,11 @@ class BlockLedger:
         self._free: OrderedDict[BlockId, None] = OrderedDict((BlockId(block), None) for block in range(blocks))
 
     @property
+    def named(self) -> int:
+        """Blocks that can be found by what they contain."""
+        return len(self._key_of)
+
+    @property
     def free(self) -> int:
         return len(self._free)
 

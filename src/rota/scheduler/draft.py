@@ -12,12 +12,14 @@ from rota.scheduler.sequence import Sequence
 
 @dataclass(slots=True)
 class Flight:
-    """Who takes part in a step."""
+    """Who takes part in a step, and since when it is on its way."""
 
+    planned_at: float
     decodes: list[Sequence] = field(default_factory=list)
     # With the number of computed tokens each chunk reaches.
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     samplers: list[Sequence] = field(default_factory=list)
+    prompt_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -27,7 +29,7 @@ class Draft:
     step_id: int
     now: float
     budget: int  # tokens the step may still take on
-    flight: Flight = field(default_factory=Flight)
+    flight: Flight = field(init=False)
     seats: list[Seat] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
@@ -38,6 +40,9 @@ class Draft:
     context_tokens: int = 0
     adapters: int = 0
     wake_at: float = float("inf")
+
+    def __post_init__(self) -> None:
+        self.flight = Flight(self.now)
 
     def ask_again(self, at: float) -> None:
         """Somebody waits for a moment, not for a message."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rota.core.config import Capacity, EngineConfig, LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError, Fault, FaultCode
-from rota.core.events import Event, Finished, FinishReason, Produced
+from rota.core.events import CacheFlushed, Event, Finished, FinishReason, Produced
 from rota.core.ids import RequestId
 from rota.core.messages import (
     Abort,
@@ -17,6 +17,9 @@ from rota.core.messages import (
     AdapterFetched,
     AdapterReady,
     AddAdapter,
+    Explain,
+    FlushCache,
+    Inspect,
     Message,
     RemoveAdapter,
     Submit,
@@ -29,11 +32,12 @@ from rota.policy.eviction import eviction
 from rota.policy.prefill_delayer import PrefillDelayer
 from rota.policy.rotation import LoRARotation
 from rota.scheduler.adapters import AdapterDesk
-from rota.scheduler.admission import Admission, Reason, extend_keys
+from rota.scheduler.admission import Admission, extend_keys
 from rota.scheduler.batch import Batch
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft, Flight
 from rota.scheduler.group import Standing, waits_since
+from rota.scheduler.questions import explained, inspected, refusal_of
 from rota.scheduler.sequence import Phase, Refusal, Sequence
 from rota.scheduler.turns import Turns
 
@@ -65,6 +69,7 @@ class Scheduler:
         self._desk = AdapterDesk(self._books, self._turns, drainer)
         self._flights: dict[int, Flight] = {}
         self._steps = 0
+        self._last_result_at = 0.0
 
     @classmethod
     def from_config(cls, config: EngineConfig, capacity: Capacity) -> Scheduler:
@@ -103,6 +108,13 @@ class Scheduler:
                 self._desk.ready(adapter_id, at)
             case AdapterFailed():
                 self._desk.failed(message)
+            case Explain(request_id, at):
+                self._books.outbox.append(explained(self._books, request_id, at))
+            case Inspect(at):
+                self._books.outbox.append(inspected(self._books, self._steps, at))
+            case FlushCache(at):
+                self._books.outbox.append(CacheFlushed(at, self._books.blocks.named))
+                self._books.blocks.forget()
 
     def _submit(self, request: Request) -> None:
         if fault := self._fault_of(request):
@@ -167,13 +179,14 @@ class Scheduler:
         for sequence in flight.decodes:
             sequence.flights -= 1
             sequence.computed += 1
-        self._write_tokens(flight.decodes + flight.samplers, result)
+        self._write_tokens(flight, result)
         for sequence, _ in flight.chunks:
             self._publish(sequence)
         events, self._books.outbox = self._books.outbox, []
         return events
 
-    def _write_tokens(self, sequences: list[Sequence], result: StepResult) -> None:
+    def _write_tokens(self, flight: Flight, result: StepResult) -> None:
+        sequences = flight.decodes + flight.samplers
         assert len(sequences) == len(result.tokens), "a world gives one token per sampled row"
         request_ids: list[RequestId] = []
         tokens: list[int] = []
@@ -192,9 +205,14 @@ class Scheduler:
                 ended.append((sequence, FinishReason.LENGTH))
             elif sequence.computed == sequence.next_full:
                 self._publish(sequence)
-        if tokens:
+        if flight.decodes or flight.chunks:
             logprobs = _renumber(sequences, result) if dropped and result.logprobs else result.logprobs
-            self._books.outbox.append(Produced(result.at, tuple(request_ids), tuple(tokens), logprobs))
+            # At depth 2 the device began this step when it was done with the one before.
+            step_s = result.at - max(flight.planned_at, self._last_result_at)
+            self._last_result_at = result.at
+            self._books.outbox.append(
+                Produced(result.at, tuple(request_ids), tuple(tokens), logprobs, step_s, flight.prompt_tokens)
+            )
         for sequence, reason in ended:
             self._publish(sequence)
             self._finish(sequence, reason, result.at)
@@ -219,13 +237,7 @@ class Scheduler:
 
     def explain(self, request_id: RequestId) -> Refusal | None:
         """Why a request waits, since when, and until when it is no use to ask; None if it does not wait."""
-        sequence = self._books.sequences.get(request_id)
-        if sequence is None or sequence.phase is not Phase.WAITING:
-            return None
-        group = self._books.group_of(sequence)
-        if group not in self._books.open_groups:
-            return Refusal(Reason.NOT_IN_SLOT, sequence.request.arrived_at)
-        return sequence.refusal or Refusal("others of its adapter came first", sequence.request.arrived_at)
+        return refusal_of(self._books, request_id)
 
     def refusals(self) -> dict[RequestId, str]:
         """Every waiting request with the reason it waits for."""

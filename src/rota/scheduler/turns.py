@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from rota.core.events import SlotChanged, SlotState
+from rota.core.events import DrainChanged, SlotChanged, SlotState
 from rota.core.ids import AdapterId
 from rota.core.plan import Load
 from rota.policy.drainer import LoRADrainer
@@ -126,7 +126,7 @@ class Turns:
         """Let the drainer see who is blocked by slots alone, and who sits in them."""
         books = self._books
         beneficiaries = drainer.beneficiaries
-        if not books.absent and not beneficiaries:
+        if not books.absent and not beneficiaries and not drainer.news:
             return
         # A drain goes on while KV is short for a moment: starting anew would give its victim a later deadline.
         blocked = {
@@ -146,6 +146,8 @@ class Turns:
         residents = {group.adapter_id: group for group in books.tenants}
         drainer.observe(blocked, residents, books.slots.empty + len(self._idle()), draft.now)
         draft.ask_again(drainer.reserved_until)
+        books.outbox += [DrainChanged(draft.now, one.victim, one.beneficiary, one.state) for one in drainer.news]
+        drainer.news.clear()
 
     def _rotate(self, draft: Draft, rotation: LoRARotation) -> None:
         """Those whose turn is over make room for those who deserve it more."""

@@ -1,0 +1,56 @@
+"""Questions about the books: why somebody waits, and how everybody stands; nothing changes by asking."""
+
+from __future__ import annotations
+
+from rota.core.events import AdapterStanding, Explained, Inspected, Whereabouts
+from rota.core.ids import RequestId
+from rota.scheduler.admission import Reason
+from rota.scheduler.books import Books
+from rota.scheduler.group import Group
+from rota.scheduler.sequence import Phase, Refusal, Sequence
+
+
+def refusal_of(books: Books, request_id: RequestId) -> Refusal | None:
+    """Why a request waits, since when, and until when it is no use to ask; None if it does not wait."""
+    sequence = books.sequences.get(request_id)
+    return _refusal(books, sequence) if sequence and sequence.phase is Phase.WAITING else None
+
+
+def explained(books: Books, request_id: RequestId, at: float) -> Explained:
+    """Looks through its adapter's queue: for one request that somebody asked about, not for all of them."""
+    sequence = books.sequences.get(request_id)
+    if sequence is None:
+        return Explained(request_id, at, Whereabouts.UNKNOWN)
+    group = books.group_of(sequence)
+    if sequence.phase is Phase.WAITING:
+        refusal = _refusal(books, sequence)
+        position = sum(other.arrival < sequence.arrival for other in group.queue)
+        return Explained(request_id, at, Whereabouts.WAITING, refusal.reason, refusal.since, position)
+    if group in books.open_groups:
+        return Explained(request_id, at, Whereabouts.RUNNING)
+    return Explained(request_id, at, Whereabouts.PARKED, Reason.NOT_IN_SLOT.value, group.ran_at)
+
+
+def inspected(books: Books, steps: int, at: float) -> Inspected:
+    standings = tuple(_standing(books, group) for group in books.groups.values() if group.users or group is books.base)
+    used = books.blocks.total - books.blocks.free
+    return Inspected(at, steps, books.running_count, books.blocks.total, used, books.slots.total, standings)
+
+
+def _standing(books: Books, group: Group) -> AdapterStanding:
+    first = group.queue.first()
+    is_open = group in books.open_groups
+    return AdapterStanding(
+        group.adapter_id,
+        group.waiting,
+        running=group.running if is_open else 0,
+        parked=0 if is_open else group.running,
+        oldest_at=first.request.arrived_at if first else None,
+        reason=_refusal(books, first).reason if first else "",
+    )
+
+
+def _refusal(books: Books, sequence: Sequence) -> Refusal:
+    if books.group_of(sequence) not in books.open_groups:
+        return Refusal(Reason.NOT_IN_SLOT.value, sequence.request.arrived_at)
+    return sequence.refusal or Refusal("others of its adapter came first", sequence.request.arrived_at)

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from rota.core.config import SchedulerConfig
+from rota.core.events import Admitted, CacheFlushed, Explained, Inspected, Whereabouts
+from rota.core.ids import RequestId
+from rota.core.messages import Explain, FlushCache, Inspect
+from rota.core.plan import StepResult
+from rota.core.policy_config import PolicyConfig
+from rota.scheduler import Scheduler
+from rota.scheduler.admission import Reason
+from tests.builders import capacity, submit
+from tests.scheduler.stage import Stage
+
+
+def explained(stage: Stage, id: str) -> Explained:
+    stage.tell(Explain(RequestId(id), stage.now))
+    stage.step()
+    return stage.said(Explained)[-1]
+
+
+def inspected(stage: Stage) -> Inspected:
+    stage.tell(Inspect(stage.now))
+    stage.step()
+    return stage.said(Inspected)[-1]
+
+
+def test_a_waiting_request_learns_why_since_when_and_who_is_before_it():
+    stage = Stage(adapters=2, slots=1)
+    stage.seat(1)
+    for number, at in enumerate((0.1, 0.2)):
+        stage.ask(f"cold{number}", adapter=2, at=at)
+    stage.step(at=0.5)
+
+    answer = explained(stage, "cold1")
+    assert (answer.state, answer.reason) == (Whereabouts.WAITING, Reason.NOT_IN_SLOT)
+    assert (answer.since, answer.position) == (0.2, 1)
+    assert explained(stage, "cold0").position == 0
+
+
+def test_one_that_runs_and_one_that_nobody_knows_say_so():
+    stage = Stage(adapters=1, slots=1)
+    stage.seat(1)
+
+    assert explained(stage, "runs1").state is Whereabouts.RUNNING
+    assert explained(stage, "nobody").state is Whereabouts.UNKNOWN
+
+
+def test_one_whose_adapter_made_room_for_another_is_parked_since_it_last_ran():
+    stage = Stage(adapters=2, policy=PolicyConfig(lora_rotation_quantum_ms=100.0), slots=1)
+    stage.seat(1)
+    stage.ask("cold", adapter=2)
+    stage.step(at=1.0)
+    stage.arrive(2)
+
+    answer = explained(stage, "runs1")
+    assert (answer.state, answer.since) == (Whereabouts.PARKED, 1.0)
+
+
+def test_an_inspection_counts_who_waits_runs_and_is_parked_for_each_adapter_in_use():
+    stage = Stage(adapters=3, slots=1)
+    stage.seat(1)
+    stage.ask("cold", adapter=2, at=0.25)
+    stage.ask("base", at=0.5)
+
+    answer = inspected(stage)
+    stands = {one.adapter_id: (one.waiting, one.running, one.parked, one.oldest_at) for one in answer.adapters}
+    assert stands == {0: (1, 0, 0, 0.5), 1: (0, 1, 0, None), 2: (1, 0, 0, 0.25)}
+    assert (answer.rows, answer.slots) == (1, 1)
+    assert 0 < answer.blocks_used < answer.blocks
+
+
+def test_whoever_is_admitted_can_say_what_it_waited_for():
+    stage = Stage(adapters=2, slots=1)
+    stage.ask("warm", adapter=1, at=0.0, max_new_tokens=1)
+    stage.step(at=0.5)
+    stage.arrive(1)
+    stage.step(at=0.75)
+
+    (admitted,) = stage.said(Admitted)
+    assert admitted.reasons == (Reason.NOT_IN_SLOT,)
+
+    stage.ask("next", adapter=1, at=0.75)
+    stage.step(at=0.75)
+    (admitted,) = stage.said(Admitted)
+    assert admitted.reasons == ()
+
+
+def test_a_step_that_only_computes_a_prompt_tells_how_long_it_took():
+    scheduler = Scheduler(SchedulerConfig(chunked_prefill_size=32), capacity())
+    scheduler.apply(submit("long", prompt=48))
+    (admitted, first) = scheduler.commit(scheduler.plan(1.0), StepResult(1.25))
+    (second,) = scheduler.commit(scheduler.plan(1.25), StepResult(2.0, (7,)))
+
+    assert isinstance(admitted, Admitted)
+    assert (first.tokens, first.prompt_tokens, first.step_s) == ((), 32, 0.25)
+    assert (second.tokens, second.prompt_tokens, second.step_s) == ((7,), 16, 0.75)
+
+
+def test_a_step_that_was_planned_while_another_ran_began_when_that_one_ended():
+    scheduler = Scheduler(SchedulerConfig(), capacity())
+    scheduler.apply(submit("r"))
+    first, second = scheduler.plan(1.0), scheduler.plan(1.0)
+    scheduler.commit(first, StepResult(2.0, (7,)))
+    (produced,) = scheduler.commit(second, StepResult(2.5, (7,)))
+
+    assert produced.step_s == 0.5
+
+
+def test_a_flushed_cache_finds_nothing_of_earlier_prompts():
+    stage = Stage(adapters=0)
+    stage.ask("first", prompt=64, max_new_tokens=1)
+    stage.step()
+    stage.tell(FlushCache(stage.now))
+    stage.step()
+    (flushed,) = stage.said(CacheFlushed)
+    assert flushed.blocks == 4
+
+    stage.said(Admitted)
+    stage.ask("again", prompt=64, max_new_tokens=1)
+    stage.step()
+    (admitted,) = stage.said(Admitted)
+    assert admitted.cached_tokens == 0
