@@ -18,7 +18,7 @@ from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.engine.engine import Engine, build_engine
-from rota.engine.graphs import graph_sizes
+from rota.engine.graphs import decode_frames
 from tests.engine.model_factory import FAMILIES, make_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -238,7 +238,7 @@ def test_dummy_weights_have_the_model_s_shape(folder: Path, oracle: PreTrainedMo
     [(1, [1]), (3, [1, 2, 3]), (20, [1, 2, 4, 8, 16, 20]), (96, [1, 2, 4, *range(8, 65, 8), 80, 96])],
 )
 def test_graph_sizes_are_dense_where_steps_are_small_and_reach_every_row(rows: int, sizes: list[int]):
-    assert graph_sizes(rows) == sizes
+    assert [frame.decodes for frame in decode_frames(rows)] == sizes
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="CUDA graphs need a GPU")
@@ -254,7 +254,10 @@ def test_graphs_give_the_tokens_of_plain_steps_greedy_and_by_chance(folder: Path
         whole = tuple((row, 0, length, True) for row, length in ((0, 23), (1, 6), (3, 29)))
         steps = [hand.step(*whole).tokens]
         steps += [hand.step(decodes=rows).tokens for rows in ((0, 1, 3), (3,), (1, 0), (3, 0)) for _ in range(4)]
+        hand.seat(2, OTHER, sampling=chance)
+        steps += [hand.step((2, 0, 6, True), decodes=(1, 0)).tokens, hand.step(decodes=(0, 2)).tokens]
         stories.append(steps)
     assert stories[0] == stories[1]
-    greedy = [tokens[0] for tokens in stories[0][:5]] + [tokens[1] for tokens in stories[0][9:]]
+    greedy = [tokens[0] for tokens in stories[0][:5]] + [tokens[1] for tokens in stories[0][9:-1]]
+    greedy.append(stories[0][-1][0])
     assert greedy == expected(oracle, PROMPT, len(greedy))

@@ -21,7 +21,8 @@ from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.builtin import builtin_model_folder
 from rota.engine.device import choose_backend, choose_device, choose_dtype, device_memory, set_threads
 from rota.engine.draw import argmax
-from rota.engine.graphs import DecodeGraphs, capture_graphs
+from rota.engine.frames import DecodeFrame, Frame, mixed_frames
+from rota.engine.graphs import StepGraphs, capture_graphs, decode_frames
 from rota.engine.inputs import Inputs, Rows
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
@@ -74,17 +75,16 @@ class Engine:
         pages = -(-capacity.max_sequence_tokens // capacity.block_size)
         self._rows = Rows(capacity.rows, pages, capacity.block_size, cache.scratch_block, self._device)
         self._sampler = Sampler(capacity.rows, spec.vocab_size, self._device)
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
 
     @torch.inference_mode()
-    def capture(self, quiet: bool = False) -> None:
-        """Replay decode steps as CUDA graphs from now on; the attention must not read lengths on the host."""
-
-        def padding(size: int, has_adapters: bool) -> Numbers:
-            return self._graph_inputs(self._rows.accept_decodes(StepPlan(0), size), NOBODY if has_adapters else None)
-
+    def capture(self, most_prompt_tokens: int, quiet: bool = False) -> None:
+        """Replay steps as CUDA graphs from now on; the attention must not read lengths on the host."""
         rows, vocabulary, has_bank = self.capacity.rows, self.spec.vocab_size, self._adapters is not None
-        self._graphs = capture_graphs(self._decode_any_length, padding, rows, vocabulary, self._device, quiet, has_bank)
+        frames: list[Frame] = [*decode_frames(rows), *mixed_frames(rows, most_prompt_tokens)]
+        self._graphs = capture_graphs(
+            self.compute_framed, self._padding, frames, vocabulary, self._device, quiet, has_bank
+        )
 
     def listen(self, post: Callable[[Message], None]) -> None:
         """Tell of adapters through `post`, from the loader's threads."""
@@ -98,8 +98,8 @@ class Engine:
             self._adapters.accept(plan)
         if plan.seats:
             self._sampler.seat(plan.seats)
-        if self._graphs is not None and _only_decodes(plan):
-            return send_home(self._replay(self._graphs, plan), self._device)
+        if self._graphs is not None and plan.decodes + plan.chunks and (frame := self._graphs.frame_for(plan)):
+            return send_home(self._replay(self._graphs, plan, frame), self._device)
         inputs = self._rows.accept(plan)
         if not plan.chunks and not plan.decodes:
             return send_home(NO_TOKENS, self._device)
@@ -119,17 +119,43 @@ class Engine:
         """Wait for a step and give its tokens, decodes first, then chunks that sample."""
         return ticket.wait()
 
-    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> Sampled:
-        decodes = len(plan.decodes)
-        size = graphs.width_for(decodes)
-        lines = self._rows.accept_decodes(plan, size)
-        host_rows = lines[0, :decodes]
-        slots = self._slots_of(host_rows)
-        graph = graphs.replay(self._graph_inputs(lines, slots), size, slots is not None)
+    def _replay(self, graphs: StepGraphs, plan: StepPlan, frame: Frame) -> Sampled:
+        inputs, has_adapters = self.framed_inputs(plan, frame)
+        graph = graphs.replay(inputs, frame, has_adapters)
+        host_rows = np.array(plan.sampled_rows, np.int64)
+        # Among the rows that a frame has room to sample for, these do: decodes from the first on, chunks behind all.
+        decodes, chunks = len(plan.decodes), len(host_rows) - len(plan.decodes)
         if not self._sampler.needs(host_rows):
-            return Sampled(graph.tokens[:decodes])
-        rows, lengths = graph.inputs[:decodes], graph.inputs[size : size + decodes]
-        return self._sample(graph.logits[:decodes], rows, lengths, host_rows)
+            return Sampled(_picked(graph.tokens, decodes, frame, chunks))
+        framed = (graph.logits, *self._framed_rows(graph.inputs, frame))
+        logits, rows, lengths = (_picked(each, decodes, frame, chunks) for each in framed)
+        return self._sample(logits, rows, lengths, host_rows)
+
+    def framed_inputs(self, plan: StepPlan, frame: Frame) -> tuple[Numbers, bool]:
+        """What a step in this frame reads, in one line: the frame's inputs, and its tokens' slots if some have one."""
+        if isinstance(frame, DecodeFrame):
+            lines = self._rows.accept_decodes(plan, frame.decodes)
+            line, token_rows = lines.ravel(), lines[0]
+        else:
+            line = self._rows.accept_mixed(plan, frame)
+            token_rows = frame.token_rows(line)
+        slots = self._slots_of(token_rows)
+        return (line, False) if slots is None else (self._with_slots(line, slots), True)
+
+    def _with_slots(self, line: Numbers, slots: Numbers) -> Numbers:
+        assert self._adapters is not None
+        frame = self._adapters.frame(len(slots))
+        inputs = np.empty(line.size + frame.numbers, np.int32)
+        inputs[: line.size] = line
+        frame.write(slots, inputs[line.size :])
+        return inputs
+
+    def _padding(self, frame: Frame, has_adapters: bool) -> Numbers:
+        line, _ = self.framed_inputs(StepPlan(0), frame)
+        if not has_adapters:
+            return line
+        assert self._adapters is not None
+        return self._with_slots(line, self._adapters.no_slots(frame.tokens))
 
     def _compute(self, inputs: Inputs) -> Sampled:
         rows, lengths = inputs.rows[: inputs.decodes], inputs.lengths[: inputs.decodes]
@@ -140,7 +166,7 @@ class Engine:
         if not len(inputs.host_rows):
             return NO_TOKENS
         if inputs.chunks is not None:
-            hidden = hidden[inputs.chunks.last]
+            hidden = torch.cat([hidden[: inputs.decodes], hidden[inputs.chunks.last]])
         return self._sample(self._model.logits(hidden), inputs.rows, inputs.lengths, inputs.host_rows)
 
     def _sample(self, logits: Tensor, rows: Tensor, lengths: Tensor, host_rows: NDArray[np.integer]) -> Sampled:
@@ -151,32 +177,45 @@ class Engine:
     def _slots_of(self, rows: NDArray[np.integer]) -> Numbers | None:
         return self._adapters.slots_of(rows) if self._adapters is not None else None
 
-    def _graph_inputs(self, lines: Numbers, slots: Numbers | None) -> Numbers:
-        """What a graph reads, in one line: `Rows.accept_decodes`, and the tokens' slots if adapters take part."""
-        if slots is None:
-            return lines.ravel()
-        assert self._adapters is not None
-        frame = self._adapters.frame(lines.shape[1])
-        inputs = np.empty(lines.size + frame.numbers, np.int32)
-        inputs[: lines.size] = lines.ravel()
-        frame.write(slots, inputs[lines.size :])
-        return inputs
+    @torch.inference_mode()
+    def compute_framed(self, inputs: Tensor, frame: Frame, has_adapters: bool) -> tuple[Tensor, Tensor]:
+        """A whole greedy step that is right for whoever is in it, however long they are: the body of a graph.
 
-    def _decode_any_length(self, inputs: Tensor, size: int, has_adapters: bool) -> tuple[Tensor, Tensor]:
-        """A whole greedy decode step that is right for every length: the body of a graph."""
-        rows, lengths, places, blocks = inputs[: 4 * size].view(4, size)
-        self._rows.write_pages(places, blocks)
-        lora = self._adapters.frame(size).view(inputs[4 * size :]) if self._adapters and has_adapters else None
-        step = self._rows.device_step(rows, lengths, self.capacity.max_sequence_tokens, lora=lora)
-        logits = self._model.logits(self._model.forward(step, self._cache.layers))
+        Gives tokens and logits of every row that the frame has room to sample for.
+        """
+        lora = None
+        if self._adapters is not None and has_adapters:
+            lora = self._adapters.frame(frame.tokens).view(inputs[frame.numbers :])
+        longest = self.capacity.max_sequence_tokens
+        rows, _ = self._framed_rows(inputs, frame)
+        if isinstance(frame, DecodeFrame):
+            decode_rows, lengths, places, blocks = inputs[: frame.numbers].view(4, -1)
+            self._rows.write_pages(places, blocks)
+            step = self._rows.device_step(decode_rows, lengths, longest, lora=lora)
+            hidden = self._model.forward(step, self._cache.layers)
+        else:
+            framed = frame.view(inputs)
+            step = self._rows.device_step(framed.rows, framed.lengths, longest, framed.chunks, lora)
+            hidden = self._model.forward(step, self._cache.layers)
+            hidden = torch.cat([hidden[: frame.decodes], hidden[framed.chunks.last]])
+        logits = self._model.logits(hidden)
         tokens = argmax(logits)
         self._rows.newest_token[rows] = tokens
         return tokens, logits
 
+    def _framed_rows(self, inputs: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
+        """The rows that a frame samples for, and how many tokens each knows; padding's among them."""
+        if isinstance(frame, DecodeFrame):
+            return inputs[: frame.decodes], inputs[frame.decodes : 2 * frame.decodes]
+        framed = frame.view(inputs)
+        return torch.cat([framed.rows, framed.sampled_rows]), torch.cat([framed.lengths, framed.sampled_lengths])
 
-def _only_decodes(plan: StepPlan) -> bool:
-    """Whether a graph can serve the plan; every decode grows by a token, so it is granted one block at most."""
-    return bool(plan.decodes) and not plan.chunks and not plan.seats and len(plan.grants) <= len(plan.decodes)
+
+def _picked(framed: Tensor, decodes: int, frame: Frame, chunks: int) -> Tensor:
+    """Of what a frame gave, the share of those who are in the step."""
+    if not chunks:
+        return framed[:decodes]
+    return torch.cat([framed[:decodes], framed[frame.decodes : frame.decodes + chunks]])
 
 
 @torch.inference_mode()
@@ -203,7 +242,7 @@ def build_engine(config: EngineConfig) -> Engine:
     capacity = Capacity(blocks, shape.block_size, rows, context, slots)
     engine = Engine(model, spec, KVCache(blocks, shape, device), capacity, adapters)
     if backend == "triton" and config.model.enable_cuda_graphs:
-        engine.capture(config.quiet)
+        engine.capture(config.scheduler.chunked_prefill_size, config.quiet)
     engine.warm_up()
     return engine
 

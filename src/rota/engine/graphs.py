@@ -1,9 +1,9 @@
-"""Decode steps are captured once as CUDA graphs, one per batch size, and replayed with a single launch."""
+"""Steps of common sizes are captured once as CUDA graphs and replayed with a single launch."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,43 +12,49 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-# Inputs, size and whether adapters take part in; greedy tokens and logits out: a whole decode step. It must not look
-# inside a tensor.
-DecodeBody = Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
-# The inputs of a step of this size, with adapters or without, in which nobody decodes.
-Padding = Callable[[int, bool], NDArray[np.int32]]
+from rota.core.plan import StepPlan
+from rota.engine.frames import MOST_CHUNKS, DecodeFrame, Frame, MixedFrame
+
+# Inputs, frame and whether adapters take part in; greedy tokens and logits of the rows that sample out: a whole step.
+# It must not look inside a tensor.
+StepBody = Callable[[Tensor, Frame, bool], tuple[Tensor, Tensor]]
+# The inputs of a step in this frame, with adapters or without, in which nobody takes part.
+Padding = Callable[[Frame, bool], NDArray[np.int32]]
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeGraph:
-    """A captured step of one batch size and the tensors it reads and writes."""
+class StepGraph:
+    """A captured step of one frame and the tensors it reads and writes."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Tensor  # [numbers] int32: the four lines of `Rows.accept_decodes`, and slots behind them if it has adapters
-    tokens: Tensor  # [size] int64, greedy
-    logits: Tensor  # [size, vocabulary] float32, a view of a buffer that all graphs write to
+    inputs: Tensor  # [numbers] int32: the frame's, and slots behind them if it has adapters
+    tokens: Tensor  # [sampled] int64, greedy
+    logits: Tensor  # [sampled, vocabulary] float32, a view of a buffer that all graphs write to
 
 
-def graph_sizes(rows: int) -> list[int]:
+def decode_frames(rows: int) -> list[DecodeFrame]:
     """Batch sizes worth a graph of their own, up to and including `rows`; a step is padded to the next one."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, rows + 1, 16)]
-    return [*(size for size in sizes if size < rows), rows]
+    return [DecodeFrame(size) for size in (*(size for size in sizes if size < rows), rows)]
 
 
-class DecodeGraphs:
-    """The graphs of all sizes, with adapters and without. They share memory: logits last until the next replay."""
+class StepGraphs:
+    """The graphs of all frames, with adapters and without. They share memory: logits last until the next replay."""
 
-    def __init__(self, sizes: list[int], graphs: dict[tuple[int, bool], DecodeGraph]) -> None:
-        self._sizes = sizes
+    def __init__(self, frames: Iterable[Frame], graphs: dict[tuple[Frame, bool], StepGraph]) -> None:
+        """Frames come smallest first."""
+        self._decodes = [frame for frame in frames if isinstance(frame, DecodeFrame)]
+        self._mixed = [frame for frame in frames if isinstance(frame, MixedFrame)]
         self._graphs = graphs
 
-    def width_for(self, decodes: int) -> int:
-        """The smallest captured size that holds this many decodes."""
-        return next(size for size in self._sizes if size >= decodes)
+    def frame_for(self, plan: StepPlan) -> Frame | None:
+        """The smallest frame that holds a step; None if it fits into none."""
+        frames: list[DecodeFrame] | list[MixedFrame] = self._mixed if plan.chunks else self._decodes
+        return next((frame for frame in frames if frame.holds(plan)), None)
 
-    def replay(self, inputs: NDArray[np.int32], size: int, has_adapters: bool) -> DecodeGraph:
-        """Run the step of padded inputs of a captured size; does not wait for the device."""
-        graph = self._graphs[size, has_adapters]
+    def replay(self, inputs: NDArray[np.int32], frame: Frame, has_adapters: bool) -> StepGraph:
+        """Run the step of a frame's padded inputs; does not wait for the device."""
+        graph = self._graphs[frame, has_adapters]
         # The pinned copy may go when this returns: see `device.send`.
         graph.inputs.copy_(torch.from_numpy(inputs).pin_memory(), non_blocking=True)
         graph.graph.replay()
@@ -56,28 +62,29 @@ class DecodeGraphs:
 
 
 def capture_graphs(
-    body: DecodeBody,
+    body: StepBody,
     padding: Padding,
-    rows: int,
+    frames: list[Frame],
     vocabulary: int,
     device: torch.device,
     quiet: bool,
     has_bank: bool = False,
-) -> DecodeGraphs:
-    """Capture `body` at every size, over inputs that are only padding: nothing a ledger gives away is touched."""
-    sizes = graph_sizes(rows)
-    graphs: dict[tuple[int, bool], DecodeGraph] = {}
-    buffer = torch.empty(rows, vocabulary, dtype=torch.float32, device=device)
+) -> StepGraphs:
+    """Capture `body` in every frame, over inputs that are only padding: nothing a ledger gives away is touched."""
+    graphs: dict[tuple[Frame, bool], StepGraph] = {}
+    most = max(frame.decodes for frame in frames) + MOST_CHUNKS
+    buffer = torch.empty(most, vocabulary, dtype=torch.float32, device=device)
     pool = torch.cuda.graph_pool_handle()
     # Largest first: the smaller ones then fit into memory the pool already has.
-    kinds = list(itertools.product(reversed(sizes), (True, False) if has_bank else (False,)))
-    for size, has_adapters in tqdm(kinds, "Capturing CUDA graphs", leave=False, disable=quiet):
-        inputs = torch.from_numpy(padding(size, has_adapters)).to(device)
+    largest_first = sorted(frames, key=lambda frame: frame.tokens, reverse=True)
+    kinds = list(itertools.product(largest_first, (True, False) if has_bank else (False,)))
+    for frame, has_adapters in tqdm(kinds, "Capturing CUDA graphs", leave=False, disable=quiet):
+        inputs = torch.from_numpy(padding(frame, has_adapters)).to(device)
         # Once outside the graph: kernels are compiled and workspaces allocated at their first use.
-        body(inputs, size, has_adapters)
+        body(inputs, frame, has_adapters)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            tokens, logits = body(inputs, size, has_adapters)
-            buffer[:size].copy_(logits)
-        graphs[size, has_adapters] = DecodeGraph(graph, inputs, tokens, buffer[:size])
-    return DecodeGraphs(sizes, graphs)
+            tokens, logits = body(inputs, frame, has_adapters)
+            buffer[: len(logits)].copy_(logits)
+        graphs[frame, has_adapters] = StepGraph(graph, inputs, tokens, buffer[: len(logits)])
+    return StepGraphs(frames, graphs)

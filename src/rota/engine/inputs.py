@@ -18,22 +18,12 @@ from torch import Tensor
 
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.engine.device import send
+from rota.engine.frames import MixedFrame
 from rota.engine.lora.layout import LoraBatch
-from rota.engine.step import DeviceStep, PrefillPart
+from rota.engine.step import ChunkInputs, DeviceStep, PrefillPart
 
 Numbers = NDArray[np.int32]
 NONE: Numbers = np.empty(0, np.int32)
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkInputs:
-    """The chunks' share of a step, decodes not counted."""
-
-    token_ids: Tensor  # [tokens] int32
-    positions: Tensor  # [tokens] int32
-    token_rows: Tensor  # [tokens] int32, each token's row
-    last: Tensor  # [sampled] int32, among all tokens of the step those whose logits are wanted
-    part: PrefillPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +68,7 @@ class Rows:
         decodes = np.array(plan.decodes, np.int64)
         self._computed[decodes] += 1
         longest = int(self._computed[decodes].max(initial=0))
-        chunk_sections = self._chunk_sections(plan.chunks, len(decodes)) if plan.chunks else []
+        chunk_sections = self._chunk_sections(plan.chunks, len(decodes)) if plan.chunks else ()
         host_rows = np.array(plan.sampled_rows, np.int64) if plan.chunks else decodes
         sections = [host_rows.astype(np.int32), self._computed[host_rows], places, blocks, *chunk_sections]
         sent = send(np.concatenate(sections), self._device)
@@ -103,6 +93,19 @@ class Rows:
         block[2, :granted], block[3, :granted] = self._page_changes((), plan.grants)
         block[2, granted:], block[3, granted:] = self._padding * self._pages, self._scratch_block
         return block
+
+    def accept_mixed(self, plan: StepPlan, frame: MixedFrame) -> Numbers:
+        """A plan's step for a graph that takes chunks: on the host and padded, its page changes sent ahead."""
+        places, blocks = self._page_changes(plan.seats, plan.grants)
+        if len(places):
+            self.write_pages(*send(np.stack([places, blocks]), self._device))
+        decodes = np.array(plan.decodes, np.int32)
+        self._computed[decodes] += 1
+        *tokens, last, rows, starts, offsets = self._chunk_sections(plan.chunks, frame.decodes)
+        sampled = np.array([chunk.row for chunk in plan.chunks if chunk.samples], np.int32)
+        lengths = self._computed[decodes], self._computed[sampled]
+        sections = (decodes, lengths[0], *tokens, last, sampled, lengths[1], rows, starts, offsets)
+        return frame.write(sections, self._padding)
 
     def write_pages(self, places: Tensor, blocks: Tensor) -> None:
         """Change the page tables."""
@@ -149,8 +152,8 @@ class Rows:
         blocks.append([grant.block for grant in grants])
         return np.concatenate(places), np.concatenate(blocks).astype(np.int32)
 
-    def _chunk_sections(self, chunks: Sequence[Chunk], decodes: int) -> list[Numbers]:
-        """Sections in the order `_chunk_inputs` takes them."""
+    def _chunk_sections(self, chunks: Sequence[Chunk], decodes: int) -> tuple[Numbers, ...]:
+        """Sections in the order `_chunk_inputs` takes them, behind so many decodes."""
         rows = np.array([chunk.row for chunk in chunks], np.int32)
         starts = np.array([chunk.start for chunk in chunks], np.int32)
         lengths = np.array([chunk.length for chunk in chunks], np.int32)
@@ -158,13 +161,13 @@ class Rows:
         self._computed[rows] = ends
         offsets = np.zeros(len(chunks) + 1, np.int32)
         np.cumsum(lengths, out=offsets[1:])
-        samples = np.array([chunk.samples for chunk in chunks])
-        last = np.concatenate([np.arange(decodes), decodes + offsets[1:][samples] - 1])
+        samples = np.array([chunk.samples for chunk in chunks], np.bool_)
+        last = decodes + offsets[1:][samples] - 1
         spans = zip(rows, starts, ends, strict=True)
-        token_ids = np.concatenate([self._tokens[row][start:end] for row, start, end in spans])
+        token_ids = np.concatenate([NONE, *(self._tokens[row][start:end] for row, start, end in spans)])
         assert len(token_ids) == offsets[-1], "a chunk computes tokens its seat did not bring"
         positions = np.arange(offsets[-1], dtype=np.int32) + np.repeat(starts - offsets[:-1], lengths)
-        return [token_ids, positions, np.repeat(rows, lengths), last.astype(np.int32), rows, starts, offsets]
+        return token_ids, positions, np.repeat(rows, lengths), last, rows, starts, offsets
 
 
 def _chunk_inputs(

@@ -13,7 +13,7 @@ from rota.core.ids import BASE, AdapterId, Slot
 from rota.core.messages import Message
 from rota.core.plan import StepPlan
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.batch import DECODE_TILE, BatchFrame, make_batch
+from rota.engine.lora.batch import BatchFrame, make_batch, tile_size_for
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.layout import SITES, LoraBatch, SiteFactors
 from rota.engine.lora.loader import AdapterLoader
@@ -67,6 +67,10 @@ class Adapters:
         assert slots.min() >= 0, "a step uses an adapter that is in no slot"
         return slots
 
+    def no_slots(self, tokens: int) -> Numbers:
+        """The slots of so many tokens of the base model."""
+        return np.full(tokens, self.bank.slots, np.int32)
+
     def project(self, projection: Projection, x: Tensor, layer: int, site: str, batch: LoraBatch) -> Tensor:
         """A matrix product at a site, and what each token's adapter adds to it."""
         return self._project(projection, x, self._factors[layer][site], batch)
@@ -76,7 +80,7 @@ class Adapters:
 
     def frame(self, tokens: int) -> BatchFrame:
         """How a captured step of so many tokens takes its slots."""
-        return BatchFrame(tokens, self.bank.slots, DECODE_TILE)
+        return BatchFrame(tokens, self.bank.slots, tile_size_for(tokens))
 
     def _order(self, plan: StepPlan) -> None:
         loader = self._loader
@@ -92,6 +96,8 @@ class Adapters:
             is_free = torch.cuda.Event()
             is_free.record()
         for load in plan.loads:
+            # Where it sat before is not its place any more: whoever is copied there next must not take its rows along.
+            self._tenant_of = {slot: one for slot, one in self._tenant_of.items() if one != load.adapter_id}
             former = self._tenant_of.get(load.slot)
             if former is not None:
                 self._slot_of_row[self._adapter_of_row == former] = NOWHERE

@@ -1,0 +1,90 @@
+"""A step in a frame, padded for a graph, gives the tokens of the same step without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rota.core.config import Capacity
+from rota.core.ids import Row
+from rota.core.plan import Chunk, StepPlan, StepResult
+from rota.engine.engine import Engine
+from rota.engine.frames import MOST_CHUNKS, DecodeFrame, MixedFrame, mixed_frames
+from rota.engine.kv_cache import CacheShape, KVCache
+from rota.engine.model.llama import Llama
+from rota.engine.model.spec import read_spec
+from rota.engine.ops import reference
+from rota.engine.weights import load_weights
+from tests.engine.model_factory import make_tiny_model
+from tests.engine.test_engine import BLOCK_SIZE, BLOCKS, OTHER, PROMPT, ROWS, Hand, expected
+from tests.engine.triton_interpreter import DEVICE, load
+
+MIXED = MixedFrame(decodes=ROWS, prompt_tokens=32)
+
+
+class FramedHand(Hand):
+    """Computes every step in a frame, as a graph would."""
+
+    def step(self, *chunks: tuple[int, int, int, bool], decodes: tuple[int, ...] = ()) -> StepResult:
+        plan = self.plan(*chunks, decodes=decodes)
+        frame = MIXED if chunks else DecodeFrame(ROWS)
+        assert frame.holds(plan)
+        inputs, has_adapters = self._engine.framed_inputs(plan, frame)
+        tokens, _ = self._engine.compute_framed(torch.from_numpy(inputs).to(DEVICE), frame, has_adapters)
+        sampled = len(plan.sampled_rows) - len(decodes)
+        return StepResult(0.0, (*tokens[: len(decodes)].tolist(), *tokens[ROWS : ROWS + sampled].tolist()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("model")
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path):
+    return make_tiny_model(folder, "llama3")
+
+
+@pytest.fixture
+def engine(folder: Path, oracle) -> Engine:
+    """Its attention is the one that graphs use: it asks nothing on the host."""
+    device, attention = torch.device(DEVICE), load("rota.engine.attention.triton_attention")
+    spec = read_spec(folder)
+    weights = load_weights(folder, spec, device, torch.float32, quiet=True)
+    model = Llama(spec, weights, reference, attention.TritonAttention(spec.head_dim**-0.5))
+    shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, torch.float32)
+    return Engine(model, spec, KVCache(BLOCKS, shape, device), Capacity(BLOCKS, BLOCK_SIZE, ROWS, 256))
+
+
+def test_decodes_and_chunks_beside_each_other_give_the_tokens_of_transformers(engine: Engine, oracle):
+    hand = FramedHand(engine)
+    hand.seat(2, PROMPT)
+    answer = [*hand.step((2, 0, len(PROMPT), True)).tokens]
+    hand.seat(0, OTHER)
+    hand.seat(3, PROMPT + OTHER)
+    token, other = hand.step((0, 0, len(OTHER), True), (3, 0, 20, False), decodes=(2,)).tokens
+    second, third = hand.step((3, 20, 9, True), decodes=(2,)).tokens
+    after = [hand.step(decodes=(3, 0, 2)).tokens for _ in range(3)]
+
+    assert [*answer, token, second, *(tokens[2] for tokens in after)] == expected(oracle, PROMPT, 6)
+    assert [other, *(tokens[1] for tokens in after)] == expected(oracle, OTHER, 4)
+    assert [third, *(tokens[0] for tokens in after)] == expected(oracle, PROMPT + OTHER, 4)
+
+
+def test_a_frame_holds_what_fits_into_it():
+    chunk = Chunk(Row(0), 0, 16, samples=True)
+    assert MIXED.holds(StepPlan(1, chunks=(chunk, chunk)))
+    assert not MIXED.holds(StepPlan(1, chunks=(chunk, chunk, chunk)))
+    assert not MIXED.holds(StepPlan(1, chunks=(Chunk(Row(0), 0, 1, samples=True),) * (MOST_CHUNKS + 1)))
+    assert not MIXED.holds(StepPlan(1, chunks=(chunk,), decodes=tuple(map(Row, range(ROWS + 1)))))
+
+
+@pytest.mark.parametrize(("rows", "budget"), [(4, 32), (48, 500), (256, 1024)])
+def test_frames_reach_every_row_and_the_largest_step_and_come_smallest_first(rows: int, budget: int):
+    frames = mixed_frames(rows, budget)
+    sizes = [frame.tokens for frame in frames]
+    assert sizes == sorted(sizes)
+    assert MixedFrame(rows, budget) in frames
+    assert max(frame.prompt_tokens for frame in frames) == budget
