@@ -1,0 +1,61 @@
+"""Rows follow their adapter from slot to slot."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from rota.core.adapter import Adapter
+from rota.core.ids import AdapterId, Row, Slot
+from rota.core.plan import Load, Seat, StepPlan
+from rota.core.request import SamplingParams
+from rota.engine.lora.adapters import Adapters
+from rota.engine.lora.bank import Bank
+from rota.engine.lora.loader import checkpoint_reader
+from rota.engine.lora.reference import project_with_lora
+from rota.engine.model.spec import ModelSpec
+from tests.engine.lora.adapter_factory import make_adapter
+
+A, B, C = map(AdapterId, (1, 2, 3))
+
+
+@pytest.fixture
+def adapters(model: PreTrainedModel, spec: ModelSpec, tmp_path):
+    bank = Bank(spec, 3, 8, torch.float32, torch.device("cpu"))
+    adapters = Adapters(bank, checkpoint_reader(bank, spec), project_with_lora, rows=4, overlaps=False)
+    adapters.listen(lambda message: None)
+    folder = str(make_adapter(tmp_path / "adapter", model))
+    adapters.accept(StepPlan(0, fetches=tuple(Adapter(one, f"adapter {one}", folder) for one in (A, B, C))))
+    return adapters
+
+
+def seat(row: int, adapter: AdapterId) -> Seat:
+    return Seat("request", Row(row), adapter, (1,), 1, (), SamplingParams())
+
+
+def slots_of(adapters: Adapters, *rows: int) -> list[int]:
+    return adapters.slots_of(np.array(rows)).tolist()
+
+
+def test_a_row_that_comes_back_goes_through_the_slot_its_adapter_is_in_now(adapters):
+    adapters.accept(StepPlan(1, loads=(Load(A, Slot(0)),), seats=(seat(0, A),)))
+    assert slots_of(adapters, 0) == [0]
+    adapters.accept(StepPlan(2, loads=(Load(B, Slot(0)),)))
+    adapters.accept(StepPlan(3, loads=(Load(A, Slot(2)),)))
+    assert slots_of(adapters, 0) == [2]
+
+
+def test_whoever_takes_a_slot_an_adapter_left_long_ago_does_not_take_its_rows_along(adapters):
+    adapters.accept(StepPlan(1, loads=(Load(A, Slot(0)),), seats=(seat(0, A),)))
+    adapters.accept(StepPlan(2, loads=(Load(A, Slot(2)),)))  # it left slot 0 and came back elsewhere
+    adapters.accept(StepPlan(3, loads=(Load(B, Slot(0)),), seats=(seat(1, A), seat(2, B))))
+    assert slots_of(adapters, 0, 1, 2) == [2, 2, 0]
+
+
+def test_a_row_whose_adapter_was_overwritten_must_not_be_in_a_step(adapters):
+    adapters.accept(StepPlan(1, loads=(Load(A, Slot(0)),), seats=(seat(0, A),)))
+    adapters.accept(StepPlan(2, loads=(Load(C, Slot(0)),)))
+    with pytest.raises(AssertionError, match="in no slot"):
+        slots_of(adapters, 0)
