@@ -53,7 +53,7 @@ CHOICES = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One kind of step: so many tokens, dealt round to adapters of these ranks in pieces of equal length."""
+    """One kind of step: so many tokens, dealt round to adapters of these ranks, and a prompt of the first one's."""
 
     name: str
     tokens: int
@@ -61,6 +61,7 @@ class Case:
     max_rank: int
     tuning: Tuning
     tile_size: int
+    prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,11 @@ CASES = (
     Case("64 tokens, 6 × 16", 64, (16,) * 6, 16, DECODE, DECODE_TILE),
     Case("64 tokens, 6 × 16 of 64", 64, (16,) * 6, 64, DECODE, DECODE_TILE),
     Case("64 tokens, 32 × 8–64", 64, (8, 16, 32, 64) * 8, 64, DECODE, DECODE_TILE),
+    Case("64 and 128, 6 × 16 of 64", 192, (16,) * 6, 64, DECODE, DECODE_TILE, prompt=128),
+    Case("64 and 256, 6 × 16 of 64", 320, (16,) * 6, 64, PREFILL, PREFILL_TILE, prompt=256),
+    Case("64 and 256, 6 × 16 of 64, small tiles", 320, (16,) * 6, 64, DECODE, DECODE_TILE, prompt=256),
+    Case("64 and 256, 6 × 16 of 64, middling tiles", 320, (16,) * 6, 64, PREFILL, 32, prompt=256),
+    Case("64 and 768, 6 × 16 of 64", 832, (16,) * 6, 64, PREFILL, PREFILL_TILE, prompt=768),
     Case("4096 tokens, 6 × 16", 4096, (16,) * 6, 16, PREFILL, PREFILL_TILE),
     Case("4096 tokens, 6 × 16 of 64", 4096, (16,) * 6, 64, PREFILL, PREFILL_TILE),
 )
@@ -242,7 +248,8 @@ def milliseconds(body: Callable[[], None], repeats: int = 30) -> float:
 def make_case_batch(case: Case) -> LoraBatch:
     slots = len(case.ranks)
     token_slots = np.arange(case.tokens, dtype=np.int32) % slots
-    if case.tile_size != DECODE_TILE:
+    token_slots[case.tokens - case.prompt :] = 0
+    if case.tile_size == PREFILL_TILE and not case.prompt:
         token_slots.sort()  # prompts: one adapter's tokens after the other's
     return make_batch(token_slots, slots, DEVICE, case.tile_size)
 

@@ -25,11 +25,13 @@ Groups = tuple[tuple[int, int, int], ...]
 # Decoding brings each slot a few tokens, and 16 is the least a matrix instruction takes; a prompt fills large tiles.
 DECODE_TILE = 16
 PREFILL_TILE = 64
-MOST_DECODES = 256
+# 64 decodes of six adapters and a prompt of 256 tokens, Llama-8B on an H200 (2026-11-15): 1.7 ms a step in small tiles,
+# 2.1 in large ones.
+MOST_IN_SMALL_TILES = 512
 
 
 def tile_size_for(tokens: int) -> int:
-    return DECODE_TILE if tokens <= MOST_DECODES else PREFILL_TILE
+    return DECODE_TILE if tokens <= MOST_IN_SMALL_TILES else PREFILL_TILE
 
 
 def most_tiles(tokens: int, slots: int, tile_size: int) -> int:
