@@ -122,6 +122,7 @@ def test_calibration_writes_a_cost_model_that_a_simulation_takes(scenario, tmp_p
         (["SCENARIO", "--json", "/nowhere/at/all.json"], "There is no folder /nowhere/at"),
         (["SCENARIO", "--plot", "picture.xyz"], "Cannot write the plot"),
         (["SCENARIO", "--chunked-prefill-size", "1"], "chunked_prefill_size is 1"),
+        (["SCENARIO", "--compare", "drain", "--lora-drain-wait-threshold", "0"], "of 0 turns draining off"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_code_2(scenario, capsys, arguments, words):
@@ -132,7 +133,6 @@ def test_what_cannot_be_is_one_sentence_and_code_2(scenario, capsys, arguments, 
 def test_drain_without_a_threshold_drains_after_two_seconds_and_the_label_says_so():
     policy = policies_of("drain", PolicyConfig())["drain"]
 
-    assert policy.lora_drain_wait_threshold == 2.0
     assert label(policy) == "drain (2 s)"
     assert policies_of(None, PolicyConfig(lora_policy="wait")) == {"wait": PolicyConfig(lora_policy="wait")}
     with pytest.raises(ConfigError, match="the policies are rotate, drain, wait"):

@@ -97,6 +97,30 @@ def test_nobody_drains_for_itself():
     assert one.draining_for == {A: C}
 
 
+def test_a_higher_priority_than_all_a_resident_has_makes_it_drain_at_once():
+    one = drainer(max_wait_s=math.inf)
+    urgent = views(view(A, waiting_since=0.0, priority=1))
+    one.observe(urgent, residents(B), free_slots=0, now=0.0)
+
+    assert one.draining_for == {B: A}
+
+
+def test_no_resident_drains_for_a_priority_that_is_not_above_its_own():
+    one = drainer(max_wait_s=math.inf)
+    seated = views(view(B, running=1, remaining=5, priority=1))
+    one.observe(views(view(A, waiting_since=0.0, priority=1)), seated, free_slots=0, now=999.0)
+
+    assert one.draining_for == {}
+
+
+def test_of_those_who_may_drain_the_lowest_priority_does_before_the_least_work():
+    one = drainer()
+    seated = views(view(B, running=1, remaining=5, priority=1), view(C, running=1, remaining=90))
+    one.observe(starving(A), seated, free_slots=0, now=9.0)
+
+    assert one.draining_for == {C: A}
+
+
 def test_a_pinned_adapter_is_never_the_victim_however_little_it_has_left():
     one = drainer(slots=2)
     pinned = view(B, running=1, remaining=1, is_pinned=True)

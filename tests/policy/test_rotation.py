@@ -65,8 +65,8 @@ def test_of_those_who_are_not_urgent_the_larger_claim_wins_and_the_smaller_leave
 
 
 def test_a_weight_of_two_doubles_a_claim():
-    assert rotation().turns([tenant(A, claims=3.0)], [parked(B, claims=2.0)], now=10.0) == []
-    assert rotation().turns([tenant(A, claims=3.0)], [parked(B, claims=2.0, weight=2.0)], now=10.0) == [Turn(A, B)]
+    assert rotation().turns([tenant(A, claims=5.0)], [parked(B, claims=2.0)], now=10.0) == []
+    assert rotation().turns([tenant(A, claims=5.0)], [parked(B, claims=2.0, weight=2.0)], now=10.0) == [Turn(A, B)]
 
 
 def test_a_tenants_own_backlog_does_not_keep_it_in_its_slot():
@@ -89,13 +89,32 @@ def test_several_leave_at_once_the_least_deserving_for_the_most_deserving():
 
 
 def test_a_claim_wears_off_in_the_slot_and_grows_outside_of_it_so_that_equals_take_turns():
-    """Sixteen quanta of 0.1 s make a factor of two."""
-    long_there, long_gone = tenant(A, since=8.4), parked(B, ran_at=8.4)
+    """Five quanta of 0.1 s make a factor of two."""
+    long_there, long_gone = tenant(A, since=9.5), parked(B, ran_at=9.5)
     patient = rotation(max_stall_s=9.0)
 
     assert patient.turns([long_there], [parked(C, ran_at=9.99, claims=0.6)], now=10.0) == [Turn(A, C)]
     assert patient.turns([tenant(A)], [long_gone], now=10.0) == [Turn(A, B)]
     assert patient.turns([tenant(A, claims=2.0)], [parked(B, claims=1.0)], now=10.0) == []
+
+
+def test_a_round_longer_than_the_stall_limit_stretches_it_so_that_first_tokens_do_not_wait_behind_everybody():
+    stalled, asked_later = parked(B, ran_at=9.4), newcomer(C, since=9.95)
+    crowded = rotation(max_stall_s=0.5)
+    assert crowded.turns([tenant(A)], [stalled, asked_later], now=10.0) == [Turn(A, B)]
+
+    crowded.observe(claimants=24, step_s=0.05)  # two steps each: a round takes 2.4 s
+    assert crowded.stall_limit_s == 2.0  # in powers of two, and no longer than the round
+    assert crowded.turns([tenant(A)], [stalled, asked_later], now=10.0) == [Turn(A, C)]
+
+    crowded.observe(claimants=3, step_s=0.05)
+    assert crowded.stall_limit_s == 0.5
+
+
+def test_no_crowd_stretches_the_stall_limit_beyond_eight_times():
+    crowded = rotation(max_stall_s=0.5)
+    crowded.observe(claimants=1000, step_s=0.05)
+    assert crowded.stall_limit_s == 4.0
 
 
 def test_ties_are_told_apart_by_id_in_whatever_order_they_are_seen():

@@ -17,6 +17,7 @@ class View:
     adapter_id: AdapterId
     weight: float
     is_pinned: bool
+    priority: int
     waiting: int
     oldest_at: float
     first_token_due_at: float
@@ -36,6 +37,7 @@ def view(
     *,
     weight: float = 1.0,
     is_pinned: bool = False,
+    priority: int = 0,
     waiting_since: float = math.inf,
     running: int = 0,
     remaining: int = 0,
@@ -50,6 +52,7 @@ def view(
         adapter_id,
         weight,
         is_pinned,
+        priority,
         waiting,
         waiting_since,
         waiting_since,

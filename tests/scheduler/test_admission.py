@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from rota.core.config import SchedulerConfig
-from rota.core.events import Admitted, Finished, Preempted, SlotChanged, SlotState
+from rota.core.events import Admitted, DrainChanged, Finished, Preempted, SlotChanged, SlotState
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Submit
 from rota.core.policy_config import PolicyConfig
@@ -181,6 +181,47 @@ def test_the_urgent_of_a_cold_adapter_claim_a_slot_before_those_who_came_earlier
     ask_with_priority(stage, "urgent", priority=1, at=1.5, adapter=3)
 
     assert loads(stage.step(at=2.0)) == [3]
+
+
+@pytest.mark.parametrize("policy", [WAIT, DRAIN], ids=lambda policy: policy.lora_policy)
+def test_where_nobody_takes_turns_a_patient_tenant_drains_at_once_for_the_urgent_of_a_cold_adapter(policy):
+    """A stream of patient requests for adapter 1 would keep the slot for ever."""
+    stage = Stage(adapters=2, slots=1, policy=policy)
+    stage.seat(1, max_new_tokens=6)
+    ask_with_priority(stage, "urgent", priority=1, at=0.0, adapter=2)
+    ask_with_priority(stage, "patient", priority=0, at=0.0, adapter=1, max_new_tokens=400)
+
+    while not stage.said(Finished):
+        assert seated(stage.step(at=0.1)) == []
+    assert "drains for another" in stage.why("patient")
+    assert loads(stage.step()) == [2]
+
+
+@pytest.mark.parametrize("policy", [WAIT, DRAIN], ids=lambda policy: policy.lora_policy)
+@pytest.mark.parametrize("patient", [1, 2])
+def test_where_nobody_takes_turns_the_patient_tenant_drains_and_not_the_urgent_one(policy, patient):
+    stage = Stage(adapters=3, slots=2, policy=policy)
+    for adapter in (1, 2):
+        priority = 0 if adapter == patient else 1
+        ask_with_priority(stage, f"runs{adapter}", priority, at=0.0, adapter=adapter, max_new_tokens=400)
+    stage.step()
+    stage.arrive(1, 2)
+    stage.step()
+    ask_with_priority(stage, "urgent", priority=1, at=0.0, adapter=3)
+    stage.step(at=0.1)
+
+    drains = [(event.victim, event.beneficiary) for event in stage.said(DrainChanged)]
+    assert drains == [(patient, 3)]
+
+
+def test_nobody_drains_under_wait_for_one_who_is_as_patient_as_all_others():
+    stage = Stage(adapters=2, slots=1, policy=WAIT)
+    stage.seat(1)
+    stage.ask("asks", adapter=2)
+    ask_with_priority(stage, "urgent, but needs no slot", priority=1, at=0.0)
+    stage.step(at=1000.0)
+
+    assert stage.said(DrainChanged) == []
 
 
 @pytest.mark.parametrize("patient", [1, 2])

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from rota.core.config import LoraConfig, SchedulerConfig
-from rota.core.events import Finished, Preempted
+from rota.core.events import DrainChanged, Finished, Preempted
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFetched
 from rota.core.policy_config import PolicyConfig
@@ -145,6 +145,28 @@ def test_a_prompt_in_chunks_is_work_that_a_drain_waits_for():
     stage.ask("starves", adapter=2)
     for _ in range(5):
         assert stage.step(at=3.1).loads == ()
+
+
+def test_an_idle_pinned_adapter_does_not_pass_for_a_slot_that_can_be_had():
+    stage = Stage(slots=2, policy=DRAIN, pinned=(1,))
+    stage.step()
+    stage.arrive(1)
+    stage.seat(2)
+    stage.ask("starves", adapter=3)
+    stage.step(at=3.1)
+
+    assert [(event.victim, event.beneficiary) for event in stage.said(DrainChanged)] == [(2, 3)]
+
+
+def test_one_whose_weights_are_on_their_way_is_neither_a_victim_nor_a_free_slot():
+    stage = Stage(slots=2, policy=DRAIN)
+    stage.seat(1, max_new_tokens=400)
+    stage.ask("comes", adapter=2, max_new_tokens=2)
+    assert loads(stage.step()) == [2]
+    stage.ask("starves", adapter=3)
+    stage.step(at=3.1)
+
+    assert [(event.victim, event.beneficiary) for event in stage.said(DrainChanged)] == [(1, 3)]
 
 
 def test_past_answers_tell_more_than_the_limit_that_clients_ask_for():

@@ -15,6 +15,7 @@ from rota.core.events import Event, Finished, Preempted, Produced, SlotChanged, 
 from rota.core.ids import AdapterId
 from rota.core.messages import Message, Submit
 from rota.core.policy_config import PolicyConfig
+from rota.policy.rotation import MOST_STRETCH, STEPS_PER_TURN
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
 from rota.sim import ConstantCost, VirtualWorld
@@ -92,7 +93,7 @@ def crowds(draw: st.DrawFn, adapters: int, pinned: int, heaviest: float) -> Mess
     rows=st.integers(2, 12),
     depth=st.sampled_from([1, 2]),
     quantum_s=st.sampled_from([0.05, 0.1, 0.2]),
-    max_stall_s=st.sampled_from([0.1, 0.4]),
+    max_stall_s=st.sampled_from([0.02, 0.1, 0.4]),
 )
 def test_no_sequence_that_runs_goes_without_a_token_longer_than_the_bound(
     data, slots, more, rows, depth, quantum_s, max_stall_s
@@ -100,13 +101,14 @@ def test_no_sequence_that_runs_goes_without_a_token_longer_than_the_bound(
     """With N adapters, R slots that are not pinned, quantum q (times the largest weight), stall limit s, steps of d
     seconds planned k deep and copies of l seconds, two tokens of a sequence that keeps its KV are no further apart than
 
-        s + ⌈(N − slots) / R⌉ · (q + R · c) + (k + 1) · d        where c = l + (k + 1) · d is what a change takes
+        L + ⌈(N − slots) / R⌉ · (q + R · c) + (k + 1) · d        where c = l + (k + 1) · d is what a change takes
+                                                                 and L = max(s, min(8 · s, 2 · d · (N − slots)))
 
-    Proof. Let a parked sequence's adapter have run last at r. From r + s on it is due, and only adapters that were due
-    before it come first. Whoever leaves a slot after that moment has run after it, and whoever is asked for the first
-    time after it is due later (or, by priority, once earlier): so each of the N − slots claimants comes first at most
-    once. Every q each of the R slots may change hands, one after the other on one landing, c each: R of them come in a
-    round of q + R · c. One more step or two bring the token back.
+    Proof. L is the most that the limit may be stretched to. Let a parked sequence's adapter have run last at r. From
+    r + L on it is due, and only adapters that were due before it come first. Whoever leaves a slot after that moment
+    has run after it, and whoever is asked for the first time after it is due later (or, by priority, once earlier): so
+    each of the N − slots claimants comes first at most once. Every q each of the R slots may change hands, one after
+    the other on one landing, c each: R of them come in a round of q + R · c. One more step or two bring the token back.
     """
     pinned, heaviest = data.draw(st.integers(0, slots - 1)), data.draw(st.sampled_from([1.0, 2.0]))
     messages = data.draw(crowds(slots + more, pinned, heaviest))
@@ -115,7 +117,8 @@ def test_no_sequence_that_runs_goes_without_a_token_longer_than_the_bound(
     rotating = slots - pinned
     change_s = LOAD_S + (depth + 1) * STEP_S
     round_s = heaviest * quantum_s + rotating * change_s
-    bound_s = max_stall_s + math.ceil(more / rotating) * round_s + (depth + 1) * STEP_S
+    limit_s = max(max_stall_s, min(MOST_STRETCH * max_stall_s, STEPS_PER_TURN * STEP_S * more))
+    bound_s = limit_s + math.ceil(more / rotating) * round_s + (depth + 1) * STEP_S
     assert longest_gap_s(serve(messages, policy, slots, rows, depth)) <= bound_s
 
 

@@ -5,7 +5,8 @@ import pytest
 from rota.core.config import SchedulerConfig
 from rota.core.errors import ConfigError, FaultCode
 from rota.core.events import Admitted, FinishReason, Preempted, Produced
-from rota.core.ids import AdapterId
+from rota.core.ids import AdapterId, RequestId
+from rota.core.messages import Abort
 from rota.core.plan import StepPlan, StepResult, TokenLogprobs
 from rota.scheduler import Scheduler
 from tests.builders import abort, add_adapter, capacity, request, submit
@@ -220,6 +221,15 @@ def test_an_abort_at_any_moment_frees_everything_within_the_pass(steps_before):
     assert outputs(events) == {}
     assert books.is_idle
     books.check()
+
+
+def test_a_request_that_has_all_it_needs_counts_as_stopped():
+    books = scheduler()
+    books.apply(submit("a"))
+    books.apply(Abort(RequestId("a"), at=1.0, is_complete=True))
+
+    assert endings(commit(books, books.plan(1.0)))["a"].reason is FinishReason.STOP
+    assert books.is_idle
 
 
 def test_aborting_an_unknown_request_changes_nothing():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +36,7 @@ def traffic(draw: st.DrawFn) -> list[tuple[float, Message]]:
             adapter=AdapterId(draw(st.integers(0, 3))),
             stop_token_ids=frozenset(draw(st.sets(st.integers(3, 255), max_size=20))),
         )
-        messages.append((at, Submit(asked)))
+        messages.append((at, Submit(replace(asked, priority=draw(st.sampled_from([0, 0, 1]))))))
         if draw(st.integers(0, 3)) == 0:
             left_at = at + draw(st.integers(0, 25))
             messages.append((left_at, abort(asked.request_id, at=left_at)))
@@ -59,7 +61,7 @@ def policies(draw: st.DrawFn) -> PolicyConfig:
         lora_policy=draw(st.sampled_from(["rotate", "drain", "wait"])),
         lora_rotation_quantum_ms=draw(st.sampled_from([500.0, 2000.0, 7000.0])),
         lora_max_stall_ms=draw(st.sampled_from([1000.0, 10_000.0])),
-        lora_drain_wait_threshold=draw(st.sampled_from([0.0, 1.5, 6.0])),
+        lora_drain_wait_threshold=draw(st.sampled_from([0.5, 1.5, 6.0])),
         enable_prefill_delayer=draw(st.booleans()),
         prefill_delayer_max_delay_passes=draw(st.sampled_from([1, 3, 30])),
         prefill_delayer_max_delay_ms=draw(st.sampled_from([500.0, 5000.0])),

@@ -12,7 +12,7 @@ import pytest
 from rota.core.policy_config import PolicyConfig
 from rota.observe.summary import Recorder, mean_of
 from rota.sim.cost import read_cost
-from rota.sim.run import Simulation, adapter_name
+from rota.sim.run import Simulation, adapter_name, scheduler_config
 from rota.workload.scenario import Scenario, read_scenario
 
 SCENARIOS = Path(__file__).parents[2] / "benchmarks/scenarios"
@@ -105,6 +105,18 @@ def test_adapters_beside_base_requests_get_their_first_token_within_a_second():
     recorder = Simulation(read_scenario(SCENARIOS / "base-isolation.toml"), read_cost("h200-llama8b")).run()
 
     assert all(one.first_at - one.asked_at < 1.0 for one in recorder.journeys.values())
+
+
+def test_overload_costs_those_who_are_admitted_neither_their_first_token_nor_their_answer():
+    """One and a half times what the device can do: with a short queue, against `wait` with a queue without end."""
+    overload, cost = read_scenario(SCENARIOS / "overload.toml"), read_cost("a100-llama8b")
+    short = replace(scheduler_config(overload), max_queued_requests=7)
+    wait = Simulation(overload, cost, POLICIES["wait"]).run().summary()
+    rotate = Simulation(overload, cost, POLICIES["rotate"], config=short).run().summary()
+
+    assert rotate["ttft_s"]["p99"] <= 2.0
+    assert rotate["e2e_s"]["mean"] <= 1.1 * wait["e2e_s"]["mean"]
+    assert rotate["output_tokens_per_s"] >= wait["output_tokens_per_s"] / 1.1
 
 
 def test_a_cold_adapter_does_not_pay_for_being_cold():

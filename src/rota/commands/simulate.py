@@ -28,9 +28,6 @@ from rota.sim.run import Simulation, adapter_name, scheduler_config
 from rota.sim.tenures import Tenures
 from rota.workload.scenario import Scenario, read_scenario
 
-# What 'drain' means in a comparison when nobody says; a threshold of 0 would be 'wait' under another name.
-DRAIN_WAIT_S = 2.0
-
 
 @dataclass(frozen=True, slots=True)
 class SimulateConfig:
@@ -64,9 +61,14 @@ SIMULATE_CONFIGS = (SimulateConfig, PolicyConfig, SchedulerConfig)
 def simulate_command() -> Callable[..., None]:
     return make_command(
         simulate,
-        "Run SCENARIO through the scheduler in virtual time, and print how requests fared.",
+        "Run SCENARIO in virtual time, with the real scheduler. Prints how requests fared. Unless flags say otherwise, "
+        "as many run at a time as the scenario says, and prefixes are not cached.",
         options_of(*SIMULATE_CONFIGS).values(),
-        parameter("scenario", Path | None, typer.Argument(None, help="A scenario file (benchmarks/scenarios/*.toml).")),
+        parameter(
+            "scenario",
+            Path | None,
+            typer.Argument(None, metavar="SCENARIO", help="A scenario file (benchmarks/scenarios/*.toml)."),
+        ),
         parameter("quiet", bool, typer.Option(False, "--quiet", "--disable-tqdm", help="Show no progress bar.")),
     )
 
@@ -113,18 +115,12 @@ def policies_of(compare: str | None, policy: PolicyConfig) -> dict[str, PolicyCo
     for name in names:
         if name not in known:
             raise ConfigError(f"compare: '{name}' is not a policy; the policies are {', '.join(known)}.")
-    return {name: _sensible(replace(policy, lora_policy=name)) for name in names}  # type: ignore[arg-type]
+    return {name: replace(policy, lora_policy=name) for name in names}  # type: ignore[arg-type]
 
 
 def label(policy: PolicyConfig) -> str:
     drains = policy.lora_policy == "drain"
     return f"drain ({policy.lora_drain_wait_threshold:g} s)" if drains else policy.lora_policy
-
-
-def _sensible(policy: PolicyConfig) -> PolicyConfig:
-    if policy.lora_policy == "drain" and not policy.lora_drain_wait_threshold:
-        return replace(policy, lora_drain_wait_threshold=DRAIN_WAIT_S)
-    return policy
 
 
 def _calibrated(asked: SimulateConfig) -> LinearCost:

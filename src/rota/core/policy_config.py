@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from rota.core.errors import ConfigError
@@ -21,7 +23,7 @@ class PolicyConfig:
         200.0, "How long a sequence may go without a token before its adapter goes first."
     )
     lora_drain_wait_threshold: float = option(
-        0.0, "Seconds an adapter may wait before another drains for it (policy 'drain'); 0 turns draining off."
+        2.0, "Seconds an adapter may wait before another drains for it (policy 'drain')."
     )
     enable_prefill_delayer: bool = option(False, "Hold new prompts back for a moment so that they start together.")
     prefill_delayer_max_delay_passes: int = option(30, "Passes a prompt may be held back.")
@@ -32,16 +34,37 @@ class PolicyConfig:
     prefill_delayer_queue_min_ratio: float | None = option(
         None, "Wait until this share of the running requests' number is queued (0.1 to 0.5 is typical)."
     )
+    prefill_delayer_forward_passes_buckets: tuple[float, ...] = option(
+        (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0), "Bounds of the histogram of passes that prompts were held back."
+    )
+    prefill_delayer_wait_seconds_buckets: tuple[float, ...] = option(
+        (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+        "Bounds of the histogram of seconds that prompts were held back.",
+    )
 
     def __post_init__(self) -> None:
         for name in ("lora_rotation_quantum_ms", "lora_max_stall_ms", "prefill_delayer_max_delay_ms"):
             if not getattr(self, name) > 0.0:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}.")
-        if not self.lora_drain_wait_threshold >= 0.0:
-            raise ConfigError(f"lora_drain_wait_threshold must not be below 0, not {self.lora_drain_wait_threshold}.")
+        self._check_threshold()
         if self.prefill_delayer_max_delay_passes < 1:
             raise ConfigError("prefill_delayer_max_delay_passes must be at least 1.")
         for name in ("prefill_delayer_token_usage_low_watermark", "prefill_delayer_queue_min_ratio"):
             value = getattr(self, name)
             if value is not None and not 0.0 < value <= 1.0:
                 raise ConfigError(f"{name} must lie above 0 and at most 1, not {value}.")
+        for name in ("prefill_delayer_forward_passes_buckets", "prefill_delayer_wait_seconds_buckets"):
+            bounds = getattr(self, name)
+            if not bounds or not all(low < high for low, high in pairwise((0.0, *bounds, math.inf))):
+                listed = ", ".join(map(str, bounds))
+                raise ConfigError(f"{name} must be one or more finite numbers above 0, each larger, not [{listed}].")
+
+    def _check_threshold(self) -> None:
+        threshold_s = self.lora_drain_wait_threshold
+        if not 0.0 <= threshold_s < math.inf:
+            raise ConfigError(f"lora_drain_wait_threshold must be seconds, 0 or more, not {threshold_s}.")
+        if self.lora_policy == "drain" and not threshold_s:
+            raise ConfigError(
+                "lora_policy is 'drain', but a lora_drain_wait_threshold of 0 turns draining off; give it the seconds "
+                "an adapter may wait, or take lora_policy 'wait'."
+            )

@@ -2,7 +2,8 @@
 
 A drain has a deadline that is fixed when it starts: 1.2 × the steps its longest sequence still needed then. What it
 admits meanwhile must fit into the steps that are left, so a drain always ends, and the slot it frees is kept for whom
-it was started. The base model needs no slot and is never seen here.
+it was started. Whoever is asked with a higher priority than all that a tenant has does not have to wait that long: the
+tenant drains at once, so that slots do not turn priorities round. The base model needs no slot and is never seen here.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class DrainNews:
 
 @dataclass(slots=True)
 class LoRADrainer:
-    """Watches waits once a pass; `max_wait_s` is what an adapter may wait before another drains for it."""
+    """Watches waits once a pass; `max_wait_s` is what an adapter may wait before another drains for it.
+
+    Where that is infinite, only priorities make anyone drain.
+    """
 
     max_wait_s: float
     slots: int
@@ -96,11 +100,13 @@ class LoRADrainer:
         self._end_drains(blocked, residents, now)
         if free_slots > len(self._reservations):
             return
-        for view in self._starving(blocked, now):
-            victims = [resident for resident in residents.values() if self._may_drain(resident)]
-            if not victims or len(self._drains) >= self.most_drains:
+        for view in self._unserved(blocked):
+            if len(self._drains) >= self.most_drains:
                 return
-            victim = min(victims, key=lambda resident: (resident.remaining, resident.adapter_id))
+            victims = [resident for resident in residents.values() if self._may_drain(resident, view, now)]
+            if not victims:
+                continue
+            victim = min(victims, key=lambda resident: (resident.priority, resident.remaining, resident.adapter_id))
             last_step = victim.steps + math.ceil(TOLERANCE * victim.remaining)
             self._drains[victim.adapter_id] = Drain(view.adapter_id, last_step)
             self._tell(victim.adapter_id, view.adapter_id, DrainState.STARTED)
@@ -123,14 +129,17 @@ class LoRADrainer:
     def _tell(self, victim: AdapterId, beneficiary: AdapterId, state: DrainState) -> None:
         self.news.append(DrainNews(victim, beneficiary, state))
 
-    def _starving(self, blocked: Mapping[AdapterId, AdapterView], now: float) -> Iterator[AdapterView]:
+    def _unserved(self, blocked: Mapping[AdapterId, AdapterView]) -> Iterator[AdapterView]:
         """Longest wait first. Who drains is no beneficiary, and who has one needs no second."""
         passed_by = self.beneficiaries.union(self._drains)
         waiting = sorted(blocked.values(), key=lambda view: (view.oldest_at, view.adapter_id))
-        return (view for view in waiting if now > self.starving_at(view) and view.adapter_id not in passed_by)
+        return (view for view in waiting if view.adapter_id not in passed_by)
 
-    def _may_drain(self, resident: AdapterView) -> bool:
-        return bool(resident.running) and not resident.is_pinned and resident.adapter_id not in self._drains
+    def _may_drain(self, resident: AdapterView, view: AdapterView, now: float) -> bool:
+        """For `view`, which starves or goes before it."""
+        if not resident.running or resident.is_pinned or resident.adapter_id in self._drains:
+            return False
+        return now > self.starving_at(view) or view.priority > resident.priority
 
     def _end_reservations(self, blocked: Mapping[AdapterId, AdapterView], now: float) -> None:
         for beneficiary, reservation in list(self._reservations.items()):

@@ -24,6 +24,11 @@ class AdapterView(Protocol):
         ...
 
     @property
+    def priority(self) -> int:
+        """The highest among its sequences that run and the request that would start next."""
+        ...
+
+    @property
     def waiting(self) -> int:
         """Requests that hold nothing yet."""
         ...

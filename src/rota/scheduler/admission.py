@@ -81,6 +81,9 @@ class Admission:
     def _findable_keys(self, sequence: Sequence, blocks: BlockLedger) -> list[BlockKey]:
         """Names of the full blocks before the last token: that one is always computed, to sample from it."""
         full = (len(sequence.tokens) - 1) // blocks.block_size
+        if sequence.scored < sequence.prompt_length:
+            # What is found in the cache is not computed, and what is not computed judges no token.
+            full = min(full, (sequence.scored - 1) // blocks.block_size)
         extend_keys(sequence, full, blocks.block_size)
         return sequence.block_keys[:full]
 

@@ -6,7 +6,7 @@ import heapq
 import math
 
 from rota.core.events import Admitted, PrefillsReleased
-from rota.core.plan import Chunk, Grant, Seat
+from rota.core.plan import Chunk, Grant, Scoring, Seat
 from rota.policy.prefill_delayer import Outcome, PrefillDelayer, Verdict
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer, Reason
 from rota.scheduler.books import NOWHERE, Books
@@ -100,6 +100,8 @@ class Batch:
         sequence.step_id = draft.step_id
         if samples:
             draft.flight.samplers.append(sequence)
+        if sequence.scored < sequence.prompt_length:
+            _plan_scores(draft, sequence)
         self._note_run(draft, group, length)
 
     def _note_run(self, draft: Draft, group: Group, tokens: int) -> None:
@@ -236,6 +238,18 @@ class Batch:
             for sequence in [one for one in group.prefilling if one.planned >= len(one.tokens)]:
                 group.part(sequence)
                 group.join(sequence, Phase.DECODE)
+
+
+def _plan_scores(draft: Draft, sequence: Sequence) -> None:
+    """Score what a chunk makes known of its prompt, unless that was done before a preemption."""
+    sampling, start = sequence.request.sampling, sequence.scored
+    end = min(sequence.planned + 1, sequence.prompt_length)
+    if end <= start:
+        return
+    assert sequence.row is not None and sampling.prompt_logprobs is not None
+    draft.scorings.append(Scoring(sequence.row, start, end, sampling.prompt_logprobs))
+    draft.flight.scored.append((sequence, end - start))
+    sequence.scored = end
 
 
 def _reasons(sequence: Sequence, group: Group) -> tuple[str, ...]:

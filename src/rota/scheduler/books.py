@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from rota.core.config import Capacity
@@ -19,6 +20,8 @@ from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Phase, Sequence
 from rota.scheduler.slots import SlotLedger
 
+# What a step takes is forgotten after so many others.
+REMEMBERED_STEPS = 16
 # Behind everybody: the line has no end.
 NOWHERE = (math.inf, RequestId(""))
 
@@ -40,6 +43,8 @@ class Books:
         self.groups: dict[AdapterId, Group] = {BASE: self.base}
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
         self.waiting = 0
+        self.priorities: Counter[int] = Counter()  # of the open ones
+        self.step_s = 0.0  # what steps take of late
         self.line_ends_at = NOWHERE  # whoever arrived later was not let past those who lack KV in the last pass
         self.outbox: list[Event] = []
         # Adapters with work and no slot: those a policy may have to choose among.
@@ -64,6 +69,7 @@ class Books:
         limit = min(len(request.prompt) + request.sampling.max_new_tokens, self.longest)
         sequence = Sequence(request, limit)
         self.sequences[request.request_id] = sequence
+        self.priorities[request.priority] += 1
         self._enqueue(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
@@ -85,6 +91,7 @@ class Books:
             self.stand_up(sequence)
         sequence.phase = Phase.FINISHED
         del self.sequences[sequence.request_id]
+        self._forget_priority(sequence.request.priority)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             group.lengths.append(sequence.output_length)
         self.note_users(group)
@@ -99,6 +106,11 @@ class Books:
                 fault,
             )
         )
+
+    def _forget_priority(self, priority: int) -> None:
+        self.priorities[priority] -= 1
+        if not self.priorities[priority]:
+            del self.priorities[priority]
 
     def preempt(self, sequence: Sequence, now: float) -> None:
         """Back into the queue at its old place; its tokens stay, its KV is computed again later."""
@@ -126,6 +138,14 @@ class Books:
             self.absent.remove(group)
             self.parked.remove(group)
 
+    def note_step(self, step_s: float) -> None:
+        self.step_s += (step_s - self.step_s) / REMEMBERED_STEPS
+
+    def line_up_again(self) -> None:
+        """Keep `absent` true after `due_at` changed its mind about everybody."""
+        for group in self.absent:
+            self.note_users(group)
+
     def note_slots(self) -> None:
         """Keep `tenants` and `open_groups` true after a slot changed."""
         tenancies = self.slots.tenancies
@@ -141,6 +161,7 @@ class Books:
         assert len({sequence.row for sequence in running}) == len(running), "two sequences share a row"
         waiting = [sequence for group in self.groups.values() for sequence in group.queue]
         assert len(waiting) == self.waiting
+        assert self.priorities == Counter(sequence.request.priority for sequence in self.sequences.values())
         assert {*map(id, self.sequences.values())} == {*map(id, running), *map(id, waiting)}
         for group in self.groups.values():
             assert group.prefilling == sorted(group.prefilling, key=arrival)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, Row
-from rota.core.plan import Chunk, Grant, Load, Seat, StepPlan
+from rota.core.plan import Chunk, Grant, Load, Scoring, Seat, StepPlan
 from rota.scheduler.sequence import Sequence
 
 
@@ -19,6 +19,8 @@ class Flight:
     # With the number of computed tokens each chunk reaches.
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     samplers: list[Sequence] = field(default_factory=list)
+    # With how many tokens of its prompt are scored.
+    scored: list[tuple[Sequence, int]] = field(default_factory=list)
     prompt_tokens: int = 0
 
 
@@ -37,6 +39,7 @@ class Draft:
     fetches: list[Adapter] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     drops: list[AdapterId] = field(default_factory=list)
+    scorings: list[Scoring] = field(default_factory=list)
     context_tokens: int = 0
     adapters: int = 0
     wake_at: float = float("inf")
@@ -58,6 +61,7 @@ class Draft:
             tuple(self.fetches),
             tuple(self.loads),
             tuple(self.drops),
+            tuple(self.scorings),
             self.context_tokens,
             self.adapters,
             self.wake_at,

@@ -90,6 +90,12 @@ class Group:
         return self.oldest_at
 
     @property
+    def priority(self) -> int:
+        first = self.queue.first()
+        users = [*self.running_sequences(), *([first] if first else [])]
+        return max((sequence.request.priority for sequence in users), default=0)
+
+    @property
     def remaining(self) -> int:
         return max((self.expected_tokens(sequence) for sequence in self.running_sequences()), default=0)
 

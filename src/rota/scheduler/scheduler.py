@@ -6,9 +6,11 @@ blocks, slots, tokens in flight), so at depth 2 the next plan can be made before
 
 from __future__ import annotations
 
+import math
+
 from rota.core.config import Capacity, EngineConfig, LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError, Fault, FaultCode
-from rota.core.events import CacheFlushed, Event, Finished, FinishReason, Produced
+from rota.core.events import CacheFlushed, Event, Finished, FinishReason, Produced, PromptsScored
 from rota.core.ids import RequestId
 from rota.core.messages import (
     Abort,
@@ -92,9 +94,9 @@ class Scheduler:
         match message:
             case Submit(request):
                 self._submit(request)
-            case Abort(request_id, at):
+            case Abort(request_id, at, is_complete):
                 if sequence := self._books.sequences.get(request_id):
-                    self._finish(sequence, FinishReason.ABORT, at)
+                    self._finish(sequence, FinishReason.STOP if is_complete else FinishReason.ABORT, at)
             case AbortAll(at):
                 for sequence in list(self._books.sequences.values()):
                     self._finish(sequence, FinishReason.ABORT, at)
@@ -179,11 +181,25 @@ class Scheduler:
         for sequence in flight.decodes:
             sequence.flights -= 1
             sequence.computed += 1
+        if flight.scored:
+            self._tell_scores(flight, result)
         self._write_tokens(flight, result)
         for sequence, _ in flight.chunks:
             self._publish(sequence)
         events, self._books.outbox = self._books.outbox, []
         return events
+
+    def _tell_scores(self, flight: Flight, result: StepResult) -> None:
+        told: list[tuple[RequestId, tuple[TokenLogprobs, ...]]] = []
+        end = 0
+        for sequence, count in flight.scored:
+            start, end = end, end + count
+            if sequence.phase is not Phase.FINISHED:
+                told.append((sequence.request_id, result.scores[start:end]))
+        assert end == len(result.scores), "a world gives one score per scored token"
+        if told:
+            request_ids, scores = zip(*told, strict=True)
+            self._books.outbox.append(PromptsScored(result.at, request_ids, scores))
 
     def _write_tokens(self, flight: Flight, result: StepResult) -> None:
         sequences = flight.decodes + flight.samplers
@@ -210,6 +226,7 @@ class Scheduler:
             # At depth 2 the device began this step when it was done with the one before.
             step_s = result.at - max(flight.planned_at, self._last_result_at)
             self._last_result_at = result.at
+            self._books.note_step(step_s)
             self._books.outbox.append(
                 Produced(result.at, tuple(request_ids), tuple(tokens), logprobs, step_s, flight.prompt_tokens)
             )
@@ -250,9 +267,13 @@ class Scheduler:
 
 
 def _drainer(policy: PolicyConfig, capacity: Capacity) -> LoRADrainer | None:
-    if policy.lora_policy != "drain" or not policy.lora_drain_wait_threshold:
-        return None
-    return LoRADrainer(policy.lora_drain_wait_threshold, capacity.slots)
+    match policy.lora_policy:
+        case "drain":
+            return LoRADrainer(policy.lora_drain_wait_threshold, capacity.slots)
+        case "wait":
+            return LoRADrainer(math.inf, capacity.slots)  # for priorities alone
+        case "rotate":
+            return None
 
 
 def _rotation(policy: PolicyConfig) -> LoRARotation | None:

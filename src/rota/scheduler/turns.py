@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 from rota.core.events import DrainChanged, SlotChanged, SlotState
 from rota.core.ids import AdapterId
@@ -14,6 +15,9 @@ from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group, Standing
+
+# While priorities differ, so many adapters without a slot are looked at to find one that goes before a tenant.
+URGENT_LOOK_AHEAD = 64
 
 
 class Turns:
@@ -38,6 +42,8 @@ class Turns:
             self._drain(draft, self._drainer)
         if not self._books.absent:
             return
+        if self._rotation:
+            self._watch_the_round(self._rotation)
         idle = self._idle()
         if idle or self._books.slots.empty:
             self._fill(draft, idle)
@@ -143,11 +149,30 @@ class Turns:
                 break
             if (first := group.queue.first()) and self._admission.has_room(first):
                 blocked[group.adapter_id] = group
+        blocked |= {group.adapter_id: group for group in self._urgent()}
         residents = {group.adapter_id: group for group in books.tenants}
         drainer.observe(blocked, residents, books.slots.empty + len(self._idle()), draft.now)
         draft.ask_again(drainer.reserved_until)
         books.outbox += [DrainChanged(draft.now, one.victim, one.beneficiary, one.state) for one in drainer.news]
         drainer.news.clear()
+
+    def _urgent(self) -> Iterator[Group]:
+        """Of the first in line those who go before some tenant and lack nothing but a slot."""
+        books = self._books
+        if len(books.priorities) < 2:
+            return
+        least = min((group.priority for group in books.tenants), default=math.inf)
+        for group in islice(books.absent, URGENT_LOOK_AHEAD):
+            first = group.queue.first()
+            if first and first.request.priority > least and self._admission.has_room(first):
+                yield group
+
+    def _watch_the_round(self, rotation: LoRARotation) -> None:
+        """Let rotation see how long a round of turns takes; everybody's due date may depend on it."""
+        before_s = rotation.stall_limit_s
+        rotation.observe(len(self._books.absent), self._books.step_s)
+        if rotation.stall_limit_s != before_s:
+            self._books.line_up_again()
 
     def _rotate(self, draft: Draft, rotation: LoRARotation) -> None:
         """Those whose turn is over make room for those who deserve it more."""
