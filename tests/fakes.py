@@ -13,7 +13,7 @@ from rota.core.adapter import Adapter
 from rota.core.config import Capacity
 from rota.core.ids import BASE, AdapterId, BlockId, Row, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
-from rota.core.plan import Seat, StepPlan, StepResult, TokenLogprobs
+from rota.core.plan import Scoring, Seat, StepPlan, StepResult, TokenLogprobs
 from rota.core.request import SamplingParams
 from tests.builders import VOCABULARY, capacity
 
@@ -56,6 +56,7 @@ class FakeTicket:
     ready_at: float
     tokens: tuple[int, ...]
     logprobs: tuple[tuple[int, TokenLogprobs], ...]
+    scores: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(slots=True)
@@ -103,16 +104,17 @@ class FakeDevice:
             for position, (row, token) in enumerate(zip(plan.sampled_rows, tokens, strict=True))
             if self._rows[row].sampling.logprobs is not None
         ]
+        scores = tuple(score for scoring in plan.scorings for score in self._scores(plan, scoring))
         self._busy_until = max(self._busy_until, self.now()) + self.step_s
         self._under_way.append(plan.step_id)
-        return FakeTicket(plan.step_id, self._busy_until, tuple(tokens), tuple(logprobs))
+        return FakeTicket(plan.step_id, self._busy_until, tuple(tokens), tuple(logprobs), scores)
 
     def collect(self, ticket: FakeTicket) -> StepResult:
         assert self._under_way.popleft() == ticket.step_id, "steps are collected in the order they began"
         wait_s = ticket.ready_at - self.now()
         if wait_s > 0:
             self.sleep(wait_s)
-        return StepResult(self.now(), ticket.tokens, ticket.logprobs)
+        return StepResult(self.now(), ticket.tokens, ticket.logprobs, ticket.scores)
 
     def fetch(self, adapter: Adapter) -> Message:
         if "broken" in adapter.path:
@@ -154,6 +156,12 @@ class FakeDevice:
         token = self.next_token(context)
         self._rows[row].tokens.append(token)
         return token
+
+    def _scores(self, plan: StepPlan, scoring: Scoring) -> list[TokenLogprobs]:
+        """Each token is the likeliest, and its neighbours follow."""
+        (chunk,) = [chunk for chunk in plan.chunks if chunk.row == scoring.row]
+        assert chunk.start < scoring.start < scoring.end <= chunk.start + chunk.length + 1, "no logits judge these"
+        return [_logprobs(token, scoring.top) for token in self._rows[scoring.row].tokens[scoring.start : scoring.end]]
 
     def _slot(self, row: Row, position: int) -> tuple[BlockId, int]:
         index, offset = divmod(position, self.capacity.block_size)

@@ -86,6 +86,16 @@ def test_logprobs_come_with_every_token(llm):
     )
 
 
+def test_a_prompt_s_own_tokens_are_scored_if_asked(llm):
+    greedy = {"temperature": 0.0, "max_new_tokens": 1, "ignore_eos": True}
+    (answer,) = llm.generate("one", SamplingParams(**greedy))
+    continued = [*b"one", *answer.token_ids]
+    (scored,) = llm.generate([continued], SamplingParams(**greedy, prompt_logprobs=1))
+
+    assert len(scored.prompt_logprobs) == 3
+    assert scored.prompt_logprobs[-1].top == ((continued[-1], scored.prompt_logprobs[-1].chosen),)
+
+
 def test_a_conversation_goes_through_the_chat_template(llm):
     message = {"role": "user", "content": "one"}
 

@@ -47,7 +47,7 @@ class DeviceWorld(VirtualWorld):
 
     def collect(self, ticket: tuple[float, int]) -> StepResult:
         result = self.device.collect(self._tickets.pop(0))
-        return StepResult(super().collect(ticket).at, result.tokens, result.logprobs)
+        return StepResult(super().collect(ticket).at, result.tokens, result.logprobs, result.scores)
 
 
 def serve(

@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.errors import AdapterError, RequestError
-from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, FinishReason, Produced
+from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, FinishReason, Produced, PromptsScored
 from rota.core.ids import AdapterId, RequestId
 from rota.core.lora_paths import LoraPath, parse_lora_paths
 from rota.core.options import build, refuse_unknown
@@ -47,6 +47,8 @@ class Completion:
     cached_tokens: int
     # One per token, if the parameters asked for them.
     logprobs: tuple[TokenLogprobs, ...] = ()
+    # Likewise one per token of the prompt, from its second on.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class LLM:
@@ -171,6 +173,9 @@ class LLM:
                     match event:
                         case Produced():
                             _hand_out(event, answers, inbox)
+                        case PromptsScored(_, request_ids, scores):
+                            for request_id, told in zip(request_ids, scores, strict=True):
+                                answers[request_id].scores.extend(told)
                         case Finished(request_id) if not failed:
                             inbox.note_ended(request_id)
                             answers[request_id].ending = event
@@ -202,6 +207,7 @@ class Answer:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scores: list[TokenLogprobs] = field(default_factory=list)
     is_stopped: bool = False
     ending: Finished | None = None
 
@@ -225,6 +231,7 @@ class Answer:
             self.ending.prompt_tokens,
             self.ending.cached_tokens,
             tuple(self.logprobs),
+            tuple(self.scores),
         )
 
 
@@ -280,6 +287,6 @@ def with_builtin_adapters(lora: LoraConfig, builtin: Mapping[str, Path]) -> Lora
 
 def build_device(config: EngineConfig) -> Device[Any]:
     """The engine. Loads torch, which a server's own process has no use for."""
-    from rota.engine.engine import build_engine
+    from rota.engine.build import build_engine
 
     return build_engine(config)

@@ -14,8 +14,8 @@ from rota.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerCo
 from rota.core.events import Admitted, Event, Preempted
 from rota.core.ids import RequestId
 from rota.core.request import Request
+from rota.engine.build import build_engine
 from rota.engine.builtin import builtin_model_folder
-from rota.engine.engine import build_engine
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.offline import OfflineInbox

@@ -17,7 +17,8 @@ from rota.core.errors import ConfigError
 from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
-from rota.engine.engine import Engine, build_engine
+from rota.engine.build import build_engine
+from rota.engine.engine import Engine
 from rota.engine.graphs import decode_frames
 from tests.engine.model_factory import FAMILIES, make_tiny_model
 

@@ -88,3 +88,10 @@ def test_frames_reach_every_row_and_the_largest_step_and_come_smallest_first(row
     assert sizes == sorted(sizes)
     assert MixedFrame(rows, budget) in frames
     assert max(frame.prompt_tokens for frame in frames) == budget
+
+
+def test_a_rehearsal_computes_a_step_in_every_frame_and_leaves_the_cache_to_others(engine: Engine, oracle):
+    engine.rehearse(most_prompt_tokens=32)
+    hand = FramedHand(engine)
+    hand.seat(1, PROMPT)
+    assert [*hand.step((1, 0, len(PROMPT), True)).tokens, *hand.decode(1, 3)] == expected(oracle, PROMPT, 4)

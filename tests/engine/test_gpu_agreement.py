@@ -11,9 +11,10 @@ import torch
 from peft import PeftModel
 
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.events import PromptsScored
 from rota.core.ids import AdapterId, RequestId
 from rota.core.policy_config import PolicyConfig
-from rota.engine.engine import build_engine
+from rota.engine.build import build_engine
 from rota.runtime.doorbell import Doorbell
 from rota.scheduler import Scheduler
 from tests.builders import request
@@ -80,3 +81,33 @@ def test_every_token_is_the_references_wherever_that_is_sure(family, tmp_path):
             answer = given[RequestId(f"{place}-{number}")]
             assert len(answer) == NEW_TOKENS
             assert agrees(reference, prompt, answer) == 1.0, f"adapter {number}, prompt {place}"
+
+
+def test_a_prompt_s_tokens_are_as_likely_as_the_reference_says_beside_steps_in_graphs(tmp_path):
+    model = make_tiny_model(tmp_path / "model", "llama3")
+    rounded = copy.deepcopy(model).to(torch.bfloat16).float()
+    make_adapter(tmp_path / "1", model, seed=1)
+    dice = random.Random(5)
+    prompt = tuple(dice.randrange(3, 250) for _ in range(90))
+    server = GPUServer(tmp_path / "model")
+    server.add(adapter(1, tmp_path))
+    events = server.serve(
+        [
+            request("plain", prompt=50, max_new_tokens=NEW_TOKENS),
+            request("0", prompt=prompt, prompt_logprobs=1, arrived_at=1.0),
+            request("1", prompt=prompt, prompt_logprobs=1, arrived_at=2.0, adapter=AdapterId(1)),
+        ]
+    )
+
+    scores: dict[str, list[float]] = {"0": [], "1": []}
+    for event in events:
+        if isinstance(event, PromptsScored):
+            for id, told in zip(event.request_ids, event.scores, strict=True):
+                scores[id] += [entry.chosen for entry in told]
+    tuned = PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / "1").eval()
+    for id, reference in (("0", rounded), ("1", tuned)):
+        with torch.inference_mode():
+            right = reference(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
+        chosen = right.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        assert len(scores[id]) == len(prompt) - 1
+        assert (torch.tensor(scores[id]) - chosen).abs().mean() < CLEAR_MARGIN * right.std(dim=1).mean()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,7 +28,7 @@ class ModelConfig:
     attention_backend: Literal["auto", "torch", "triton"] = option(
         "auto", "Attention kernels; 'auto' takes Triton on a GPU and torch on a CPU."
     )
-    enable_cuda_graphs: bool = option(True, "Replay decode steps as CUDA graphs (GPU only).")
+    enable_cuda_graphs: bool = option(True, "Replay steps of common sizes as CUDA graphs (GPU only).")
 
     def __post_init__(self) -> None:
         _at_least("context_length", self.context_length, 2)
@@ -75,7 +76,8 @@ class LoraConfig:
     """Which adapters, how many at a time, and how large."""
 
     lora_paths: tuple[str, ...] = option(
-        (), "Adapters to load at the start: PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and weight."
+        (),
+        "Adapters to start with, one or more: PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and weight.",
     )
     max_loras_per_batch: int | Literal["auto"] = option(
         "auto", "Adapters on the device at a time; 'auto' takes as many as lora_memory_share holds."
@@ -111,11 +113,45 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Where the server listens and what it calls itself."""
+    """Where the server listens, whom it lets in, how long it waits, and what it tells."""
 
-    host: str = option("127.0.0.1", "Address to listen on.")
+    host: str = option("127.0.0.1", "Address to listen on; one that others reach needs keys, or allow_anyone.")
     port: int = option(30000, "Port to listen on; 0 picks a free one.")
     served_model_name: str | None = option(None, "The model's name to clients; left out: its folder's name.")
+    api_key: tuple[str, ...] = option((), "A key that may do everything; may be repeated.")
+    api_key_file: str | None = option(None, "A TOML file with keys and the rights of each.")
+    allow_anyone: bool = option(
+        False, "Listen on an address that others reach without any key: whoever reaches it may do everything."
+    )
+    max_body_mb: int = option(16, "Largest body of a request, in MB; a larger one is refused.")
+    stream_keep_alive: float = option(
+        15.0,
+        "Seconds of silence after which a stream sends a comment; its headers leave with the first one, if not before.",
+    )
+    drain_timeout: float = option(20.0, "Seconds that open answers may take to end once the server is told to stop.")
+    request_timeout: float | None = option(
+        None, "Seconds after which a request that has not ended is ended with an error; left out: never."
+    )
+    metrics_max_adapters: int = option(
+        50, "Adapters with metrics of their own; those that are asked for while no place is free count as 'other'."
+    )
+    journal_dir: str | None = option(
+        None, "A folder of journals (.jsonl) that the dashboard replays by name: /dashboard?journal=run.jsonl."
+    )
+    log_format: Literal["text", "json"] = option("text", "How log lines on stderr look.")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "The least that is logged; 'info' has a line for every request."
+    )
+
+    def __post_init__(self) -> None:
+        _at_least("max_body_mb", self.max_body_mb, 1)
+        _at_least("metrics_max_adapters", self.metrics_max_adapters, 0)
+        if not 0.0 < self.stream_keep_alive < math.inf:
+            raise ConfigError(f"stream_keep_alive must be a finite number above 0, not {self.stream_keep_alive}.")
+        if not 0.0 <= self.drain_timeout < math.inf:
+            raise ConfigError(f"drain_timeout must be a finite number of seconds, 0 or more, not {self.drain_timeout}.")
+        if self.request_timeout is not None and not 0.0 < self.request_timeout < math.inf:
+            raise ConfigError(f"request_timeout must be a finite number above 0, not {self.request_timeout}.")
 
 
 @dataclass(frozen=True, slots=True)

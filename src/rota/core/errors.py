@@ -31,6 +31,7 @@ class FaultCode(StrEnum):
     FORBIDDEN = "forbidden"
     RATE_LIMITED = "rate_limit_exceeded"
     BODY_TOO_LARGE = "body_too_large"
+    UNKNOWN_REQUEST = "request_not_found"
     STOPPING = "server_stopping"
     TIMED_OUT = "request_timed_out"
 

@@ -52,6 +52,18 @@ class Produced:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptsScored:
+    """How likely prompts' next tokens were, for requests that asked; comes before the step's tokens.
+
+    A prompt's first token has no score, and every other one has its score told once, in order.
+    """
+
+    at: float
+    request_ids: tuple[RequestId, ...]
+    scores: tuple[tuple[TokenLogprobs, ...], ...]  # by position in `request_ids`
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """A request's last event."""
 
@@ -187,6 +199,15 @@ class CacheFlushed:
     blocks: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineRestarted:
+    """The engine died and another takes its place: nobody runs, no slot is taken, and adapters are read again."""
+
+    at: float
+    reason: str
+
+
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged | DrainChanged
 Answer = Explained | Inspected | CacheFlushed
-Event = Admitted | Preempted | Produced | Finished | PrefillsReleased | AdapterEvent | Answer
+RequestEvent = Admitted | Preempted | PromptsScored | Produced | Finished
+Event = RequestEvent | PrefillsReleased | AdapterEvent | EngineRestarted | Answer

@@ -22,6 +22,7 @@ class Abort:
 
     request_id: RequestId
     at: float
+    is_complete: bool = False  # it has all it needs, as at a stop string, and counts as stopped
 
 
 @dataclass(frozen=True, slots=True)

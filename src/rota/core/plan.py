@@ -7,6 +7,7 @@ newest token there. What a row is told once it is not told again, so a plan is a
     grants   one more block for a row that outgrew its last one
     chunks   rows that compute known tokens (prefill), [start, start + length)
     decodes  rows that compute the one token the device already holds for them
+    scorings tokens of prompts whose log-probabilities were asked for; the chunks of this step give them
     fetches  adapters to read from disk into host memory; loads: from there into a slot; drops: out of host memory
 """
 
@@ -61,6 +62,20 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """How likely a row's prompt tokens [start, end) were is told, each judged by the token before it.
+
+    chunk     |  4  5  6  7  |       computes these tokens
+    scoring   |     5  6  7  8 |     and can judge those that follow one of them
+    """
+
+    row: Row
+    start: int  # never the first token of a prompt: nothing comes before it
+    end: int
+    top: int  # so many of the likeliest tokens are told beside each
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """What the device shall do in one step."""
 
@@ -72,6 +87,7 @@ class StepPlan:
     fetches: tuple[Adapter, ...] = ()
     loads: tuple[Load, ...] = ()
     drops: tuple[AdapterId, ...] = ()
+    scorings: tuple[Scoring, ...] = ()
     # Tokens the step attends to, summed over its rows, and different adapters in it: what a step costs.
     context_tokens: int = 0
     adapters: int = 0
@@ -99,9 +115,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the device did: one token per sampled row."""
+    """What the device did: one token per sampled row, one score per scored token."""
 
     at: float
     tokens: tuple[int, ...] = ()
     # By position in `tokens`, only for rows that asked.
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    # Of the plan's scorings, one after the other.
+    scores: tuple[TokenLogprobs, ...] = ()

@@ -19,7 +19,8 @@ class SamplingParams:
     """How to choose tokens and when to stop.
 
     `temperature=0` is greedy. `stop` holds strings and is watched by the text layer; `stop_token_ids` is
-    watched by the scheduler, which does not know what end-of-sequence is unless it is listed there.
+    watched by the scheduler, which does not know what end-of-sequence is unless it is listed there. `logprobs` and
+    `prompt_logprobs` say how many of the likeliest tokens are told beside each token of the answer or of the prompt.
     """
 
     max_new_tokens: int = 128
@@ -32,6 +33,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     seed: int | None = None
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     ignore_eos: bool = False
@@ -50,6 +52,8 @@ class SamplingParams:
             _check_whole("seed", self.seed, 0, MAX_SEED)
         if self.logprobs is not None:
             _check_whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise RequestError.bad_field("stop", "stop must be a list of strings that are not empty.")
 

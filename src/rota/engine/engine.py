@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -11,32 +11,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rota.core.config import LANDINGS, Capacity, EngineConfig, LoraConfig, ModelConfig
-from rota.core.errors import ConfigError
+from rota.core.config import Capacity
 from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.messages import Message
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
-from rota.engine.attention.torch_attention import TorchAttention
-from rota.engine.builtin import builtin_model_folder
-from rota.engine.device import choose_backend, choose_device, choose_dtype, device_memory, set_threads
 from rota.engine.draw import argmax
 from rota.engine.frames import DecodeFrame, Frame, mixed_frames
 from rota.engine.graphs import StepGraphs, capture_graphs, decode_frames
 from rota.engine.inputs import Inputs, Rows
-from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
-from rota.engine.lora.adapters import Adapters, Project
-from rota.engine.lora.bank import Bank, count_slots
-from rota.engine.lora.loader import checkpoint_reader
-from rota.engine.lora.reference import project_with_lora
-from rota.engine.model.llama import Llama
-from rota.engine.model.spec import ModelSpec, read_spec
-from rota.engine.ops import reference
-from rota.engine.ops.cpu import CPUOperations
+from rota.engine.kv_cache import KVCache
+from rota.engine.lora.adapters import Adapters
+from rota.engine.model.spec import ModelSpec
 from rota.engine.sampler import Sampled, Sampler
-from rota.engine.step import Attention, DeviceStep, Operations
+from rota.engine.scores import score, tokens_at_once
+from rota.engine.step import DeviceStep
 from rota.engine.ticket import Ticket, send_home
-from rota.engine.weights import dummy_weights, load_weights
 
 Numbers = NDArray[np.int32]
 
@@ -75,16 +65,28 @@ class Engine:
         pages = -(-capacity.max_sequence_tokens // capacity.block_size)
         self._rows = Rows(capacity.rows, pages, capacity.block_size, cache.scratch_block, self._device)
         self._sampler = Sampler(capacity.rows, spec.vocab_size, self._device)
+        self._scored_at_once = tokens_at_once(spec.vocab_size)
         self._graphs: StepGraphs | None = None
 
     @torch.inference_mode()
     def capture(self, most_prompt_tokens: int, quiet: bool = False) -> None:
         """Replay steps as CUDA graphs from now on; the attention must not read lengths on the host."""
-        rows, vocabulary, has_bank = self.capacity.rows, self.spec.vocab_size, self._adapters is not None
-        frames: list[Frame] = [*decode_frames(rows), *mixed_frames(rows, most_prompt_tokens)]
+        frames, has_bank = self._frames(most_prompt_tokens), self._adapters is not None
         self._graphs = capture_graphs(
-            self.compute_framed, self._padding, frames, vocabulary, self._device, quiet, has_bank
+            self.compute_framed, self._padding, frames, self.spec.vocab_size, self._device, quiet, has_bank
         )
+
+    def rehearse(self, most_prompt_tokens: int) -> None:
+        """Compute a step in every frame, and the first ones of a request: whatever has to be compiled is compiled."""
+        for frame in self._frames(most_prompt_tokens):
+            for has_adapters in (True, False) if self._adapters is not None else (False,):
+                inputs = torch.from_numpy(self._padding(frame, has_adapters)).to(self._device)
+                self.compute_framed(inputs, frame, has_adapters)
+        self.warm_up()
+
+    def _frames(self, most_prompt_tokens: int) -> list[Frame]:
+        rows = self.capacity.rows
+        return [*decode_frames(rows), *mixed_frames(rows, most_prompt_tokens)]
 
     def listen(self, post: Callable[[Message], None]) -> None:
         """Tell of adapters through `post`, from the loader's threads."""
@@ -103,7 +105,7 @@ class Engine:
         inputs = self._rows.accept(plan)
         if not plan.chunks and not plan.decodes:
             return send_home(NO_TOKENS, self._device)
-        return send_home(self._compute(inputs), self._device)
+        return send_home(self._compute(plan, inputs), self._device)
 
     def warm_up(self) -> None:
         """Run a prompt and a sampled decode once, so that no request pays for compiling and first allocations."""
@@ -157,14 +159,18 @@ class Engine:
         assert self._adapters is not None
         return self._with_slots(line, self._adapters.no_slots(frame.tokens))
 
-    def _compute(self, inputs: Inputs) -> Sampled:
+    def _compute(self, plan: StepPlan, inputs: Inputs) -> Sampled:
         rows, lengths = inputs.rows[: inputs.decodes], inputs.lengths[: inputs.decodes]
         slots = self._slots_of(inputs.host_token_rows)
         lora = self._adapters.batch(slots) if self._adapters is not None and slots is not None else None
         step = self._rows.device_step(rows, lengths, inputs.longest_decode, inputs.chunks, lora)
         hidden = self._model.forward(step, self._cache.layers)
-        if not len(inputs.host_rows):
-            return NO_TOKENS
+        sampled = self._sample_last(inputs, hidden) if len(inputs.host_rows) else NO_TOKENS
+        if not plan.scorings:
+            return sampled
+        return replace(sampled, scores=score(plan, self._rows, hidden, self._model.logits, self._scored_at_once))
+
+    def _sample_last(self, inputs: Inputs, hidden: Tensor) -> Sampled:
         if inputs.chunks is not None:
             hidden = torch.cat([hidden[: inputs.decodes], hidden[inputs.chunks.last]])
         return self._sample(self._model.logits(hidden), inputs.rows, inputs.lengths, inputs.host_rows)
@@ -216,72 +222,3 @@ def _picked(framed: Tensor, decodes: int, frame: Frame, chunks: int) -> Tensor:
     if not chunks:
         return framed[:decodes]
     return torch.cat([framed[:decodes], framed[frame.decodes : frame.decodes + chunks]])
-
-
-@torch.inference_mode()
-def build_engine(config: EngineConfig) -> Engine:
-    """Everything from a model folder to an engine that is ready for its first plan."""
-    set_threads()
-    folder = Path(config.model.model_path) if config.model.model_path else builtin_model_folder(config.quiet)
-    spec = read_spec(folder)
-    context = _context_length(config.model, spec)
-    device = choose_device(config.model)
-    dtype = choose_dtype(config.model, spec.dtype, device)
-    backend = choose_backend(config.model, device)
-    if config.model.load_format == "dummy":
-        weights = dummy_weights(spec, device, dtype)
-    else:
-        weights = load_weights(folder, spec, device, dtype, config.quiet)
-    rows = config.scheduler.max_running_requests
-    slots, adapters = _adapters(config.lora, spec, dtype, device, backend, weights.size_bytes, rows)
-    model = Llama(spec, weights, *_kernels(backend, device, spec.head_dim**-0.5), adapters)
-
-    shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, dtype)
-    memory = device_memory(device, weights.size_bytes + adapters.bank.size_bytes)
-    blocks = count_blocks(config.cache, shape, memory, device, context, rows)
-    capacity = Capacity(blocks, shape.block_size, rows, context, slots)
-    engine = Engine(model, spec, KVCache(blocks, shape, device), capacity, adapters)
-    if backend == "triton" and config.model.enable_cuda_graphs:
-        engine.capture(config.scheduler.chunked_prefill_size, config.quiet)
-    engine.warm_up()
-    return engine
-
-
-def _context_length(config: ModelConfig, spec: ModelSpec) -> int:
-    if config.context_length is not None and config.context_length > spec.context_length:
-        raise ConfigError(
-            f"context_length is {config.context_length}, but the model was made for {spec.context_length} tokens; "
-            f"ask for at most that, or leave it out."
-        )
-    return config.context_length or spec.context_length
-
-
-def _adapters(
-    config: LoraConfig,
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    device: torch.device,
-    backend: str,
-    weight_bytes: int,
-    rows: int,
-) -> tuple[int, Adapters]:
-    """Slots that fit, and the adapters' side of the engine. The bank is made before KV takes what is left."""
-    slots = count_slots(config, spec, dtype, device_memory(device, weight_bytes), device)
-    bank = Bank(spec, slots + LANDINGS, config.max_lora_rank, dtype, device)
-    project: Project = project_with_lora
-    if backend == "triton":
-        from rota.engine.lora.triton_ops import BesideProduct
-
-        project = BesideProduct(device)
-    read = checkpoint_reader(bank, spec, config.adapter_root)
-    return slots, Adapters(bank, read, project, rows, config.enable_lora_overlap_loading)
-
-
-def _kernels(backend: str, device: torch.device, scale: float) -> tuple[Operations, Attention]:
-    if backend == "triton":
-        # Here because Triton is there only where PyTorch has a GPU to use it on.
-        from rota.engine.attention.triton_attention import TritonAttention
-        from rota.engine.ops import fused
-
-        return fused, TritonAttention(scale)
-    return CPUOperations() if device.type == "cpu" else reference, TorchAttention(scale)

@@ -48,7 +48,9 @@ class StepGraphs:
         self._graphs = graphs
 
     def frame_for(self, plan: StepPlan) -> Frame | None:
-        """The smallest frame that holds a step; None if it fits into none."""
+        """The smallest frame that holds a step; None if it fits into none, or wants more of it than a graph gives."""
+        if plan.scorings:
+            return None
         frames: list[DecodeFrame] | list[MixedFrame] = self._mixed if plan.chunks else self._decodes
         return next((frame for frame in frames if frame.holds(plan)), None)
 

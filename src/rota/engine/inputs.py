@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rota.core.ids import Row
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.engine.device import send
 from rota.engine.frames import MixedFrame
@@ -106,6 +107,10 @@ class Rows:
         lengths = self._computed[decodes], self._computed[sampled]
         sections = (decodes, lengths[0], *tokens, last, sampled, lengths[1], rows, starts, offsets)
         return frame.write(sections, self._padding)
+
+    def known(self, row: Row, start: int, end: int) -> Numbers:
+        """Tokens [start, end) that a row's seat brought."""
+        return self._tokens[row][start:end]
 
     def write_pages(self, places: Tensor, blocks: Tensor) -> None:
         """Change the page tables."""

@@ -44,6 +44,7 @@ class Sampled:
 
     tokens: Tensor  # [n] int64
     logprobs: Logprobs | None = None
+    scores: Logprobs | None = None  # of prompts' tokens
 
 
 class Sampler:
@@ -106,16 +107,21 @@ class Sampler:
     def _logprobs_of(self, logits: Tensor, tokens: Tensor, host_rows: NDArray[np.integer]) -> Logprobs:
         positions = np.flatnonzero(self._needs[host_rows] & LOGPROBS)
         counts = self._logprobs[host_rows[positions]]
-        total = logits.logsumexp(-1, keepdim=True)
-        chosen = logits.gather(1, tokens[:, None]) - total
-        top = logits.topk(int(counts.max()), dim=-1)
         wanted = tuple(zip(positions.tolist(), counts.tolist(), strict=True))
-        return Logprobs(chosen[:, 0], top.indices, top.values - total, wanted)
+        return Logprobs(*judged(logits, tokens, int(counts.max())), wanted)
 
     def _line_of(self, params: SamplingParams) -> tuple[float, ...]:
         top_k = self._vocabulary if params.top_k is None else min(params.top_k, self._vocabulary)
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
         return (params.temperature, float(top_k), params.top_p, params.min_p, *penalties)
+
+
+def judged(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[n] log-probabilities of the tokens, [n, most] the likeliest tokens and theirs; logits [n, vocabulary]."""
+    total = logits.logsumexp(-1, keepdim=True)
+    chosen = logits.gather(1, tokens[:, None]) - total
+    top = logits.topk(most, dim=-1)
+    return chosen[:, 0], top.indices, top.values - total
 
 
 def _needs_of(params: SamplingParams) -> int:

@@ -19,26 +19,31 @@ class Ticket:
 
     tokens: Tensor  # [n] int64
     logprobs: Logprobs | None
+    scores: Logprobs | None
     done: torch.Event | None
 
     def wait(self) -> StepResult:
         """Blocks until the step is done, and for no step after it."""
         if self.done is not None:
             self.done.synchronize()
-        return StepResult(time.monotonic(), tuple(self.tokens.tolist()), _token_logprobs(self.logprobs))
+        scores = tuple(score for _, score in _token_logprobs(self.scores))
+        return StepResult(time.monotonic(), tuple(self.tokens.tolist()), _token_logprobs(self.logprobs), scores)
 
 
 def send_home(sampled: Sampled, device: torch.device) -> Ticket:
     """Queue the copies to the host behind the step that is being computed."""
-    tokens, logprobs = fetch(sampled.tokens), sampled.logprobs
-    if logprobs is not None:
-        top_tokens, top = fetch(logprobs.top_tokens), fetch(logprobs.top)
-        logprobs = Logprobs(fetch(logprobs.chosen), top_tokens, top, logprobs.wanted)
+    tokens, logprobs, scores = fetch(sampled.tokens), _fetched(sampled.logprobs), _fetched(sampled.scores)
     done = None
     if device.type == "cuda":
         done = torch.Event(device)
         done.record()
-    return Ticket(tokens, logprobs, done)
+    return Ticket(tokens, logprobs, scores, done)
+
+
+def _fetched(logprobs: Logprobs | None) -> Logprobs | None:
+    if logprobs is None:
+        return None
+    return Logprobs(fetch(logprobs.chosen), fetch(logprobs.top_tokens), fetch(logprobs.top), logprobs.wanted)
 
 
 def _token_logprobs(logprobs: Logprobs | None) -> tuple[tuple[int, TokenLogprobs], ...]:

@@ -18,7 +18,8 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import RemoveAdapter
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
-from rota.engine.engine import Engine, build_engine
+from rota.engine.build import build_engine
+from rota.engine.engine import Engine
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run

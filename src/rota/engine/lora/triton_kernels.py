@@ -6,9 +6,6 @@
 A tile's tokens all have one slot, so its program multiplies plain matrices; what differs between slots is a pointer
 and a rank, both read on the device. Few tokens make little work, and it is the shares that spread it over all
 processors. They are added up by whoever reads them: no atomics, no zeroing, the same sum every time.
-
-With EARLY a kernel starts before the one ahead of it has ended. It may then read what is older than that one, which is
-all but x, the shares and y; for these it waits.
 """
 
 # Kernel parameters are pointers and device scalars, which Python's types do not describe.
@@ -63,15 +60,9 @@ def shrink_kernel(
     SHARE: tl.constexpr,  # inputs per program, a multiple of STEP
     STEP: tl.constexpr,
     OPERAND: tl.constexpr,  # what tl.dot multiplies
-    EARLY: tl.constexpr,
 ):
     share, row_tile, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot, rank, place, token, is_token = _look_up(tile, order, tile_slots, tile_starts, tile_counts, ranks, TILE)
-    if EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
-        # Idle programs wait too: that shrink has ended must mean, to expand, that whatever made y has ended.
-        tl.extra.cuda.gdc_wait()
-
     first = row_tile * ROWS
     first_in_part = first % MAX_RANK
     reaches_next_part = first_in_part + ROWS > MAX_RANK
@@ -140,24 +131,20 @@ def expand_kernel(
     COLUMNS: tl.constexpr,
     RANKS: tl.constexpr,  # ranks per iteration
     OPERAND: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     tile = tl.program_id(1)
     part, begin, end = _columns(tl.program_id(0), FIRST, SECOND, THIRD, COLUMNS)
     slot, rank, place, token, is_token = _look_up(tile, order, tile_slots, tile_starts, tile_counts, ranks, TILE)
+    if rank == 0:
+        return
 
     OUTPUTS: tl.constexpr = FIRST + SECOND + THIRD
     nth = tl.arange(0, RANKS)
     column = begin + tl.arange(0, COLUMNS)
     inside = (column < end)[None, :]
     b_at = b + slot * (MAX_RANK * OUTPUTS) + nth[:, None] * OUTPUTS + column[None, :]
-    # B is one iteration ahead: the first tile of it comes while shrink is still at work.
+    # B is one iteration ahead: a tile of it comes while the shares of the one before are added up.
     b_tile = tl.load(b_at, mask=(nth < rank)[:, None] & inside, other=0.0)
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
-    if rank == 0:
-        return
-
     y_at = y + token[:, None] * y_stride + column[None, :]
     is_real = is_token[:, None] & inside
     base = tl.load(y_at, mask=is_real, other=0.0)

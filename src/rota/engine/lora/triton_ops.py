@@ -6,8 +6,7 @@ assignment of tokens to adapters.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -49,9 +48,6 @@ class ExpandTuning:
 class Tuning:
     shrink: ShrinkTuning
     expand: ExpandTuning
-    # Each kernel begins, and fetches tables and weights, while the one ahead still runs (Hopper and later). Those must
-    # therefore be older than the kernel ahead of shrink, which in a model is the site's own matrix product.
-    early: bool = True
 
 
 DECODE = Tuning(
@@ -84,7 +80,7 @@ class BesideProduct:
             y = project(x)
             add_lora(y, x, factors, batch)
             return y
-        main, tuning = torch.cuda.current_stream(), replace(tuning_for(batch), early=False)
+        main, tuning = torch.cuda.current_stream(), tuning_for(batch)
         self._side.wait_stream(main)
         with torch.cuda.stream(self._side):
             partial = shrink(x, factors, batch, tuning)
@@ -109,13 +105,12 @@ def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) ->
     share = triton.cdiv(max(shapes.share, triton.cdiv(shape.inputs, shapes.most_shares)), shapes.step) * shapes.step
     shares = triton.cdiv(shape.inputs, share)
     rows = _at_most(shapes.rows, all_rows)
-    early = tuning.early and _can_start_early(x.device)
     partial = torch.empty(shares, tokens, all_rows, dtype=torch.float32, device=x.device)
     shrink_kernel[(shares, triton.cdiv(all_rows, rows), len(batch.tile_slots))](
         x, a, factors.ranks, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, partial,
         tokens, x.stride(0), INPUTS=shape.inputs, PARTS=len(shape.parts), MAX_RANK=factors.max_rank,
-        TILE=batch.tile_size, ROWS=rows, SHARE=share, STEP=shapes.step, OPERAND=_operand(a), EARLY=early,
-        num_warps=shapes.warps, num_stages=shapes.stages, launch_pdl=early,
+        TILE=batch.tile_size, ROWS=rows, SHARE=share, STEP=shapes.step, OPERAND=_operand(a),
+        num_warps=shapes.warps, num_stages=shapes.stages,
     )  # fmt: skip
     return partial
 
@@ -127,13 +122,12 @@ def expand(y: Tensor, partial: Tensor, factors: SiteFactors, batch: LoraBatch, t
     first, second, third = (*widths, 0, 0)[:3]
     # Float32 multiplies from registers, and its numbers take two of what others take one: half the columns.
     columns = _at_most(shapes.columns * 2 // y.element_size(), max(widths))
-    early = tuning.early and _can_start_early(y.device)
     expand_kernel[(sum(triton.cdiv(width, columns) for width in widths), len(batch.tile_slots))](
         y, b, factors.ranks, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, partial,
         y.shape[0], y.stride(0), FIRST=first, SECOND=second, THIRD=third, PARTS=len(widths),
         MAX_RANK=factors.max_rank, SHARES=partial.shape[0], TILE=batch.tile_size, COLUMNS=columns,
-        RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=_operand(b), EARLY=early,
-        num_warps=shapes.warps, num_stages=1, launch_pdl=early,
+        RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=_operand(b),
+        num_warps=shapes.warps, num_stages=1,
     )  # fmt: skip
 
 
@@ -145,8 +139,3 @@ def _at_most(wanted: int, needed: int) -> int:
 def _operand(factor: Tensor) -> tl.dtype:
     # The interpreter keeps bfloat16 as integers and multiplies those; it is right only in float32.
     return tl.float32 if triton.knobs.runtime.interpret else _OPERANDS[factor.dtype]
-
-
-@functools.cache
-def _can_start_early(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -1,0 +1,114 @@
+"""Building an engine: everything from a model folder to kernels, memory and graphs, in the order they depend on it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from rota.core.config import LANDINGS, Capacity, EngineConfig, LoraConfig, ModelConfig
+from rota.core.errors import ConfigError
+from rota.engine.attention.torch_attention import TorchAttention
+from rota.engine.builtin import builtin_model_folder
+from rota.engine.device import choose_backend, choose_device, choose_dtype, device_memory, set_threads
+from rota.engine.engine import Engine
+from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
+from rota.engine.lora.adapters import Adapters, Project
+from rota.engine.lora.bank import Bank, count_slots
+from rota.engine.lora.loader import checkpoint_reader
+from rota.engine.lora.reference import project_with_lora
+from rota.engine.model.llama import Llama
+from rota.engine.model.spec import ModelSpec, read_spec
+from rota.engine.ops import reference
+from rota.engine.ops.cpu import CPUOperations
+from rota.engine.rehearsal import rehearsal
+from rota.engine.step import Attention, Operations
+from rota.engine.weights import dummy_weights, load_weights
+
+REHEARSED_BLOCKS = 16
+
+
+@torch.inference_mode()
+def build_engine(config: EngineConfig) -> Engine:
+    """Everything from a model folder to an engine that is ready for its first plan."""
+    set_threads()
+    folder = Path(config.model.model_path) if config.model.model_path else builtin_model_folder(config.quiet)
+    spec = read_spec(folder)
+    context = _context_length(config.model, spec)
+    device = choose_device(config.model)
+    dtype = choose_dtype(config.model, spec.dtype, device)
+    backend = choose_backend(config.model, device)
+    budget = config.scheduler.chunked_prefill_size
+    has_graphs = backend == "triton" and config.model.enable_cuda_graphs
+    with rehearsal(lambda: _one_layer(config, spec, device, dtype, context), budget) if has_graphs else nullcontext():
+        if config.model.load_format == "dummy":
+            weights = dummy_weights(spec, device, dtype)
+        else:
+            weights = load_weights(folder, spec, device, dtype, config.quiet)
+    rows = config.scheduler.max_running_requests
+    slots, adapters = _adapters(config.lora, spec, dtype, device, backend, weights.size_bytes, rows)
+    model = Llama(spec, weights, *_kernels(backend, device, spec.head_dim**-0.5), adapters)
+
+    shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, dtype)
+    memory = device_memory(device, weights.size_bytes + adapters.bank.size_bytes)
+    blocks = count_blocks(config.cache, shape, memory, device, context, rows)
+    capacity = Capacity(blocks, shape.block_size, rows, context, slots)
+    engine = Engine(model, spec, KVCache(blocks, shape, device), capacity, adapters)
+    if has_graphs:
+        engine.capture(budget, config.quiet)
+    engine.warm_up()
+    return engine
+
+
+def _one_layer(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, context: int) -> Engine:
+    """An engine that needs every kernel the real one needs, and hardly any memory."""
+    spec = replace(spec, layers=1)
+    rows, block_size = config.scheduler.max_running_requests, config.cache.kv_block_size
+    weights = dummy_weights(spec, device, dtype)
+    slots, adapters = _adapters(replace(config.lora, max_loras_per_batch=1), spec, dtype, device, "triton", 0, rows)
+    model = Llama(spec, weights, *_kernels("triton", device, spec.head_dim**-0.5), adapters)
+    shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, block_size, dtype)
+    capacity = Capacity(REHEARSED_BLOCKS, block_size, rows, context, slots)
+    return Engine(model, spec, KVCache(REHEARSED_BLOCKS, shape, device), capacity, adapters)
+
+
+def _context_length(config: ModelConfig, spec: ModelSpec) -> int:
+    if config.context_length is not None and config.context_length > spec.context_length:
+        raise ConfigError(
+            f"context_length is {config.context_length}, but the model was made for {spec.context_length} tokens; "
+            f"ask for at most that, or leave it out."
+        )
+    return config.context_length or spec.context_length
+
+
+def _adapters(
+    config: LoraConfig,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    backend: str,
+    weight_bytes: int,
+    rows: int,
+) -> tuple[int, Adapters]:
+    """Slots that fit, and the adapters' side of the engine. The bank is made before KV takes what is left."""
+    slots = count_slots(config, spec, dtype, device_memory(device, weight_bytes), device)
+    bank = Bank(spec, slots + LANDINGS, config.max_lora_rank, dtype, device)
+    project: Project = project_with_lora
+    if backend == "triton":
+        from rota.engine.lora.triton_ops import BesideProduct
+
+        project = BesideProduct(device)
+    read = checkpoint_reader(bank, spec, config.adapter_root)
+    return slots, Adapters(bank, read, project, rows, config.enable_lora_overlap_loading)
+
+
+def _kernels(backend: str, device: torch.device, scale: float) -> tuple[Operations, Attention]:
+    if backend == "triton":
+        # Here because Triton is there only where PyTorch has a GPU to use it on.
+        from rota.engine.attention.triton_attention import TritonAttention
+        from rota.engine.ops import fused
+
+        return fused, TritonAttention(scale)
+    return CPUOperations() if device.type == "cpu" else reference, TorchAttention(scale)

@@ -1,0 +1,38 @@
+"""A rehearsal compiles kernels on a model of one layer while the weights of the real one are still being read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+
+class Rehearsed(Protocol):
+    def rehearse(self, most_prompt_tokens: int) -> None: ...
+
+
+@contextmanager
+def rehearsal(build: Callable[[], Rehearsed], most_prompt_tokens: int) -> Iterator[None]:
+    """Rehearse in a thread beside the body; ends when both have. Triton keeps what it compiles, also on disk."""
+    failures: list[Exception] = []
+
+    def rehearse() -> None:
+        try:
+            with torch.inference_mode():
+                build().rehearse(most_prompt_tokens)
+        except torch.OutOfMemoryError:
+            pass  # the weights leave no room for it: kernels are compiled when the real model first needs them
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=rehearse, name="rota-rehearsal")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,54 @@
+"""A rehearsal runs beside the reading of weights, and nothing it does can spoil that."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from rota.core.errors import ModelError
+from rota.engine.rehearsal import rehearsal
+
+
+class Rehearsing:
+    """Notes what was rehearsed once it may; raises what it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.may_go_on = threading.Event()
+        self.rehearsed: list[int] = []
+        self._error = error
+
+    def rehearse(self, most_prompt_tokens: int) -> None:
+        assert self.may_go_on.wait(30.0)
+        if self._error:
+            raise self._error
+        self.rehearsed.append(most_prompt_tokens)
+
+
+def test_it_runs_beside_the_body_and_is_over_when_that_ends():
+    engine = Rehearsing()
+    with rehearsal(lambda: engine, 512):
+        assert engine.rehearsed == []
+        engine.may_go_on.set()
+    assert engine.rehearsed == [512]
+
+
+def test_a_device_without_room_for_it_goes_without():
+    engine = Rehearsing(torch.OutOfMemoryError("full"))
+    with rehearsal(lambda: engine, 512):
+        engine.may_go_on.set()
+    assert engine.rehearsed == []
+
+
+def test_what_else_goes_wrong_is_told():
+    engine = Rehearsing(RuntimeError("a kernel does not compile"))
+    with pytest.raises(RuntimeError, match="does not compile"), rehearsal(lambda: engine, 512):
+        engine.may_go_on.set()
+
+
+def test_weights_that_cannot_be_read_are_what_is_told_first():
+    engine = Rehearsing(RuntimeError("a kernel does not compile"))
+    with pytest.raises(ModelError, match="no weights"), rehearsal(lambda: engine, 512):
+        engine.may_go_on.set()
+        raise ModelError("There are no weights.")
