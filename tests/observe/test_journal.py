@@ -39,4 +39,4 @@ def test_asks_told_ahead_of_their_time_are_written_in_order():
     journal.close()
 
     assert [(line["event"], line["at"]) for line in lines(file)] == [("asked", 1.0), ("finished", 2.0), ("asked", 3.0)]
-    assert lines(file)[0]["adapter"] == "adapter1"
+    assert (lines(file)[0]["adapter_id"], lines(file)[0]["adapter"]) == (1, "adapter1")

@@ -65,6 +65,29 @@ def test_a_request_that_failed_counts_as_failed_and_not_in_the_times():
     assert summary["ttft_s"]["mean"] == pytest.approx(1.0)
 
 
+def test_a_client_who_left_is_counted_and_is_no_failure():
+    recorder = Recorder()
+    follow(recorder, "served", 0.0, [1.0, 1.1])
+    recorder.asked(RequestId("gone"), BASE, 0.0)
+    recorder.observe([Finished(RequestId("gone"), 0.5, FinishReason.ABORT)])
+    summary = recorder.summary()
+
+    assert (summary["requests"], summary["failed"], summary["left"]) == (2, 0, 1)
+
+
+def test_tokens_that_came_together_count_as_many_as_the_ending_says():
+    recorder = Recorder()
+    recorder.asked(RequestId("r"), BASE, 0.0)
+    recorder.observe([Produced(1.0, (RequestId("r"),), (7,)), Produced(2.0, (RequestId("r"),), (7,))])
+    recorder.observe([Finished(RequestId("r"), 2.0, FinishReason.STOP, prompt_tokens=12, output_tokens=5)])
+    summary = recorder.summary()
+
+    assert (summary["input_tokens"], summary["output_tokens"]) == (12, 5)
+    assert summary["tpot_s"]["mean"] == pytest.approx(1.0 / 4)
+    assert summary["itl_s"]["mean"] == pytest.approx(1.0)
+    assert summary["requests_per_s"] == pytest.approx(0.5)
+
+
 def test_percentiles_are_values_that_occurred():
     figures = spread([float(value) for value in range(1, 101)])
 

@@ -5,7 +5,7 @@ import pytest
 from rota.core.events import Finished, FinishReason, Produced
 from rota.core.ids import AdapterId, RequestId
 from rota.observe.summary import Recorder
-from rota.observe.table import print_table, seconds
+from rota.observe.table import print_figures, print_table, seconds
 
 
 def summary(reason: FinishReason = FinishReason.LENGTH) -> dict[str, object]:
@@ -31,6 +31,15 @@ def test_adapters_are_shown_on_request_and_failures_when_there_are_some(capsys):
 
     assert "failed" in shown
     assert any(line.split()[:1] == ["3"] for line in shown.splitlines())
+
+
+def test_every_kind_of_time_is_a_line_with_all_its_figures(capsys):
+    print_figures(summary())
+    shown = capsys.readouterr().out
+
+    assert "median" in shown and "P95" in shown
+    line = next(line for line in shown.splitlines() if "time to first token" in line)
+    assert line.count("250 ms") == 6
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,11 @@ def test_a_cost_model_from_a_file_drives_the_clock():
         Simulation(CROWD, read_cost(name)).run().summary()["e2e_s"]["mean"] for name in ("a100-llama8b", "h200-llama8b")
     )
     assert fast < slow
+
+
+def test_guests_come_are_asked_and_go_while_others_are_served():
+    scenario = replace(CROWD, guests=6, guest_every_s=0.5)
+    summary = Simulation(scenario, COST).run().summary(adapter_name)
+
+    assert (summary["requests"], summary["failed"]) == (66, 0)
+    assert list(summary["adapters"]) == [f"adapter{number}" for number in range(1, 12)]

@@ -1,1 +1,1 @@
-"""Events become numbers: summaries with percentiles."""
+"""Events become numbers and lines: summaries, metrics, journals, logs."""

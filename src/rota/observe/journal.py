@@ -1,6 +1,6 @@
 """The journal writes what happens as JSON, a line an event, in order of time.
 
-{"event":"asked","at":1.25,"request_id":"0-0000003","adapter":"adapter2"}
+{"event":"asked","at":1.25,"request_id":"0-0000003","adapter_id":2,"adapter":"adapter2"}
 {"event":"slot_changed","at":1.26,"slot":0,"adapter_id":2,"state":"loading","reason":"a slot was empty"}
 {"event":"admitted","at":1.27,"request_id":"0-0000003","cached_tokens":0}
 {"event":"produced","at":1.29,"request_ids":["0-0000003"],"tokens":[17],"logprobs":[]}
@@ -44,7 +44,8 @@ class Journal:
     def _write_asks(self, until: float) -> None:
         while self._coming and self._coming[0][0] <= until:
             at, request_id, adapter = heapq.heappop(self._coming)
-            self._write({"event": "asked", "at": at, "request_id": request_id, "adapter": self._name_of(adapter)})
+            names = {"adapter_id": adapter, "adapter": self._name_of(adapter)}
+            self._write({"event": "asked", "at": at, "request_id": request_id, **names})
 
     def _write(self, line: dict[str, Any]) -> None:
         self._file.write(self._encode(line) + b"\n")

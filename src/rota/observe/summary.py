@@ -28,8 +28,27 @@ class Journey:
     last_at: float = math.nan
     ended_at: float = math.nan
     tokens: int = 0
+    prompt_tokens: int = 0
     worst_gap_s: float = 0.0
     reason: FinishReason | None = None
+
+    def note_token(self, at: float) -> None:
+        """A token came, or several that nobody could tell apart."""
+        if self.tokens:
+            gap = at - self.last_at
+            self.gaps.append(gap)
+            if gap > self.worst_gap_s:
+                self.worst_gap_s = gap
+        else:
+            self.first_at = at
+        self.tokens += 1
+        self.last_at = at
+
+    def note_end(self, event: Finished) -> None:
+        self.ended_at, self.reason = event.at, event.reason
+        self.prompt_tokens = event.prompt_tokens
+        # A stream may carry several tokens at a time; who counted them knows better.
+        self.tokens = max(self.tokens, event.output_tokens)
 
 
 @dataclass(slots=True)
@@ -50,21 +69,12 @@ class Recorder:
             if isinstance(event, Produced):
                 self._produced(event)
             elif isinstance(event, Finished) and (journey := self.journeys.get(event.request_id)):
-                journey.ended_at, journey.reason = event.at, event.reason
+                journey.note_end(event)
 
     def _produced(self, event: Produced) -> None:
         at, journeys = event.at, self.journeys
         for request_id in event.request_ids:
-            journey = journeys[request_id]
-            if journey.tokens:
-                gap = at - journey.last_at
-                journey.gaps.append(gap)
-                if gap > journey.worst_gap_s:
-                    journey.worst_gap_s = gap
-            else:
-                journey.first_at = at
-            journey.tokens += 1
-            journey.last_at = at
+            journeys[request_id].note_token(at)
 
     def summary(self, name_of: Callable[[AdapterId], str] = str) -> dict[str, Any]:
         """The shape that `bench` and `simulate` both write as JSON."""
@@ -83,13 +93,21 @@ def _summarise(journeys: list[Journey], gaps: list[array[float]]) -> dict[str, A
     served = [one for one in journeys if one.reason in (FinishReason.STOP, FinishReason.LENGTH)]
     begun = min((one.asked_at for one in journeys), default=0.0)
     ended = max((one.ended_at for one in served), default=begun)
-    tokens = sum(one.tokens for one in served)
+    duration_s = ended - begun
+    totals = {
+        "requests": len(served),
+        "input_tokens": sum(one.prompt_tokens for one in served),
+        "output_tokens": sum(one.tokens for one in served),
+    }
     several = [one for one in served if one.tokens > 1]
     return {
         "requests": len(journeys),
         "failed": sum(one.reason is FinishReason.FAILED for one in journeys),
-        "duration_s": ended - begun,
-        "output_tokens_per_s": tokens / (ended - begun) if ended > begun else 0.0,
+        "left": sum(one.reason is FinishReason.ABORT for one in journeys),
+        "input_tokens": totals["input_tokens"],
+        "output_tokens": totals["output_tokens"],
+        "duration_s": duration_s,
+        **{f"{name}_per_s": total / duration_s if duration_s else 0.0 for name, total in totals.items()},
         "ttft_s": spread([one.first_at - one.asked_at for one in served]),
         "e2e_s": spread([one.ended_at - one.asked_at for one in served]),
         "tpot_s": spread([(one.last_at - one.first_at) / (one.tokens - 1) for one in several]),

@@ -14,6 +14,13 @@ COLUMNS = {
     "E2E": ("e2e_s", ("mean", "median", "p90", "p99")),
     "token gap": ("itl_s", ("p99", "max")),
 }
+FIGURES = {
+    "time to first token": "ttft_s",
+    "end to end": "e2e_s",
+    "time per output token": "tpot_s",
+    "between two tokens": "itl_s",
+    "worst pause of an answer": "gap_s",
+}
 WIDEST = 1000  # a figure that is cut off says nothing, so a narrow terminal has to break lines
 
 
@@ -23,6 +30,17 @@ def print_table(summaries: Mapping[str, Mapping[str, Any]], is_per_adapter: bool
     console.print(table(summaries))
     for name, summary in summaries.items() if is_per_adapter else ():
         console.print(table(summary["adapters"], title=name))
+
+
+def print_figures(summary: Mapping[str, Any]) -> None:
+    """Every figure of one summary: a line a kind of time."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    made.add_column("", no_wrap=True)
+    for figure in summary["ttft_s"]:
+        made.add_column(figure.replace("p9", "P9"), justify="right", no_wrap=True)
+    for name, key in FIGURES.items():
+        made.add_row(name, *(seconds(value) for value in summary[key].values()))
+    Console(highlight=False, width=WIDEST).print(made)
 
 
 def table(summaries: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rota.core.adapter import Adapter
 from rota.core.config import Capacity, LoraConfig, SchedulerConfig
-from rota.core.events import Event, Finished
+from rota.core.events import AdapterAdded, Event, Finished
 from rota.core.ids import BASE, AdapterId, RequestId
-from rota.core.messages import Abort, AddAdapter, Message, Submit
+from rota.core.messages import Abort, AddAdapter, Message, RemoveAdapter, Submit
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
 from rota.observe.observer import Observer
@@ -19,6 +19,7 @@ from rota.scheduler import Scheduler
 from rota.sim.cost import CostModel
 from rota.sim.world import VirtualWorld
 from rota.workload.arrivals import Ask, asks
+from rota.workload.guests import Visit, visits
 from rota.workload.scenario import Scenario
 
 BLOCK_SIZE = 16
@@ -54,6 +55,7 @@ class Simulation:
     _world: VirtualWorld = field(init=False)
     _waves: list[Iterator[Ask]] = field(default_factory=list)  # what closed-loop clients ask next
     _client_of: dict[RequestId, int] = field(default_factory=dict)  # of their open requests
+    _coming: dict[AdapterId, Visit] = field(default_factory=dict)  # guests that are being read
 
     def run(self) -> Recorder:
         scenario = self.scenario
@@ -71,12 +73,26 @@ class Simulation:
             else:
                 for _ in range(client.concurrency):
                     self._ask_next(number, STARTS_AT)
+        self._invite_guests()
         run(scheduler, self._world, self._emit, config.overlap_depth)
         return self.recorder
 
     def _adapters(self) -> list[tuple[float, Message]]:
         numbers = map(AdapterId, range(1, self.scenario.adapters + 1))
         return [(0.0, AddAdapter(Adapter(number, adapter_name(number), ""), 0.0)) for number in numbers]
+
+    def _invite_guests(self) -> None:
+        for visit in visits(self.scenario, self.seed):
+            guest = AdapterId(self.scenario.adapters + 1 + visit.ask.number)
+            self._coming[guest] = visit
+            at = STARTS_AT + visit.ask.at
+            self._world.post(at, AddAdapter(Adapter(guest, adapter_name(guest), ""), at))
+
+    def _receive(self, guest: AdapterId, at: float) -> None:
+        """A guest was read: it is asked once, and told to go whether it has answered or not."""
+        visit = self._coming.pop(guest)
+        self._world.post(at, self._submit("guest", replace(visit.ask, adapter=guest), at))
+        self._world.post(at + visit.stays_s, RemoveAdapter(guest, at + visit.stays_s))
 
     def _arrivals(self, client: int, wave: Iterator[Ask]) -> Iterator[tuple[float, Message]]:
         for ask in wave:
@@ -90,7 +106,7 @@ class Simulation:
             self._client_of[message.request.request_id] = client
             self._world.post(at, message)
 
-    def _submit(self, client: int, ask: Ask, at: float) -> Submit:
+    def _submit(self, client: int | str, ask: Ask, at: float) -> Submit:
         """A request, and its client's leaving if it will not wait for the end."""
         request_id = RequestId(f"{client}-{ask.number:07d}")
         sampling = SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0)
@@ -109,3 +125,5 @@ class Simulation:
         for event in events:
             if isinstance(event, Finished) and (client := self._client_of.pop(event.request_id, None)) is not None:
                 self._ask_next(client, event.at)
+            elif isinstance(event, AdapterAdded) and event.adapter_id in self._coming:
+                self._receive(event.adapter_id, event.at)

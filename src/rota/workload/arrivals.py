@@ -33,7 +33,11 @@ def asks(client: Client, seed: int) -> Iterator[Ask]:
             at += dice.expovariate(client.rate_per_s)
         adapter = BASE
         if client.adapters and dice.random() >= client.base_share:
-            adapter = AdapterId(1 + dice.choices(range(client.adapters), cum_weights=weights)[0])
+            if client.distribution == "distinct":
+                index = number % client.adapters
+            else:
+                index = dice.choices(range(client.adapters), cum_weights=weights)[0]
+            adapter = AdapterId(1 + index)
         leaves_after_s = dice.uniform(0.0, client.cancel_within_s) if dice.random() < client.cancel_share else None
         yield Ask(
             number,
@@ -46,6 +50,10 @@ def asks(client: Client, seed: int) -> Iterator[Ask]:
 
 
 def _weights(client: Client) -> list[float]:
-    if client.distribution == "uniform":
-        return [1.0] * client.adapters
-    return [1.0 / rank**client.zipf_exponent for rank in range(1, client.adapters + 1)]
+    ranks = range(1, client.adapters + 1)
+    match client.distribution:
+        case "zipf":
+            return [1.0 / rank**client.zipf_exponent for rank in ranks]
+        case "skewed":
+            return [client.skew**-rank for rank in ranks]
+    return [1.0] * client.adapters

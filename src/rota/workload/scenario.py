@@ -5,9 +5,13 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rota.core.errors import ConfigError
+
+# Whom the next request asks for: any adapter; few of them often, as 1/rank^exponent or each `skew` times as often as
+# the next one; or one after the other.
+Distribution = Literal["uniform", "zipf", "skewed", "distinct"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +24,9 @@ class Client:
     prompt_tokens: tuple[int, int] = (1, 512)
     output_tokens: tuple[int, int] = (1, 512)
     adapters: int = 0  # asked for by number, 1 to this; 0: the base model alone
-    distribution: Literal["uniform", "zipf"] = "uniform"
+    distribution: Distribution = "uniform"
     zipf_exponent: float = 1.1
+    skew: float = 1.5
     base_share: float = 0.0
     cancel_share: float = 0.0  # of clients that leave at a random moment
     cancel_within_s: float = 10.0
@@ -29,6 +34,10 @@ class Client:
     def __post_init__(self) -> None:
         if (self.rate_per_s is None) == (self.concurrency is None):
             raise ConfigError("A client needs either rate_per_s or concurrency, and not both.")
+        if self.distribution not in get_args(Distribution):
+            raise ConfigError(
+                f"distribution must be one of {', '.join(get_args(Distribution))}, not {self.distribution!r}."
+            )
         for name in ("prompt_tokens", "output_tokens"):
             low, high = getattr(self, name)
             if not 1 <= low <= high:
@@ -45,6 +54,12 @@ class Scenario:
     max_running_requests: int = 256
     kv_blocks: int = 16_384
     clients: tuple[Client, ...] = field(default_factory=tuple)
+    guests: int = 0  # adapters that are loaded, asked once and unloaded while all others are served
+    guest_every_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.guests and not self.adapters:
+            raise ConfigError("guests are copies of adapters, and no client asks for one.")
 
     @property
     def adapters(self) -> int:

@@ -1,0 +1,131 @@
+"""What a benchmark asks, of whom, and where the numbers go."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from pathlib import PurePath
+from typing import Literal
+
+from rota.core.errors import ConfigError
+from rota.core.options import option
+
+# A scenario and a trace say these themselves.
+RANDOM_ONLY = (
+    "random_input_len",
+    "random_output_len",
+    "random_range_ratio",
+    "lora_request_distribution",
+    "lora_zipf_alpha",
+    "base_share",
+    "cancel_share",
+    "cancel_within_s",
+)
+PICTURES = (".png", ".svg", ".pdf", ".html")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig:
+    """Names and meanings are those of SGLang's bench, where it has them."""
+
+    backend: Literal["rota", "sglang", "vllm", "openai"] = option(
+        "rota",
+        "How the server is asked: 'sglang' by /generate, the others by /v1/completions; 'openai' sends no fields that "
+        "OpenAI does not know, so answers may end early.",
+    )
+    base_url: str | None = option(None, "Where the server is; left out: http://HOST:PORT.")
+    host: str = option("127.0.0.1", "The server's address.")
+    port: int = option(30000, "The server's port.")
+    api_key: str | None = option(None, "Sent as 'Authorization: Bearer KEY'.")
+    model: str | None = option(None, "The base model's name; left out: the server is asked.")
+    dataset_name: Literal["random", "random-ids", "scenario", "trace"] = option(
+        "random",
+        "What is asked: 'random' is text of common words, a token each to today's tokenizers; 'random-ids' is token "
+        "ids; 'scenario' and 'trace' are read from a file, their prompts made of token ids.",
+    )
+    dataset_path: str | None = option(
+        None, "The trace: a line of JSON a request, with at, prompt or prompt_tokens, output_tokens and adapter."
+    )
+    scenario: str | None = option(None, "The scenario, a TOML file that 'rota simulate' reads too.")
+    num_prompts: int | None = option(
+        None, "Requests to send; left out: 1000, or all of a scenario or trace. A scenario's clients send so many each."
+    )
+    request_rate: float | None = option(
+        None, "Requests a second, at random moments; left out: all at once (inf), or what the scenario says."
+    )
+    max_concurrency: int | None = option(
+        None, "Requests open at a time; the next one waits for an answer to end. In a scenario: for each client."
+    )
+    random_input_len: int = option(1024, "Tokens of the longest prompt.")
+    random_output_len: int = option(1024, "Tokens of the longest answer.")
+    random_range_ratio: float = option(
+        0.0, "Lengths are drawn from [max(1, int(N × this)), N]; 1.0 makes all of them N."
+    )
+    vocab_size: int = option(
+        32_000, "Token ids are drawn from below this, the same for every server; no model may have fewer."
+    )
+    lora_name: tuple[str, ...] = option(
+        (),
+        "Adapters to ask for, one or more; left out: none, or as many as a scenario needs of those the server lists.",
+    )
+    lora_request_distribution: Literal["uniform", "distinct", "skewed"] = option(
+        "uniform", "Which adapter a request names: any, each in turn, or the first most often."
+    )
+    lora_zipf_alpha: float = option(1.5, "With 'skewed', an adapter is named so many times as often as the next one.")
+    base_share: float = option(0.0, "Share of requests that ask the base model although there are adapters.")
+    cancel_share: float = option(0.0, "Share of clients that leave before their answer is complete.")
+    cancel_within_s: float = option(10.0, "They leave at a random moment within so many seconds.")
+    disable_ignore_eos: bool = option(False, "Let answers end by themselves, and not only at their full length.")
+    stall_timeout_s: float = option(600.0, "A stream in which nothing comes for so long has failed.")
+    seed: int = option(0, "The same seed asks the same, whatever the server.")
+    warmup_requests: int = option(1, "Short requests before the first one that counts.")
+    json: str | None = option(None, "Write the numbers to this file.")
+    output_file: str | None = option(None, "Append the numbers to this file as one line of JSON.")
+    plot: str | None = option(None, "Draw first tokens and token gaps over time (.png, .svg, .pdf, .html).")
+
+    def __post_init__(self) -> None:
+        self._check_source()
+        for name in ("num_prompts", "max_concurrency", "random_input_len", "random_output_len"):
+            _check(name, getattr(self, name), 1, math.inf)
+        for name in ("random_range_ratio", "base_share", "cancel_share"):
+            _check(name, getattr(self, name), 0.0, 1.0)
+        _check("vocab_size", self.vocab_size, 16, math.inf)
+        _check("warmup_requests", self.warmup_requests, 0, math.inf)
+        if self.plot is not None and PurePath(self.plot).suffix not in PICTURES:
+            raise ConfigError(f"plot must end in {', '.join(PICTURES)}, not '{self.plot}'.")
+        if self.request_rate is not None and not self.request_rate > 0.0:
+            raise ConfigError(f"request_rate must be above 0, not {self.request_rate}.")
+
+    def _check_source(self) -> None:
+        if self.dataset_name == "scenario" and self.scenario is None:
+            raise ConfigError("dataset_name is 'scenario'; name its file with --scenario.")
+        if self.dataset_name == "trace" and self.dataset_path is None:
+            raise ConfigError("dataset_name is 'trace'; name its file with --dataset-path.")
+        if self.scenario is not None and self.dataset_name in ("random-ids", "trace"):
+            raise ConfigError(f"scenario does not go with dataset_name '{self.dataset_name}'.")
+        if self.dataset_path is not None and self.dataset_name != "trace":
+            raise ConfigError("dataset_path is the file of a trace; say --dataset-name trace.")
+        if self.source in ("random", "random-ids"):
+            return
+        for one in fields(self):
+            if one.name in RANDOM_ONLY and getattr(self, one.name) != one.default:
+                raise ConfigError(f"{one.name} is for random prompts; a {self.source} says it itself.")
+        if self.source == "trace" and self.request_rate is not None:
+            raise ConfigError("request_rate does not go with a trace, which says when everybody asks.")
+        if self.source == "trace" and self.lora_name:
+            raise ConfigError("lora_name does not go with a trace, which names its adapters.")
+
+    @property
+    def source(self) -> str:
+        """Where requests come from; naming a scenario's file is enough."""
+        return "scenario" if self.scenario is not None else self.dataset_name
+
+    @property
+    def url(self) -> str:
+        return (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
+
+
+def _check(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low <= value <= high:
+        limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise ConfigError(f"{name} must be {limits}, not {value}.")

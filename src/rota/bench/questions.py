@@ -1,0 +1,132 @@
+"""Questions are made from a config and a seed: the same ones, whatever serves them."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+from rota.bench.config import BenchConfig
+from rota.bench.prompts import random_ids, random_text
+from rota.bench.workload import Crowd, Guest, Prompt, Question, Workload
+from rota.core.errors import ConfigError
+from rota.core.ids import BASE, AdapterId, RequestId
+from rota.workload.arrivals import Ask, asks
+from rota.workload.guests import visits
+from rota.workload.scenario import Client, Scenario, read_scenario
+from rota.workload.trace import TraceLine, read_trace
+
+RANDOM_PROMPTS = 1000
+
+
+def read_workload(config: BenchConfig, listed: Sequence[str] = ()) -> Workload:
+    """What a config asks; `listed` names the server's adapters, for a scenario that does not name its own."""
+    match config.source:
+        case "scenario":
+            return _scenario(config, listed)
+        case "trace":
+            return _trace(config)
+    return _random(config)
+
+
+def warmups(config: BenchConfig) -> list[Question]:
+    """Short questions that are in no workload: a server that remembers them gains nothing."""
+    dice = random.Random(f"warm-up {config.seed}")
+    return [
+        Question(RequestId(f"warm-up-{number}"), 0.0, BASE, random_ids(dice, 16, config.vocab_size), 8)
+        for number in range(config.warmup_requests)
+    ]
+
+
+def _random(config: BenchConfig) -> Workload:
+    client = Client(
+        requests=config.num_prompts or RANDOM_PROMPTS,
+        rate_per_s=config.request_rate or math.inf,
+        prompt_tokens=_range(config.random_input_len, config.random_range_ratio),
+        output_tokens=_range(config.random_output_len, config.random_range_ratio),
+        adapters=len(config.lora_name),
+        distribution=config.lora_request_distribution,
+        skew=config.lora_zipf_alpha,
+        base_share=config.base_share,
+        cancel_share=config.cancel_share,
+        cancel_within_s=config.cancel_within_s,
+    )
+    rate = "all at once" if config.request_rate in (None, math.inf) else f"{config.request_rate:g}/s"
+    return Workload(f"{config.dataset_name}, {rate}", (_crowd(config, 0, client),), config.lora_name)
+
+
+def _range(longest: int, ratio: float) -> tuple[int, int]:
+    return max(1, int(longest * ratio)), longest
+
+
+def _scenario(config: BenchConfig, listed: Sequence[str]) -> Workload:
+    assert config.scenario is not None
+    scenario = read_scenario(Path(config.scenario))
+    names = tuple(config.lora_name or listed)[: scenario.adapters]
+    if len(names) < scenario.adapters:
+        source = "--lora-name has" if config.lora_name else "the server lists"
+        raise ConfigError(f"{scenario.name} asks for {scenario.adapters} adapters; {source} {len(names)}.")
+    clients = [_asked(config, client) for client in scenario.clients]
+    crowds = tuple(_crowd(config, number, client) for number, client in enumerate(clients))
+    workload = Workload(scenario.name, crowds, names)
+    return replace(workload, guests=tuple(_guests(config, scenario, workload.guest_id)))
+
+
+def _asked(config: BenchConfig, client: Client) -> Client:
+    """A scenario's client, with what was asked in its place."""
+    if config.num_prompts is not None:
+        client = replace(client, requests=config.num_prompts)
+    if config.request_rate is not None and client.rate_per_s is not None:
+        client = replace(client, rate_per_s=config.request_rate)
+    return client
+
+
+def _crowd(config: BenchConfig, number: int, client: Client) -> Crowd:
+    # The simulator's seeds: it sees the same arrivals.
+    wave = asks(client, seed=config.seed * 1000 + number)
+    questions = tuple(_question(config, f"{number}-{ask.number:07d}", ask) for ask in wave)
+    return Crowd(questions, config.max_concurrency or client.concurrency)
+
+
+def _guests(config: BenchConfig, scenario: Scenario, guest_id: AdapterId) -> Iterator[Guest]:
+    for visit in visits(scenario, config.seed):
+        question = _question(config, f"guest-{visit.ask.number:07d}", visit.ask)
+        yield Guest(visit.host, replace(question, adapter=guest_id), visit.stays_s)
+
+
+def _question(config: BenchConfig, name: str, ask: Ask) -> Question:
+    prompt = _prompt(config, name, ask.prompt_tokens)
+    return Question(RequestId(name), ask.at, ask.adapter, prompt, ask.output_tokens, ask.leaves_after_s)
+
+
+def _prompt(config: BenchConfig, name: str, tokens: int) -> Prompt:
+    """A request's own dice, so that its prompt does not depend on who asked before it."""
+    dice = random.Random(f"{config.seed} {name}")
+    if config.source == "random":
+        return random_text(dice, tokens)
+    return random_ids(dice, tokens, config.vocab_size)
+
+
+def _trace(config: BenchConfig) -> Workload:
+    assert config.dataset_path is not None
+    path = Path(config.dataset_path)
+    lines = read_trace(path)
+    names = tuple(sorted({line.adapter for line in lines if line.adapter is not None}))
+    asked = islice(enumerate(lines), config.num_prompts)
+    questions = tuple(_traced(config, number, line, names) for number, line in asked)
+    return Workload(path.stem, (Crowd(questions, config.max_concurrency),), names)
+
+
+def _traced(config: BenchConfig, number: int, line: TraceLine, names: tuple[str, ...]) -> Question:
+    name = f"0-{number:07d}"
+    adapter = BASE if line.adapter is None else AdapterId(1 + names.index(line.adapter))
+    prompt: Prompt
+    if line.prompt_tokens is not None:
+        prompt = _prompt(config, name, line.prompt_tokens)
+    else:
+        prompt = line.prompt if isinstance(line.prompt, str) else array("I", line.prompt or ())
+    return Question(RequestId(name), line.at, adapter, prompt, line.output_tokens)

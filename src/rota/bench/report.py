@@ -1,0 +1,38 @@
+"""The report of a run: its summary in the simulator's shape, what went wrong, a table and a picture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+
+from rota.bench.run import Run
+from rota.observe.summary import spread
+from rota.observe.table import print_figures, print_table
+
+MOST_PROBLEMS = 10
+
+
+def report(run: Run) -> dict[str, Any]:
+    """The simulator's summary, and what only a client over HTTP can tell."""
+    return {
+        **run.recorder.summary(run.workload.name_of),
+        "late_s": spread(run.late_s),
+        "problems": dict(run.problems.most_common()),
+    }
+
+
+def print_report(found: dict[str, Any], title: str) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    served = found["requests"] - found["failed"] - found["left"]
+    left = f", {found['left']} left by their clients" if found["left"] else ""
+    console.print(
+        f"{title}: {served} answered, {found['failed']} failed{left}, in {found['duration_s']:.1f} s\n"
+        f"{found['requests_per_s']:.2f} requests/s, {found['input_tokens_per_s']:,.0f} input and "
+        f"{found['output_tokens_per_s']:,.0f} output tokens/s; fairness (Jain, of mean TTFT) {found['fairness']:.3f}"
+    )
+    print_figures(found)
+    if len(found["adapters"]) > 1:
+        print_table(found["adapters"])
+    for problem, times in list(found["problems"].items())[:MOST_PROBLEMS]:
+        console.print(f"{times} × {problem}", markup=False)

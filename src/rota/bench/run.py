@@ -1,0 +1,132 @@
+"""A run asks a whole workload, each question at its time, and follows every answer in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from rota.bench.asking import AnswerFailed, Server
+from rota.bench.backends import BACKENDS
+from rota.bench.config import BenchConfig
+from rota.bench.questions import read_workload, warmups
+from rota.bench.server_list import ServerList, list_models
+from rota.bench.workload import Crowd, Guest, Question, Workload
+from rota.core.errors import ConfigError
+from rota.core.events import Finished, FinishReason
+from rota.core.ids import BASE, AdapterId
+from rota.observe.summary import Recorder
+
+
+# Without a representation: when it ends, asyncio.run asks its task for one, and that of a million gaps takes a minute.
+@dataclass(slots=True, repr=False)
+class Run:
+    """One workload against one server; `recorder` and `problems` tell how it went."""
+
+    workload: Workload
+    server: Server
+    models: ServerList
+    is_ignoring_eos: bool = True
+    on_end: Callable[[], None] = lambda: None
+    recorder: Recorder = field(default_factory=Recorder)
+    problems: Counter[str] = field(default_factory=Counter)
+    late_s: list[float] = field(default_factory=list)  # how much after its time each question was sent
+    started_at: float = 0.0
+
+    async def ask_all(self) -> None:
+        self.started_at = time.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            for crowd in self.workload.crowds:
+                tasks.create_task(self._send(crowd))
+            for guest in self.workload.guests:
+                tasks.create_task(self._receive(guest))
+
+    async def _send(self, crowd: Crowd) -> None:
+        gate = asyncio.Semaphore(crowd.at_once) if crowd.at_once else None
+        async with asyncio.TaskGroup() as tasks:
+            for question in crowd.questions:
+                await self._wait_until(question.at)
+                if gate:
+                    await gate.acquire()
+                else:
+                    self.late_s.append(time.monotonic() - self.started_at - question.at)
+                tasks.create_task(self._ask(question, self._adapter_of(question), gate))
+
+    async def _ask(self, question: Question, adapter: str | None, gate: asyncio.Semaphore | None = None) -> None:
+        body = self.server.backend.body(question, adapter, self.models.base, self.is_ignoring_eos)
+        self.recorder.asked(question.request_id, question.adapter, time.monotonic())
+        journey = self.recorder.journeys[question.request_id]
+        outcome = await self.server.ask(question.request_id, body, journey, question.leaves_after_s)
+        self.recorder.observe([outcome.finished])
+        if outcome.problem:
+            self.problems[outcome.problem] += 1
+        if gate:
+            gate.release()
+        self.on_end()
+
+    async def _receive(self, guest: Guest) -> None:
+        """Load a guest, ask it, and tell it to go while it may still be answering."""
+        await self._wait_until(guest.question.at)
+        name = f"rota-bench-{guest.question.request_id}"
+        path = self.models.path_of(self.workload.names[guest.host - 1])
+        try:
+            await self.server.tell(self.server.backend.load_path, {"lora_name": name, "lora_path": path})
+        except AnswerFailed as error:
+            self._note_refused(guest.question, str(error))
+            return
+        asking = asyncio.create_task(self._ask(guest.question, name))
+        await asyncio.wait({asking}, timeout=guest.stays_s)
+        try:
+            await self.server.tell(self.server.backend.unload_path, {"lora_name": name})
+        except AnswerFailed as error:
+            self.problems[str(error)] += 1
+        await asking
+
+    def _note_refused(self, question: Question, problem: str) -> None:
+        """A question that could not even be asked has failed as well."""
+        now = time.monotonic()
+        self.recorder.asked(question.request_id, question.adapter, now)
+        self.recorder.observe([Finished(question.request_id, now, FinishReason.FAILED)])
+        self.problems[problem] += 1
+        self.on_end()
+
+    async def _wait_until(self, at: float) -> None:
+        wait_s = self.started_at + at - time.monotonic()
+        if wait_s > 0.0:
+            await asyncio.sleep(wait_s)
+
+    def _adapter_of(self, question: Question) -> str | None:
+        return None if question.adapter == BASE else self.workload.name_of(question.adapter)
+
+
+async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]]) -> Run:
+    """Ask what a config says; `begin` hears how many requests there are and gives what hears of each one's end."""
+    headers = {"Content-Type": "application/json"}
+    if config.api_key:
+        headers["Authorization"] = f"Bearer {config.api_key}"
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=config.stall_timeout_s)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
+        server = Server(session, config.url, BACKENDS[config.backend])
+        models = await list_models(server, config.model)
+        workload = read_workload(config, models.adapters)
+        for guest in workload.guests:
+            models.path_of(workload.names[guest.host - 1])  # refused now, and not in the middle of a run
+        await _warm_up(config, server, models)
+        run = Run(workload, server, models, not config.disable_ignore_eos, begin(workload.requests))
+        await run.ask_all()
+    return run
+
+
+async def _warm_up(config: BenchConfig, server: Server, models: ServerList) -> None:
+    recorder = Recorder()
+    for question in warmups(config):
+        recorder.asked(question.request_id, AdapterId(BASE), 0.0)
+        body = server.backend.body(question, None, models.base, is_ignoring_eos=False)
+        outcome = await server.ask(question.request_id, body, recorder.journeys[question.request_id])
+        if outcome.problem:
+            raise ConfigError(f"The server at {server.url} does not answer a first short request: {outcome.problem}.")

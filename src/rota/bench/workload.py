@@ -1,0 +1,64 @@
+"""A workload is everything a benchmark will ask, question by question."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from rota.core.ids import BASE, AdapterId, RequestId
+
+Prompt: TypeAlias = "str | array[int]"  # quoted: arrays have no parameter at run time
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request to come; `at` counts from the start."""
+
+    request_id: RequestId
+    at: float
+    adapter: AdapterId  # BASE, or the place of its name in a workload's `names`, from 1
+    prompt: Prompt
+    output_tokens: int
+    leaves_after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """One client's questions in order; with `at_once`, the next one waits until fewer than so many are open."""
+
+    questions: tuple[Question, ...]
+    at_once: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """An adapter that is loaded to be asked once, and told to go after `stays_s`."""
+
+    host: AdapterId
+    question: Question
+    stays_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Everything a benchmark will ask; `names[n - 1]` is the adapter n."""
+
+    title: str
+    crowds: tuple[Crowd, ...]
+    names: tuple[str, ...] = ()
+    guests: tuple[Guest, ...] = ()
+
+    @property
+    def requests(self) -> int:
+        return sum(len(crowd.questions) for crowd in self.crowds) + len(self.guests)
+
+    @property
+    def guest_id(self) -> AdapterId:
+        """All guests are counted together, after the last adapter."""
+        return AdapterId(len(self.names) + 1)
+
+    def name_of(self, adapter: AdapterId) -> str:
+        if adapter == BASE:
+            return "base"
+        return "guests" if adapter == self.guest_id else self.names[adapter - 1]

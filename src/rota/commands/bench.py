@@ -1,0 +1,89 @@
+"""`rota bench`: asks any server over HTTP and says how its clients fared, in all and per adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from tqdm.auto import tqdm
+
+from rota.bench.config import BenchConfig
+from rota.commands.flags import make_command, parameter
+from rota.core.errors import ConfigError
+from rota.core.options import build, options_of
+
+if TYPE_CHECKING:
+    from rota.bench.run import Run
+
+
+def bench_command() -> Callable[..., None]:
+    return make_command(
+        bench,
+        "Ask any server over HTTP and measure its answers. Sends what a workload says, each request at its time, and "
+        "prints how clients fared, in all and per adapter.",
+        options_of(BenchConfig).values(),
+        parameter("quiet", bool, typer.Option(False, "--quiet", "--disable-tqdm", help="Show no progress bar.")),
+    )
+
+
+def bench(given: dict[str, Any]) -> None:
+    # Here, so that `rota --help` does not wait for an HTTP client.
+    from rota.bench.report import print_report, report
+
+    config = build(BenchConfig, given)
+    _check_files(config)
+    run = _run(config, given.get("quiet", False))
+    found = report(run)
+    print_report(found, f"{config.backend}, {run.workload.title}")
+    _write(config, run, {**found, "asked": _asked(config)})
+    if found["failed"] == found["requests"]:
+        raise typer.Exit(1)
+
+
+def _run(config: BenchConfig, is_quiet: bool) -> Run:
+    from rota.bench.run import bench
+
+    # None: only on a terminal.
+    with tqdm(unit="request", disable=True if is_quiet else None, leave=False) as bar:
+
+        def begin(requests: int) -> Callable[[], None]:
+            bar.reset(requests)
+            return lambda: bar.update() and None
+
+        return asyncio.run(bench(config, begin))
+
+
+def _check_files(config: BenchConfig) -> None:
+    """What could not be written is said before the run, and not after it."""
+    for path in filter(None, (config.json, config.output_file, config.plot)):
+        if not Path(path).absolute().parent.is_dir():
+            raise ConfigError(f"There is no folder {Path(path).parent} to write {Path(path).name} into.")
+    if config.plot:
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(f"--plot needs matplotlib ({error}): pip install 'rota[plot]'.") from error
+
+
+def _write(config: BenchConfig, run: Run, found: dict[str, Any]) -> None:
+    if config.json:
+        Path(config.json).write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    if config.output_file:
+        with Path(config.output_file).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
+    if config.plot:
+        from rota.bench.plot import plot
+
+        plot(run, config.backend, Path(config.plot))
+
+
+def _asked(config: BenchConfig) -> dict[str, Any]:
+    """What can be shown to others and written as JSON, which has no word for infinity."""
+    shown = {name: value for name, value in asdict(config).items() if name != "api_key"}
+    return {name: "inf" if value == math.inf else value for name, value in shown.items()}

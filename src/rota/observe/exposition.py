@@ -1,0 +1,144 @@
+"""Exposition writes meters in the text format that Prometheus reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from rota.core.events import AdapterStanding, Inspected, SlotState
+from rota.observe import metric_table as table
+from rota.observe.meters import AdapterMeters, EngineMeters, Histogram
+from rota.observe.metric_table import Metric
+from rota.observe.metrics import Metrics
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Labels = Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What one scrape shows. Histograms and sums in it may move on by a token while they are written."""
+
+    is_up: bool
+    loaded: int
+    slots: tuple[SlotState, ...]
+    engine: EngineMeters
+    adapters: tuple[AdapterMeters, ...]
+    inspected: Inspected | None
+    standings: dict[str, list[AdapterStanding]]  # by label
+
+
+def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool) -> Snapshot:
+    """To be taken in the thread that moves the meters. `inspected` is None if the engine did not answer."""
+    adapters = tuple(metrics.adapters)
+    standings: dict[str, list[AdapterStanding]] = {one.label: [] for one in adapters}
+    for standing in inspected.adapters if inspected else ():
+        standings.setdefault(metrics.meters_of(standing.adapter_id).label, []).append(standing)
+    slots = tuple(change.state for change in metrics.slots.values())
+    return Snapshot(is_up, len(metrics.loaded), slots, metrics.engine, adapters, inspected, standings)
+
+
+def render(taken: Snapshot) -> bytes:
+    """The text, from any thread: it takes tens of milliseconds for fifty adapters, which tokens shall not wait for."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collected(taken))
+    return generate_latest(registry)
+
+
+class _Collected(Collector):
+    def __init__(self, taken: Snapshot) -> None:
+        self._taken = taken
+
+    def collect(self) -> Iterator[Family]:
+        yield _gauge(table.ENGINE_UP, self._taken.is_up)
+        yield from _of_engine(self._taken)
+        yield from _of_adapters(self._taken.adapters)
+        # What only the engine knows is left out when it did not answer: the last answer may be wrong by now.
+        if self._taken.inspected:
+            yield from _of_inspection(self._taken, self._taken.inspected)
+
+
+def _of_engine(taken: Snapshot) -> Iterator[Family]:
+    engine = taken.engine
+    yield _counter(table.ENGINE_RESTARTS, engine.restarts)
+    yield _gauge(table.ADAPTERS, taken.loaded)
+    yield _histograms(table.STEP_TIME, [((), engine.step_time)])
+    yield _histograms(table.LOAD_TIME, [((), engine.load_time)])
+    yield _histograms(table.DELAYER_PASSES, [((), engine.delay_passes)])
+    yield _histograms(table.DELAYER_WAIT, [((), engine.delay_wait)])
+    yield _counter(table.COMPUTED_TOKENS, engine.computed_tokens)
+    yield _counter(table.ROTATIONS, engine.rotations)
+    yield _counters(table.DRAINS, [((state,), number) for state, number in engine.drains.copy().items()])
+    yield _counters(table.DELAYER_OUTCOMES, [((reason,), number) for reason, number in engine.delays.copy().items()])
+
+
+def _of_adapters(adapters: Sequence[AdapterMeters]) -> Iterator[Family]:
+    outcomes = [((one.label, what), number) for one in adapters for what, number in one.outcomes.copy().items()]
+    yield _counters(table.REQUESTS, outcomes)
+    yield _histograms(table.TTFT, [((one.label,), one.ttft) for one in adapters])
+    yield _histograms(table.QUEUE_WAIT, [((one.label,), one.queue_wait) for one in adapters])
+    yield _histograms(table.TOKEN_GAP, [((one.label,), one.token_gap) for one in adapters])
+    yield _histograms(table.E2E, [((one.label,), one.e2e) for one in adapters])
+    yield _counters(table.PROMPT_TOKENS, [((one.label,), one.prompt_tokens) for one in adapters])
+    yield _counters(table.CACHED_TOKENS, [((one.label,), one.cached_tokens) for one in adapters])
+    yield _counters(table.OUTPUT_TOKENS, [((one.label,), one.output_tokens) for one in adapters])
+    yield _counters(table.PREEMPTIONS, [((one.label,), one.preemptions) for one in adapters])
+    yield _counters(table.LOADS, [((one.label,), one.loads) for one in adapters])
+    yield _counters(table.EVICTIONS, [((one.label,), one.evictions) for one in adapters])
+
+
+def _of_inspection(taken: Snapshot, inspected: Inspected) -> Iterator[Family]:
+    yield _gauge(table.SLOTS, inspected.slots)
+    yield _gauge(table.SLOTS_USED, taken.slots.count(SlotState.READY))
+    yield _gauge(table.SLOTS_LOADING, taken.slots.count(SlotState.LOADING))
+    yield _gauge(table.KV_BLOCKS, inspected.blocks)
+    yield _gauge(table.KV_BLOCKS_USED, inspected.blocks_used)
+    by_label = [((label,), standings) for label, standings in taken.standings.items()]
+    yield _gauges(table.WAITING, [(labels, sum(one.waiting for one in ones)) for labels, ones in by_label])
+    yield _gauges(table.RUNNING, [(labels, sum(one.running for one in ones)) for labels, ones in by_label])
+    yield _gauges(table.PARKED, [(labels, sum(one.parked for one in ones)) for labels, ones in by_label])
+    yield _gauges(table.OLDEST_WAIT, [(labels, _oldest_wait_s(ones, inspected.at)) for labels, ones in by_label])
+
+
+def _oldest_wait_s(standings: list[AdapterStanding], now: float) -> float:
+    return max((now - one.oldest_at for one in standings if one.oldest_at is not None), default=0.0)
+
+
+def _gauge(metric: Metric, value: float) -> Family:
+    return _gauges(metric, [((), value)])
+
+
+def _gauges(metric: Metric, samples: Sequence[tuple[Labels, float]]) -> Family:
+    family = GaugeMetricFamily(metric.name, metric.sentence, labels=metric.labels)
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def _counter(metric: Metric, value: float) -> Family:
+    return _counters(metric, [((), value)])
+
+
+def _counters(metric: Metric, samples: Sequence[tuple[Labels, float]]) -> Family:
+    family = CounterMetricFamily(metric.name, metric.sentence, labels=metric.labels)
+    for labels, value in samples:
+        family.add_metric(labels, value)
+    return family
+
+
+def _histograms(metric: Metric, samples: Sequence[tuple[Labels, Histogram]]) -> Family:
+    """Prometheus counts in every bucket what lies below it, too."""
+    family = HistogramMetricFamily(metric.name, metric.sentence, labels=metric.labels)
+    for labels, histogram in samples:
+        bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+        below = accumulate(histogram.counts)
+        family.add_metric(labels, list(zip(bounds, below, strict=True)), histogram.sum)
+    return family

@@ -1,0 +1,88 @@
+"""Every metric there is, in one table: name, kind, labels and meaning; code, documentation and tests read it here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric as those who scrape it see it."""
+
+    kind: Kind
+    name: str
+    labels: tuple[str, ...]
+    sentence: str
+    is_asked: bool = False  # only the engine knows it, and is asked at every scrape
+
+
+def _metric(kind: Kind, name: str, sentence: str, *labels: str) -> Metric:
+    return Metric(kind, f"rota_{name}", labels, sentence)
+
+
+def _asked(name: str, sentence: str, *labels: str) -> Metric:
+    return Metric("gauge", f"rota_{name}", labels, sentence, is_asked=True)
+
+
+ENGINE_UP = _metric("gauge", "engine_up", "1 while the engine serves; 0 while it starts or is down.")
+ENGINE_RESTARTS = _metric("counter", "engine_restarts_total", "Engines that died and were started again.")
+
+REQUESTS = _metric(
+    "counter",
+    "requests_total",
+    "Requests that ended: by `stop`, `length`, `abort`, or the code of the fault that ended them.",
+    "adapter",
+    "outcome",
+)
+WAITING = _asked("requests_waiting", "Requests in the queue.", "adapter")
+RUNNING = _asked("requests_running", "Requests that take part in steps.", "adapter")
+PARKED = _asked("requests_parked", "Requests that hold KV while their adapter has no slot.", "adapter")
+OLDEST_WAIT = _asked("oldest_wait_seconds", "How long the longest waiting request has waited.", "adapter")
+
+TTFT = _metric("histogram", "ttft_seconds", "From a request's arrival to its first token.", "adapter")
+QUEUE_WAIT = _metric("histogram", "queue_wait_seconds", "From a request's arrival to its admission.", "adapter")
+TOKEN_GAP = _metric("histogram", "token_gap_seconds", "Between two tokens of the same request.", "adapter")
+E2E = _metric("histogram", "e2e_seconds", "From arrival to end, of requests that ended well.", "adapter")
+
+PROMPT_TOKENS = _metric(
+    "counter", "prompt_tokens_total", "Prompt tokens of requests that had been admitted.", "adapter"
+)
+CACHED_TOKENS = _metric("counter", "cached_tokens_total", "Those of them whose KV was already there.", "adapter")
+OUTPUT_TOKENS = _metric("counter", "output_tokens_total", "Tokens produced.", "adapter")
+PREEMPTIONS = _metric(
+    "counter", "preemptions_total", "Requests that gave their KV back to be computed again.", "adapter"
+)
+
+ADAPTERS = _metric("gauge", "adapters_loaded", "Adapters that requests may ask for.")
+SLOTS = _asked("slots", "Adapters that a step may hold.")
+SLOTS_USED = _asked("slots_used", "Adapters that are ready in a slot.")
+SLOTS_LOADING = _asked("slots_loading", "Adapters on their way into a slot.")
+LOADS = _metric("counter", "adapter_loads_total", "Copies of an adapter into a slot.", "adapter")
+LOAD_TIME = _metric("histogram", "adapter_load_seconds", "From the order of such a copy to its arrival.")
+EVICTIONS = _metric("counter", "adapter_evictions_total", "Adapters that left their slot, for any reason.", "adapter")
+ROTATIONS = _metric("counter", "rotations_total", "Adapters that took a slot from one which still had work.")
+DRAINS = _metric(
+    "counter", "drains_total", "Drains that were `started`, `finished`, `called_off` or `expired`.", "state"
+)
+DELAYER_OUTCOMES = _metric(
+    "counter",
+    "prefill_delayer_outcomes_total",
+    "Verdicts that let prompts start: `no_wait`, `wait_success`, `wait_timeout` or `token_watermark`.",
+    "reason",
+)
+DELAYER_PASSES = _metric(
+    "histogram", "prefill_delayer_wait_passes", "Passes that prompts were held back, if they were."
+)
+DELAYER_WAIT = _metric(
+    "histogram", "prefill_delayer_wait_seconds", "Seconds that prompts were held back, if they were."
+)
+
+KV_BLOCKS = _asked("kv_blocks", "KV blocks there are.")
+KV_BLOCKS_USED = _asked("kv_blocks_used", "KV blocks that requests hold.")
+STEP_TIME = _metric("histogram", "step_seconds", "How long the device was at a step.")
+COMPUTED_TOKENS = _metric("counter", "computed_prompt_tokens_total", "Prompt tokens computed, also for a second time.")
+
+METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))

@@ -1,0 +1,188 @@
+"""Metrics follow every open request and turn what becomes of it into numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rota.core.errors import FaultCode
+from rota.core.events import (
+    AdapterAdded,
+    AdapterRefused,
+    AdapterRemoved,
+    Admitted,
+    DrainChanged,
+    EngineRestarted,
+    Event,
+    Finished,
+    FinishReason,
+    Preempted,
+    PrefillsReleased,
+    Produced,
+    SlotChanged,
+    SlotState,
+)
+from rota.core.ids import BASE, AdapterId, RequestId, Slot
+from rota.core.policy_config import PolicyConfig
+from rota.observe.journey import Journey, OnEnd
+from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, count
+from rota.observe.places import BASE_LABEL, MOST_ADAPTERS, Places, label_of
+
+# What the scheduler calls it when an adapter takes a slot from one that still has work.
+ROTATION = "its turn has come"
+
+
+class Metrics:
+    """An observer whose numbers are read by `exposition`."""
+
+    def __init__(
+        self,
+        name_of: Callable[[AdapterId], str | None],
+        most_adapters: int = MOST_ADAPTERS,
+        policy: PolicyConfig | None = None,
+        on_end: OnEnd | None = None,
+    ) -> None:
+        """`policy` says which buckets the prefill delayer's histograms have."""
+        policy = policy or PolicyConfig()
+        self._name_of = name_of
+        self._on_end = on_end
+        self._labels = {BASE: BASE_LABEL}
+        self._places = Places(most_adapters)
+        self.engine = EngineMeters(
+            Histogram(policy.prefill_delayer_forward_passes_buckets),
+            Histogram(policy.prefill_delayer_wait_seconds_buckets),
+        )
+        self.journeys: dict[RequestId, Journey] = {}
+        self.slots: dict[Slot, SlotChanged] = {}  # by the last that was heard of each
+        self.loaded: set[AdapterId] = set()
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            Admitted: self._admitted,
+            Preempted: self._preempted,
+            Produced: self._produced,
+            Finished: self._finished,
+            AdapterAdded: self._added,
+            AdapterRefused: self._gone,
+            AdapterRemoved: self._gone,
+            SlotChanged: self._slot_changed,
+            DrainChanged: self._drain_changed,
+            PrefillsReleased: self._released,
+            EngineRestarted: self._restarted,
+        }
+
+    @property
+    def adapters(self) -> list[AdapterMeters]:
+        """The base model's meters, those of adapters with a place, and those all others share."""
+        return self._places.shown
+
+    def meters_of(self, adapter: AdapterId) -> AdapterMeters:
+        """Where an adapter is counted now."""
+        return self._places.find(self._label(adapter))
+
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+        label = self._labels[adapter] = self._label(adapter)
+        meters = self._places.take(label, at)
+        meters.open += 1
+        self.journeys[request_id] = Journey(adapter, label, at, meters)
+
+    def owned(self, request_ids: Iterable[RequestId], owner: str, call: str) -> None:
+        """Say who asked for requests that are open, and in which call of theirs."""
+        for request_id in request_ids:
+            if journey := self.journeys.get(request_id):
+                journey.owner, journey.call = owner, call
+
+    def observe(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if handle := self._handlers.get(type(event)):
+                handle(event)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _admitted(self, event: Admitted) -> None:
+        journey = self.journeys.get(event.request_id)
+        if journey is None or journey.admitted_at is not None:  # it was preempted and comes back
+            return
+        journey.admitted_at, journey.reasons = event.at, event.reasons
+        journey.meters.queue_wait.add(event.at - journey.asked_at)
+
+    def _preempted(self, event: Preempted) -> None:
+        if journey := self.journeys.get(event.request_id):
+            journey.meters.preemptions += 1
+
+    def _produced(self, event: Produced) -> None:
+        """The only place where work is done for every token."""
+        self.engine.step_time.add(event.step_s)
+        self.engine.computed_tokens += event.prompt_tokens
+        at, journeys = event.at, self.journeys
+        for request_id in event.request_ids:
+            journey = journeys.get(request_id)
+            if journey is None:
+                continue
+            if journey.first_at is None:
+                journey.first_at = at
+                journey.meters.ttft.add(at - journey.asked_at)
+            else:
+                journey.meters.token_gap.add(at - journey.last_at)
+            journey.last_at = at
+            journey.tokens += 1
+            journey.meters.output_tokens += 1
+
+    def _finished(self, event: Finished) -> None:
+        journey = self.journeys.pop(event.request_id, None)
+        if journey is None:
+            return
+        meters = journey.meters
+        meters.open -= 1
+        self._places.touch(meters, event.at)
+        count(meters.outcomes, event.fault.code.value if event.fault else event.reason.value)
+        if journey.admitted_at is not None:
+            meters.prompt_tokens += event.prompt_tokens
+            meters.cached_tokens += event.cached_tokens
+        if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            meters.e2e.add(event.at - journey.asked_at)
+        if event.fault and event.fault.code is FaultCode.UNKNOWN_ADAPTER:
+            self._labels.pop(journey.adapter, None)  # it was asked for when its removal was already heard of
+        if self._on_end:
+            self._on_end(event.request_id, journey, event)
+
+    # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _label(self, adapter: AdapterId) -> str:
+        """Of one that was asked for it is remembered: names are unknown sooner than the last requests have ended."""
+        return self._labels.get(adapter) or label_of(self._name_of(adapter))
+
+    def _added(self, event: AdapterAdded) -> None:
+        self.loaded.add(event.adapter_id)
+
+    def _gone(self, event: AdapterRefused | AdapterRemoved) -> None:
+        self.loaded.discard(event.adapter_id)
+        if event.adapter_id != BASE and (label := self._labels.pop(event.adapter_id, None)):
+            self._places.release(label)
+
+    def _slot_changed(self, event: SlotChanged) -> None:
+        meters = self.meters_of(event.adapter_id)
+        before = self.slots.get(event.slot)
+        if event.state is SlotState.EMPTY:
+            meters.evictions += 1
+            self.slots.pop(event.slot, None)
+            return
+        self.slots[event.slot] = event
+        if event.state is SlotState.LOADING:
+            meters.loads += 1
+            self.engine.rotations += event.reason == ROTATION
+        elif before:
+            self.engine.load_time.add(event.at - before.at)
+
+    # ── policies and the engine ──────────────────────────────────────────────────────────────────────────────────
+
+    def _drain_changed(self, event: DrainChanged) -> None:
+        count(self.engine.drains, event.state.value)
+
+    def _released(self, event: PrefillsReleased) -> None:
+        count(self.engine.delays, event.reason)
+        if event.passes:
+            self.engine.delay_passes.add(event.passes)
+            self.engine.delay_wait.add(event.waited_s)
+
+    def _restarted(self, event: EngineRestarted) -> None:
+        self.engine.restarts += 1
+        self.slots.clear()

@@ -1,0 +1,50 @@
+"""The request log is one line a request, written at its end; what ends many at once is a line of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from rota.core.events import EngineRestarted, Event, Finished
+from rota.core.ids import RequestId
+from rota.observe.journey import Journey
+
+LOG = logging.getLogger("rota.requests")
+ENGINE_LOG = logging.getLogger("rota.engine")
+
+
+def log_end(request_id: RequestId, journey: Journey, ending: Finished) -> None:
+    if not LOG.isEnabledFor(logging.INFO):
+        return
+    fields: dict[str, Any] = {
+        "id": request_id,
+        "call": journey.call,
+        "key": journey.owner,
+        "adapter": journey.label,
+        "prompt_tokens": ending.prompt_tokens,
+        "cached_tokens": ending.cached_tokens,
+        "output_tokens": journey.tokens,
+        "finish": ending.reason.value,
+        "e2e_s": _since(journey, ending.at),
+    }
+    if journey.admitted_at is not None:
+        fields["queue_wait_s"] = _since(journey, journey.admitted_at)
+    if journey.reasons:
+        fields["waited_for"] = list(journey.reasons)
+    if journey.first_at is not None:
+        fields["ttft_s"] = _since(journey, journey.first_at)
+    if ending.fault:
+        fields["fault"] = ending.fault.code.value
+        fields["why"] = ending.fault.message
+    LOG.info("request", extra={"fields": fields})
+
+
+def log_restarts(events: Iterable[Event]) -> None:
+    for event in events:
+        if isinstance(event, EngineRestarted):
+            ENGINE_LOG.warning("The engine died and is started again.", extra={"fields": {"why": event.reason}})
+
+
+def _since(journey: Journey, at: float) -> float:
+    return round(at - journey.asked_at, 6)

@@ -1,0 +1,32 @@
+"""Guests are adapters that come while others are served: each is loaded, asked once and unloaded again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from rota.core.ids import AdapterId
+from rota.workload.arrivals import Ask, asks
+from rota.workload.scenario import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A copy of `host` under another name comes at `ask.at`, and is told to go after `stays_s`, answered or not."""
+
+    host: AdapterId
+    ask: Ask
+    stays_s: float
+
+
+def visits(scenario: Scenario, seed: int) -> Iterator[Visit]:
+    """A scenario's guests in order; they ask what its first client with adapters would."""
+    if not scenario.guests:
+        return
+    client = next(client for client in scenario.clients if client.adapters)
+    host = replace(
+        client, requests=scenario.guests, rate_per_s=1.0, concurrency=None, distribution="distinct", base_share=0.0
+    )
+    for ask in asks(host, seed):
+        at = (ask.number + 1) * scenario.guest_every_s
+        yield Visit(ask.adapter, replace(ask, at=at), scenario.guest_every_s / 2.0)

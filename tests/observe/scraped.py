@@ -1,0 +1,29 @@
+"""What a scraper reads: samples by name and labels."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from rota.core.events import Inspected
+from rota.observe.exposition import render, snapshot
+from rota.observe.metrics import Metrics
+
+
+class Scrape:
+    """`scrape("rota_slots")`, `scrape("rota_ttft_seconds_count", adapter="base")`; None if there is no such sample."""
+
+    def __init__(self, text: str) -> None:
+        self.families = {family.name: family for family in text_string_to_metric_families(text)}
+        self.samples = [sample for family in self.families.values() for sample in family.samples]
+
+    def __call__(self, name: str, **labels: str) -> float | None:
+        found = [sample.value for sample in self.samples if sample.name == name and sample.labels == labels]
+        assert len(found) < 2, f"{name} {labels} is there {len(found)} times"
+        return found[0] if found else None
+
+    def adapters(self, name: str) -> set[str]:
+        return {sample.labels["adapter"] for sample in self.samples if sample.name == name}
+
+
+def scrape(metrics: Metrics, inspected: Inspected | None = None, is_up: bool = True) -> Scrape:
+    return Scrape(render(snapshot(metrics, inspected, is_up)).decode())

@@ -1,0 +1,115 @@
+"""The Grafana dashboard asks only for what there is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser as promql
+import pytest
+
+from rota.observe.metric_table import METRICS, Metric
+
+FILE = Path(__file__).parents[2] / "docs/grafana/rota-dashboard.json"
+DASHBOARD = json.loads(FILE.read_text("utf-8"))
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+VARIABLES = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+# Every series carries it: Prometheus adds where it scraped.
+SCRAPED_FROM = "instance"
+
+
+def series() -> dict[str, Metric]:
+    """Every name that a query may use."""
+    found = {}
+    for metric in METRICS:
+        endings = ("_bucket", "_sum", "_count") if metric.kind == "histogram" else ("",)
+        found |= {metric.name + ending: metric for ending in endings}
+    return found
+
+
+def parsed(query: str) -> Any:
+    return promql.parse(query.replace("$__rate_interval", "5m"))
+
+
+def nodes(node: Any) -> Iterator[Any]:
+    yield node
+    match node:
+        case promql.Call():
+            inner = node.args
+        case promql.BinaryExpr():
+            inner = [node.lhs, node.rhs]
+        case promql.AggregateExpr() | promql.ParenExpr():
+            inner = [node.expr]
+        case promql.MatrixSelector():
+            inner = [node.vector_selector]
+        case promql.VectorSelector() | promql.NumberLiteral():
+            inner = []
+        case _:
+            raise AssertionError(f"no test looks into {type(node)}")
+    for one in inner:
+        yield from nodes(one)
+
+
+@pytest.mark.parametrize(("title", "query"), QUERIES)
+def test_a_query_uses_names_and_labels_that_exist_and_rates_only_what_counts(title, query):
+    tree = list(nodes(parsed(query)))
+    selectors = [node for node in tree if isinstance(node, promql.VectorSelector)]
+    assert selectors
+
+    known: set[str] = set()
+    for selector in selectors:
+        metric = series()[selector.name]
+        labels = {SCRAPED_FROM, *metric.labels} | ({"le"} if metric.kind == "histogram" else set())
+        known |= labels
+        assert {matcher.name for matcher in selector.matchers.matchers} <= labels
+    for node in tree:
+        if isinstance(node, promql.AggregateExpr) and node.modifier:
+            assert set(node.modifier.labels) <= known
+        if isinstance(node, promql.Call) and node.func.name in ("rate", "increase"):
+            assert series()[node.args[0].vector_selector.name].kind != "gauge"
+        if isinstance(node, promql.Call) and node.func.name == "histogram_quantile":
+            assert "le" in node.args[1].modifier.labels
+
+
+def test_every_metric_is_on_the_dashboard():
+    shown = {
+        node.name for _, query in QUERIES for node in nodes(parsed(query)) if isinstance(node, promql.VectorSelector)
+    }
+
+    assert {series()[name] for name in shown} == set(METRICS)
+
+
+def test_panels_stand_side_by_side_within_the_width_of_a_page():
+    taken: dict[tuple[int, int], str] = {}
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for x in range(place["x"], place["x"] + place["w"]):
+            for y in range(place["y"], place["y"] + place["h"]):
+                assert taken.setdefault((x, y), panel["title"]) == panel["title"]
+
+
+def test_a_dashboard_has_what_grafana_needs_to_load_it():
+    assert DASHBOARD["title"] and DASHBOARD["uid"]
+    assert DASHBOARD["id"] is None  # or an import would overwrite somebody else's
+    assert DASHBOARD["schemaVersion"] >= 36
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    for panel in PANELS:
+        assert panel["type"] in ("timeseries", "stat")
+        assert panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references)
+
+
+def test_variables_that_queries_use_are_defined_and_ask_for_what_exists():
+    used = {word for word in ("instance", "adapter") for _, query in QUERIES if f"${word}" in query}
+    asked = [variable["definition"] for variable in DASHBOARD["templating"]["list"] if variable["type"] == "query"]
+
+    assert used <= VARIABLES and "datasource" in VARIABLES
+    for definition in asked:
+        name = definition.removeprefix("label_values(").partition(",")[0].partition("{")[0]
+        assert name in series()

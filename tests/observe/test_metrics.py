@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rota.core.errors import Fault, FaultCode
+from rota.core.events import (
+    AdapterAdded,
+    AdapterRemoved,
+    AdapterStanding,
+    Admitted,
+    DrainChanged,
+    DrainState,
+    EngineRestarted,
+    Finished,
+    FinishReason,
+    Inspected,
+    Preempted,
+    PrefillsReleased,
+    Produced,
+    SlotChanged,
+    SlotState,
+)
+from rota.core.ids import BASE
+from rota.core.policy_config import PolicyConfig
+from rota.observe.metric_table import METRICS
+from rota.observe.metrics import Metrics
+from tests.observe.scraped import scrape
+
+
+def make(**given) -> Metrics:
+    return Metrics(lambda adapter: f"adapter{adapter}", **given)
+
+
+def one_request(metrics: Metrics, id: str = "a", adapter: int = BASE, at: float = 10.0, **ending) -> None:
+    """Asked, admitted a quarter of a second later, a token after half a second, two more a tenth apart, ended."""
+    metrics.asked(id, adapter, at)
+    metrics.observe([Admitted(id, at + 0.25, cached_tokens=16)])
+    for step in range(3):
+        metrics.observe(
+            [Produced(at + 0.5 + step / 10, (id,), (7,), step_s=0.02, prompt_tokens=40 if step == 0 else 0)]
+        )
+    metrics.observe([finished(id, at + 0.75, **ending)])
+
+
+def finished(id: str, at: float = 1.0, reason: FinishReason = FinishReason.LENGTH, **fields) -> Finished:
+    return Finished(id, at, reason, **{"prompt_tokens": 40, "output_tokens": 3, "cached_tokens": 16, **fields})
+
+
+def inspected(*standings: AdapterStanding, at: float = 20.0) -> Inspected:
+    return Inspected(at, steps=9, rows=2, blocks=64, blocks_used=5, slots=2, adapters=standings)
+
+
+def test_a_request_leaves_its_times_and_tokens_behind():
+    metrics = make()
+    one_request(metrics)
+    read = scrape(metrics)
+
+    assert read("rota_requests_total", adapter="base", outcome="length") == 1
+    assert read("rota_queue_wait_seconds_sum", adapter="base") == pytest.approx(0.25)
+    assert read("rota_ttft_seconds_sum", adapter="base") == pytest.approx(0.5)
+    assert read("rota_ttft_seconds_bucket", adapter="base", le="0.5") == 1
+    assert read("rota_ttft_seconds_bucket", adapter="base", le="0.25") == 0
+    assert read("rota_token_gap_seconds_count", adapter="base") == 2
+    assert read("rota_token_gap_seconds_sum", adapter="base") == pytest.approx(0.2)
+    assert read("rota_e2e_seconds_sum", adapter="base") == pytest.approx(0.75)
+    assert read("rota_prompt_tokens_total", adapter="base") == 40
+    assert read("rota_cached_tokens_total", adapter="base") == 16
+    assert read("rota_output_tokens_total", adapter="base") == 3
+    assert read("rota_computed_prompt_tokens_total") == 40
+    assert read("rota_step_seconds_count") == 3
+
+
+def test_a_value_on_a_bound_is_in_the_bucket_of_that_bound_and_an_endless_one_in_the_last():
+    metrics = make(policy=PolicyConfig(prefill_delayer_wait_seconds_buckets=(0.5, 1.0)))
+    for waited_s in (0.5, 0.6, math.inf):
+        metrics.observe([PrefillsReleased(1.0, "wait_success", 1, waited_s)])
+    read = scrape(metrics)
+
+    assert [read("rota_prefill_delayer_wait_seconds_bucket", le=le) for le in ("0.5", "1.0", "+Inf")] == [1, 2, 3]
+
+
+def test_a_refused_request_counts_by_its_fault_and_has_no_times():
+    metrics = make()
+    metrics.asked("a", BASE, 1.0)
+    metrics.observe([finished("a", reason=FinishReason.FAILED, fault=Fault(FaultCode.QUEUE_FULL, "Full."))])
+    read = scrape(metrics)
+
+    assert read("rota_requests_total", adapter="base", outcome="queue_full") == 1
+    assert read("rota_prompt_tokens_total", adapter="base") == 0
+    assert read("rota_e2e_seconds_count", adapter="base") == 0
+
+
+def test_a_preempted_request_waits_in_the_queue_once():
+    metrics = make()
+    metrics.asked("a", BASE, 1.0)
+    metrics.observe([Admitted("a", 2.0, 0), Preempted("a", 3.0), Admitted("a", 9.0, 0)])
+    read = scrape(metrics)
+
+    assert read("rota_preemptions_total", adapter="base") == 1
+    assert read("rota_queue_wait_seconds_count", adapter="base") == 1
+    assert read("rota_queue_wait_seconds_sum", adapter="base") == 1.0
+
+
+def test_slots_loads_evictions_and_turns_are_counted():
+    metrics = make()
+    metrics.observe(
+        [
+            SlotChanged(1.0, 0, 1, SlotState.LOADING, "a slot was empty"),
+            SlotChanged(1.5, 0, 1, SlotState.READY),
+            SlotChanged(2.0, 1, 2, SlotState.LOADING, "its turn has come"),
+            SlotChanged(2.25, 1, 2, SlotState.READY),
+            SlotChanged(2.25, 0, 1, SlotState.EMPTY, "its turn is over"),
+            SlotChanged(3.0, 0, 3, SlotState.LOADING, "a slot was empty"),
+        ]
+    )
+    read = scrape(metrics, inspected())
+
+    assert (read("rota_slots"), read("rota_slots_used"), read("rota_slots_loading")) == (2, 1, 1)
+    assert read("rota_rotations_total") == 1
+    assert read("rota_adapter_load_seconds_sum") == pytest.approx(0.75)
+
+
+def test_loads_and_evictions_belong_to_their_adapter():
+    metrics = make()
+    one_request(metrics, adapter=1)
+    metrics.observe([SlotChanged(1.0, 0, 1, SlotState.LOADING), SlotChanged(2.0, 0, 1, SlotState.EMPTY, "idle")])
+    read = scrape(metrics)
+
+    assert read("rota_adapter_loads_total", adapter="adapter1") == 1
+    assert read("rota_adapter_evictions_total", adapter="adapter1") == 1
+    assert read("rota_adapter_loads_total", adapter="base") == 0
+
+
+def test_drains_and_delays_count_by_what_became_of_them():
+    metrics = make(policy=PolicyConfig(prefill_delayer_forward_passes_buckets=(2.0, 8.0)))
+    metrics.observe(
+        [
+            DrainChanged(1.0, 1, 2, DrainState.STARTED),
+            DrainChanged(2.0, 1, 2, DrainState.FINISHED),
+            DrainChanged(3.0, 1, 2, DrainState.STARTED),
+            PrefillsReleased(1.0, "no_wait", 0, 0.0),
+            PrefillsReleased(2.0, "wait_timeout", 5, 0.05),
+        ]
+    )
+    read = scrape(metrics)
+
+    assert read("rota_drains_total", state="started") == 2
+    assert read("rota_drains_total", state="finished") == 1
+    assert read("rota_prefill_delayer_outcomes_total", reason="no_wait") == 1
+    assert read("rota_prefill_delayer_outcomes_total", reason="wait_timeout") == 1
+    assert read("rota_prefill_delayer_wait_passes_bucket", le="2.0") == 0
+    assert read("rota_prefill_delayer_wait_passes_bucket", le="8.0") == 1
+    assert read("rota_prefill_delayer_wait_seconds_count") == 1
+
+
+def test_gauges_are_what_the_engine_answered_and_zero_for_those_it_does_not_mention():
+    metrics = make()
+    one_request(metrics, adapter=1)
+    one_request(metrics, adapter=2)
+    read = scrape(
+        metrics, inspected(AdapterStanding(BASE, 0, 2, 0, None, ""), AdapterStanding(2, 3, 0, 1, 18.5, "why"))
+    )
+
+    assert read("rota_requests_running", adapter="base") == 2
+    assert read("rota_requests_waiting", adapter="adapter2") == 3
+    assert read("rota_requests_parked", adapter="adapter2") == 1
+    assert read("rota_oldest_wait_seconds", adapter="adapter2") == 1.5
+    assert read("rota_requests_waiting", adapter="adapter1") == 0
+    assert (read("rota_kv_blocks"), read("rota_kv_blocks_used")) == (64, 5)
+
+
+def test_without_an_answer_counters_stay_and_what_only_the_engine_knows_is_missing():
+    metrics = make()
+    one_request(metrics)
+    read = scrape(metrics, inspected=None, is_up=False)
+
+    assert read("rota_engine_up") == 0
+    assert read("rota_output_tokens_total", adapter="base") == 3
+    assert read("rota_kv_blocks_used") is None
+    assert read("rota_requests_waiting", adapter="base") is None
+
+
+def test_a_new_engine_begins_with_empty_slots():
+    metrics = make()
+    metrics.observe([SlotChanged(1.0, 0, 1, SlotState.READY), EngineRestarted(2.0, "It was killed.")])
+    read = scrape(metrics, inspected())
+
+    assert read("rota_slots_used") == 0
+    assert read("rota_engine_restarts_total") == 1
+
+
+def test_adapters_are_loaded_until_they_are_removed():
+    metrics = make()
+    metrics.observe([AdapterAdded(1, 1.0), AdapterAdded(2, 1.0), AdapterRemoved(1, 2.0)])
+
+    assert scrape(metrics)("rota_adapters_loaded") == 1
+
+
+def test_nothing_is_kept_of_requests_that_ended():
+    metrics = make()
+    for number in range(100):
+        one_request(metrics, f"r{number}", adapter=number % 3)
+
+    assert metrics.journeys == {}
+
+
+def test_a_whole_scrape_has_exactly_the_names_kinds_and_labels_of_the_table():
+    metrics = make()
+    one_request(metrics, adapter=1)
+    metrics.observe([DrainChanged(1.0, 1, 2, DrainState.STARTED), PrefillsReleased(1.0, "no_wait", 0, 0.0)])
+    read = scrape(metrics, inspected(AdapterStanding(BASE, 0, 2, 0, None, "")))
+    found = {
+        (family.type, family.name, frozenset(label for sample in family.samples for label in sample.labels) - {"le"})
+        for family in read.families.values()
+    }
+
+    # The parser takes the ending of a counter for a part of its kind.
+    assert found == {(one.kind, one.name.removesuffix("_total"), frozenset(one.labels)) for one in METRICS}

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+
+from rota.core.errors import Fault, FaultCode
+from rota.core.events import Admitted, EngineRestarted, Finished, FinishReason, Produced
+from rota.core.ids import BASE
+from rota.observe.logs import JsonLines, TextLines, set_up_logs
+from rota.observe.metrics import Metrics
+from rota.observe.request_log import log_end, log_restarts
+
+
+@pytest.fixture
+def written():
+    """What is logged, as a stream; gives a function that sets it up and one that reads it."""
+    logger = logging.getLogger("rota")
+    before = (logger.handlers, logger.propagate, logger.level)
+    stream = io.StringIO()
+
+    def write_as(*given) -> io.StringIO:
+        set_up_logs(*given)
+        logger.handlers[0].stream = stream
+        return stream
+
+    yield write_as
+    logger.handlers, logger.propagate = before[:2]
+    logger.setLevel(before[2])
+
+
+def one_request() -> None:
+    metrics = Metrics(lambda adapter: "pirate", on_end=log_end)
+    metrics.asked("r1", 1, 10.0)
+    metrics.owned(["r1"], owner="acme", call="my call")
+    metrics.observe([Admitted("r1", 10.25, 16, reasons=("its adapter has no slot", "no KV"))])
+    metrics.observe([Produced(10.5, ("r1",), (7,)), Produced(10.75, ("r1",), (8,))])
+    metrics.observe([Finished("r1", 11.0, FinishReason.LENGTH, 40, 2, 16)])
+
+
+def test_a_request_is_one_line_of_json_with_all_there_is_to_say(written):
+    stream = written("json", "info")
+    one_request()
+    line = json.loads(stream.getvalue())
+
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "info",
+        "message": "request",
+        "id": "r1",
+        "call": "my call",
+        "key": "acme",
+        "adapter": "pirate",
+        "prompt_tokens": 40,
+        "cached_tokens": 16,
+        "output_tokens": 2,
+        "finish": "length",
+        "e2e_s": 1.0,
+        "queue_wait_s": 0.25,
+        "waited_for": ["its adapter has no slot", "no KV"],
+        "ttft_s": 0.5,
+    }
+
+
+def test_the_same_line_as_text_keeps_what_has_spaces_together(written):
+    stream = written("text", "info")
+    one_request()
+    line = stream.getvalue()
+
+    assert line.count("\n") == 1
+    assert ' INFO request id=r1 call="my call" key=acme adapter=pirate prompt_tokens=40' in line
+    assert 'waited_for="its adapter has no slot; no KV" ttft_s=0.5\n' in line
+
+
+def test_a_refused_request_says_why_and_has_no_times_it_never_reached(written):
+    stream = written("json", "info")
+    metrics = Metrics(lambda adapter: None, on_end=log_end)
+    metrics.asked("r1", BASE, 10.0)
+    metrics.observe([Finished("r1", 10.0, FinishReason.FAILED, fault=Fault(FaultCode.QUEUE_FULL, "Full."))])
+    line = json.loads(stream.getvalue())
+
+    assert (line["finish"], line["fault"], line["why"]) == ("failed", "queue_full", "Full.")
+    assert not {"ttft_s", "queue_wait_s", "waited_for"} & line.keys()
+
+
+def test_an_engine_that_died_is_a_warning_with_its_reason(written):
+    stream = written("json", "info")
+    log_restarts([Produced(1.0, (), ()), EngineRestarted(2.0, "It was killed.")])
+    line = json.loads(stream.getvalue())
+
+    assert (line["level"], line["why"]) == ("warning", "It was killed.")
+
+
+@pytest.mark.parametrize("given", [("text", "warning"), ("text", "info", True)], ids=["warning", "quiet"])
+def test_who_wants_only_warnings_or_quiet_gets_no_line_a_request(written, given):
+    stream = written(*given)
+    one_request()
+    assert stream.getvalue() == ""
+
+    logging.getLogger("rota.anything").warning("This matters.")
+    assert "WARNING This matters." in stream.getvalue()
+
+
+@pytest.mark.parametrize("formatter", [TextLines(), JsonLines()], ids=["text", "json"])
+def test_nothing_that_a_client_sends_can_begin_a_new_line(formatter):
+    record = logging.makeLogRecord({"msg": "request", "levelname": "INFO", "fields": {"call": "a\nb", "key": "x=1"}})
+
+    assert "\n" not in formatter.format(record)
+    assert r"a\nb" in formatter.format(record)
+
+
+def test_an_error_is_logged_with_its_trace_in_the_same_line():
+    try:
+        raise ZeroDivisionError("never")
+    except ZeroDivisionError as error:
+        record = logging.makeLogRecord(
+            {"msg": "It broke", "levelname": "ERROR", "exc_info": (type(error), error, None)}
+        )
+
+    assert "ZeroDivisionError: never" in json.loads(JsonLines().format(record))["error"]
