@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from rota import __version__
-from rota.cli import SERVE_CONFIGS, main
+from rota.cli import main
+from rota.commands.serve import SERVE_CONFIGS
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig, ServerConfig
 from rota.core.errors import ModelError
 from rota.core.options import options_of
@@ -104,7 +105,7 @@ def test_a_config_file_that_is_not_there_is_named(capsys):
         (["--port", "high"], "--port"),
         (["--device", "tpu"], "'tpu' is not one of"),
         (["--kv-block-size", "7"], "kv_block_size must be a power of two of at least 8"),
-        (["--max-loras-per-batch", "many"], "'many' is not INT|auto"),
+        (["--max-loras-per-batch", "many"], "'many' is not int|auto"),
         (["one", "--model-path", "two"], "named twice"),
     ],
 )

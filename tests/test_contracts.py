@@ -41,6 +41,7 @@ def copy(tmp_path: Path) -> Path:
         ("scheduler/rows.py", "import rota.runtime.loop"),
         ("engine/step.py", "import rota.scheduler"),
         ("runtime/loop.py", "import torch"),
+        ("bench/run.py", "import rota.runtime.loop"),
         ("cellar.py", "import math"),
     ],
 )

@@ -7,19 +7,24 @@ import sys
 import typer
 
 from rota import __version__
+from rota.bench.config import BenchConfig
 from rota.commands.adapters import adapters_app
+from rota.commands.bench import bench_command
+from rota.commands.demo import demo_command
 from rota.commands.flags import spread_lists
-from rota.commands.serve import SERVE_CONFIGS, Serve, serve_command, serve_model
+from rota.commands.serve import Serve, serve_command, serve_model
 from rota.commands.simulate import simulate_command
 from rota.core.errors import RotaError
 from rota.core.options import options_of
+from rota.llm import ENGINE_CONFIGS
 
 
 def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None:
     """The `rota` command; what is wrong with a request for service is one sentence and exit code 2."""
     typed = sys.argv[1:] if arguments is None else arguments
     try:
-        make_app(serve)(spread_lists(typed, options_of(*SERVE_CONFIGS).values()))
+        # Not --api-key: `--api-key KEY MODEL` must not take the model for a second key.
+        make_app(serve)(spread_lists(typed, options_of(*ENGINE_CONFIGS, BenchConfig).values()))
     except RotaError as error:
         print(f"rota: {error}", file=sys.stderr)
         sys.exit(2)
@@ -37,7 +42,9 @@ def make_app(serve: Serve) -> typer.Typer:
         """Rota serves many LoRA fine-tunes of one base model, and every adapter gets its turn."""
 
     app.command(name="serve")(serve_command(serve))
+    app.command(name="bench")(bench_command())
     app.command(name="simulate")(simulate_command())
+    app.command(name="demo")(demo_command())
     app.add_typer(adapters_app(), name="adapters")
     return app
 

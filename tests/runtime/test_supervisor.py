@@ -17,7 +17,7 @@ import pytest
 from rota.core.adapter import Adapter
 from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestError
-from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, FinishReason
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, EngineRestarted, FinishReason
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
 from rota.runtime.service import BuildDevice, Phase
@@ -77,6 +77,8 @@ def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_su
         assert outputs(listener.events)["again"] == continuation(again.request.prompt, 5)
         assert service.engine_pid != pid
         assert len(listener.threads) == 1
+        [restart] = [event for event in listener.events if isinstance(event, EngineRestarted)]
+        assert "killed by SIGKILL" in restart.reason
 
 
 def add(service: SupervisedService, listener: Listener, message: AddAdapter) -> AdapterId:

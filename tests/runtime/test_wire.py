@@ -9,6 +9,7 @@ from rota.core.events import (
     CacheFlushed,
     DrainChanged,
     DrainState,
+    EngineRestarted,
     Explained,
     Finished,
     FinishReason,
@@ -16,6 +17,7 @@ from rota.core.events import (
     Preempted,
     PrefillsReleased,
     Produced,
+    PromptsScored,
     Whereabouts,
 )
 from rota.core.messages import AbortAll, Explain, FlushCache, Inspect
@@ -25,6 +27,7 @@ from tests.builders import abort, capacity, submit
 
 RECORDS = [
     submit("a", prompt=9, temperature=0.5, top_k=3, stop=("é", "\n"), stop_token_ids=frozenset({2}), seed=2**62),
+    submit("a", logprobs=0, prompt_logprobs=5),
     abort("a", at=1.5),
     AbortAll(2.5),
     Explain("a", 1.0),
@@ -36,11 +39,13 @@ RECORDS = [
     Admitted("a", 1.0, 16),
     Preempted("a", 2.0),
     Produced(3.0, ("a", "b"), (5, 6), ((1, TokenLogprobs(-0.5, ((6, -0.5), (9, -2.25)))),)),
+    PromptsScored(3.0, ("a", "b"), ((TokenLogprobs(-0.5, ((6, -0.5),)), TokenLogprobs(-1.5, ())), ())),
     DrainChanged(3.0, 1, 2, DrainState.CALLED_OFF),
     PrefillsReleased(3.0, "wait_success", 4, 0.25),
     Explained("a", 3.0, Whereabouts.WAITING, "why", 1.0, 2),
     Inspected(3.0, 7, 2, 64, 9, 3, (AdapterStanding(1, 2, 0, 1, None, ""), AdapterStanding(2, 1, 0, 0, 0.5, "why"))),
     CacheFlushed(3.0, 5),
+    EngineRestarted(3.0, "It was killed."),
     Finished("a", 4.0, FinishReason.FAILED, 3, 2, 1, Fault(FaultCode.QUEUE_FULL, "Full.", "n")),
 ]
 

@@ -162,6 +162,8 @@ def test_a_name_loaded_again_never_sees_the_kv_of_the_one_before(serve):
         ({"lora_name": "poet", "lora_path": "/a/poet"}, "already loaded"),
         ({"lora_name": "letters", "lora_path": "/a/poet"}, "base model's name"),
         ({"lora_name": "", "lora_path": "/a/poet"}, "needs a name"),
+        ({"lora_name": "a\nb", "lora_path": "/a/poet"}, "all of them printable"),
+        ({"lora_name": "a" * 201, "lora_path": "/a/poet"}, "at most 200 characters"),
         ({"lora_name": "parrot"}, "lora_path is missing"),
         ({"lora_name": "parrot", "lora_path": 3}, "lora_path should be a valid string"),
         ({"lora_name": "parrot", "lora_path": "/a", "rank": 8}, "'rank' is not a field; the fields are"),
@@ -198,6 +200,30 @@ def test_the_other_shape_lists_what_is_loaded(serve):
     assert loaded.json() == {"success": True, "error_message": None, "loaded_adapters": after}
     assert broken.json() == {"success": False, "error_message": "/a/broken is broken.", "loaded_adapters": after}
     assert unloaded.json() == {"success": True, "error_message": None, "loaded_adapters": before}
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        ("/v1/load_lora_adapter", {"load_inplace": False, "is_3d_lora_weight": False}),
+        ("/load_lora_adapter", {"pinned": False, "lora_id": None, "rid": None}),
+    ],
+)
+def test_what_other_servers_clients_send_along_is_taken_where_it_changes_nothing(serve, route, fields):
+    client = serve(FakeDevice())
+    unloading = {"lora_int_id": 3} if "v1" in route else {"lora_id": "3"}
+
+    assert client.post(route, json={"lora_name": "parrot", "lora_path": "/a/parrot", **fields}).status_code == 200
+    assert client.post(route.replace("load", "unload", 1), json={"lora_name": "parrot", **unloading}).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["load_inplace", "is_3d_lora_weight"])
+def test_what_would_change_the_load_and_cannot_is_refused_by_its_name(serve, field):
+    client = serve(FakeDevice())
+    refused = load(client, "parrot", **{field: True})
+
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+    assert "parrot" not in names(client)
 
 
 def test_pins_are_kept_and_the_last_slot_is_never_pinned(serve):

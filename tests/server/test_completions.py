@@ -1,54 +1,25 @@
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from rota.core.config import EngineConfig
-from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
-from rota.server.app import create_app
-from rota.text.tokenizer import Tokenizer
-from tests.builders import capacity
-from tests.fakes import FakeDevice, alphabet
-from tests.server.running import running
-from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.fakes import FakeDevice
+from tests.server.letters import events_of, letters_device, serving, steps_settle
 
 Ask = Callable[..., httpx.Response]
 
 
-def speaks(tokens):
-    """The alphabet; but after "end" the end of the sequence, and after "é" always another, a byte a token."""
-    text = bytes(token for token in tokens if token > 2)
-    if text.endswith(b"end"):
-        return 2
-    if text.endswith("é".encode()) or text.endswith("é".encode() + b"\xc3"):
-        return b"\xc3\xa9"[text.endswith(b"\xc3")]
-    return alphabet(tokens)
-
-
 @pytest.fixture(scope="module")
 def device() -> FakeDevice:
-    return FakeDevice(step_s=0.005, next_token=speaks, capacity=capacity(max_sequence_tokens=200))
+    return letters_device()
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory) -> Tokenizer:
-    return Tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
-
-
-@pytest.fixture(scope="module")
-def client(device, tokenizer) -> Iterator[httpx.Client]:
-    service = InProcessService(lambda: device, EngineConfig())
-    with (
-        running(create_app(service, tokenizer, Registry("letters", "/models/letters"))) as url,
-        httpx.Client(base_url=url, timeout=20.0) as client,
-    ):
-        service.wait_until_ready()
+def client(device, tmp_path_factory) -> Iterator[httpx.Client]:
+    with serving(tmp_path_factory.mktemp("model"), device) as client:
         yield client
 
 
@@ -58,13 +29,6 @@ def ask(client) -> Ask:
         return client.post("/v1/completions", json={"prompt": prompt, "temperature": 0, **fields})
 
     return ask
-
-
-def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream, which must end as OpenAI's do."""
-    *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    assert done == "[DONE]"
-    return [json.loads(event) for event in events]
 
 
 def texts(events: list[dict[str, Any]]) -> dict[int, str]:
@@ -172,6 +136,34 @@ def test_a_stream_never_sends_half_a_character(ask):
     assert [event["choices"][0]["text"] for event in events] == ["é", "é", "\ufffd"]
 
 
+@pytest.mark.parametrize("prompt", ["abc", [97, 98, 99]])
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_an_echo_gives_the_prompt_back_before_its_continuation(ask, prompt, is_streamed):
+    response = ask([prompt] if isinstance(prompt, list) else prompt, echo=True, n=2, max_tokens=3, stream=is_streamed)
+    choices = texts(events_of(response) if is_streamed else [response.json()])
+
+    assert choices == {0: "abcdef", 1: "abcdef"}
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_an_echo_of_no_tokens_is_the_prompt_alone_and_makes_no_step(ask, device, is_streamed):
+    before = steps_settle(device)
+    response = ask(["abc", "de"], echo=True, max_tokens=0, stream=is_streamed)
+    events = events_of(response) if is_streamed else [response.json()]
+
+    assert texts(events) == {0: "abc", 1: "de"}
+    assert {choice["finish_reason"] for event in events for choice in event["choices"]} == {"length"}
+    assert len(device.plans) == before
+
+
+def test_a_stream_tells_its_usage_with_every_event_when_asked(ask):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = events_of(ask("abc", max_tokens=3, stream=True, stream_options=options))
+
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts) and counts[-1] == 3
+
+
 def test_a_prompt_seen_before_is_counted_as_cached(ask):
     prompt = "a prompt that fills two blocks of KV"
     ask(prompt, max_tokens=1)
@@ -196,6 +188,58 @@ def test_a_streams_logprobs_count_their_offsets_through(ask):
 
     offsets = [offset for event in events for offset in event["choices"][0]["logprobs"]["text_offset"]]
     assert offsets == [0, 1, 2, 3]
+
+
+def scored(prompt: str) -> dict[str, list[Any]]:
+    """What an echo with one alternative tells of a prompt and its answer, a letter a token."""
+    return {
+        "tokens": list(prompt),
+        "token_logprobs": [None, *(-0.5,) * (len(prompt) - 1)],
+        "top_logprobs": [None, *({letter: -0.5} for letter in prompt[1:])],
+        "text_offset": list(range(len(prompt))),
+    }
+
+
+def told(events: list[dict[str, Any]], index: int) -> dict[str, list[Any]]:
+    """The log-probabilities of one choice, from all events."""
+    parts = [choice["logprobs"] for event in events for choice in event["choices"] if choice["index"] == index]
+    return {name: [entry for part in parts for entry in part[name]] for name in parts[0]}
+
+
+@pytest.mark.parametrize("prompt", ["abc", [97, 98, 99]])
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_an_echo_with_logprobs_scores_the_prompt_too_all_but_its_first_token(ask, prompt, is_streamed):
+    response = ask(prompt, echo=True, logprobs=1, n=2, max_tokens=3, stream=is_streamed)
+    events = events_of(response) if is_streamed else [response.json()]
+
+    assert texts(events) == {0: "abcdef", 1: "abcdef"}
+    for index in (0, 1):
+        assert told(events, index) == scored("abcdef")
+
+
+@pytest.mark.parametrize("prompt", ["a", "abc", "the end", "a prompt that fills two blocks of KV"])
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_an_echo_of_no_tokens_with_logprobs_scores_the_prompt_and_keeps_no_token(ask, prompt, is_streamed):
+    options = {"stream_options": {"include_usage": True}} if is_streamed else {}
+    response = ask(prompt, echo=True, logprobs=1, max_tokens=0, stream=is_streamed, **options)
+    events = events_of(response) if is_streamed else [response.json()]
+
+    assert texts(events) == {0: prompt}
+    assert told(events, 0) == scored(prompt)
+    assert [choice["finish_reason"] for event in events for choice in event["choices"]][-1] == "length"
+    assert events[-1]["usage"]["completion_tokens"] == 0
+    assert events[-1]["usage"]["prompt_tokens"] == len(prompt)
+
+
+def test_what_an_evaluation_harness_asks_is_answered_in_one_call(ask):
+    """As lm_eval's local-completions does: several prompts as tokens, and one token that it ignores."""
+    prompts = [list(b"abc"), list(b"hello")]
+    body = ask(prompts, echo=True, logprobs=1, max_tokens=1, seed=1234).json()
+    lists = [choice["logprobs"] for choice in body["choices"]]
+
+    assert [len(logprobs["token_logprobs"]) for logprobs in lists] == [4, 6]
+    assert lists[1]["token_logprobs"][2:-1] == [-0.5] * 3
+    assert [max(top.values()) for top in lists[1]["top_logprobs"][2:-1]] == [-0.5] * 3
 
 
 def test_choices_with_a_seed_get_seeds_of_their_own(ask, device):
@@ -223,7 +267,8 @@ def test_what_other_servers_clients_send_is_understood(ask):
         ({"stop": [1]}, "stop", "stop must be a text or a list of texts"),
         ({"stop": ""}, "stop", "not empty"),
         ({"logprobs": 99}, "logprobs", "logprobs must be between 0 and 20"),
-        ({"echo": True}, "echo", "echo is not supported"),
+        ({"suffix": "x"}, "suffix", "suffix is not supported"),
+        ({"n": 128, "prompt": ["a"] * 9}, "prompt", "asks for 1152 answers in one call; ask for at most 1024"),
         ({"best_of": 4}, "best_of", "best_of is not supported unless it equals n"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
         ({"prompt": 5}, "prompt", "prompt must be a text, a list of texts"),
@@ -278,15 +323,6 @@ def test_an_unknown_path_is_404_in_the_same_shape(client):
 def test_the_model_is_listed(client):
     (model,) = client.get("/v1/models").json()["data"]
     assert (model["id"], model["root"], model["max_model_len"]) == ("letters", "/models/letters", 200)
-
-
-def steps_settle(device: FakeDevice) -> int:
-    """Waits until no step is made any more; gives how many were made."""
-    while True:
-        before = len(device.plans)
-        time.sleep(0.05)
-        if len(device.plans) == before:
-            return before
 
 
 def test_a_client_that_leaves_a_stream_ends_its_request(client, device):

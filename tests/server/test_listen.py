@@ -3,9 +3,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -14,6 +14,7 @@ import pytest
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import AdapterError, ConfigError, EngineDiedError, ModelError
 from rota.core.lora_paths import LoraPath
+from rota.runtime.drainable import DrainableService
 from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice, InProcessService
 from rota.runtime.stocked import StockedService
@@ -24,14 +25,14 @@ from tests.fakes import FakeDevice
 from tests.tiny_tokenizer import write_byte_tokenizer
 
 
-def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: LoraPath) -> None:
+def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: LoraPath, **options) -> None:
     """Listen on a free port until a signal comes."""
     registry = Registry("letters", str(folder))
-    service = StockedService(
-        InProcessService(build_device, EngineConfig()), [registry.add(adapter) for adapter in adapters]
-    )
+    stock = [registry.add(adapter) for adapter in adapters]
+    service = DrainableService(StockedService(InProcessService(build_device, EngineConfig()), stock))
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry)
-    listen(app, service, ServerConfig(port=0), announce)
+    say = options.pop("say", print)
+    listen(app, service, ServerConfig(port=0, **options), announce, say)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -82,45 +83,47 @@ def test_a_port_that_is_taken_is_refused_with_advice():
             listen(None, None, ServerConfig(port=port), print)
 
 
-SCRIPT = """
-import sys
-from functools import partial
-from rota.core.config import EngineConfig, ServerConfig
-from rota.runtime.registry import Registry
-from rota.runtime.supervisor import SupervisedService
-from rota.server.app import create_app
-from rota.server.listen import listen
-from rota.text.tokenizer import Tokenizer
-from tests.fakes import FakeDevice
+@pytest.mark.parametrize(("drain_s", "signals"), [(0.2, 1), (600.0, 2)])
+def test_answers_that_outlast_the_time_or_the_patience_of_the_operator_are_ended_with_a_word(
+    tmp_path, drain_s, signals
+):
+    body = {"prompt": "abc", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    heard, said, was_told = [], [], threading.Event()
 
-if __name__ == "__main__":
-    service = SupervisedService(partial(FakeDevice, step_s=0.02), EngineConfig())
-    app = create_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
-    listen(app, service, ServerConfig(port=0), partial(print, flush=True))
-"""
+    def say(sentence: str) -> None:
+        said.append(sentence)
+        was_told.set()
+
+    def announce(url: str) -> None:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=20.0) as stream:
+            lines = filter(None, stream.iter_lines())
+            next(lines)
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert was_told.wait(10.0)
+            heard.extend(lines)
+
+    began = time.monotonic()
+    listen_with(partial(FakeDevice, step_s=0.05), tmp_path, announce, drain_timeout=drain_s, say=say)
+
+    assert "1 requests have" in said[0]
+    assert '"code":"server_stopping"' in heard[-2]
+    assert heard[-1] == "data: [DONE]"
+    assert time.monotonic() - began < 10.0  # the answer itself would take twenty
 
 
-def test_a_server_with_an_engine_process_ends_cleanly_in_the_middle_of_a_stream(tmp_path):
-    script = tmp_path / "serve.py"
-    script.write_text(SCRIPT)
-    server = subprocess.Popen(
-        [sys.executable, str(script), str(write_byte_tokenizer(tmp_path / "tokenizer"))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)},
-    )
-    url = server.stdout.readline().strip()
-    body = {"prompt": "abc", "max_tokens": 400, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=body) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        began = time.monotonic()
-        server.send_signal(signal.SIGTERM)
-        *_, ending, done = filter(None, lines)
-    _, error = server.communicate(timeout=20)
+def test_a_server_that_is_told_to_stop_while_it_starts_stops_without_complaint(tmp_path):
+    is_starting, may_start = threading.Event(), threading.Event()
 
-    assert "The server is stopping" in ending
-    assert done == "data: [DONE]"
-    assert (server.returncode, error) == (0, "")
-    assert time.monotonic() - began < 6.0
+    def build() -> FakeDevice:
+        is_starting.set()
+        may_start.wait()
+        return FakeDevice()
+
+    def interrupt() -> None:
+        is_starting.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        may_start.set()
+
+    threading.Thread(target=interrupt).start()
+    listen_with(build, tmp_path, lambda url: None)

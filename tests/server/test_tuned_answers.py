@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import httpx
+import pytest
 
 from rota import LLM, SamplingParams
 from rota.core.lora_paths import LoraPath
@@ -30,7 +33,7 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
     paths = {name: str(make_adapter(tmp_path / name, model, seed)) for seed, name in enumerate(("pirate", "poet"))}
     options = {"device": "cpu", "dtype": "float32", "kv_blocks": 64, "max_running_requests": 4}
     offline = LLM(folder, adapters=paths, quiet=True, **options).generate(
-        [PROMPT] * 3, GREEDY, adapter=[None, "pirate", "poet"]
+        [PROMPT] * 3, replace(GREEDY, prompt_logprobs=0), adapter=[None, "pirate", "poet"]
     )
 
     config = engine_config({"model_path": str(folder), **options}, quiet=True)
@@ -47,15 +50,21 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
         loaded = client.post("/v1/load_lora_adapter", json={"lora_name": "poet", "lora_path": paths["poet"]})
         missing = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": str(tmp_path / "owl")})
         wanted = {"prompt": PROMPT, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
-        answers = list(
-            threads.map(
-                lambda name: client.post("/v1/completions", json={**wanted, "model": name}).json(),
-                ("tiny", "pirate", "tiny:poet"),
-            )
-        )
+
+        def ask(name: str, **fields: Any) -> dict[str, Any]:
+            return client.post("/v1/completions", json={**wanted, "model": name, **fields}).json()["choices"][0]
+
+        names = ("tiny", "pirate", "tiny:poet")
+        answers = list(threads.map(ask, names))
+        echoes = list(threads.map(partial(ask, echo=True, logprobs=1, max_tokens=0), names))
 
     assert loaded.status_code == 200
     assert (missing.status_code, "There is no adapter folder" in missing.text) == (400, True)
-    texts = [answer["choices"][0]["text"] for answer in answers]
+    texts = [answer["text"] for answer in answers]
     assert texts == [completion.text for completion in offline]
     assert len(set(texts)) == 3
+    assert {echo["text"] for echo in echoes} == {PROMPT}
+    for echo, completion in zip(echoes, offline, strict=True):
+        first, *scores = echo["logprobs"]["token_logprobs"]
+        assert first is None
+        assert scores == pytest.approx([entry.chosen for entry in completion.prompt_logprobs], abs=1e-4)

@@ -64,3 +64,10 @@ def test_what_the_template_refuses_is_passed_on(template: str, reason: str, fold
     with pytest.raises(RequestError, match=f"does not accept these messages: .*{reason}") as caught:
         rendered(folder)
     assert caught.value.fault.param == "messages"
+
+
+def test_warming_up_asks_nothing_of_a_template_that_is_not_there_or_takes_no_hello(
+    byte_level: tokenizers.Tokenizer, write: Write
+):
+    for config in ({}, {"chat_template": "{{ raise_exception('no') }}"}):
+        Tokenizer(write(byte_level, tokenizer_config=config)).warm_up()

@@ -22,6 +22,15 @@ def test_text_gets_the_special_tokens_of_tokenizer_json(sentencepiece: tokenizer
     assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
 
 
+def test_text_may_be_had_without_special_tokens(sentencepiece: tokenizers.Tokenizer, write: Write):
+    tokenizer = Tokenizer(write(sentencepiece))
+    assert tokenizer.encode("the", add_special_tokens=False) == (sentencepiece.token_to_id("▁the"),)
+
+
+def test_no_token_stands_for_more_characters_than_the_longest(byte_level: tokenizers.Tokenizer, write: Write):
+    assert Tokenizer(write(byte_level)).longest_token == len("<été à la mer>")
+
+
 @pytest.mark.parametrize(
     ("flags", "around"),
     [

@@ -29,11 +29,13 @@ def adapters_app() -> typer.Typer:
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="The adapter's folder, as PEFT saves it.")],
-    model: Annotated[Path | None, typer.Option(help="The folder of the model that is to serve it.")] = None,
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The adapter's folder, as PEFT saves it.")],
+    model: Annotated[
+        Path | None, typer.Option(metavar="MODEL", help="The folder of the model that is to serve it.")
+    ] = None,
     max_lora_rank: Annotated[int, typer.Option(help=MAX_RANK.help)] = MAX_RANK.default,
 ) -> None:
-    """Say what is in an adapter, and whether it can be served; ends with code 1 if not."""
+    """Say what is in an adapter. Also whether it can be served, by MODEL if that is named; ends with code 1 if not."""
     # Here, so that `rota --help` does not wait for torch.
     from rota.engine.lora.inspect import describe
     from rota.engine.model.spec import read_spec

@@ -45,9 +45,12 @@ def flag(option: Option) -> inspect.Parameter:
         choices = Enum(option.name, {str(choice): str(choice) for choice in option.choices})  # type: ignore[misc]
         return parameter(option.name, choices, typer.Option(choices(str(option.default)), name, help=option.help))
     if option.is_list:
-        return parameter(option.name, list[option.kind], typer.Option(option.default, name, help=option.help))  # type: ignore[name-defined]
+        default = typer.Option(option.default, name, help=option.help, metavar=f"<{option.kind.__name__}>")
+        return parameter(option.name, list[option.kind], default)  # type: ignore[name-defined]
     if option.words:
-        default = typer.Option(option.default, name, help=option.help, parser=_reader(option), metavar=_metavar(option))
+        default = typer.Option(
+            option.default, name, help=option.help, parser=_reader(option), metavar=f"<{_values(option)}>"
+        )
         return parameter(option.name, str, default)
     return parameter(option.name, option.kind | None, typer.Option(option.default, name, help=option.help))
 
@@ -104,10 +107,10 @@ def _reader(option: Option) -> Callable[[str], Any]:
         try:
             return text if text in option.words else option.kind(text)
         except ValueError:
-            raise typer.BadParameter(f"'{text}' is not {_metavar(option)}.") from None
+            raise typer.BadParameter(f"'{text}' is not {_values(option)}.") from None
 
     return read
 
 
-def _metavar(option: Option) -> str:
-    return "|".join([option.kind.__name__.upper(), *option.words])
+def _values(option: Option) -> str:
+    return "|".join([option.kind.__name__, *option.words])

@@ -15,22 +15,39 @@ from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_paths
 from rota.core.options import build, options_of
 from rota.llm import ENGINE_CONFIGS, build_device, engine_config, locate_model
+from rota.runtime.world import Device
 
 SERVE_CONFIGS = (*ENGINE_CONFIGS, ServerConfig)
 
 Serve = Callable[[EngineConfig, ServerConfig], None]
 
 
-def serve_model(config: EngineConfig, server: ServerConfig) -> None:
-    """Serve a model over HTTP until told to stop, the engine in a process of its own."""
+def serve_model(
+    config: EngineConfig,
+    server: ServerConfig,
+    on_ready: Callable[[str], None] | None = None,
+    make_device: Callable[[EngineConfig], Device[Any]] = build_device,
+) -> None:
+    """Serve a model over HTTP until told to stop, the engine in a process of its own; `on_ready` hears the address."""
     # Here, so that `rota --help` does not wait for them.
+    from rota.dashboard.feed import Feed
+    from rota.dashboard.routes import install_dashboard
+    from rota.dashboard.stream import Gallery
+    from rota.observe.logs import set_up_logs
+    from rota.runtime.drainable import DrainableService
     from rota.runtime.registry import Registry
     from rota.runtime.stocked import StockedService
     from rota.runtime.supervisor import SupervisedService
+    from rota.server.access import Access
     from rota.server.app import create_app
+    from rota.server.exposure import describe, load_refusal, refuse_open_doors
+    from rota.server.key_file import read_keys
     from rota.server.listen import listen
     from rota.text.tokenizer import Tokenizer
 
+    keys = read_keys(server.api_key, server.api_key_file)
+    refuse_open_doors(server, keys)
+    set_up_logs(server.log_format, server.log_level, config.quiet)
     config = locate_model(config)
     assert config.model.model_path is not None
     folder = Path(config.model.model_path)
@@ -38,9 +55,19 @@ def serve_model(config: EngineConfig, server: ServerConfig) -> None:
     tokenizer = Tokenizer(folder)
     registry = Registry(name, str(folder))
     adapters = [registry.add(entry) for entry in parse_lora_paths(config.lora.lora_paths)]
-    service = StockedService(SupervisedService(partial(build_device, config), config), adapters)
-    app = create_app(service, tokenizer, registry)
-    listen(app, service, server, lambda url: print(f"Rota serves {name} at {url}", flush=True))
+    service = DrainableService(StockedService(SupervisedService(partial(make_device, config), config), adapters))
+    access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root))
+    feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
+    app = create_app(service, tokenizer, registry, access=access, config=server, watchers=[feed], policy=config.policy)
+    install_dashboard(app, Gallery(feed, service.send), access.operator_of, server.journal_dir)
+    say = partial(print, flush=True)
+
+    def announce(url: str) -> None:
+        say(f"Rota serves {name} at {url}\n{describe(server, keys)}")
+        if on_ready:
+            on_ready(url)
+
+    listen(app, service, server, announce, say)
 
 
 def serve_command(serve: Serve) -> Callable[..., None]:
@@ -55,7 +82,17 @@ def serve_command(serve: Serve) -> Callable[..., None]:
         act,
         "Serve MODEL over HTTP: a folder in Hugging Face format. Without it, the small built-in model.",
         options_of(*SERVE_CONFIGS).values(),
-        parameter("model", str | None, typer.Argument(None, help="The model's folder, as with --model-path.")),
-        parameter("config", Path | None, typer.Option(None, help="A TOML file that sets any of these options.")),
-        parameter("quiet", bool, typer.Option(False, "--quiet", "--disable-tqdm", help="Show no progress bars.")),
+        parameter(
+            "model", str | None, typer.Argument(None, metavar="MODEL", help="The model's folder, as with --model-path.")
+        ),
+        parameter(
+            "config",
+            Path | None,
+            typer.Option(None, metavar="FILE", help="A TOML file that sets any of these options; flags go before it."),
+        ),
+        parameter(
+            "quiet",
+            bool,
+            typer.Option(False, "--quiet", "--disable-tqdm", help="No progress bars, and only warnings in the log."),
+        ),
     )

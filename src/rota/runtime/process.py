@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 
 import zmq
 
@@ -129,6 +130,8 @@ class EngineProcess:
         return self._process.pid
 
     def start(self) -> None:
+        # Started with the first process otherwise, and it unblocks SIGINT whatever it was before.
+        resource_tracker.ensure_running()
         # Inherited by the process: Ctrl-C reaches the whole group, but only the parent decides what it means.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

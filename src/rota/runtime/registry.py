@@ -57,14 +57,22 @@ class Registry:
         """Forget the name that has this id, if one still has."""
         self._by_name = {name: one for name, one in self._by_name.items() if one.adapter_id != adapter_id}
 
+    def name_of(self, adapter_id: AdapterId) -> str | None:
+        """The name that means this id now; looks through all of them."""
+        return next((one.name for one in (self.base, *self._by_name.values()) if one.adapter_id == adapter_id), None)
+
+    def get(self, model: str | None) -> Adapter | None:
+        """As `find`, but None for an unknown name."""
+        if model is None or model == self.base.name:
+            return self.base
+        return self._by_name.get(model) or self._by_name.get(model.removeprefix(f"{self.base.name}:"))
+
     def find(self, model: str | None) -> Adapter:
         """Whom a client asks for: the base model, also by None; an adapter's name; or `base:adapter`.
 
         An unknown name is refused, never served by the base model.
         """
-        if model is None or model == self.base.name:
-            return self.base
-        adapter = self._by_name.get(model) or self._by_name.get(model.removeprefix(f"{self.base.name}:"))
+        adapter = self.get(model)
         if adapter is None:
             listed = ", ".join([self.base.name, *sorted(self._by_name)])
             message = f"There is no model or adapter named '{model}'; known are: {listed}."

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 
 import zmq
 
 from rota.core.config import Capacity, EngineConfig
-from rota.core.events import Event
+from rota.core.events import EngineRestarted, Event
 from rota.core.messages import Message
 from rota.runtime.process import Death, EngineProcess
 from rota.runtime.promises import Promises
@@ -132,7 +133,7 @@ class SupervisedService:
             failed = self._promises.break_all(
                 f"{death.reason} It is being started again; this request was lost, so please send it again."
             )
-        self._deliver(failed)
+        self._deliver([EngineRestarted(time.monotonic(), death.reason), *failed])
 
     def _go_down(self, reason: str) -> None:
         with self._lock:

@@ -4,67 +4,127 @@ from __future__ import annotations
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from pydantic import BaseModel, ConfigDict
 
-from rota.core.errors import AdapterError
+from rota.core.errors import AdapterError, RequestError
 from rota.core.lora_paths import LoraPath
+from rota.server.access import Access
 from rota.server.adapters import AdapterFront
-from rota.server.fields import read_body
+from rota.server.fields import Fields, read_body
+from rota.server.keys import Key
+from rota.server.native_bodies import AdaptersBody
+from rota.server.openapi import gives, takes
+
+MAX_NAME = 200
 
 
-class UnloadFields(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class UnloadFields(Fields):
+    """Which adapter is to go."""
 
     lora_name: str
+    # The name alone says which adapter is meant; clients that number theirs may go on doing so.
+    lora_int_id: int | None = None
 
 
-class LoadFields(UnloadFields):
+class LoadFields(Fields):
+    """Which adapter is to come, and where it lies."""
+
+    lora_name: str
     lora_path: str
+    load_inplace: bool | None = None
+    is_3d_lora_weight: bool | None = None
+
+    def refuse_unsupported(self) -> None:
+        if self.load_inplace:
+            message = f"load_inplace is not supported; unload '{self.lora_name}' first, then load it."
+            raise RequestError.bad_field("load_inplace", message)
+        if self.is_3d_lora_weight:
+            message = "is_3d_lora_weight is not supported; factors must be matrices, as PEFT saves them."
+            raise RequestError.bad_field("is_3d_lora_weight", message)
 
 
-class PinnableLoadFields(LoadFields):
+class NativeUnloadFields(Fields):
+    """Which adapter is to go."""
+
+    lora_name: str
+    # The server gives adapters their ids, and a call that only loads has no use for one of its own.
+    lora_id: str | None = None
+    rid: str | None = None
+
+
+class NativeLoadFields(NativeUnloadFields):
+    """Which adapter is to come, and where it lies; a pinned one is never put off the device."""
+
+    lora_path: str
     pinned: bool | None = None
 
 
-def install_adapter_routes(app: FastAPI, adapters: AdapterFront) -> None:
+def install_adapter_routes(app: FastAPI, adapters: AdapterFront, access: Access) -> None:
     """vLLM's answer with a text, or OpenAI's error; SGLang's say what is loaded in either case."""
 
-    @app.post("/v1/load_lora_adapter")
+    @app.post("/v1/load_lora_adapter", openapi_extra=takes(LoadFields), response_class=PlainTextResponse)
     async def load(http: Request) -> Response:
+        """Load an adapter, in vLLM's shape. Answers with a text once requests may name it."""
         fields = read_body(LoadFields, await http.body())
-        await adapters.load(LoraPath(fields.lora_name, fields.lora_path))
+        key = access.loader_of(http, fields.lora_name)
+        access.refuse_loads()
+        fields.refuse_unsupported()
+        _check_name(fields.lora_name)
+        await adapters.load(LoraPath(fields.lora_name, fields.lora_path, weight=key.weight))
         return PlainTextResponse(f"Adapter '{fields.lora_name}' is loaded.")
 
-    @app.post("/v1/unload_lora_adapter")
+    @app.post("/v1/unload_lora_adapter", openapi_extra=takes(UnloadFields), response_class=PlainTextResponse)
     async def unload(http: Request) -> Response:
+        """Unload an adapter, in vLLM's shape. Requests that have it end first; new ones are refused at once."""
         fields = read_body(UnloadFields, await http.body())
-        is_gone = await adapters.unload(fields.lora_name)
+        is_gone = await unload_own(access.loader_of(http, fields.lora_name), fields.lora_name)
         return PlainTextResponse(
             f"Adapter '{fields.lora_name}' is unloaded." if is_gone else _in_background(fields.lora_name)
         )
 
-    @app.post("/load_lora_adapter")
+    @app.post("/load_lora_adapter", openapi_extra=takes(NativeLoadFields), responses=gives(AdaptersBody))
     async def load_and_list(http: Request) -> Response:
-        fields = read_body(PinnableLoadFields, await http.body())
+        """Load an adapter, in SGLang's shape: says whether it could, why not, and what is loaded."""
+        fields = read_body(NativeLoadFields, await http.body())
+        key = access.loader_of(http, fields.lora_name)
+        access.refuse_loads()
         try:
-            await adapters.load(LoraPath(fields.lora_name, fields.lora_path, is_pinned=bool(fields.pinned)))
+            _check_name(fields.lora_name)
+            await adapters.load(LoraPath(fields.lora_name, fields.lora_path, bool(fields.pinned), key.weight))
         except AdapterError as error:
-            return outcome(False, str(error))
-        return outcome(True)
+            return outcome(key, False, str(error))
+        return outcome(key, True)
 
-    @app.post("/unload_lora_adapter")
+    @app.post("/unload_lora_adapter", openapi_extra=takes(NativeUnloadFields), responses=gives(AdaptersBody))
     async def unload_and_list(http: Request) -> Response:
-        fields = read_body(UnloadFields, await http.body())
+        """Unload an adapter, in SGLang's shape. Requests that have it end first; new ones are refused at once."""
+        fields = read_body(NativeUnloadFields, await http.body())
+        key = access.loader_of(http, fields.lora_name)
         try:
-            is_gone = await adapters.unload(fields.lora_name)
+            is_gone = await unload_own(key, fields.lora_name)
         except AdapterError as error:
-            return outcome(False, str(error))
-        return outcome(True, None if is_gone else _in_background(fields.lora_name))
+            return outcome(key, False, str(error))
+        return outcome(key, True, None if is_gone else _in_background(fields.lora_name))
 
-    def outcome(is_success: bool, message: str | None = None) -> Response:
-        loaded = {adapter.name: adapter.path for adapter in adapters.loaded}
-        body = {"success": is_success, "error_message": message, "loaded_adapters": loaded}
+    async def unload_own(key: Key, name: str) -> bool:
+        """A name that is not loaded is answered with those that are, as far as the key may know them."""
+        loaded = own_adapters(key)
+        if name not in loaded:
+            listed = ", ".join(sorted(loaded)) or "none"
+            raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed}.")
+        return await adapters.unload(name)
+
+    def outcome(key: Key, is_success: bool, message: str | None = None) -> Response:
+        body = {"success": is_success, "error_message": message, "loaded_adapters": own_adapters(key)}
         return JSONResponse(body, 200 if is_success else 400)
+
+    def own_adapters(key: Key) -> dict[str, str]:
+        return {adapter.name: adapter.path for adapter in adapters.loaded if key.may_use(adapter.name)}
+
+
+def _check_name(name: str) -> None:
+    """It will stand in lists, log lines and metrics."""
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise AdapterError(f"An adapter's name has at most {MAX_NAME} characters, all of them printable.")
 
 
 def _in_background(name: str) -> str:

@@ -3,46 +3,99 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 from fastapi.responses import JSONResponse
 
+from rota.core.config import ServerConfig
+from rota.core.policy_config import PolicyConfig
+from rota.observe.metrics import Metrics
+from rota.observe.observer import Observer
+from rota.observe.request_log import log_end, log_restarts
 from rota.runtime.registry import Registry
 from rota.runtime.service import Phase, Service
+from rota.server.access import Access
 from rota.server.adapter_routes import install_adapter_routes
 from rota.server.adapters import PATIENCE_S, AdapterFront
-from rota.server.completions import Completions
+from rota.server.body_limit import BodyLimit
+from rota.server.chat import install_chat_route
+from rota.server.completions import install_completions_route
 from rota.server.errors import install_error_handlers
+from rota.server.front import Front
+from rota.server.metrics_routes import install_metrics_route
 from rota.server.models import install_model_routes
-from rota.server.streams import Streams
+from rota.server.native_generate import install_generate_route
+from rota.server.native_routes import install_native_routes
+from rota.server.open_answers import OpenAnswers
+from rota.server.openapi import ERROR_RESPONSES, install_openapi
+from rota.server.questions import Questions
+from rota.server.requests_route import RequestsRoute
+from rota.server.streams import Hear, Streams
+from rota.server.tokenize_routes import install_tokenize_routes
 from rota.text.tokenizer import Tokenizer
 
 
 def create_app(
-    service: Service, tokenizer: Tokenizer, registry: Registry, unload_patience_s: float = PATIENCE_S
+    service: Service,
+    tokenizer: Tokenizer,
+    registry: Registry,
+    unload_patience_s: float = PATIENCE_S,
+    access: Access | None = None,
+    config: ServerConfig | None = None,
+    watchers: Sequence[Observer] = (),
+    policy: PolicyConfig | None = None,
 ) -> FastAPI:
-    """An application that starts the service when it starts, and stops it when it ends."""
-
+    """An application that starts the service when it starts, and stops it when it ends; `watchers` see all it sees."""
+    config = config or ServerConfig()
+    metrics = Metrics(registry.name_of, config.metrics_max_adapters, policy, log_end)
+    access = access or Access(registry)
     adapters = AdapterFront(service, registry, unload_patience_s)
-    streams = Streams(service, adapters.observe)
+    # Observers hear what is asked and what becomes of it; listeners only the latter.
+    observers: list[Observer] = [metrics, *watchers]
+    questions = Questions(service)
+    listeners: list[Hear] = [adapters.observe, questions.observe, log_restarts]
+    streams = Streams(service, observers, listeners)
+    answers = OpenAnswers(
+        lambda one: metrics.owned((request.request_id for request in one.requests), one.call.key.name, one.call.name)
+    )
+    front = Front(
+        service, streams, tokenizer, registry, access, answers, config.stream_keep_alive, config.request_timeout
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         streams.start()
+        warm_up = asyncio.create_task(asyncio.to_thread(tokenizer.warm_up))
         yield
+        await warm_up
         await asyncio.to_thread(service.stop)
 
-    app = FastAPI(title="Rota", lifespan=lifespan)
+    app = FastAPI(
+        title="Rota",
+        lifespan=lifespan,
+        dependencies=[Depends(access.guard)],
+        responses=ERROR_RESPONSES,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+    )
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
     install_error_handlers(app)
-    app.add_api_route("/v1/completions", Completions(streams, tokenizer, registry), methods=["POST"])
-    install_model_routes(app, service, registry)
-    install_adapter_routes(app, adapters)
+    install_completions_route(app, front)
+    install_chat_route(app, front)
+    install_tokenize_routes(app, front)
+    install_model_routes(app, front)
+    install_adapter_routes(app, adapters, access)
+    install_generate_route(app, front)
+    install_native_routes(app, front, questions)
+    install_metrics_route(app, metrics, service, questions, access)
+    RequestsRoute(service, registry, access, answers, metrics, questions).install(app)
+    install_openapi(app)
 
     @app.get("/health")
     async def health() -> Response:
-        """200 once requests are answered; 503 before, and when the engine is down."""
+        """200 while requests are answered; 503 before, while the server is stopping, and when the engine is down."""
         state = service.state
         body = {"status": state.phase.value} | ({"reason": state.reason} if state.reason else {})
         return JSONResponse(body, 200 if state.phase is Phase.READY else 503)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from rota.core.errors import Fault, FaultCode, RequestError
-from rota.core.events import Finished, FinishReason
+from rota.core.errors import RequestError
+from rota.core.events import FinishReason
 from rota.core.plan import TokenLogprobs
 from rota.server.streams import Delta
 from rota.text.stream import TextStream
-from rota.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,19 +17,35 @@ class Chunk:
     """What a delta adds to an answer; `finish_reason` is there once nothing follows."""
 
     text: str
-    tokens: list[int]
-    logprobs: list[TokenLogprobs]
-    finish_reason: str | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # Of the prompt's tokens from the second on: nothing comes before the first.
+    scores: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def has_news(self) -> bool:
+        """False while text is held back, say in the middle of a character."""
+        return bool(self.text or self.logprobs or self.scores or self.finish_reason)
 
 
 class Choice:
     """Counts and detokenizes one answer, and notices its end."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-        self._text = TextStream(tokenizer, stop)
+    def __init__(self, position: int, prompt_tokens: int, text: TextStream, has_output: bool = True) -> None:
+        """Without output, tokens that come are not taken: somebody asked for the prompt's scores alone."""
+        self.position = position
+        self.prompt_tokens = prompt_tokens
         self.output_tokens = 0
         self.cached_tokens = 0
         self.is_finished = False
+        self._text = text
+        self._has_output = has_output
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._text.matched_stop
 
     def push(self, delta: Delta) -> Chunk:
         """Take a delta in; raises RequestError if the request failed. Ends early at a stop string."""
@@ -38,41 +54,31 @@ class Choice:
         text = ""
         taken = 0
         is_stopped = False
-        for token in delta.tokens:
+        for token in delta.tokens if self._has_output else ():
             piece = self._text.push((token,))
             text += piece.text
             taken += 1
             if is_stopped := piece.is_stopped:
                 break
-        if not is_stopped and delta.ending:
-            _raise_if_unanswered(delta.ending)
+        self.output_tokens += taken
+        ending = delta.ending
+        if ending and not is_stopped:
+            if ending.fault:
+                raise RequestError(ending.fault)
             piece = self._text.finish()
             text += piece.text
             is_stopped = piece.is_stopped
-        self.output_tokens += taken
-        self.is_finished = is_stopped or delta.ending is not None
-        return Chunk(text, delta.tokens[:taken], delta.logprobs[:taken], _finish_reason(is_stopped, delta))
+        self.is_finished = is_stopped or ending is not None
+        reason = FinishReason.STOP.value if is_stopped else ending.reason.value if ending else None
+        return Chunk(text, delta.tokens[:taken], delta.logprobs[:taken], delta.scores, reason)
 
 
-def joined(chunks: list[Chunk]) -> Chunk:
+def joined(chunks: Sequence[Chunk]) -> Chunk:
     """Chunks of one choice as one."""
     return Chunk(
         "".join(chunk.text for chunk in chunks),
         [token for chunk in chunks for token in chunk.tokens],
         [entry for chunk in chunks for entry in chunk.logprobs],
+        [entry for chunk in chunks for entry in chunk.scores],
         chunks[-1].finish_reason,
     )
-
-
-def _finish_reason(is_stopped: bool, delta: Delta) -> str | None:
-    if is_stopped:
-        return FinishReason.STOP.value
-    return delta.ending.reason.value if delta.ending else None
-
-
-def _raise_if_unanswered(ending: Finished) -> None:
-    if ending.fault:
-        raise RequestError(ending.fault)
-    if ending.reason is FinishReason.ABORT:
-        # Our own aborts are not listened to any more, so this one came from the other side.
-        raise RequestError(Fault(FaultCode.ENGINE_DIED, "The server is stopping; this request was aborted."))

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 
@@ -18,22 +20,51 @@ class ErrorKind:
 
     status: int
     type: str
+    meaning: str  # as docs/serving.md has it; the message that a client gets is about its own case
     retry_after_s: int | None = None
 
 
 _INVALID = "invalid_request_error"
 
 ERROR_KINDS: dict[FaultCode, ErrorKind] = {
-    FaultCode.BAD_FIELD: ErrorKind(400, _INVALID),
-    FaultCode.DUPLICATE_ID: ErrorKind(400, _INVALID),
-    FaultCode.UNKNOWN_MODEL: ErrorKind(404, _INVALID),
-    FaultCode.UNKNOWN_ADAPTER: ErrorKind(404, _INVALID),
-    FaultCode.ADAPTER_FAILED: ErrorKind(400, _INVALID),
-    FaultCode.PROMPT_TOO_LONG: ErrorKind(413, _INVALID),
-    FaultCode.KV_TOO_SMALL: ErrorKind(413, _INVALID),
-    FaultCode.QUEUE_FULL: ErrorKind(429, "rate_limit_error", retry_after_s=1),
-    FaultCode.ENGINE_DIED: ErrorKind(503, "server_error", retry_after_s=5),
+    FaultCode.BAD_FIELD: ErrorKind(
+        400, _INVALID, "A field is missing, wrong, unknown or not supported; `param` names it."
+    ),
+    FaultCode.DUPLICATE_ID: ErrorKind(400, _INVALID, "A request of this id is open already."),
+    FaultCode.UNKNOWN_MODEL: ErrorKind(
+        404, _INVALID, "No model or adapter of this name is loaded; the message lists those that are."
+    ),
+    FaultCode.UNKNOWN_ADAPTER: ErrorKind(404, _INVALID, "The adapter was unloaded before the request could start."),
+    FaultCode.UNKNOWN_REQUEST: ErrorKind(404, _INVALID, "No request of this id is open, or it is somebody else's."),
+    FaultCode.ADAPTER_FAILED: ErrorKind(400, _INVALID, "The adapter cannot be loaded, unloaded or served."),
+    FaultCode.PROMPT_TOO_LONG: ErrorKind(413, _INVALID, "The prompt does not fit the context."),
+    FaultCode.KV_TOO_SMALL: ErrorKind(413, _INVALID, "The prompt would not fit the KV cache even if it were empty."),
+    FaultCode.BODY_TOO_LARGE: ErrorKind(
+        413, _INVALID, "The body is larger than `--max-body-mb`, or holds too many values."
+    ),
+    FaultCode.UNAUTHORIZED: ErrorKind(401, "authentication_error", "The key is missing or not known."),
+    FaultCode.FORBIDDEN: ErrorKind(403, "permission_error", "The key may not do this, or may not use this name."),
+    FaultCode.RATE_LIMITED: ErrorKind(429, "rate_limit_error", "The key has used up its minute.", retry_after_s=1),
+    FaultCode.QUEUE_FULL: ErrorKind(
+        429,
+        "rate_limit_error",
+        "Too many requests wait (`--max-queued-requests`), or too many pages watch.",
+        retry_after_s=1,
+    ),
+    FaultCode.ENGINE_DIED: ErrorKind(
+        503, "server_error", "The engine is down, or died under the request.", retry_after_s=5
+    ),
+    FaultCode.STOPPING: ErrorKind(503, "server_error", "The server is stopping.", retry_after_s=5),
+    FaultCode.TIMED_OUT: ErrorKind(504, "timeout_error", "The request took longer than `--request-timeout`."),
 }
+
+
+class RetryLater(RequestError):
+    """A refusal that knows when it ends, and so knows better than the table."""
+
+    def __init__(self, fault: Fault, retry_after_s: int) -> None:
+        super().__init__(fault)
+        self.retry_after_s = retry_after_s
 
 
 class ClientGone(Exception):
@@ -52,22 +83,35 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestError)
     async def refuse(_: Request, error: RequestError) -> Response:
         kind = ERROR_KINDS[error.fault.code]
-        headers = {} if kind.retry_after_s is None else {"Retry-After": str(kind.retry_after_s)}
-        return JSONResponse(error_body(error.fault), kind.status, headers)
+        return JSONResponse(error_body(error.fault), kind.status, _headers(error, kind))
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}."
         return JSONResponse(_body(message, _INVALID), error.status_code, error.headers)
 
+    @app.exception_handler(RequestValidationError)
+    async def bad_parameter(request: Request, error: RequestValidationError) -> Response:
+        problem = error.errors()[0]
+        param = str(problem["loc"][-1])
+        return await refuse(request, RequestError.bad_field(param, f"{param}: {problem['msg']}."))
+
+    @app.exception_handler(ClientDisconnect)
     @app.exception_handler(ClientGone)
-    async def nobody_reads_this(_: Request, error: ClientGone) -> Response:
+    async def nobody_reads_this(_: Request, error: Exception) -> Response:
         return Response(status_code=499)
 
     @app.exception_handler(Exception)
     async def our_fault(_: Request, error: Exception) -> Response:
         message = f"The server failed with {type(error).__name__}; its log has the details."
         return JSONResponse(_body(message, "server_error"), 500)
+
+
+def _headers(error: RequestError, kind: ErrorKind) -> dict[str, str]:
+    if kind.status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    retry_after_s = error.retry_after_s if isinstance(error, RetryLater) else kind.retry_after_s
+    return {} if retry_after_s is None else {"Retry-After": str(retry_after_s)}
 
 
 def _body(message: str, type: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:

@@ -1,147 +1,88 @@
-"""The fields of a request's body, and what they mean to the engine."""
+"""The fields of a request's body: refused by name where they are wrong, and never ignored."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.core.request import MAX_SEED, SamplingParams
 
-MAX_CHOICES = 128
+# What crosses to the engine must fit its integers; nobody means a larger number.
+MAX_COUNT = 2**31 - 1
+# Token ids, messages, whatever: two prompts of 131,072 token ids fit.
+MAX_VALUES = 270_000
 
-Prompt = str | list[str] | list[int] | list[list[int]]
+Count = Annotated[int, Field(ge=-MAX_COUNT, le=MAX_COUNT)]
+_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+# For fields that we know and cannot do: only values that say nothing pass `refuse_unless_nothing`.
+Unsupported = Annotated[
+    Any,
+    WithJsonSchema({"enum": list(_NOTHING), "description": "Not supported: only values that say nothing are taken."}),
+]
+
 Body = TypeVar("Body", bound=BaseModel)
 
+_WANTED = {
+    "stop": "must be a text or a list of texts",
+    "content": "must be a text or a list of text parts",
+}
+# Pydantic's sentences begin with the kind of a value, where ours have its name.
+_AS_SUBJECT = re.compile(r"^[A-Z][a-z]+ (?=should)| after validation")
 
-class StreamOptions(BaseModel):
+
+class Fields(BaseModel):
+    """A body, or an object in one. Null is the same as leaving a field out."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    include_usage: bool = False
 
-
-class SamplingFields(BaseModel):
-    """What every generating route takes. Null is the same as leaving a field out."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str | None = None
-    n: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    # Identifies the client's client; it changes nothing about the answer.
-    user: str | None = None
-
-    def choices(self) -> int:
-        """How many answers each prompt gets."""
-        count = 1 if self.n is None else self.n
-        if not 1 <= count <= MAX_CHOICES:
-            raise RequestError.bad_field("n", f"n must be between 1 and {MAX_CHOICES}, not {count}.")
-        return count
-
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with the number of tokens."""
-        if self.stream_options and not self.stream:
-            raise RequestError.bad_field("stream_options", "stream_options needs stream to be true.")
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    def sampling(self, default_max_tokens: int, logprobs: int | None, eos_ids: frozenset[int]) -> SamplingParams:
-        """Sampling parameters of the first choice; raises RequestError in the words the client used."""
-        same_names = (
-            "temperature",
-            "top_p",
-            "min_p",
-            "repetition_penalty",
-            "presence_penalty",
-            "frequency_penalty",
-            "seed",
-        )
-        given = {name: value for name in same_names if (value := getattr(self, name)) is not None}
-        # Clients of other servers say -1 or 0 for "off".
-        given["top_k"] = None if self.top_k in (-1, 0) else self.top_k
-        given["max_new_tokens"] = default_max_tokens if self.max_tokens is None else self.max_tokens
-        given["logprobs"] = logprobs
-        given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        given["ignore_eos"] = bool(self.ignore_eos)
-        given["stop_token_ids"] = frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos_ids)
-        try:
-            return SamplingParams.from_fields(given)
-        except RequestError as error:
-            raise RequestError(_in_client_words(error.fault)) from None
-
-
-class CompletionFields(SamplingFields):
-    """The body of /v1/completions."""
-
-    DEFAULT_MAX_TOKENS: ClassVar[int] = 16
-
-    prompt: Prompt
-    logprobs: int | None = None
-    best_of: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    logit_bias: dict[str, float] | None = None
-
-    def refuse_unsupported(self) -> None:
-        """Values that would change the answer and cannot: never ignored."""
-        if self.best_of is not None and self.best_of != self.choices():
-            raise RequestError.bad_field("best_of", "best_of is not supported unless it equals n.")
-        for name in ("echo", "suffix", "logit_bias"):
-            if getattr(self, name):
-                raise RequestError.bad_field(name, f"{name} is not supported; leave it out.")
+def within(low: float, high: float | None = None) -> Any:
+    """A field that may be left out, with limits for /docs; whoever reads it checks them, in a better sentence."""
+    limits: dict[str, Any] = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
+    return Field(default=None, json_schema_extra=limits)
 
 
 def read_body(kind: type[Body], raw: bytes) -> Body:
     """Parse a body; raises RequestError that names the first field that is wrong."""
+    # Values become objects, of up to a hundred bytes each, while everybody waits. Commas are counted in no time.
+    if raw.count(b",") > MAX_VALUES:
+        message = f"The body holds more than {MAX_VALUES:,} values, counted by their commas; send fewer at a time."
+        raise RequestError(Fault(FaultCode.BODY_TOO_LARGE, message))
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
-        raise _explain(kind, error.errors()[0]) from None
+        raise _explain(kind, error.errors(include_url=False, include_context=True, include_input=False)[0]) from None
 
 
-def seeded(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """The parameters of a further choice: with a seed it must not repeat the first."""
-    if sampling.seed is None or choice == 0:
-        return sampling
-    return replace(sampling, seed=(sampling.seed + choice) % (MAX_SEED + 1))
+def refuse_unless_nothing(fields: BaseModel, meaningless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+    """For each field by name: what it may say besides nothing at all, because that is what happens anyway."""
+    for name, values in meaningless.items():
+        value = getattr(fields, name)
+        if value in _NOTHING or value in values:
+            continue
+        allowed = f" other than {' or '.join(map(repr, values))}" if values else ""
+        raise RequestError.bad_field(where + name, f"{where}{name} is not supported{allowed}; leave it out.")
 
 
 def _explain(kind: type[BaseModel], problem: Any) -> RequestError:
-    field = str(problem["loc"][0]) if problem["loc"] else ""
+    path = _path(problem["loc"])
     match problem["type"]:
         case "json_invalid":
             return RequestError(Fault(FaultCode.BAD_FIELD, f"The body is not JSON: {problem['ctx']['error']}."))
         case "missing":
-            return RequestError.bad_field(field, f"{field} is missing.")
+            return RequestError.bad_field(path, f"{path} is missing.")
         case "extra_forbidden":
-            path = ".".join(map(str, problem["loc"]))
-            known = kind.model_fields if path == field else StreamOptions.model_fields
-            return RequestError.bad_field(path, f"'{path}' is not a field; the fields are {', '.join(known)}.")
-    if field == "prompt":
-        wanted = "must be a text, a list of texts, a list of token ids or a list of such lists"
-    elif field == "stop":
-        wanted = "must be a text or a list of texts"
-    else:
-        wanted = problem["msg"].removeprefix("Input ")
-    return RequestError.bad_field(field, f"{field or 'The body'} {wanted}.")
+            known = f"; the fields are {', '.join(kind.model_fields)}" if len(problem["loc"]) == 1 else ""
+            return RequestError.bad_field(path[:200], f"'{path[:200]}' is not a field{known}.")
+    field = path.rpartition(".")[2]
+    is_wrong_type = problem["type"].endswith("_type")
+    wanted = _WANTED[field] if is_wrong_type and field in _WANTED else _AS_SUBJECT.sub("", problem["msg"])
+    return RequestError.bad_field(path, f"{path or 'The body'} {wanted}.")
 
 
-def _in_client_words(fault: Fault) -> Fault:
-    """The engine says max_new_tokens where OpenAI's clients say max_tokens."""
-    if fault.param != "max_new_tokens":
-        return fault
-    return replace(fault, param="max_tokens", message=fault.message.replace("max_new_tokens", "max_tokens"))
+def _path(location: tuple[int | str, ...]) -> str:
+    """Where the problem is, without what pydantic adds for each kind that a field could have had."""
+    return ".".join(str(step) for step in location if step != "str" and "[" not in str(step))

@@ -3,48 +3,83 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, RotaError
-from rota.runtime.service import Service
+from rota.runtime.drainable import DrainableService
 
-# Once told to stop: how long answers may go on by themselves, and how long a client may take to read their end.
-_GRACE_S = 1
+Say = Callable[[str], None]
+
+# How long a client may take to read the end of its answer when all have ended.
 _READ_S = 2
 
 
 class GracefulServer(uvicorn.Server):
-    """A server whose open answers end with a word, and are not cut off, when it has to go."""
+    """A server whose open answers may end, and are not cut off without a word, when it has to go.
 
-    def __init__(self, app: FastAPI, service: Service) -> None:
-        super().__init__(
-            uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=_GRACE_S + _READ_S)
-        )
+    The first signal closes the door: it goes on answering whoever is inside, and refuses others with 503. The second
+    ends whoever is left, and the third does not even wait until they have read that.
+    """
+
+    def __init__(self, app: FastAPI, service: DrainableService, drain_s: float, say: Say) -> None:
+        super().__init__(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=_READ_S))
         self._service = service
+        self._drain_s = drain_s
+        self._say = say
+        self._signals = 0
+        self._tasks: list[asyncio.Task[None]] = []
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        # Stopping the service aborts whoever is open, and every answer says so as its last event.
-        loop = asyncio.get_running_loop()
-        ending = loop.call_later(_GRACE_S, loop.run_in_executor, None, self._service.stop)
-        await super().shutdown(sockets)
-        ending.cancel()
+    @property
+    def was_told_to_stop(self) -> bool:
+        return self._signals > 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        if self.was_told_to_stop:
+            self._begin_to_leave()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Runs in the middle of whatever the main thread does, so it leaves the doing to the event loop."""
+        self._signals += 1
+        if self.started:
+            self._loop.call_soon_threadsafe(self._hurry if self._signals > 1 else self._begin_to_leave)
+
+    def _begin_to_leave(self) -> None:
+        if self._service.open_requests:
+            self._say(
+                f"Rota is stopping: {self._service.open_requests} requests have {self._drain_s:g} seconds to end; "
+                "a second signal ends them at once."
+            )
+        self._tasks.append(self._loop.create_task(self._leave()))
+
+    async def _leave(self) -> None:
+        await asyncio.to_thread(self._service.drain, self._drain_s)
+        # Whoever is still open is aborted by this, and every answer says so as its last event.
+        await asyncio.to_thread(self._service.stop)
+        self.should_exit = True
+
+    def _hurry(self) -> None:
+        self._tasks.append(self._loop.create_task(asyncio.to_thread(self._service.stop)))
+        self.force_exit = self._signals > 2
 
 
-def listen(app: FastAPI, service: Service, config: ServerConfig, announce: Callable[[str], None]) -> None:
+def listen(
+    app: FastAPI, service: DrainableService, config: ServerConfig, announce: Callable[[str], None], say: Say = print
+) -> None:
     """Serve until SIGINT or SIGTERM; `announce` hears the URL as soon as requests are answered.
 
     Raises RotaError with the reason when the service cannot even start.
     """
     listener = _open_port(config.host, config.port)
-    server = GracefulServer(app, service)
+    server = GracefulServer(app, service, config.drain_timeout, say)
     failures: list[RotaError] = []
 
     def wait() -> None:
@@ -52,13 +87,12 @@ def listen(app: FastAPI, service: Service, config: ServerConfig, announce: Calla
             service.wait_until_ready()
             announce(_url(listener))
         except RotaError as error:
-            if not server.should_exit:
+            if not server.was_told_to_stop:
                 failures.append(error)
                 server.should_exit = True
 
     threading.Thread(target=wait, name="rota-announce", daemon=True).start()
-    with _signals_end_in_peace():
-        server.run([listener])
+    server.run([listener])
     if failures:
         raise failures[0]
 
@@ -76,15 +110,3 @@ def _open_port(host: str, port: int) -> socket.socket:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-@contextmanager
-def _signals_end_in_peace() -> Iterator[None]:
-    """uvicorn raises the signal that stopped it once more when it is done; here that shall mean nothing."""
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: None) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,35 +1,60 @@
-"""Log-probabilities in the shape of OpenAI's completions."""
+"""Log-probabilities in the two shapes that OpenAI gives them."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from rota.server.choices import Chunk
-from rota.text.tokenizer import Tokenizer
+from rota.text.pieces import TokenPieces
 
 
 class CompletionLogprobs:
-    """Shapes one choice's log-probabilities, chunk after chunk; offsets count through all of them."""
+    """Four lists side by side, chunk after chunk; offsets count through all of them."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._pieces = tokenizer.pieces
+    def __init__(self, pieces: TokenPieces, echoed: Sequence[int] = ()) -> None:
+        """They begin with the prompt's tokens where these are echoed."""
+        self._pieces = pieces
+        self._echoed = iter(echoed)
+        # A prompt's first token is told with the first chunk, and has no score.
+        self._unscored: list[None] = [None] * bool(echoed)
         self._offset = 0
 
     def shape(self, chunk: Chunk) -> dict[str, Any]:
-        texts = [self._text_of(token) for token in chunk.tokens]
+        scores, self._unscored = [*self._unscored, *chunk.scores], []
+        entries = [*scores, *chunk.logprobs]
+        tokens = [*itertools.islice(self._echoed, len(scores)), *chunk.tokens]
+        texts = [_text_of(self._pieces, token) for token in tokens]
         offsets = []
         for text in texts:
             offsets.append(self._offset)
             self._offset += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [entry.chosen for entry in chunk.logprobs],
+            "token_logprobs": [entry.chosen if entry else None for entry in entries],
             # From worst to best: where two tokens look alike the better one stays.
             "top_logprobs": [
-                {self._text_of(token): value for token, value in reversed(entry.top)} for entry in chunk.logprobs
+                {_text_of(self._pieces, token): value for token, value in reversed(entry.top)} if entry else None
+                for entry in entries
             ],
             "text_offset": offsets,
         }
 
-    def _text_of(self, token: int) -> str:
-        return self._pieces[token].decode("utf-8", "replace")
+
+def chat_logprobs(pieces: TokenPieces, chunk: Chunk) -> dict[str, Any]:
+    """An object a token, with the bytes it stands for."""
+    content = [
+        _entry(pieces, token, logprobs.chosen)
+        | {"top_logprobs": [_entry(pieces, other, value) for other, value in logprobs.top]}
+        for token, logprobs in zip(chunk.tokens, chunk.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _entry(pieces: TokenPieces, token: int, logprob: float) -> dict[str, Any]:
+    return {"token": _text_of(pieces, token), "logprob": logprob, "bytes": list(pieces[token])}
+
+
+def _text_of(pieces: TokenPieces, token: int) -> str:
+    return pieces[token].decode("utf-8", "replace")

@@ -6,31 +6,37 @@ import time
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi import Request as HttpRequest
 
 from rota.core.adapter import Adapter
-from rota.runtime.registry import Registry
-from rota.runtime.service import Service
+from rota.server.answer_bodies import ModelBody, ModelsBody
+from rota.server.front import Front
+from rota.server.openapi import gives
 
 
-def install_model_routes(app: FastAPI, service: Service, registry: Registry) -> None:
+def install_model_routes(app: FastAPI, front: Front) -> None:
+    """A key sees what it may use, and nothing else."""
     created = int(time.time())
+    base = front.registry.base
 
     def entry(model: Adapter) -> dict[str, Any]:
-        capacity = service.state.capacity
+        capacity = front.service.state.capacity
         return {
             "id": model.name,
             "object": "model",
             "created": created,
             "owned_by": "rota",
             "root": model.path,
-            "parent": None if model is registry.base else registry.base.name,
+            "parent": None if model is base else base.name,
             "max_model_len": capacity and capacity.max_sequence_tokens,
         }
 
-    @app.get("/v1/models")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [entry(model) for model in (registry.base, *registry.adapters)]}
+    @app.get("/v1/models", responses=gives(ModelsBody))
+    async def models(http: HttpRequest) -> dict[str, Any]:
+        """What `model` may be: the base model first, then its adapters. A key sees what it may use."""
+        return {"object": "list", "data": [entry(model) for model in front.access.visible(front.access.key_of(http))]}
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> dict[str, Any]:
-        return entry(registry.find(name))
+    @app.get("/v1/models/{name:path}", responses=gives(ModelBody))
+    async def model(name: str, http: HttpRequest) -> dict[str, Any]:
+        """One of them."""
+        return entry(front.access.find(front.access.key_of(http), name))

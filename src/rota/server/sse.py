@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping
 
-import msgspec
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
+# A comment: clients skip it, and proxies see that somebody is still there.
+WAITING = b": waiting\n\n"
 
 
-def sse_event(content: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+def sse_event(content: bytes) -> bytes:
+    """An event of JSON that is already encoded."""
+    return b"data: " + content + b"\n\n"
 
 
 class EventStream(Response):
     """Sends every packet at once and calls `on_end` at the end, whatever ended it.
 
-    It does not listen for a disconnect: whoever makes the packets does, and stops making them.
+    It does not listen for a disconnect: whoever makes the packets does, and stops making them. A client that reads
+    slowly holds up `send`, and so the making of packets; what comes meanwhile goes into the next one.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, packets: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        packets: AsyncIterator[bytes],
+        on_end: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         self.status_code = 200
         self.background = None
         self._packets = packets
         self._on_end = on_end
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

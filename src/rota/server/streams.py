@@ -6,16 +6,19 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from rota.core.errors import RequestError
-from rota.core.events import Admitted, Event, Finished, Produced
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.events import Admitted, Event, Finished, FinishReason, Produced, PromptsScored
 from rota.core.ids import RequestId
 from rota.core.messages import Abort, Submit
 from rota.core.plan import TokenLogprobs
 from rota.core.request import Request
+from rota.observe.observer import Observer
 from rota.runtime.service import Service
 from rota.server.errors import ClientGone
+
+Hear = Callable[[list[Event]], None]
 
 
 @dataclass(slots=True)
@@ -25,6 +28,8 @@ class Delta:
     tokens: list[int] = field(default_factory=list)
     # One per token, if the request asked for them.
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # Of the prompt's next tokens, if the request asked for them.
+    scores: list[TokenLogprobs] = field(default_factory=list)
     # How much of the prompt was found in the KV cache; in the delta that has the first token.
     cached_tokens: int = 0
     ending: Finished | None = None
@@ -33,15 +38,23 @@ class Delta:
 class Reply:
     """The answers to one HTTP request: one for each of its requests, by position."""
 
-    def __init__(self, streams: Streams, request_ids: Sequence[RequestId]) -> None:
+    def __init__(self, streams: Streams, request_ids: Sequence[RequestId], lull_s: float | None) -> None:
         self._streams = streams
         self._open = dict(enumerate(request_ids))
         self._deltas: dict[int, Delta] = {}
         self._news = asyncio.Event()
         self._is_abandoned = False
+        self.is_called_off = False
+        self._lull_s = lull_s
+        self._waits_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        if lull_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(lull_s, self._look_for_a_lull, lull_s)
 
     async def next(self) -> dict[int, Delta]:
-        """What came since the last call, by position; waits for something. Raises ClientGone."""
+        """What came since the last call, by position; waits for something. Empty in a lull. Raises ClientGone."""
+        if self._timer:
+            self._waits_since = time.monotonic()
         await self._news.wait()
         if self._is_abandoned:
             raise ClientGone
@@ -49,15 +62,17 @@ class Reply:
         deltas, self._deltas = self._deltas, {}
         return deltas
 
-    def end(self, position: int) -> None:
-        """Want no more of one request."""
+    def end(self, position: int, is_complete: bool = True) -> None:
+        """Want no more of one request: it is complete, or nobody reads it."""
         if request_id := self._open.pop(position, None):
-            self._streams.abort(request_id)
+            self._streams.abort(request_id, is_complete)
 
     def close(self) -> None:
         """Want no more of any request."""
+        if self._timer:
+            self._timer.cancel()
         for position in list(self._open):
-            self.end(position)
+            self.end(position, is_complete=False)
 
     def abandon(self) -> None:
         """The client is gone: close, and wake whoever waits for news."""
@@ -65,9 +80,27 @@ class Reply:
         self._is_abandoned = True
         self._news.set()
 
+    def call_off(self, position: int | None = None) -> None:
+        """Somebody else wants one request ended, or all: the client still hears what came, and that it was aborted."""
+        self.is_called_off = True
+        for other, request_id in self._open.items():
+            if position in (None, other):
+                self._streams.send_abort(request_id)
+
+    def fail(self, fault: Fault) -> None:
+        """End whatever is still open with an error, here and now: the engine may be what does not answer."""
+        now = time.monotonic()
+        for position, request_id in list(self._open.items()):
+            self.end(position)
+            self.delta(position).ending = Finished(request_id, now, FinishReason.FAILED, fault=fault)
+        self._news.set()
+
     def delta(self, position: int) -> Delta:
         """Where news of one request is written; the caller calls `wake` when all is written."""
-        return self._deltas.setdefault(position, Delta())
+        delta = self._deltas.get(position)
+        if delta is None:
+            delta = self._deltas[position] = Delta()
+        return delta
 
     def forget(self, position: int) -> None:
         """A request has ended by itself."""
@@ -76,14 +109,23 @@ class Reply:
     def wake(self) -> None:
         self._news.set()
 
+    def _look_for_a_lull(self, lull_s: float) -> None:
+        """Wakes a reader that has waited for so long. One timer a reply, and not one a token."""
+        waited_s = 0.0 if self._news.is_set() else time.monotonic() - self._waits_since
+        if waited_s >= lull_s:
+            self._news.set()
+            waited_s = 0.0
+        self._timer = asyncio.get_running_loop().call_later(lull_s - waited_s, self._look_for_a_lull, lull_s)
+
 
 class Streams:
-    """Who waits for which request. Everything but `deliver` runs on the event loop, `observe` too."""
+    """Who waits for which request. Everything but `deliver` runs on the event loop, observers too."""
 
-    def __init__(self, service: Service, observe: Callable[[list[Event]], None]) -> None:
-        """`observe` hears every event, before those who wait for it go on."""
+    def __init__(self, service: Service, observers: Sequence[Observer] = (), listeners: Sequence[Hear] = ()) -> None:
+        """Observers hear every request and event, listeners every event, before those who wait for it go on."""
         self._service = service
-        self._observe = observe
+        self._observers = observers
+        self._hear: list[Hear] = [*(observer.observe for observer in observers), *listeners]
         self._waiting: dict[RequestId, tuple[Reply, int]] = {}
 
     def start(self) -> None:
@@ -91,43 +133,60 @@ class Streams:
         self._loop = asyncio.get_running_loop()
         self._service.start(self.deliver)
 
-    def open(self, requests: Sequence[Request]) -> Reply:
-        """Submit requests together; raises RequestError, leaving none behind, if the service is down."""
-        reply = Reply(self, [request.request_id for request in requests])
+    def open(self, requests: Sequence[Request], lull_s: float | None = None) -> Reply:
+        """Submit requests together; raises RequestError, leaving none behind, if the service is down.
+
+        With `lull_s` a reader that has waited for so long is woken, with nothing.
+        """
+        reply = Reply(self, [request.request_id for request in requests], lull_s)
         try:
             for position, request in enumerate(requests):
                 self._waiting[request.request_id] = (reply, position)
                 self._service.send(Submit(request))
+                # Not before: a service that is down tells no end. Events come through the loop, so not before this.
+                for observer in self._observers:
+                    observer.asked(request.request_id, request.adapter, request.arrived_at)
         except RequestError:
-            for request in requests:
-                self._waiting.pop(request.request_id, None)
+            reply.close()
             raise
         return reply
 
-    def abort(self, request_id: RequestId) -> None:
+    def abort(self, request_id: RequestId, is_complete: bool) -> None:
+        """Want no more of a request, nor hear of it."""
         self._waiting.pop(request_id, None)
+        self.send_abort(request_id, is_complete)
+
+    def send_abort(self, request_id: RequestId, is_complete: bool = False) -> None:
+        """Want no more of a request; whoever waits for it hears its end."""
         with suppress(RequestError):  # the service may be down, and the request with it
-            self._service.send(Abort(request_id, time.monotonic()))
+            self._service.send(Abort(request_id, time.monotonic(), is_complete))
 
     def deliver(self, events: list[Event]) -> None:
         """Called by the service's thread: one wake-up of the event loop a batch, however many read it."""
         self._loop.call_soon_threadsafe(self._dispatch, events)
 
     def _dispatch(self, events: list[Event]) -> None:
-        self._observe(events)
+        for hear in self._hear:
+            hear(events)
         touched: dict[Reply, None] = {}
         for event in events:
             match event:
+                case Produced():
+                    self._dispatch_tokens(event, touched)
+                case PromptsScored(_, request_ids, scores):
+                    for request_id, told in zip(request_ids, scores, strict=True):
+                        if waiting := self._waiting.get(request_id):
+                            reply, position = waiting
+                            reply.delta(position).scores.extend(told)
+                            touched[reply] = None
                 case Admitted(request_id, _, cached_tokens):
                     if waiting := self._waiting.get(request_id):
                         reply, position = waiting
                         reply.delta(position).cached_tokens = cached_tokens
-                case Produced():
-                    self._dispatch_tokens(event, touched)
                 case Finished(request_id):
                     if waiting := self._waiting.pop(request_id, None):
                         reply, position = waiting
-                        reply.delta(position).ending = event
+                        reply.delta(position).ending = _explained(event, reply.is_called_off)
                         reply.forget(position)
                         touched[reply] = None
         for reply in touched:
@@ -145,3 +204,10 @@ class Streams:
             if index in logprobs:
                 delta.logprobs.append(logprobs[index])
             touched[reply] = None
+
+
+def _explained(ending: Finished, is_called_off: bool) -> Finished:
+    """An abort that nobody on this side asked for is the service's own end."""
+    if ending.reason is not FinishReason.ABORT or is_called_off or ending.fault:
+        return ending
+    return replace(ending, fault=Fault(FaultCode.STOPPING, "The server is stopping; this request was aborted."))

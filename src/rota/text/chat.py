@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ class ChatTemplate:
         self._folder = folder
         self._templates = _templates(folder, settings)
         self._special_tokens = special_tokens
+
+    def warm_up(self) -> None:
+        """Load what renders templates and compile this one, so that no conversation waits for it."""
+        if "default" in self._templates:
+            with suppress(RequestError):  # a template may not like this message, and is compiled all the same
+                self.render([{"role": "user", "content": "Hello"}], None, True, {})
 
     def render(
         self,

@@ -26,6 +26,11 @@ class TextStream:
         self._detokenizer = Detokenizer(tokenizer.pieces, is_continuation)
         self._watcher = StopWatcher(stop)
 
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._watcher.matched
+
     def push(self, tokens: Iterable[int]) -> Piece:
         return self._piece(self._watcher.push(self._detokenizer.push(tokens)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,19 @@ class Tokenizer:
         self.vocab_size: int = self._library.get_vocab_size()
         self.eos_ids = self._find_eos_ids(folder, special_tokens)
 
-    def encode(self, text: str) -> tuple[int, ...]:
+    @cached_property
+    def longest_token(self) -> int:
+        """How many characters a token stands for at most."""
+        return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Tokens of a text, with the special tokens that the folder wants around it."""
-        return self._encode(text, add_special_tokens=True)
+        return self._encode(text, add_special_tokens)
+
+    def warm_up(self) -> None:
+        """Do once what the first text and the first conversation would wait for; may take a second."""
+        _ = self.longest_token
+        self._chat.warm_up()
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without special ones.
@@ -73,7 +84,8 @@ class Tokenizer:
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         try:
-            return tuple(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
+            # Of the library's ways the one that lets other threads run meanwhile, and keeps no offsets.
+            return tuple(self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
         except TypeError as error:  # JSON can say "\ud800", and UTF-8 cannot
             raise RequestError.bad_field(
                 "prompt", "The text holds half a surrogate pair and so is not Unicode; send it without."

@@ -1,0 +1,131 @@
+"""`rota demo`: the built-in model, more adapters than slots, and somebody who asks for all of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+import webbrowser
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from rota.commands.flags import make_command
+from rota.commands.serve import serve_model
+from rota.core.config import ServerConfig
+from rota.core.errors import ConfigError
+from rota.core.options import build, option, options_of
+from rota.core.policy_config import PolicyConfig
+from rota.llm import engine_config
+from rota.workload.arrivals import Ask, asks
+from rota.workload.scenario import Client
+
+PROMPTS = (
+    "Tell me about the sea.",
+    "What should I cook tonight?",
+    "Explain why the sky is blue.",
+    "Give me three ideas for a rainy day.",
+    "How does a bicycle stay upright?",
+    "Describe a small town in winter.",
+)
+PATIENCE_S = 120.0
+# Open at a time; a slower machine is asked less often, and not more and more behind.
+MOST_OPEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class DemoConfig:
+    """Where the demo listens, and how much is asked of it."""
+
+    port: int = option(30000, "Port to listen on; 0 picks a free one.")
+    rate: float = option(3.0, "Requests a second.")
+    browser: bool = option(True, "Open the dashboard in a browser.")
+    slots: int = option(3, "Adapters on the device at a time; there are six, so they take turns.")
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.rate <= 1000.0:
+            raise ConfigError(f"rate must lie above 0 and at most 1000, not {self.rate}.")
+
+
+def demo_command() -> Callable[..., None]:
+    def act(given: dict[str, Any]) -> None:
+        demo = build(DemoConfig, given)
+        config = engine_config({"max_loras_per_batch": demo.slots, **given}, quiet=False)
+        traffic = Traffic(demo.rate)
+
+        def begin(url: str) -> None:
+            page = f"{url}/dashboard"
+            print(f"Watch it at {page} (ctrl-C ends the demo).", flush=True)
+            if demo.browser:
+                webbrowser.open(page)
+            traffic.start(url)
+
+        try:
+            serve_model(config, ServerConfig(port=demo.port, log_level="warning", drain_timeout=0.0), begin)
+        finally:
+            traffic.stop()
+
+    return make_command(
+        act,
+        "Watch six adapters share three slots. Serves the built-in model, sends it mixed traffic and opens the "
+        "dashboard; ctrl-C ends all of it.",
+        options_of(DemoConfig, PolicyConfig).values(),
+    )
+
+
+class Traffic:
+    """Asks over HTTP at random moments, for every model the server has, in threads of its own, until it is stopped."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._stopped = threading.Event()
+        self._places = threading.Semaphore(MOST_OPEN)
+        self._pool = ThreadPoolExecutor(MOST_OPEN + 1, thread_name_prefix="rota-demo")
+
+    def start(self, url: str) -> None:
+        """Returns at once."""
+        self._pool.submit(self._run, url)
+
+    def stop(self) -> None:
+        """Once the server has ended, and with it whatever is open."""
+        self._stopped.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def _run(self, url: str) -> None:
+        names = [model["id"] for model in _get(f"{url}/v1/models")["data"]]  # the base model first, as with ids
+        client = Client(
+            requests=1_000_000,
+            rate_per_s=self._rate,
+            output_tokens=(8, 64),
+            adapters=len(names) - 1,
+            distribution="zipf",
+            zipf_exponent=0.5,
+            base_share=0.15,
+        )
+        before = 0.0
+        for ask in asks(client, seed=0):
+            # Pauses, not instants: what came late must not be made up for in a burst.
+            if self._stopped.wait(ask.at - before):
+                return
+            before = ask.at
+            self._places.acquire()
+            if not self._stopped.is_set():
+                self._pool.submit(self._ask, url, names[ask.adapter], ask)
+
+    def _ask(self, url: str, model: str, ask: Ask) -> None:
+        prompt = PROMPTS[ask.number % len(PROMPTS)]
+        body = {"model": model, "prompt": prompt, "max_tokens": ask.output_tokens, "ignore_eos": True}
+        try:
+            _get(f"{url}/v1/completions", body)
+        except OSError:
+            pass  # the server stops, or the adapter was unloaded: the page shows what happens
+        finally:
+            self._places.release()
+
+
+def _get(url: str, body: dict[str, Any] | None = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
+        return json.load(reply)

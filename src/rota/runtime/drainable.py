@@ -1,0 +1,75 @@
+"""A drainable service takes no more requests once told so, and knows when the last of those it has ended."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from rota.core.config import Capacity
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.events import Event, Finished
+from rota.core.ids import RequestId
+from rota.core.messages import AddAdapter, Message, Submit
+from rota.runtime.service import Deliver, Phase, Service, ServiceState
+
+
+class DrainableService:
+    """Another service with a door that can be closed behind whoever is inside."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._changed = threading.Condition()
+        self._open: set[RequestId] = set()
+        self._is_draining = False
+
+    @property
+    def state(self) -> ServiceState:
+        state = self._service.state
+        if not self._is_draining:
+            return state
+        return replace(state, phase=Phase.STOPPED if state.phase is Phase.DOWN else Phase.DRAINING)
+
+    @property
+    def open_requests(self) -> int:
+        """How many requests have not ended."""
+        return len(self._open)
+
+    def start(self, deliver: Deliver) -> None:
+        def note(events: list[Event]) -> None:
+            self._forget({event.request_id for event in events if isinstance(event, Finished)})
+            deliver(events)
+
+        self._service.start(note)
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
+        return self._service.wait_until_ready(timeout_s)
+
+    def send(self, message: Message) -> None:
+        if not isinstance(message, Submit | AddAdapter):
+            return self._service.send(message)
+        with self._changed:
+            if self._is_draining:
+                raise RequestError(Fault(FaultCode.STOPPING, "The server is stopping and takes no more requests."))
+            if isinstance(message, Submit):
+                self._open.add(message.request.request_id)
+        try:
+            self._service.send(message)
+        except RequestError:
+            if isinstance(message, Submit):
+                self._forget({message.request.request_id})
+            raise
+
+    def drain(self, timeout_s: float) -> None:
+        """Take no more requests, and block until all have ended or the time is over."""
+        with self._changed:
+            self._is_draining = True
+            self._changed.wait_for(lambda: not self._open, timeout_s)
+
+    def stop(self) -> None:
+        self._service.stop()
+
+    def _forget(self, ended: set[RequestId]) -> None:
+        if ended:
+            with self._changed:
+                self._open -= ended
+                self._changed.notify_all()

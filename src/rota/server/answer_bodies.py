@@ -1,0 +1,117 @@
+"""The bodies that routes answer with, as /docs shows them; they are encoded by hand where every token counts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+
+class CachedTokens(BaseModel):
+    cached_tokens: int
+
+
+class UsageBody(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class CompletionBody(BaseModel):
+    """The continuations, or a part of them in a stream."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: UsageBody | None = None
+
+
+class ChatMessageBody(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatMessageBody
+    logprobs: dict[str, Any] | None
+    finish_reason: str
+
+
+class ChatBody(BaseModel):
+    """The next message of a conversation."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageBody
+
+
+class ChatDelta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: ChatDelta
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class ChatChunkBody(BaseModel):
+    """A part of the next message of a conversation."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageBody | None = None
+
+
+class ModelBody(BaseModel):
+    """A model that requests may name."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int | None
+
+
+class ModelsBody(BaseModel):
+    """The base model, then its adapters."""
+
+    object: Literal["list"]
+    data: list[ModelBody]
+
+
+class TokenizeBody(BaseModel):
+    """The tokens of a text."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int | None
+    token_strs: list[str] | None
+
+
+class DetokenizeBody(BaseModel):
+    """The text of tokens."""
+
+    prompt: str

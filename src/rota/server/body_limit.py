@@ -1,0 +1,39 @@
+"""A body may be so large and no larger, whether it says its length or streams without end."""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rota.core.errors import Fault, FaultCode, RequestError
+
+
+class BodyLimit:
+    """Refuses at the first byte too many; the rest is never kept. The refusal is raised where the body is read."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        announced = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
+        received = 0
+
+        async def receive_within_limit() -> Message:
+            nonlocal received
+            if announced > self._max_bytes:
+                raise self._refusal()
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise self._refusal()
+            return message
+
+        await self._app(scope, receive_within_limit, send)
+
+    def _refusal(self) -> RequestError:
+        limit = f"{self._max_bytes / 2**20:g} MB"
+        return RequestError(
+            Fault(FaultCode.BODY_TOO_LARGE, f"The body is larger than {limit}, the limit set by --max-body-mb.")
+        )

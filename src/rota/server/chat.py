@@ -1,0 +1,74 @@
+"""POST /v1/chat/completions: a conversation in, its next message out, in OpenAI's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi import Request as HttpRequest
+
+from rota.server.answer import Ask, requests_for
+from rota.server.answer_bodies import ChatBody, ChatChunkBody
+from rota.server.chat_fields import ChatFields, conversation
+from rota.server.choices import Choice, Chunk
+from rota.server.fields import read_body
+from rota.server.front import Front
+from rota.server.logprobs import chat_logprobs
+from rota.server.openai_shape import OpenAiShape
+from rota.server.openapi import gives, takes
+from rota.server.prompts import rendered
+from rota.server.respond import respond
+from rota.server.sampling_fields import StreamOptions
+from rota.text.tokenizer import Tokenizer
+
+
+def install_chat_route(app: FastAPI, front: Front) -> None:
+    @app.post("/v1/chat/completions", openapi_extra=takes(ChatFields), responses=gives(ChatBody, ChatChunkBody))
+    async def chat_completions(http: HttpRequest) -> Response:
+        """Continue a conversation."""
+        call = front.greet(http)
+        fields = read_body(ChatFields, await http.body())
+        model = front.model_for(call, fields)
+        fields.refuse_unsupported()
+        choices, options, logprobs = fields.choices(), fields.usage_wanted(), fields.alternatives()
+        sampling = fields.sampling(fields.output_limit(), logprobs, front.tokenizer.eos_ids)
+        prompt = await rendered(front, conversation(fields.messages))
+        answer_id = f"chatcmpl-{call.name}"
+        requests = requests_for(call, answer_id, model, [prompt], sampling, choices)
+        shape = ChatShape(answer_id, model.name, options, front.tokenizer, logprobs is not None)
+        return await respond(
+            front, http, Ask(call, answer_id, requests, choices, is_continuation=False), shape, bool(fields.stream)
+        )
+
+
+class ChatShape(OpenAiShape):
+    """A message; a stream's first event of each choice also says whose."""
+
+    event_kind = "chat.completion.chunk"
+    whole_kind = "chat.completion"
+
+    def __init__(
+        self, answer_id: str, model: str, options: StreamOptions, tokenizer: Tokenizer, has_logprobs: bool
+    ) -> None:
+        super().__init__(answer_id, model, options)
+        self._pieces = tokenizer.pieces
+        self._has_logprobs = has_logprobs
+        self._begun: set[int] = set()
+
+    def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
+        delta: dict[str, Any] = {"content": chunk.text} if chunk.text else {}
+        if choice.position not in self._begun:
+            self._begun.add(choice.position)
+            delta = {"role": "assistant", "content": chunk.text}
+        return self._around(choice, chunk, "delta", delta)
+
+    def complete(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
+        return self._around(choice, chunk, "message", {"role": "assistant", "content": chunk.text, "refusal": None})
+
+    def _around(self, choice: Choice, chunk: Chunk, name: str, content: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "index": choice.position,
+            name: content,
+            "logprobs": chat_logprobs(self._pieces, chunk) if self._has_logprobs else None,
+            "finish_reason": chunk.finish_reason,
+        }

@@ -1,0 +1,128 @@
+"""The body of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from rota.core.errors import RequestError
+from rota.core.request import MAX_LOGPROBS
+from rota.server.fields import MAX_COUNT, Count, Fields, Unsupported, refuse_unless_nothing, within
+from rota.server.sampling_fields import SamplingFields
+
+
+class ContentPart(Fields):
+    """A part of a message; only parts of type 'text' are read."""
+
+    # A part of another type has fields of its own, and is refused for its type.
+    model_config = ConfigDict(extra="allow", strict=True, json_schema_extra={"required": ["type", "text"]})
+
+    type: str = Field(json_schema_extra={"const": "text"})
+    text: str | None = Field(default=None, json_schema_extra={"type": "string"})
+
+
+class Message(Fields):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
+    name: str | None = None
+    tool_call_id: str | None = None
+    type: Literal["text"] | None = None
+    tool_calls: Unsupported = None
+    function_call: Unsupported = None
+    refusal: Unsupported = None
+    annotations: Unsupported = None
+    audio: Unsupported = None
+
+    def for_template(self, where: str) -> dict[str, Any]:
+        """As chat templates know messages; `where` names it in a refusal."""
+        names = ("tool_calls", "function_call", "refusal", "annotations", "audio")
+        refuse_unless_nothing(self, dict.fromkeys(names, ()), f"{where}.")
+        # 'developer' is the newer word for the same thing, and templates do not know it.
+        message = {"role": "system" if self.role == "developer" else self.role, "content": self._text(where)}
+        return message | {
+            name: value for name in ("name", "tool_call_id") if (value := getattr(self, name)) is not None
+        }
+
+    def _text(self, where: str) -> str:
+        if isinstance(self.content, str):
+            return self.content
+        for index, part in enumerate(self.content):
+            if part.type != "text":
+                message = f"{where}.content.{index} is of type '{part.type[:100]}'; only 'text' is supported."
+                raise RequestError.bad_field(f"{where}.content.{index}.type", message)
+            if part.text is None:
+                raise RequestError.bad_field(
+                    f"{where}.content.{index}.text", f"{where}.content.{index}.text is missing."
+                )
+        return "\n".join(part.text or "" for part in self.content)
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+
+
+class ResponseFormat(Fields):
+    type: Literal["text"]
+
+
+class ChatFields(SamplingFields):
+    """A conversation to be continued."""
+
+    CLIENT_WORDS: ClassVar[Mapping[str, str]] = {**SamplingFields.CLIENT_WORDS, "logprobs": "top_logprobs"}
+
+    messages: Messages
+    max_completion_tokens: Count | None = within(1)
+    logprobs: bool | None = None
+    top_logprobs: Count | None = within(0, MAX_LOGPROBS)
+    # Notes for whoever keeps or bills requests: they change nothing about the answer.
+    metadata: dict[str, Any] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    # What they say is what happens anyway.
+    service_tier: Literal["auto", "default"] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    function_call: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
+    store: Unsupported = None
+    tools: Unsupported = None
+    functions: Unsupported = None
+    logit_bias: Unsupported = None
+    audio: Unsupported = None
+    prediction: Unsupported = None
+    reasoning_effort: Unsupported = None
+    verbosity: Unsupported = None
+
+    def refuse_unsupported(self) -> None:
+        """Values that would change the answer and cannot."""
+        names = ("store", "tools", "functions", "logit_bias", "audio", "prediction", "reasoning_effort", "verbosity")
+        refuse_unless_nothing(self, dict.fromkeys(names, ()))
+
+    def output_limit(self) -> int:
+        """How many tokens are made at most; left out: as many as the context holds."""
+        old, new = self.max_tokens, self.max_completion_tokens
+        if old is not None and new is not None and old != new:
+            message = f"max_tokens ({old}) and max_completion_tokens ({new}) disagree; send one of them."
+            raise RequestError.bad_field("max_completion_tokens", message)
+        if new is not None and new < 1:
+            message = f"max_completion_tokens must be at least 1, not {new}."
+            raise RequestError.bad_field("max_completion_tokens", message)
+        # The engine stops at the end of the context in any case.
+        return new if new is not None else old if old is not None else MAX_COUNT
+
+    def alternatives(self) -> int | None:
+        """How many log-probabilities come with every token; None: not even its own."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise RequestError.bad_field("top_logprobs", "top_logprobs needs logprobs to be true.")
+            return None
+        return self.top_logprobs or 0
+
+
+def conversation(messages: list[Message]) -> list[dict[str, Any]]:
+    """As chat templates know one."""
+    return [message.for_template(f"messages.{index}") for index, message in enumerate(messages)]

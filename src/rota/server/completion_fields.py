@@ -1,0 +1,51 @@
+"""The body of /v1/completions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rota.core.errors import RequestError
+from rota.core.request import MAX_LOGPROBS, SamplingParams
+from rota.server.fields import Count, Unsupported, refuse_unless_nothing, within
+from rota.server.prompts import Prompt
+from rota.server.sampling_fields import SamplingFields
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class CompletionFields(SamplingFields):
+    """Prompts to be continued."""
+
+    prompt: Prompt
+    logprobs: Count | None = within(0, MAX_LOGPROBS)
+    best_of: Count | None = None
+    echo: bool | None = None
+    suffix: Unsupported = None
+    logit_bias: Unsupported = None
+
+    def refuse_unsupported(self) -> None:
+        """Values that would change the answer and cannot."""
+        refuse_unless_nothing(self, {"suffix": (), "logit_bias": ()})
+        if self.best_of is not None and self.best_of != self.choices():
+            raise RequestError.bad_field("best_of", "best_of is not supported unless it equals n.")
+
+    @property
+    def is_prompt_scored(self) -> bool:
+        """An echo tells the log-probabilities of all that it says."""
+        return bool(self.echo) and self.logprobs is not None
+
+    def params(self, eos_ids: frozenset[int]) -> SamplingParams:
+        """Sampling parameters of the first choice; where only the prompt comes back, a token is made and dropped."""
+        limit = self.output_limit()
+        params = self.sampling(limit or 1, self.logprobs, eos_ids)
+        if self.is_prompt_scored:
+            params = replace(params, prompt_logprobs=self.logprobs)
+        # Of a token that is dropped nobody may learn that it was the last.
+        return params if limit else replace(params, stop_token_ids=frozenset())
+
+    def output_limit(self) -> int:
+        """How many tokens are made at most; 0 where only the prompt comes back."""
+        limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if limit == 0 and not self.echo:
+            raise RequestError.bad_field("max_tokens", "max_tokens must be at least 1, not 0, unless echo is true.")
+        return limit

@@ -1,0 +1,47 @@
+"""The front is what every route stands on: the service and its streams, names, keys and open answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request as HttpRequest
+
+from rota.core.adapter import Adapter
+from rota.core.errors import RequestError
+from rota.runtime.registry import Registry
+from rota.runtime.service import Service
+from rota.server.access import Access
+from rota.server.open_answers import Call, OpenAnswers, name_in
+from rota.server.sampling_fields import SamplingFields
+from rota.server.streams import Streams
+from rota.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Made once, where the application is."""
+
+    service: Service
+    streams: Streams
+    tokenizer: Tokenizer
+    registry: Registry
+    access: Access
+    answers: OpenAnswers
+    keep_alive_s: float
+    request_timeout_s: float | None = None
+
+    def greet(self, http: HttpRequest) -> Call:
+        """Who calls a route that generates; raises RequestError for a key that is wrong or has used up its minute."""
+        key = self.access.key_of(http)
+        self.access.charge_request(key)
+        return Call(key, name_in(http))
+
+    def model_for(self, call: Call, fields: SamplingFields) -> Adapter:
+        """Whom a call asks for, by either name; raises RequestError if two are named, or one that it may not use."""
+        if not fields.lora_path:
+            return self.access.find(call.key, fields.model)
+        adapter = self.access.find(call.key, fields.lora_path)
+        if self.registry.get(fields.model) not in (self.registry.base, adapter):
+            message = f"model and lora_path name two different adapters, '{fields.model}' and '{fields.lora_path}'."
+            raise RequestError.bad_field("lora_path", message)
+        return adapter

@@ -1,0 +1,168 @@
+"""The key file gives every key its rights in TOML; what it does not give, a key does not have.
+
+[keys.acme]
+key = "sk-acme-…"                    # or key_sha256, so that the file holds no secret
+adapters = ["pirate", "acme-*"]      # or "all"
+may_use_base = true
+may_load = true
+may_operate = false
+requests_per_minute = 600
+tokens_per_minute = 200_000
+weight = 2.0
+priority = 1
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rota.core.errors import ConfigError
+from rota.server.keys import Key, KeyRing, digest_of
+
+FIELDS = (
+    "key",
+    "key_sha256",
+    "adapters",
+    "may_use_base",
+    "may_load",
+    "may_operate",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "weight",
+    "priority",
+)
+
+
+def read_keys(secrets: Iterable[str], path: str | None) -> KeyRing:
+    """The keys of --api-key, which may do everything, and those of --api-key-file."""
+    named = [(digest_of(_checked_secret(secret, "api_key")), Key(f"key {n}")) for n, secret in enumerate(secrets, 1)]
+    if path is not None:
+        named += _read_file(Path(path))
+    keys: dict[bytes, Key] = {}
+    for digest, key in named:
+        if digest in keys:
+            raise ConfigError(f"'{keys[digest].name}' and '{key.name}' have the same key; give each its own.")
+        keys[digest] = key
+    return KeyRing(keys)
+
+
+def _read_file(path: Path) -> list[tuple[bytes, Key]]:
+    try:
+        mode = os.stat(path).st_mode
+        content = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read the key file {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The key file {path} is not TOML: {error}.") from error
+    try:
+        tables = _tables(content)
+        _refuse_open_doors(mode, any("key" in table for table in tables.values()))
+        return [_entry(name, table) for name, table in tables.items()]
+    except ConfigError as error:
+        raise ConfigError(f"In the key file {path}: {error}") from None
+
+
+def _refuse_open_doors(mode: int, holds_secrets: bool) -> None:
+    """Its group may read it, as secrets mounted into containers need; everybody else may not."""
+    if mode & stat.S_IWOTH:
+        raise ConfigError("everybody on this machine may write to it, and so give themselves rights; chmod o-w.")
+    if holds_secrets and mode & stat.S_IROTH:
+        raise ConfigError(
+            "everybody on this machine may read its keys; chmod o-r, or store key_sha256 in place of key."
+        )
+
+
+def _tables(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    for name in content:
+        if name != "keys":
+            raise ConfigError(f"'{name}' is not known here; a key is a table [keys.NAME].")
+    tables = content.get("keys", {})
+    if not isinstance(tables, dict) or not tables:
+        raise ConfigError("there are no keys; a key is a table [keys.NAME].")
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"keys.{name} must be a table [keys.{name}], not {table!r}.")
+    return tables
+
+
+def _entry(name: str, table: dict[str, Any]) -> tuple[bytes, Key]:
+    for field in table:
+        if field not in FIELDS:
+            raise ConfigError(f"'{name}' has a field '{field}'; the fields are {', '.join(FIELDS)}.")
+    key = Key(
+        name,
+        adapters=_adapters(name, table),
+        may_use_base=_flag(name, table, "may_use_base"),
+        may_load=_flag(name, table, "may_load"),
+        may_operate=_flag(name, table, "may_operate"),
+        requests_per_minute=_limit(name, table, "requests_per_minute"),
+        tokens_per_minute=_limit(name, table, "tokens_per_minute"),
+        weight=_weight(name, table),
+        priority=_priority(name, table),
+    )
+    return _digest(name, table), key
+
+
+def _digest(name: str, table: dict[str, Any]) -> bytes:
+    if ("key" in table) == ("key_sha256" in table):
+        raise ConfigError(f"'{name}' needs either key or key_sha256.")
+    if "key" in table:
+        return digest_of(_checked_secret(table["key"], f"'{name}': key"))
+    text = table["key_sha256"]
+    if not isinstance(text, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        raise ConfigError(f"'{name}': key_sha256 must be 64 hexadecimal digits (printf %s KEY | sha256sum).")
+    return bytes.fromhex(text)
+
+
+def _checked_secret(secret: Any, what: str) -> str:
+    """A key that a header can carry. What is wrong with it is said without saying what it is."""
+    if not isinstance(secret, str) or not re.fullmatch(r"[!-~]+", secret):
+        raise ConfigError(f"{what} must be a text of letters, digits and signs in ASCII, without spaces.")
+    return secret
+
+
+def _adapters(name: str, table: dict[str, Any]) -> frozenset[str] | None:
+    listed = table.get("adapters", [])
+    if listed == "all":
+        return None
+    if not isinstance(listed, list) or not all(isinstance(entry, str) and entry for entry in listed):
+        raise ConfigError(f"'{name}': adapters must be 'all' or a list of names, not {listed!r}.")
+    for entry in listed:
+        if "*" in entry[:-1]:
+            raise ConfigError(f"'{name}': '*' may stand at the end of a name only, not as in '{entry}'.")
+    return frozenset(listed)
+
+
+def _flag(name: str, table: dict[str, Any], field: str) -> bool:
+    value = table.get(field, False)
+    if not isinstance(value, bool):
+        raise ConfigError(f"'{name}': {field} must be true or false, not {value!r}.")
+    return value
+
+
+def _limit(name: str, table: dict[str, Any], field: str) -> int | None:
+    value = table.get(field)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ConfigError(f"'{name}': {field} must be a whole number of at least 1, not {value!r}.")
+    return value
+
+
+def _weight(name: str, table: dict[str, Any]) -> float:
+    value = table.get("weight", 1.0)
+    if type(value) not in (int, float) or not 0.0 < value < math.inf:
+        raise ConfigError(f"'{name}': weight must be a finite number above 0, not {value!r}.")
+    return float(value)
+
+
+def _priority(name: str, table: dict[str, Any]) -> int:
+    value = table.get("priority", 0)
+    if type(value) is not int:
+        raise ConfigError(f"'{name}': priority must be a whole number, not {value!r}.")
+    return value

@@ -1,0 +1,25 @@
+"""GET /metrics: what Prometheus scrapes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI, Request, Response
+
+from rota.observe.exposition import CONTENT_TYPE, render, snapshot
+from rota.observe.metrics import Metrics
+from rota.runtime.service import Service
+from rota.server.access import Access
+from rota.server.questions import Questions
+
+
+def install_metrics_route(
+    app: FastAPI, metrics: Metrics, service: Service, questions: Questions, access: Access
+) -> None:
+    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    async def scrape(http: Request) -> Response:
+        """All metrics in Prometheus' text format; those that only the engine knows are missing while it is down."""
+        access.operator_of(http)
+        inspected = await questions.inspect()
+        taken = snapshot(metrics, inspected, is_up=service.state.capacity is not None)
+        return Response(await asyncio.to_thread(render, taken), media_type=CONTENT_TYPE)

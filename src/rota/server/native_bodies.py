@@ -1,0 +1,82 @@
+"""What SGLang's routes answer with, for /docs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, RootModel
+
+
+class MetaInfo(BaseModel):
+    id: str
+    # {"type": "stop", "matched": …}, {"type": "length", "length": …} or {"type": "abort", "message": …}.
+    finish_reason: dict[str, Any] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    e2e_latency: float | None = None
+    input_token_logprobs: list[Any] | None = None
+    output_token_logprobs: list[Any] | None = None
+    input_top_logprobs: list[Any] | None = None
+    output_top_logprobs: list[Any] | None = None
+
+
+class GeneratedBody(BaseModel):
+    """One answer, from its beginning; in a stream of several, with its index."""
+
+    index: int | None = None
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+class GenerateBody(RootModel[GeneratedBody | list[GeneratedBody]]):
+    """One answer, or a list where prompts came in a list or n is above 1."""
+
+
+class ModelInfoBody(BaseModel):
+    """Which model is served."""
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool
+    context_length: int | None
+    preferred_sampling_params: dict[str, Any] | None
+
+
+class ServerInfoBody(BaseModel):
+    """What the server is, what it was found to hold, and how it stands now."""
+
+    version: str
+    status: str
+    model_path: str
+    served_model_name: str
+    context_length: int | None
+    max_running_requests: int | None
+    max_total_num_tokens: int | None
+    kv_block_size: int | None
+    max_loras_per_batch: int | None
+    loaded_adapters: dict[str, str]
+    internal_states: list[dict[str, Any]]
+
+
+class AdaptersBody(BaseModel):
+    """What became of it, and where the adapters lie that are loaded now."""
+
+    success: bool
+    error_message: str | None
+    loaded_adapters: dict[str, str]
+
+
+class AbortedBody(BaseModel):
+    """How many open calls were ended by this."""
+
+    aborted: int
+
+
+class HealthBody(BaseModel):
+    """How the server is, and why if it is down."""
+
+    status: str
+    reason: str | None = None

@@ -1,0 +1,218 @@
+"""The body of SGLang's /generate, and what its fields mean to the engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from rota.core.errors import Fault, RequestError
+from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from rota.server.fields import Count, Fields, Unsupported, refuse_unless_nothing, within
+from rota.server.sampling_fields import MAX_CHOICES, StreamOptions, checked_stops
+
+DEFAULT_MAX_NEW_TOKENS = 128
+
+_SAME_NAMES = (
+    "max_new_tokens",
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+class NativeSampling(Fields):
+    """One prompt's sampling_params."""
+
+    max_new_tokens: Count | None = within(1)
+    temperature: float | None = within(0.0, 100.0)
+    top_p: float | None = within(0.001, 1.0)
+    top_k: Count | None = within(-1)
+    min_p: float | None = within(0.0, 1.0)
+    repetition_penalty: float | None = within(0.001, 10.0)
+    presence_penalty: float | None = within(-2.0, 2.0)
+    frequency_penalty: float | None = within(-2.0, 2.0)
+    sampling_seed: int | None = within(0, MAX_SEED)
+    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[Count], Field(fail_fast=True, max_length=1000)] | None = None
+    ignore_eos: bool | None = None
+    n: Count | None = within(1, MAX_CHOICES)
+    skip_special_tokens: bool | None = None
+    # Special tokens have no text here, so there is nothing to put spaces between.
+    spaces_between_special_tokens: bool | None = None
+    stream_interval: Count | None = None
+    min_new_tokens: Unsupported = None
+    no_stop_trim: Unsupported = None
+    stop_regex: Unsupported = None
+    json_schema: Unsupported = None
+    regex: Unsupported = None
+    ebnf: Unsupported = None
+    structural_tag: Unsupported = None
+    logit_bias: Unsupported = None
+    custom_params: Unsupported = None
+
+    def choices(self) -> int:
+        count = 1 if self.n is None else self.n
+        if not 1 <= count <= MAX_CHOICES:
+            raise RequestError.bad_field("sampling_params.n", f"n must be between 1 and {MAX_CHOICES}, not {count}.")
+        return count
+
+    def sampling(self, logprobs: int | None, prompt_logprobs: int | None, eos_ids: frozenset[int]) -> SamplingParams:
+        """Raises RequestError for values that cannot be, or that would change the answer and cannot."""
+        refuse_unless_nothing(
+            self, {"stream_interval": (1,), **dict.fromkeys(_UNSUPPORTED_SAMPLING, ())}, "sampling_params."
+        )
+        if self.skip_special_tokens is False:
+            message = "skip_special_tokens must be true: the text of special tokens is never part of an answer."
+            raise RequestError.bad_field("sampling_params.skip_special_tokens", message)
+        given: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS}
+        given |= {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
+        given["top_k"] = None if self.top_k in (-1, 0) else self.top_k
+        given["seed"] = self.sampling_seed
+        given["logprobs"], given["prompt_logprobs"] = logprobs, prompt_logprobs
+        given["ignore_eos"] = bool(self.ignore_eos)
+        given["stop_token_ids"] = frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos_ids)
+        try:
+            return SamplingParams.from_fields(given | {"stop": checked_stops(self.stop)})
+        except RequestError as error:
+            raise _in_client_words(error.fault) from None
+
+
+def _in_client_words(fault: Fault) -> RequestError:
+    engine_word = fault.param or ""
+    word = "sampling_seed" if engine_word == "seed" else engine_word
+    return RequestError.bad_field(f"sampling_params.{word}", fault.message.replace(engine_word, word))
+
+
+_UNSUPPORTED_SAMPLING = (
+    "min_new_tokens",
+    "no_stop_trim",
+    "stop_regex",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "structural_tag",
+    "logit_bias",
+    "custom_params",
+)
+
+
+def _as_list(given: Any) -> Any:
+    return [given] if isinstance(given, dict) else given
+
+
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+# Checked by hand, in one pass, where it is tokenized.
+InputIds = Annotated[Any, WithJsonSchema({"anyOf": [_IDS, {"type": "array", "items": _IDS, "minItems": 1}]})]
+
+
+class GenerateFields(Fields):
+    """One prompt or many; what is said once counts for all of them."""
+
+    text: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    input_ids: InputIds = None
+    sampling_params: Annotated[list[NativeSampling], BeforeValidator(_as_list)] | None = None
+    lora_path: str | Annotated[list[str | None], Field(fail_fast=True)] | None = None
+    rid: str | Annotated[list[str], Field(fail_fast=True)] | None = None
+    stream: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: Count | None = None
+    top_logprobs_num: Count | None = within(0, MAX_LOGPROBS)
+    return_text_in_logprobs: bool | None = None
+    # These change nothing: every answer counts its tokens, and what is logged is the operator's to decide.
+    stream_options: StreamOptions | None = None
+    log_metrics: bool | None = None
+    no_logs: bool | None = None
+    conversation_id: str | None = None
+    token_ids_logprob: Unsupported = None
+    return_hidden_states: Unsupported = None
+    return_routed_experts: Unsupported = None
+    return_entropy: Unsupported = None
+    input_embeds: Unsupported = None
+    image_data: Unsupported = None
+    video_data: Unsupported = None
+    audio_data: Unsupported = None
+    modalities: Unsupported = None
+    session_params: Unsupported = None
+    lora_id: Unsupported = None
+    custom_logit_processor: Unsupported = None
+    bootstrap_host: Unsupported = None
+    bootstrap_port: Unsupported = None
+    bootstrap_room: Unsupported = None
+    data_parallel_rank: Unsupported = None
+    background: Unsupported = None
+    priority: Unsupported = None
+    extra_key: Unsupported = None
+
+    @property
+    def is_list(self) -> bool:
+        """Whether several prompts were sent, if only in a list of one."""
+        if isinstance(self.input_ids, list):
+            return isinstance(self.input_ids[0], list)
+        return isinstance(self.text, list)
+
+    @property
+    def param(self) -> str:
+        return "text" if self.text is not None else "input_ids"
+
+    def prompt(self) -> Any:
+        """The texts or the ids, whichever was sent."""
+        if (self.text is None) == (self.input_ids is None):
+            raise RequestError.bad_field("text", "Send either text or input_ids.")
+        if self.text is not None:
+            return self.text
+        match self.input_ids:
+            case [int() | list(), *_]:
+                return self.input_ids
+        raise RequestError.bad_field("input_ids", "input_ids must be a list of token ids, or a list of such lists.")
+
+    def logprobs(self) -> int | None:
+        """How many alternatives are told beside each token's own log-probability; None: nothing is told."""
+        if self.top_logprobs_num and not self.return_logprob:
+            raise RequestError.bad_field("top_logprobs_num", "top_logprobs_num needs return_logprob to be true.")
+        if not 0 <= (count := self.top_logprobs_num or 0) <= MAX_LOGPROBS:
+            message = f"top_logprobs_num must be between 0 and {MAX_LOGPROBS}, not {count}."
+            raise RequestError.bad_field("top_logprobs_num", message)
+        return count if self.return_logprob else None
+
+    def prompt_logprobs(self) -> int | None:
+        """The same beside each token of the prompt."""
+        return self.logprobs() if self.logprob_start_len == 0 else None
+
+    def refuse_unsupported(self) -> None:
+        """Values that would change the answer and cannot."""
+        refuse_unless_nothing(self, dict.fromkeys(_UNSUPPORTED, ()))
+        if self.logprob_start_len not in (None, -1, 0):
+            message = (
+                f"logprob_start_len must be -1, for the answer's tokens alone, or 0, for all of the prompt's too, not "
+                f"{self.logprob_start_len}."
+            )
+            raise RequestError.bad_field("logprob_start_len", message)
+        if self.logprob_start_len == 0 and not self.return_logprob:
+            raise RequestError.bad_field("logprob_start_len", "logprob_start_len needs return_logprob to be true.")
+
+
+_UNSUPPORTED = (
+    "token_ids_logprob",
+    "return_hidden_states",
+    "return_routed_experts",
+    "return_entropy",
+    "input_embeds",
+    "image_data",
+    "video_data",
+    "audio_data",
+    "modalities",
+    "session_params",
+    "lora_id",
+    "custom_logit_processor",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "data_parallel_rank",
+    "background",
+    "priority",
+    "extra_key",
+)

@@ -1,0 +1,131 @@
+"""SGLang's routes for operators: what runs here, whether it really answers, and levers to pull."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.events import Inspected
+from rota.core.ids import RequestId
+from rota.core.request import Request, SamplingParams
+from rota.runtime.service import Phase
+from rota.server.fields import Fields, read_body
+from rota.server.front import Front
+from rota.server.native_bodies import AbortedBody, HealthBody, ModelInfoBody, ServerInfoBody
+from rota.server.openapi import gives, takes
+from rota.server.questions import Questions
+
+# A token may wait for a long step and for others; one that does not come by then will hardly come at all.
+PROBE_S = 20.0
+
+
+class AbortFields(Fields):
+    """Which calls to end: one by its name, or all that are the key's own."""
+
+    rid: str | None = None
+    abort_all: bool | None = None
+
+
+def install_native_routes(app: FastAPI, front: Front, questions: Questions, probe_s: float = PROBE_S) -> None:
+    @app.get("/health_generate", responses=gives(HealthBody))
+    async def health_generate() -> Response:
+        """200 if a token really comes in time."""
+        state = front.service.state
+        if state.phase is not Phase.READY:
+            return JSONResponse({"status": state.phase.value, "reason": state.reason}, 503)
+        reply = front.streams.open([_probe(front)])
+        try:
+            deltas = await asyncio.wait_for(reply.next(), probe_s)
+        except TimeoutError:
+            return JSONResponse({"status": "stuck", "reason": f"No token came within {probe_s:g} seconds."}, 503)
+        finally:
+            reply.close()
+        if (ending := deltas[0].ending) and ending.fault:
+            raise RequestError(ending.fault)
+        return JSONResponse({"status": "ready"})
+
+    @app.get("/model_info", responses=gives(ModelInfoBody))
+    @app.get("/get_model_info", include_in_schema=False)
+    async def model_info() -> dict[str, Any]:
+        """Which model is served, and how long its sequences may be."""
+        base, capacity = front.registry.base, front.service.state.capacity
+        return {
+            "model_path": base.path,
+            "tokenizer_path": base.path,
+            "served_model_name": base.name,
+            "is_generation": True,
+            "context_length": capacity and capacity.max_sequence_tokens,
+            "preferred_sampling_params": None,
+        }
+
+    @app.get("/server_info", responses=gives(ServerInfoBody))
+    @app.get("/get_server_info", include_in_schema=False)
+    async def server_info(http: HttpRequest) -> dict[str, Any]:
+        """What the server can hold, which adapters it has, and what it is doing."""
+        front.access.operator_of(http)
+        base, state = front.registry.base, front.service.state
+        capacity = state.capacity
+        standing = await questions.inspect()
+        return {
+            "version": version("rota"),
+            "status": state.phase.value,
+            "model_path": base.path,
+            "served_model_name": base.name,
+            "context_length": capacity and capacity.max_sequence_tokens,
+            "max_running_requests": capacity and capacity.rows,
+            "max_total_num_tokens": capacity and capacity.blocks * capacity.block_size,
+            "kv_block_size": capacity and capacity.block_size,
+            "max_loras_per_batch": capacity and capacity.slots,
+            "loaded_adapters": {adapter.name: adapter.path for adapter in front.registry.adapters},
+            "internal_states": [_described(standing)] if standing else [],
+        }
+
+    @app.post("/flush_cache", response_class=PlainTextResponse)
+    @app.get("/flush_cache", include_in_schema=False)
+    async def flush_cache(http: HttpRequest) -> PlainTextResponse:
+        """Forget the KV of earlier prompts; what is in use stays."""
+        front.access.operator_of(http)
+        flushed = await questions.flush_cache()
+        if flushed is None:
+            raise RequestError(Fault(FaultCode.ENGINE_DIED, "The engine does not answer; the cache is as it was."))
+        return PlainTextResponse(f"The cache is flushed: {flushed.blocks} blocks were forgotten.\n")
+
+    @app.post("/abort_request", openapi_extra=takes(AbortFields), responses=gives(AbortedBody))
+    async def abort_request(http: HttpRequest) -> dict[str, int]:
+        """End open calls. Nobody hears here of calls that are not theirs, unless they may operate the server."""
+        key = front.access.key_of(http)
+        fields = read_body(AbortFields, await http.body())
+        if bool(fields.rid) == bool(fields.abort_all):
+            raise RequestError.bad_field("rid", "Send either rid, or abort_all as true.")
+        found = list(front.answers) if fields.abort_all else [front.answers.find(fields.rid or "")]
+        own = [answer for answer in found if answer and (key.may_operate or answer.call.key == key)]
+        for answer in own:
+            answer.call_off(fields.rid)
+        return {"aborted": len(own)}
+
+
+def _probe(front: Front) -> Request:
+    """The shortest request there is."""
+    name = RequestId(f"health-{uuid.uuid4().hex}")
+    sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
+    return Request(name, front.tokenizer.encode("Hi"), sampling, time.monotonic())
+
+
+def _described(standing: Inspected) -> dict[str, Any]:
+    """All adapters together; each by itself is in the metrics."""
+    return {
+        "steps": standing.steps,
+        "num_running_reqs": sum(one.running for one in standing.adapters),
+        "num_waiting_reqs": sum(one.waiting for one in standing.adapters),
+        "num_parked_reqs": sum(one.parked for one in standing.adapters),
+        "kv_blocks": standing.blocks,
+        "kv_blocks_used": standing.blocks_used,
+    }

@@ -1,0 +1,111 @@
+"""An answer in SGLang's shape: every event of a stream tells everything again, from the beginning."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rota.core.events import FinishReason
+from rota.core.plan import TokenLogprobs
+from rota.core.request import Request
+from rota.server.answer import Answer, Part
+from rota.server.choices import Choice, Chunk
+from rota.server.open_answers import name_of
+from rota.text.pieces import TokenPieces
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobWords:
+    """How log-probabilities are told, if they are: a token's text is there where it is asked for."""
+
+    pieces: TokenPieces
+    has_top: bool
+    has_text: bool
+
+    def of(self, side: str, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, list[Any]]:
+        """What is told of one side's tokens, "input" or "output"; nothing comes before a prompt's first one."""
+        chosen = [entry.chosen if entry else None for entry in logprobs]
+        told: dict[str, list[Any]] = {f"{side}_token_logprobs": list(map(self._entry, chosen, tokens))}
+        if self.has_top:
+            told[f"{side}_top_logprobs"] = [
+                [self._entry(value, token) for token, value in entry.top] if entry else None for entry in logprobs
+            ]
+        return told
+
+    def _entry(self, value: float | None, token: int) -> tuple[float | None, int, str | None]:
+        return value, token, self.pieces[token].decode("utf-8", "replace") if self.has_text else None
+
+
+@dataclass(slots=True)
+class Told:
+    """What one choice has said so far."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    scores: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def take(self, chunk: Chunk) -> None:
+        self.text += chunk.text
+        self.tokens += chunk.tokens
+        self.logprobs += chunk.logprobs
+        self.scores += chunk.scores
+        self.finish_reason = chunk.finish_reason
+
+
+class GenerateShape:
+    """One object for each choice; several come as a list, or with their index in a stream."""
+
+    def __init__(self, requests: Sequence[Request], is_list: bool, logprobs: LogprobWords | None) -> None:
+        self._requests = requests
+        self._is_list = is_list
+        self._logprobs = logprobs
+        self._told = [Told() for _ in requests]
+
+    def event(self, answer: Answer, part: Part) -> bytes:
+        position = part.choice.position
+        self._told[position].take(part.chunk)
+        index = {"index": position} if self._is_list else {}
+        return msgspec.json.encode({**index, **self._object(part.choice)})
+
+    def last_event(self, answer: Answer) -> None:
+        return None
+
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        for part in parts:
+            self._told[part.choice.position].take(part.chunk)
+        objects = [self._object(choice) for choice in answer.choices]
+        return msgspec.json.encode(objects if self._is_list else objects[0])
+
+    def _object(self, choice: Choice) -> dict[str, Any]:
+        told, request = self._told[choice.position], self._requests[choice.position]
+        meta: dict[str, Any] = {
+            "id": name_of(request),
+            "finish_reason": _finish_reason(told, choice),
+            "prompt_tokens": choice.prompt_tokens,
+            "completion_tokens": choice.output_tokens,
+            "cached_tokens": choice.cached_tokens,
+        }
+        if self._logprobs:
+            scores = [] if request.sampling.prompt_logprobs is None else [None, *told.scores]
+            meta |= self._logprobs.of("input", request.prompt[: len(scores)], scores)
+            meta |= self._logprobs.of("output", told.tokens, told.logprobs)
+        if told.finish_reason:
+            meta["e2e_latency"] = time.monotonic() - request.arrived_at
+        return {"text": told.text, "output_ids": told.tokens, "meta_info": meta}
+
+
+def _finish_reason(told: Told, choice: Choice) -> dict[str, Any] | None:
+    match told.finish_reason:
+        case None:
+            return None
+        case FinishReason.LENGTH:
+            return {"type": "length", "length": choice.output_tokens}
+        case FinishReason.STOP:
+            return {"type": "stop", "matched": choice.matched_stop or told.tokens[-1]}
+    return {"type": "abort", "message": "The request was aborted."}

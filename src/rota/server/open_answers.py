@@ -1,0 +1,109 @@
+"""Answers that are being made now, by the names their clients know: to be asked about, or called off."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fastapi import Request as HttpRequest
+
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.ids import RequestId
+from rota.core.request import Request
+from rota.server.keys import Key
+from rota.server.streams import Reply
+
+# What a URL and a log line can hold as it is.
+_NAME = re.compile(r"[A-Za-z0-9_.:@=+-]{1,128}")
+# No name holds it.
+_BEHIND_NAME = "#"
+_serials = itertools.count(1)
+
+
+def request_id_for(name: str) -> RequestId:
+    """What the engine calls a request of this name; never the same twice.
+
+    A client may leave and come back with the same name at once: what the engine still has to say of its first request
+    must not be taken for news of the second.
+    """
+    return RequestId(f"{name}{_BEHIND_NAME}{next(_serials)}")
+
+
+def name_of(request: Request) -> str:
+    """The name a request was made for."""
+    return request.request_id.partition(_BEHIND_NAME)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Who calls, and under which name the answer can be asked about."""
+
+    key: Key
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAnswer:
+    """One call that is being answered."""
+
+    call: Call
+    answer_id: str
+    requests: tuple[Request, ...]
+    reply: Reply
+
+    @property
+    def names(self) -> set[str]:
+        """All it is found by: the client's own name, the answer's id, and those of its requests."""
+        return {self.call.name, self.answer_id, *map(name_of, self.requests)}
+
+    def call_off(self, name: str | None = None) -> None:
+        """End it early, or only the one of its requests that has this name; its client hears that."""
+        names = [name_of(request) for request in self.requests]
+        is_one_of_many = name in names and name not in (self.call.name, self.answer_id)
+        self.reply.call_off(names.index(name) if name and is_one_of_many else None)
+
+
+class OpenAnswers:
+    """A name is open once at a time, and may be used again when its answer has ended."""
+
+    def __init__(self, on_open: Callable[[OpenAnswer], None] = lambda answer: None) -> None:
+        self._by_name: dict[str, OpenAnswer] = {}
+        self._on_open = on_open
+
+    def __iter__(self) -> Iterator[OpenAnswer]:
+        """Each once, in the order they came."""
+        return iter({id(answer): answer for answer in self._by_name.values()}.values())
+
+    def find(self, name: str) -> OpenAnswer | None:
+        return self._by_name.get(name)
+
+    def check_free(self, names: set[str]) -> None:
+        """Raises RequestError if one of the names is open."""
+        for name in names:
+            if name in self._by_name:
+                message = f"A request with the id '{name}' is still open; take another, or wait for its end."
+                raise RequestError(Fault(FaultCode.DUPLICATE_ID, message))
+
+    def add(self, answer: OpenAnswer) -> None:
+        self._by_name.update(dict.fromkeys(answer.names, answer))
+        self._on_open(answer)
+
+    def remove(self, answer: OpenAnswer) -> None:
+        for name in answer.names:
+            self._by_name.pop(name, None)
+
+
+def name_in(http: HttpRequest) -> str:
+    """The name a client gives its call in a header, or a new one."""
+    given = http.headers.get("x-request-id")
+    return uuid.uuid4().hex if given is None else checked_name("X-Request-Id", given)
+
+
+def checked_name(param: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        message = f"{param} must be 1 to 128 letters, digits or any of _ . : @ = + -, not {name[:200]!r}."
+        raise RequestError.bad_field(param, message)
+    return name

@@ -1,0 +1,65 @@
+"""What the answers of OpenAI's two routes have in common: a head, choices and usage."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rota.server.answer import Answer, Part
+from rota.server.choices import Choice, Chunk, joined
+from rota.server.sampling_fields import StreamOptions
+
+_encode = msgspec.json.Encoder().encode
+
+
+class OpenAiShape(ABC):
+    """Subclasses say how a choice looks, in a stream and as a whole."""
+
+    event_kind: str
+    whole_kind: str
+
+    def __init__(self, answer_id: str, model: str, options: StreamOptions) -> None:
+        self._head = {"id": answer_id, "object": self.whole_kind, "created": int(time.time()), "model": model}
+        self._options = options
+        # A stream says the same before every token, so it is encoded once.
+        self._event_head = _encode(self._head | {"object": self.event_kind})[:-1] + b',"choices":['
+
+    @abstractmethod
+    def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
+        """A choice in an event of a stream."""
+
+    @abstractmethod
+    def complete(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
+        """A choice in an answer that is not streamed."""
+
+    def event(self, answer: Answer, part: Part) -> bytes:
+        piece = _encode(self.piece(part.choice, part.chunk))
+        if self._options.continuous_usage_stats:
+            return self._event_head + piece + b'],"usage":' + _encode(_usage(answer)) + b"}"
+        return self._event_head + piece + b"]}"
+
+    def last_event(self, answer: Answer) -> bytes | None:
+        if not self._options.include_usage:
+            return None
+        return self._event_head + b'],"usage":' + _encode(_usage(answer)) + b"}"
+
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        chunks: dict[Choice, list[Chunk]] = {choice: [] for choice in answer.choices}
+        for part in parts:
+            chunks[part.choice].append(part.chunk)
+        choices = [self.complete(choice, joined(said)) for choice, said in chunks.items()]
+        return _encode({**self._head, "choices": choices, "usage": _usage(answer)})
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    usage = answer.usage
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }

@@ -1,0 +1,73 @@
+"""Questions put to the engine are answered by an event at its next pass, or not at all if it is down or too busy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from rota.core.errors import RequestError
+from rota.core.events import Answer, CacheFlushed, Event, Explained, Inspected
+from rota.core.ids import RequestId
+from rota.core.messages import Explain, FlushCache, Inspect, Question
+from rota.runtime.service import Service
+
+# Longer than the longest step of a small machine, shorter than what scrapers wait.
+PATIENCE_S = 3.0
+
+Subject = RequestId | type[Inspected] | type[CacheFlushed]
+
+
+class Questions:
+    """Asks and waits for the answer, a bounded time. Everything here runs on the event loop."""
+
+    def __init__(self, service: Service, patience_s: float = PATIENCE_S) -> None:
+        self._service = service
+        self._patience_s = patience_s
+        self._open: dict[Subject, asyncio.Future[Any]] = {}
+
+    async def inspect(self) -> Inspected | None:
+        """How things stand; None if nobody answers in time."""
+        return await self._ask(Inspected, Inspect(time.monotonic()))
+
+    async def explain(self, request_id: RequestId) -> Explained | None:
+        """Why a request waits; None if nobody answers in time."""
+        return await self._ask(request_id, Explain(request_id, time.monotonic()))
+
+    async def flush_cache(self) -> CacheFlushed | None:
+        """Have the KV of earlier prompts forgotten; None if nobody answers in time."""
+        return await self._ask(CacheFlushed, FlushCache(time.monotonic()))
+
+    def observe(self, events: Iterable[Event]) -> None:
+        if not self._open:
+            return  # nearly always
+        for event in events:
+            match event:
+                case Explained(request_id):
+                    self._settle(request_id, event)
+                case Inspected() | CacheFlushed():
+                    self._settle(type(event), event)
+
+    async def _ask(self, subject: Subject, question: Question) -> Any:
+        """Whoever asks the same while it is open waits for the same answer."""
+        if self._service.state.capacity is None:  # nobody is there to answer
+            return None
+        answer = self._open.get(subject)
+        if answer is None:
+            answer = self._open[subject] = asyncio.get_running_loop().create_future()
+            try:
+                self._service.send(question)
+            except RequestError:  # it went down just now
+                self._settle(subject, None)
+        done, _ = await asyncio.wait([answer], timeout=self._patience_s)
+        if done:
+            return answer.result()
+        if self._open.get(subject) is answer:
+            # The engine may have died with the question: the next one to ask shall ask anew.
+            del self._open[subject]
+        return None
+
+    def _settle(self, subject: Subject, event: Answer | None) -> None:
+        if answer := self._open.pop(subject, None):
+            answer.set_result(event)

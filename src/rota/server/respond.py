@@ -1,0 +1,86 @@
+"""The one way from requests to an HTTP answer, whole or streamed, whatever shape it has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Protocol
+
+import msgspec
+from fastapi import Request as HttpRequest
+from fastapi import Response
+
+from rota.core.errors import RequestError
+from rota.server.answer import Answer, Ask, Part
+from rota.server.errors import ClientGone, error_body
+from rota.server.front import Front
+from rota.server.sse import DONE, WAITING, EventStream, sse_event
+
+
+class Shape(Protocol):
+    """How an answer looks to its client, as JSON."""
+
+    def event(self, answer: Answer, part: Part) -> bytes:
+        """One event of a stream."""
+        ...
+
+    def last_event(self, answer: Answer) -> bytes | None:
+        """What a stream says when everything is said, if anything."""
+        ...
+
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
+
+
+async def respond(front: Front, http: HttpRequest, ask: Ask, shape: Shape, is_streamed: bool) -> Response:
+    """Answer a call. An error that is known before the first byte has its own status, also for a stream.
+
+    A stream's headers leave with its first token, or after `keep_alive_s` without one; from then on it is kept
+    alive by comments, and an error is its last event. A client that leaves ends its requests.
+    """
+    answer = Answer(front, ask, front.keep_alive_s if is_streamed else None)
+    watch = asyncio.create_task(_abandon_when_gone(http, answer))
+
+    def end() -> None:
+        watch.cancel()
+        answer.close()
+
+    headers = {"X-Request-Id": ask.call.name}
+    try:
+        parts = await answer.next()
+        if is_streamed:
+            return EventStream(_packets(answer, shape, parts), end, headers)
+        while not answer.is_finished:
+            parts += await answer.next()
+    except BaseException:
+        end()
+        raise
+    end()
+    return Response(shape.whole(answer, parts), media_type="application/json", headers=headers)
+
+
+async def _packets(answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIterator[bytes]:
+    """One packet for a step's worth of tokens, however many choices they belong to."""
+    try:
+        while True:
+            if packet := b"".join([sse_event(shape.event(answer, part)) for part in parts if part.chunk.has_news]):
+                yield packet
+            elif not parts:
+                yield WAITING
+            if answer.is_finished:
+                break
+            parts = await answer.next()
+        last = shape.last_event(answer)
+        yield (sse_event(last) if last else b"") + DONE
+    except RequestError as error:
+        yield sse_event(msgspec.json.encode(error_body(error.fault))) + DONE
+    except ClientGone:
+        return
+
+
+async def _abandon_when_gone(http: HttpRequest, answer: Answer) -> None:
+    """The body is read, so all that can still come is the news that the client left."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+    answer.reply.abandon()

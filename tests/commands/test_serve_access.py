@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from rota.cli import main
+from rota.core.config import EngineConfig, ServerConfig
+
+
+def served(*arguments: str) -> tuple[EngineConfig, ServerConfig]:
+    """What `rota serve` would serve."""
+    seen: list[tuple[EngineConfig, ServerConfig]] = []
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", *arguments], serve=lambda config, server: seen.append((config, server)))
+    assert ended.value.code == 0
+    return seen[0]
+
+
+def test_a_model_after_a_key_is_a_model_and_no_second_key():
+    config, server = served("--api-key", "one", "/models/tiny", "--api-key", "two")
+
+    assert server.api_key == ("one", "two")
+    assert config.model.model_path == "/models/tiny"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--host", "0.0.0.0"], "Others can reach 0.0.0.0, and there are no keys"),
+        (["--api-key-file", "/nowhere/keys.toml"], "Cannot read the key file /nowhere/keys.toml"),
+        (["--api-key", "two words"], "api_key must be a text"),
+        (["--drain-timeout", "-1"], "drain_timeout must be a finite number of seconds"),
+        (["--request-timeout", "0"], "request_timeout must be a finite number above 0"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_loaded(capsys, arguments, words):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "/nowhere", *arguments])
+
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err

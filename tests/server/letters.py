@@ -1,0 +1,82 @@
+"""A server whose model says the alphabet, a letter a token, and clients of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from rota.core.config import EngineConfig, ServerConfig
+from rota.core.lora_paths import LoraPath
+from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService
+from rota.runtime.stocked import StockedService
+from rota.server.access import Access
+from rota.server.app import create_app
+from rota.server.keys import KeyRing
+from rota.text.tokenizer import Tokenizer
+from tests.builders import capacity
+from tests.fakes import FakeDevice, alphabet
+from tests.server.running import running
+from tests.tiny_tokenizer import write_byte_tokenizer
+
+CONTEXT = 200
+
+
+def speaks(tokens: Sequence[int]) -> int:
+    """The alphabet; but after "end" the end of the sequence, and after "é" always another, a byte a token."""
+    text = bytes(token for token in tokens if token > 2)
+    if text.endswith(b"end"):
+        return 2
+    if text.endswith("é".encode()) or text.endswith("é".encode() + b"\xc3"):
+        return b"\xc3\xa9"[text.endswith(b"\xc3")]
+    return alphabet(tokens)
+
+
+def letters_device(step_s: float = 0.005, **fields: Any) -> FakeDevice:
+    return FakeDevice(step_s=step_s, next_token=speaks, capacity=capacity(max_sequence_tokens=CONTEXT), **fields)
+
+
+@contextmanager
+def serving(
+    folder: Path,
+    device: FakeDevice | None = None,
+    config: ServerConfig | None = None,
+    keys: KeyRing | None = None,
+    adapters: tuple[str, ...] = (),
+    load_refusal: str = "",
+) -> Iterator[httpx.Client]:
+    """A client of a server named "letters"."""
+    registry = Registry("letters", "/models/letters")
+    loaded = [registry.add(LoraPath(name, f"/adapters/{name}")) for name in adapters]
+    service = StockedService(InProcessService(lambda: device or letters_device(), EngineConfig()), loaded)
+    tokenizer = Tokenizer(write_byte_tokenizer(folder))
+    app = create_app(service, tokenizer, registry, access=Access(registry, keys, load_refusal), config=config)
+    with running(app) as url, httpx.Client(base_url=url, timeout=20.0) as client:
+        service.wait_until_ready()
+        yield client
+
+
+def events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """The events of a stream, which must end as OpenAI's do."""
+    *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
+    assert done == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    return response.json()["error"]
+
+
+def steps_settle(device: FakeDevice) -> int:
+    """Waits until no step is made any more; gives how many were made."""
+    while True:
+        before = len(device.plans)
+        time.sleep(0.05)
+        if len(device.plans) == before:
+            return before

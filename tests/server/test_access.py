@@ -1,0 +1,313 @@
+"""Keys over HTTP: who gets in, what a tenant sees and may use, and what it may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from rota.core.config import EngineConfig, ServerConfig
+from rota.core.errors import ConfigError
+from rota.core.messages import Message, Submit
+from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService
+from rota.server.access import Access
+from rota.server.app import create_app
+from rota.server.exposure import describe, is_loopback, load_refusal, refuse_open_doors
+from rota.server.keys import Key, KeyRing, digest_of
+from rota.text.tokenizer import Tokenizer
+from tests.fakes import FakeDevice
+from tests.server.letters import error_of, letters_device, serving
+from tests.server.running import running
+from tests.tiny_tokenizer import write_byte_tokenizer
+
+OPERATOR = Key("operator")
+ACME = Key("acme", frozenset({"pirate", "acme-*"}), may_use_base=False, may_operate=False, weight=3.0, priority=7)
+BIRDS = Key("birds", frozenset({"parrot"}), may_load=False, may_operate=False)
+SLOW = Key("slow", may_operate=False, requests_per_minute=2)
+SPARING = Key("sparing", may_operate=False, tokens_per_minute=10)
+
+RING = KeyRing({digest_of(key.name): key for key in (OPERATOR, ACME, BIRDS, SLOW, SPARING)})
+ADAPTERS = ("pirate", "parrot", "acme-poet")
+PROMPT = {"prompt": "abc", "max_tokens": 3}
+
+
+@pytest.fixture(scope="module")
+def device() -> FakeDevice:
+    return letters_device(step_s=0.0)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory, device) -> Iterator[httpx.Client]:
+    with serving(tmp_path_factory.mktemp("letters"), device, keys=RING, adapters=ADAPTERS) as client:
+        yield client
+
+
+def bearer(key: Key) -> dict[str, str]:
+    """A test's keys have their names for secrets."""
+    return {"Authorization": f"Bearer {key.name}"}
+
+
+def ask(client: httpx.Client, key: Key, model: str | None = "pirate", **fields: Any) -> httpx.Response:
+    return client.post("/v1/completions", json={**PROMPT, "model": model, **fields}, headers=bearer(key))
+
+
+def load(client: httpx.Client, key: Key, name: str, route: str = "/v1/load_lora_adapter") -> httpx.Response:
+    return client.post(route, json={"lora_name": name, "lora_path": f"/a/{name}"}, headers=bearer(key))
+
+
+def unload(client: httpx.Client, key: Key, name: str, route: str = "/v1/unload_lora_adapter") -> httpx.Response:
+    return client.post(route, json={"lora_name": name}, headers=bearer(key))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer nobody"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Basic operator"},
+        {"Authorization": "operator"},
+        {"x-api-key": "nobody"},
+        {"x-api-key": "Operator"},
+        {"Authorization": "Bearer operator", "x-api-key": "nobody"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("POST", "/v1/completions"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/generate"),
+        ("POST", "/v1/tokenize"),
+        ("POST", "/v1/detokenize"),
+        ("GET", "/v1/models"),
+        ("GET", "/v1/models/pirate"),
+        ("POST", "/v1/load_lora_adapter"),
+        ("POST", "/v1/unload_lora_adapter"),
+        ("POST", "/load_lora_adapter"),
+        ("POST", "/unload_lora_adapter"),
+        ("POST", "/flush_cache"),
+        ("GET", "/flush_cache"),
+        ("POST", "/abort_request"),
+        ("GET", "/health_generate"),
+        ("GET", "/model_info"),
+        ("GET", "/server_info"),
+        ("GET", "/get_server_info"),
+    ],
+)
+def test_without_a_right_key_every_route_is_closed(client, method, path, headers):
+    refused = client.request(method, path, headers=headers, content=b"{}" if method == "POST" else None)
+
+    assert (refused.status_code, error_of(refused)["code"]) == (401, "invalid_api_key")
+    assert refused.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_every_route_but_the_open_ones_is_closed_also_those_that_come_later(client):
+    described = client.get("/openapi.json").json()["paths"]
+    answers = {
+        path: client.request(next(iter(methods)), path.replace("{", "").replace("}", "")).status_code
+        for path, methods in described.items()
+    }
+
+    assert len(answers) > 12
+    assert {path for path, status in answers.items() if status != 401} <= {"/health", "/dashboard"}
+
+
+def test_probes_and_documentation_need_no_key(client):
+    assert [client.get(path).status_code for path in ("/health", "/docs", "/openapi.json")] == [200] * 3
+
+
+@pytest.mark.parametrize("headers", [{"Authorization": "bearer operator"}, {"x-api-key": "operator"}])
+def test_a_key_may_come_in_either_header(client, headers):
+    assert client.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_a_tenant_sees_only_what_it_may_use(client):
+    def names(key: Key) -> list[str]:
+        return [model["id"] for model in client.get("/v1/models", headers=bearer(key)).json()["data"]]
+
+    assert names(OPERATOR) == ["letters", "pirate", "parrot", "acme-poet"]
+    assert names(ACME) == ["pirate", "acme-poet"]
+    assert names(BIRDS) == ["letters", "parrot"]
+
+
+@pytest.mark.parametrize(
+    ("key", "model", "status"),
+    [
+        (ACME, "pirate", 200),
+        (ACME, "letters:acme-poet", 200),
+        (ACME, "parrot", 403),
+        (ACME, "letters:parrot", 403),
+        (ACME, "acme-owl", 404),
+        (ACME, "nothing", 403),  # so that nobody learns what others have
+        (ACME, None, 403),
+        (ACME, "letters", 403),
+        (BIRDS, None, 200),
+        (BIRDS, "parrot", 200),
+        (BIRDS, "pirate", 403),
+        (OPERATOR, "nothing", 404),
+    ],
+)
+def test_a_tenant_uses_only_what_is_its_own(client, key, model, status):
+    native = {"text": "abc", "sampling_params": {"max_new_tokens": 3}, "lora_path": model}
+    answers = [ask(client, key, model), client.post("/generate", json=native, headers=bearer(key))]
+
+    assert [answer.status_code for answer in answers] == [status, status]
+    if model is not None and model != "letters":
+        assert client.get(f"/v1/models/{model}", headers=bearer(key)).status_code == status
+
+
+def test_a_refusal_names_only_what_the_tenant_may_use(client):
+    refused = error_of(ask(client, ACME, "parrot"))
+    unknown = error_of(ask(client, ACME, "acme-owl"))
+
+    assert refused["message"] == "Key 'acme' may not use 'parrot'; it may use: pirate, acme-poet."
+    assert unknown["message"].endswith("named 'acme-owl'; known are: pirate, acme-poet.")
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "words"),
+    [(BIRDS, "parrot", "that takes may_load"), (ACME, "parrot", "may not load or unload 'parrot'")],
+)
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+def test_loading_and_unloading_takes_the_right_and_the_name(client, key, name, words, prefix):
+    for refused in (
+        load(client, key, name, f"{prefix}/load_lora_adapter"),
+        unload(client, key, name, f"{prefix}/unload_lora_adapter"),
+    ):
+        assert (refused.status_code, words in error_of(refused)["message"]) == (403, True)
+    assert ask(client, BIRDS, "parrot").status_code == 200
+
+
+def test_a_tenant_loads_and_unloads_under_its_own_names_and_hears_of_no_others(client):
+    loaded = load(client, ACME, "acme-owl", "/load_lora_adapter")
+    unknown = unload(client, ACME, "acme-cat", "/unload_lora_adapter")
+    listed = {"pirate": "/adapters/pirate", "acme-poet": "/adapters/acme-poet", "acme-owl": "/a/acme-owl"}
+
+    assert loaded.json() == {"success": True, "error_message": None, "loaded_adapters": listed}
+    assert "loaded are: acme-owl, acme-poet, pirate." in unknown.json()["error_message"]
+    assert unload(client, ACME, "acme-owl").status_code == 200
+
+
+def test_a_keys_weight_goes_to_the_adapters_it_loads(client, device):
+    load(client, ACME, "acme-heavy")
+    fetched = [adapter for plan in device.plans for adapter in plan.fetches]
+
+    assert next(adapter.weight for adapter in fetched if adapter.name == "acme-heavy") == 3.0
+    unload(client, ACME, "acme-heavy")
+
+
+class HeedfulService(InProcessService):
+    """Remembers what it was sent."""
+
+    def send(self, message: Message) -> None:
+        self.sent = [*getattr(self, "sent", []), message]
+        super().send(message)
+
+
+def test_a_keys_priority_goes_to_its_requests(tmp_path):
+    registry = Registry("letters", "/models/letters")
+    service = HeedfulService(letters_device, EngineConfig())
+    ring = KeyRing({digest_of("soon"): Key("soon", priority=7)})
+    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=Access(registry, ring))
+    with running(app) as url:
+        for route, body in (("/v1/completions", PROMPT), ("/generate", {"text": "abc"})):
+            assert httpx.post(url + route, json=body, headers={"x-api-key": "soon"}).status_code == 200
+
+    assert [message.request.priority for message in service.sent if isinstance(message, Submit)] == [7, 7]
+
+
+@pytest.mark.parametrize("path", ["/flush_cache", "/server_info", "/get_server_info"])
+def test_what_is_everybodys_takes_the_right_to_operate(client, path):
+    method = "POST" if path == "/flush_cache" else "GET"
+    refused = client.request(method, path, headers=bearer(ACME))
+
+    assert (refused.status_code, error_of(refused)["code"]) == (403, "forbidden")
+    assert client.request(method, path, headers=bearer(OPERATOR)).status_code == 200
+
+
+def test_a_minute_that_is_used_up_is_429_with_the_time_it_takes(client):
+    answers = [ask(client, SLOW, None) for _ in range(3)]
+
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert 28 <= int(answers[2].headers["Retry-After"]) <= 30
+    assert error_of(answers[2])["code"] == "rate_limit_exceeded"
+    assert error_of(answers[2])["message"].startswith("Key 'slow' may have 2 requests a minute; come back in")
+
+
+def test_tokens_of_prompts_and_answers_are_counted(client):
+    answers = [ask(client, SPARING, None, prompt="abcdef", max_tokens=20) for _ in range(2)]
+
+    assert [answer.status_code for answer in answers] == [200, 429]
+    # 26 or 27 tokens of 10 a minute: the bucket is 16 below zero, and refills in a minute by 10.
+    assert 95 <= int(answers[1].headers["Retry-After"]) <= 110
+
+
+def test_looking_around_is_not_limited(client):
+    assert all(client.get("/v1/models", headers=bearer(SLOW)).status_code == 200 for _ in range(5))
+
+
+def test_a_server_without_keys_asks_for_none(tmp_path):
+    with serving(tmp_path) as client:
+        headers = {"Authorization": "Bearer whatever"}
+        assert client.post("/v1/completions", json=PROMPT).status_code == 200
+        assert client.post("/v1/completions", json=PROMPT, headers=headers).status_code == 200
+        assert client.post("/flush_cache").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
+)
+def test_a_page_of_another_site_cannot_use_a_server_through_its_visitors_browser(client, site, status):
+    headers = {**bearer(OPERATOR), "Sec-Fetch-Site": site}
+    answers = [client.get("/flush_cache", headers=headers), client.get("/v1/models", headers=headers)]
+
+    assert [answer.status_code for answer in answers] == [status, status]
+    assert client.get("/health", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("127.0.0.1", True),
+        ("127.8.9.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.1.2.3", False),
+        ("", False),
+        ("no such host", False),
+    ],
+)
+def test_an_address_that_only_this_machine_reaches_is_known_as_such(host, is_local):
+    assert is_loopback(host) is is_local
+
+
+def test_an_open_door_is_refused_unless_it_is_asked_for():
+    anyone = ServerConfig(host="0.0.0.0", allow_anyone=True)
+    with pytest.raises(ConfigError, match=r"give --api-key or --api-key-file, or listen on .* or say --allow-anyone"):
+        refuse_open_doors(ServerConfig(host="0.0.0.0"), KeyRing())
+    for config, keys in [(ServerConfig(host="0.0.0.0"), RING), (anyone, KeyRing()), (ServerConfig(), KeyRing())]:
+        refuse_open_doors(config, keys)
+
+    assert describe(anyone, KeyRing()) == "There are no keys: everyone who can reach 0.0.0.0 may ask it for everything."
+    assert "nobody else can reach it" in describe(ServerConfig(), KeyRing())
+    assert describe(ServerConfig(), RING) == "Requests need a key."
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "root", "may"),
+    [
+        (ServerConfig(), KeyRing(), None, True),
+        (ServerConfig(), RING, None, False),
+        (ServerConfig(), RING, "/adapters", True),
+        (ServerConfig(host="0.0.0.0", allow_anyone=True), KeyRing(), None, False),
+        (ServerConfig(host="0.0.0.0", allow_anyone=True), KeyRing(), "/adapters", True),
+    ],
+)
+def test_only_users_of_this_machine_load_from_anywhere(config, keys, root, may):
+    assert (load_refusal(config, keys, root) == "") is may

@@ -1,0 +1,164 @@
+"""Whatever is sent, the answer has the right status and a sentence, and the next request is served as ever."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from rota.core.config import ServerConfig
+from tests.server.letters import error_of, letters_device, serving
+
+ROUTES = ["/v1/completions", "/v1/chat/completions"]
+CHAT = '"messages": [{"role": "user", "content": "abc"}]'
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory) -> Iterator[httpx.Client]:
+    device = letters_device(step_s=0.0)
+    with serving(tmp_path_factory.mktemp("model"), device, ServerConfig(max_body_mb=1)) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def others_are_untouched(client) -> Iterator[None]:
+    yield
+    answer = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2})
+    assert answer.json()["choices"][0]["text"] == "de"
+
+
+def post(client: httpx.Client, body: str | bytes, route: str = "/v1/completions") -> httpx.Response:
+    return client.post(route, content=body, headers={"Content-Type": "application/json"})
+
+
+@pytest.mark.parametrize("route", [*ROUTES, "/v1/tokenize", "/v1/detokenize", "/v1/load_lora_adapter"])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "The body is not JSON"),
+        (b"{", "The body is not JSON"),
+        (b'{"prompt": "a",}', "The body is not JSON"),
+        (b"[" * 100_000, "The body is not JSON"),
+        (b"[]", "The body should be an object"),
+        (b"null", "The body should be an object"),
+        (b'{"prompt": "\xff\xfe"}', "The body is not JSON"),
+        (b'{"prompt": "\\ud800"}', "The body is not JSON"),
+        (b"\x00\x01\x02", "The body is not JSON"),
+    ],
+)
+def test_a_body_that_is_no_json_object_is_refused(client, route, body, words):
+    response = post(client, body, route)
+
+    assert response.status_code == 400
+    assert words in error_of(response)["message"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ('"temperature": NaN', "temperature must be a finite number, not nan"),
+        ('"temperature": Infinity', "temperature must be a finite number, not inf"),
+        ('"temperature": 1e999', "temperature must be a finite number, not inf"),
+        ('"temperature": null, "top_p": NaN', "top_p must be a finite number"),
+        ('"temperature": true', "temperature should be a valid number"),
+        ('"max_tokens": -5', "max_tokens must be at least 1, not -5"),
+        ('"max_tokens": 1e3', "max_tokens should be a valid integer"),
+        ('"max_tokens": 99999999999999999999999', "max_tokens should be less than or equal to 2147483647"),
+        ('"top_k": 99999999999999999999999', "top_k should be less than or equal to 2147483647"),
+        ('"seed": 99999999999999999999999', "seed must be between 0 and 9223372036854775807"),
+        ('"seed": -1', "seed must be between 0 and"),
+        ('"stop_token_ids": [99999999999999999999999]', "should be less than or equal to"),
+        ('"n": 129', "n must be between 1 and 128"),
+        ('"stop": ["a", ""]', "stop must be a list of strings that are not empty"),
+        ('"stop": {"a": 1}', "stop must be a text or a list of texts"),
+        ('"stop": ' + str(["x"] * 33).replace("'", '"'), "stop holds 33 texts; at most 32 are watched for"),
+        ('"stop": "' + "x" * 1001 + '"', "stop holds a text of 1001 characters"),
+        ('"stream": "yes"', "stream should be a valid boolean"),
+        ('"model": 5', "model should be a valid string"),
+        ('"model": ""', "There is no model or adapter named ''"),
+        ('"guided_json": {}', "'guided_json' is not a field; the fields are model,"),
+        ('"stream": true, "stream_options": {"usage": 1}', "'stream_options.usage' is not a field"),
+    ],
+)
+def test_a_wrong_value_is_named_and_nothing_is_made_of_it(client, route, field, words):
+    asked = CHAT if "chat" in route else '"prompt": "abc"'
+    response = post(client, f"{{{asked}, {field}}}", route)
+
+    assert response.status_code == (404 if "no model" in words else 400)
+    assert words in error_of(response)["message"]
+    assert error_of(response)["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ('["a", 5]', "prompt must be a text, a list of texts, a list of token ids or a list of such lists"),
+        ("[5, true]", "prompt mixes token ids with something else"),
+        ("[[5], []]", "prompt is empty"),
+        ("[-1]", "prompt holds the token id -1; ids lie between 0 and 255"),
+        ("[99999999999999999999999]", "ids lie between 0 and 255"),
+        ("{}", "prompt must be a text"),
+        ("null", "prompt must be a text"),
+        (str([[7]] * 1025), "prompt asks for 1025 answers in one call; ask for at most 1024"),
+    ],
+)
+def test_a_prompt_that_is_none_is_refused(client, prompt, words):
+    response = post(client, f'{{"prompt": {prompt}}}')
+
+    assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
+    assert words in error_of(response)["message"]
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(client):
+    response = client.post("/v1/completions", json={"prompt": "x" * 900_000})
+
+    assert response.status_code == 413
+    assert error_of(response)["message"] == (
+        "The prompt has 900000 characters, which cannot fit into the context of 200 tokens."
+    )
+
+
+@pytest.mark.parametrize("route", [*ROUTES, "/v1/tokenize", "/v1/load_lora_adapter"])
+def test_a_body_over_the_limit_is_413_whether_it_says_its_length_or_not(client, route):
+    too_large = b" " * (2**20 + 1)
+    announced = post(client, too_large, route)
+    streamed = client.post(route, content=iter([too_large[:1000]] * 2000))
+
+    for response in (announced, streamed):
+        assert response.status_code == 413
+        assert error_of(response)["code"] == "body_too_large"
+        assert "larger than 1 MB, the limit set by --max-body-mb" in error_of(response)["message"]
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop", "metadata", "messages", "stop_token_ids"])
+def test_a_body_of_too_many_values_is_refused_before_they_become_objects(client, field):
+    response = post(client, f'{{"{field}": [{"1," * 300_000}1]}}')
+
+    assert response.status_code == 413
+    assert "more than 270,000 values" in error_of(response)["message"]
+
+
+def test_a_body_at_the_limit_is_read(client):
+    body = b'{"prompt": "abc", "max_tokens": 2}'
+    assert post(client, body + b" " * (2**20 - len(body))).status_code == 200
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_troubles_nobody(client):
+    address = urlsplit(str(client.base_url))
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"prompt')
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/completions", 405), ("DELETE", "/v1/models", 405), ("POST", "/v2/completions", 404)],
+)
+def test_a_wrong_path_or_method_has_the_same_shape(client, method, path, status):
+    response = client.request(method, path)
+
+    assert response.status_code == status
+    assert path in error_of(response)["message"]

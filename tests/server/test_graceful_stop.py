@@ -1,0 +1,128 @@
+"""A real process that is told to stop: who is inside may end, who comes is sent away, and it leaves with code 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.engine.model_factory import make_tiny_model
+from tests.tiny_tokenizer import write_byte_tokenizer
+
+SCRIPT = """
+import sys
+from functools import partial
+from rota.core.config import EngineConfig, ServerConfig
+from rota.runtime.drainable import DrainableService
+from rota.runtime.registry import Registry
+from rota.runtime.supervisor import SupervisedService
+from rota.server.app import create_app
+from rota.server.listen import listen
+from rota.text.tokenizer import Tokenizer
+from tests.fakes import FakeDevice
+
+if __name__ == "__main__":
+    service = DrainableService(SupervisedService(partial(FakeDevice, step_s=0.02), EngineConfig()))
+    app = create_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
+    config = ServerConfig(port=0, drain_timeout=float(sys.argv[2]))
+    listen(app, service, config, partial(print, flush=True), partial(print, flush=True))
+"""
+
+Server = subprocess.Popen[str]
+Start = Callable[[float], tuple[Server, httpx.Client]]
+
+
+def process(*command: str) -> Server:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    return subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+
+
+@pytest.fixture
+def start(tmp_path) -> Iterator[Start]:
+    """Starts a server with an engine process that makes 50 tokens a second."""
+    script = tmp_path / "serve.py"
+    script.write_text(SCRIPT)
+    with ExitStack() as stack:
+
+        def start(drain_s: float) -> tuple[Server, httpx.Client]:
+            server = process(str(script), str(write_byte_tokenizer(tmp_path / "tokenizer")), str(drain_s))
+            stack.callback(server.kill)
+            url = server.stdout.readline().strip()
+            return server, stack.enter_context(httpx.Client(base_url=url, timeout=20.0))
+
+        yield start
+
+
+@contextmanager
+def open_stream(client: httpx.Client, max_tokens: int) -> Iterator[Iterator[str]]:
+    """The lines of a stream that has begun."""
+    body = {"prompt": "abc", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
+    with client.stream("POST", "/v1/completions", json=body) as stream:
+        lines = filter(None, stream.iter_lines())
+        next(lines)
+        yield lines
+
+
+def told(server: Server) -> str:
+    """Sends it the signal, and waits until it says that it has heard."""
+    server.send_signal(signal.SIGTERM)
+    return server.stdout.readline()
+
+
+def last_event(lines: Iterator[str]) -> dict[str, Any]:
+    *_, ending, done = lines
+    assert done == "data: [DONE]"
+    return json.loads(ending.removeprefix("data: "))
+
+
+def test_whoever_is_inside_is_served_and_whoever_comes_is_sent_away(start):
+    server, client = start(30.0)
+    with open_stream(client, max_tokens=120) as lines:
+        assert "1 requests have 30 seconds to end" in told(server)
+        refused = client.post("/v1/completions", json={"prompt": "abc"})
+        native = client.post("/generate", json={"text": "abc"})
+        load = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": "/owl"})
+        health = client.get("/health")
+        ending = last_event(lines)
+    _, error = server.communicate(timeout=20)
+
+    assert [answer.status_code for answer in (refused, native, load)] == [503] * 3
+    assert refused.json()["error"]["code"] == "server_stopping"
+    assert int(refused.headers["Retry-After"]) > 0
+    assert (health.status_code, health.json()) == (503, {"status": "draining"})
+    assert ending["choices"][0]["finish_reason"] == "length"
+    assert (server.returncode, error) == (0, "")
+
+
+def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
+    folder = write_byte_tokenizer(tmp_path / "tiny")
+    make_tiny_model(folder, "smollm2")
+    server = process(
+        "-c", "from rota.cli import main; main()", "serve", str(folder), "--port", "0", "--device", "cpu", "--quiet",
+        "--kv-blocks", "32",
+        "--api-key", "one", "--api-key", "two",
+    )  # fmt: skip
+    try:
+        url = server.stdout.readline().split()[-1]
+        assert server.stdout.readline() == "Requests need a key.\n"
+        body = {"text": "abc", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
+        stranger = httpx.post(f"{url}/generate", json=body)
+        known = httpx.post(f"{url}/generate", json=body, headers={"x-api-key": "two"}, timeout=20.0)
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=20)
+    finally:
+        server.kill()
+
+    assert stranger.status_code == 401
+    assert known.json()["meta_info"]["completion_tokens"] == 3
+    assert server.returncode == 0

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rota.core.errors import ConfigError
+from rota.server.key_file import read_keys
+from rota.server.keys import Key, KeyRing, digest_of
+
+DIGEST = digest_of("hoot").hex()
+
+
+def key_file(tmp_path: Path, text: str, mode: int = 0o600) -> str:
+    path = tmp_path / "keys.toml"
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def read(tmp_path: Path, text: str, mode: int = 0o600) -> KeyRing:
+    return read_keys([], key_file(tmp_path, text, mode))
+
+
+def test_a_key_of_the_command_line_may_do_everything():
+    ring = read_keys(["first", "second"], None)
+
+    assert ring.find("second") == Key("key 2")
+    assert ring.find("second").may_use("anything")
+    assert ring.find("third") is None
+
+
+WHOLE = """
+[keys.acme]
+key = "sk-acme"
+adapters = ["pirate", "acme-*"]
+may_use_base = true
+may_load = true
+may_operate = false
+requests_per_minute = 600
+tokens_per_minute = 200_000
+weight = 2
+priority = 1
+"""
+
+
+def test_a_key_of_the_file_has_what_the_file_gives(tmp_path):
+    assert read(tmp_path, WHOLE).find("sk-acme") == Key(
+        "acme",
+        adapters=frozenset({"pirate", "acme-*"}),
+        may_use_base=True,
+        may_load=True,
+        may_operate=False,
+        requests_per_minute=600,
+        tokens_per_minute=200_000,
+        weight=2.0,
+        priority=1,
+    )
+
+
+def test_a_right_that_the_file_does_not_give_is_not_there(tmp_path):
+    key = read(tmp_path, '[keys.bare]\nkey = "secret"').find("secret")
+
+    assert key == Key("bare", adapters=frozenset(), may_use_base=False, may_load=False, may_operate=False)
+    assert not key.may_use("pirate")
+
+
+@pytest.mark.parametrize(
+    ("adapters", "name", "may"),
+    [
+        ('["pirate"]', "pirate", True),
+        ('["pirate"]', "pirates", False),
+        ('["acme-*"]', "acme-poet", True),
+        ('["acme-*"]', "acm", False),
+        ('["*"]', "anything", True),
+        ('"all"', "anything", True),
+    ],
+)
+def test_a_name_is_on_the_list_itself_or_by_its_beginning(tmp_path, adapters, name, may):
+    key = read(tmp_path, f'[keys.acme]\nkey = "secret"\nadapters = {adapters}').find("secret")
+
+    assert key.may_use(name) is may
+
+
+def test_a_digest_in_the_file_stands_for_a_key(tmp_path):
+    ring = read(tmp_path, f'[keys.owl]\nkey_sha256 = "{DIGEST}"', mode=0o644)
+
+    assert ring.find("hoot").name == "owl"
+    assert ring.find(DIGEST) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            '[keys.a]\nkey = "x"\nadapter = ["pirate"]',
+            "'a' has a field 'adapter'; the fields are key, key_sha256, adapters",
+        ),
+        ('[key.a]\nkey = "x"', r"'key' is not known here; a key is a table \[keys.NAME\]"),
+        ("", "there are no keys"),
+        ("keys = 3", "there are no keys"),
+        ('keys.a = "x"', r"keys.a must be a table \[keys.a\], not 'x'"),
+        ("[keys.a]\nmay_load = true", "'a' needs either key or key_sha256"),
+        (f'[keys.a]\nkey = "x"\nkey_sha256 = "{DIGEST}"', "'a' needs either key or key_sha256"),
+        ('[keys.a]\nkey_sha256 = "abc"', "key_sha256 must be 64 hexadecimal digits"),
+        ('[keys.a]\nkey = "two words"', "'a': key must be a text of letters, digits and signs"),
+        ("[keys.a]\nkey = 3", "'a': key must be a text"),
+        ('[keys.a]\nkey = "x"\nadapters = "pirate"', "adapters must be 'all' or a list of names, not 'pirate'"),
+        ('[keys.a]\nkey = "x"\nadapters = ["a*b"]', r"'\*' may stand at the end of a name only"),
+        ('[keys.a]\nkey = "x"\nmay_load = 1', "may_load must be true or false, not 1"),
+        ('[keys.a]\nkey = "x"\nrequests_per_minute = 0', "requests_per_minute must be a whole number of at least 1"),
+        ('[keys.a]\nkey = "x"\ntokens_per_minute = 1.5', "tokens_per_minute must be a whole number"),
+        ('[keys.a]\nkey = "x"\nweight = inf', "weight must be a finite number above 0"),
+        ('[keys.a]\nkey = "x"\npriority = "high"', "priority must be a whole number, not 'high'"),
+        ('[keys.a]\nkey = "x"\n[keys.b]\nkey = "x"', "'a' and 'b' have the same key"),
+        ("[keys", "is not TOML"),
+    ],
+)
+def test_what_is_wrong_with_a_key_file_is_said_in_a_sentence(tmp_path, text, words):
+    with pytest.raises(ConfigError, match=words):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("field", "mode", "words"),
+    [
+        ('key = "x"', 0o644, "everybody on this machine may read its keys; chmod o-r, or store key_sha256"),
+        ('key = "x"', 0o602, "everybody on this machine may write to it"),
+        (f'key_sha256 = "{DIGEST}"', 0o666, "everybody on this machine may write to it"),
+        ('key = "x"', 0o640, None),
+        (f'key_sha256 = "{DIGEST}"', 0o644, None),
+    ],
+)
+def test_a_file_whose_secrets_lie_open_is_refused(tmp_path, field, mode, words):
+    if words is None:
+        assert read(tmp_path, f"[keys.a]\n{field}", mode)
+    else:
+        with pytest.raises(ConfigError, match=words):
+            read(tmp_path, f"[keys.a]\n{field}", mode)
+
+
+def test_a_file_that_is_not_there_is_said_in_a_sentence():
+    with pytest.raises(ConfigError, match=r"Cannot read the key file /nowhere/keys\.toml: No such file"):
+        read_keys([], "/nowhere/keys.toml")
+
+
+def test_a_refusal_does_not_repeat_the_secret(tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        read_keys(["a secret with spaces"], None)
+    assert "secret" not in str(refused.value)
+
+
+def test_every_digest_is_compared_also_after_the_right_one(monkeypatch):
+    compared = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(one)
+        return one == other
+
+    monkeypatch.setattr("rota.server.keys.hmac.compare_digest", compare)
+    ring = read_keys(["first", "second", "third"], None)
+
+    assert ring.find("first").name == "key 1"
+    assert compared == [digest_of("first"), digest_of("second"), digest_of("third")]

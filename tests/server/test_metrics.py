@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+import httpx
+import pytest
+
+from rota.core.config import EngineConfig
+from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService, Phase
+from rota.server.app import create_app
+from rota.server.keys import Key, KeyRing, digest_of
+from rota.text.tokenizer import Tokenizer
+from tests.fakes import FakeDevice
+from tests.observe.scraped import Scrape
+from tests.server.letters import serving
+from tests.server.running import running
+from tests.tiny_tokenizer import write_byte_tokenizer
+
+
+def read(client: httpx.Client, **headers: str) -> Scrape:
+    response = client.get("/metrics", headers=headers)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    return Scrape(response.text)
+
+
+def complete(client: httpx.Client, **fields) -> httpx.Response:
+    return client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 5, **fields})
+
+
+def eventually(client: httpx.Client, name: str, **labels: str) -> float:
+    """The sample, once there is one: a client may know its answer before the last event has been counted."""
+    deadline = time.monotonic() + 20.0
+    while (value := read(client)(name, **labels)) is None:
+        assert time.monotonic() < deadline, f"{name} {labels} never came"
+    return value
+
+
+def test_what_was_served_can_be_scraped_per_adapter(tmp_path):
+    with serving(tmp_path, adapters=("pirate",)) as client:
+        complete(client)
+        complete(client, model="pirate", n=2)
+        scrape = read(client)
+
+    assert scrape("rota_engine_up") == 1
+    assert scrape("rota_requests_total", adapter="base", outcome="length") == 1
+    assert scrape("rota_requests_total", adapter="pirate", outcome="length") == 2
+    assert scrape("rota_output_tokens_total", adapter="pirate") == 10
+    assert scrape("rota_ttft_seconds_count", adapter="pirate") == 2
+    assert scrape("rota_adapter_loads_total", adapter="pirate") == 1
+    assert scrape("rota_requests_running", adapter="pirate") == 0
+    assert (scrape("rota_slots_used"), scrape("rota_adapters_loaded")) == (1, 1)
+    assert scrape("rota_step_seconds_count") > 0
+
+
+def test_requests_under_way_are_seen(tmp_path):
+    with (
+        serving(tmp_path) as client,
+        client.stream("POST", "/v1/completions", json={"prompt": "abc", "max_tokens": 150, "stream": True}) as stream,
+    ):
+        lines = stream.iter_lines()  # it leaves when nobody holds these any more
+        next(lines)
+        scrape = read(client)
+
+    assert scrape("rota_requests_running", adapter="base") == 1
+    assert scrape("rota_kv_blocks_used") > 0
+
+
+def test_an_answer_that_ends_at_a_stop_string_has_stopped_and_was_not_aborted(tmp_path):
+    with serving(tmp_path) as client:
+        complete(client, max_tokens=100, stop="h")
+
+        assert eventually(client, "rota_requests_total", adapter="base", outcome="stop") == 1
+        assert read(client)("rota_requests_total", adapter="base", outcome="abort") is None
+
+
+def test_a_client_that_leaves_is_an_abort(tmp_path):
+    with serving(tmp_path) as client:
+        body = {"prompt": "abc", "max_tokens": 150, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as stream:
+            next(stream.iter_lines())
+
+        assert eventually(client, "rota_requests_total", adapter="base", outcome="abort") == 1
+
+
+def test_only_operators_see_everybodys_numbers(tmp_path):
+    keys = KeyRing({digest_of("boss"): Key("boss"), digest_of("guest"): Key("guest", may_operate=False)})
+    with serving(tmp_path, keys=keys) as client:
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/metrics", headers={"x-api-key": "guest"}).status_code == 403
+        assert read(client, **{"x-api-key": "boss"})("rota_engine_up") == 1
+
+
+def breaks_at_ten(tokens):
+    if len(tokens) == 10:
+        raise ZeroDivisionError("a kernel went wrong")
+    return 97
+
+
+def test_when_the_engine_is_down_what_is_known_is_served(tmp_path, capsys):
+    service = InProcessService(partial(FakeDevice, next_token=breaks_at_ten), EngineConfig())
+    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
+    with running(app) as url, httpx.Client(base_url=url, timeout=20.0) as client:
+        assert complete(client, max_tokens=50).status_code == 503
+        assert service.state.phase is Phase.DOWN
+        scrape = read(client)
+
+    assert scrape("rota_engine_up") == 0
+    assert scrape("rota_requests_total", adapter="base", outcome="engine_died") == 1
+    assert scrape("rota_output_tokens_total", adapter="base") > 0
+    assert scrape("rota_kv_blocks") is None
+
+
+@pytest.fixture
+def log(caplog):
+    caplog.set_level(logging.INFO, logger="rota.requests")
+    return caplog
+
+
+def test_a_served_request_is_logged_with_its_key_its_call_and_its_adapter(tmp_path, log):
+    keys = KeyRing({digest_of("hoot"): Key("acme")})
+    with serving(tmp_path, keys=keys, adapters=("pirate",)) as client:
+        client.headers.update({"x-api-key": "hoot", "x-request-id": "my-call"})
+        answer = complete(client, model="pirate").json()
+    [record] = log.records
+
+    assert record.name == "rota.requests"
+    fields = record.fields
+    assert fields["id"].startswith(answer["id"])
+    assert (fields["call"], fields["key"]) == ("my-call", "acme")
+    assert (fields["adapter"], fields["finish"], fields["output_tokens"]) == ("pirate", "length", 5)
+    assert fields["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+    assert 0.0 < fields["queue_wait_s"] < fields["ttft_s"] < fields["e2e_s"]
+    assert fields["waited_for"] == ["its adapter is not in a slot"]

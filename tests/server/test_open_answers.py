@@ -1,0 +1,223 @@
+"""Answers that are being made have names, are charged to their keys and can be called off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from rota.core.config import EngineConfig, ServerConfig
+from rota.core.errors import RequestError
+from rota.core.request import SamplingParams
+from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService
+from rota.server.access import Access
+from rota.server.answer import Answer, Ask, requests_for
+from rota.server.choices import joined
+from rota.server.front import Front
+from rota.server.keys import Key, KeyRing, digest_of
+from rota.server.open_answers import Call, OpenAnswers
+from rota.server.streams import Streams
+from rota.text.tokenizer import Tokenizer
+from tests.fakes import FakeDevice, alphabet
+from tests.server.letters import error_of, serving
+from tests.tiny_tokenizer import write_byte_tokenizer
+
+ALICE = Key("alice", priority=3)
+
+
+@pytest.fixture
+def with_front(tmp_path) -> Callable[..., None]:
+    """Runs a test on an event loop, with a front around a device."""
+
+    def run(test: Callable[[Front], Awaitable[None]], device: FakeDevice) -> None:
+        async def body() -> None:
+            service = InProcessService(lambda: device, EngineConfig())
+            registry = Registry("letters", "/models/letters")
+            tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
+            streams = Streams(service)
+            front = Front(service, streams, tokenizer, registry, Access(registry), OpenAnswers(), 15.0)
+            streams.start()
+            try:
+                await test(front)
+            finally:
+                await asyncio.to_thread(service.stop)
+
+        asyncio.run(body())
+
+    return run
+
+
+def ask_for(front: Front, name: str = "mine", max_new_tokens: int = 400, choices: int = 1) -> Ask:
+    call = Call(ALICE, name)
+    sampling = SamplingParams(max_new_tokens=max_new_tokens)
+    requests = requests_for(call, f"cmpl-{name}", front.registry.base, [(97, 98)], sampling, choices)
+    return Ask(call, f"cmpl-{name}", requests, choices)
+
+
+async def wait_for_end(answer: Answer) -> None:
+    while not answer.is_finished:
+        await answer.next()
+
+
+def test_an_open_answer_is_found_by_every_name_it_has_and_by_none_afterwards(with_front):
+    async def test(front: Front) -> None:
+        answer = Answer(front, ask_for(front, choices=2))
+        names = ["mine", "cmpl-mine", "cmpl-mine-0-0", "cmpl-mine-0-1"]
+        (entry,) = front.answers
+        assert all(front.answers.find(name) is entry for name in names)
+        assert (entry.call.key, [request.priority for request in entry.requests]) == (ALICE, [3, 3])
+        answer.close()
+        assert [front.answers.find(name) for name in names] == [None] * 4
+        assert list(front.answers) == []
+
+    with_front(test, FakeDevice())
+
+
+def test_a_name_is_open_once_at_a_time(with_front):
+    async def test(front: Front) -> None:
+        first = Answer(front, ask_for(front))
+        with pytest.raises(RequestError, match=r"A request with the id '.*mine' is still open") as refused:
+            Answer(front, ask_for(front))
+        assert refused.value.fault.code == "duplicate_id"
+        assert front.answers.find("mine"), "the first one is still there"
+        first.close()
+        Answer(front, ask_for(front)).close()
+
+    with_front(test, FakeDevice())
+
+
+def test_whoever_leaves_and_comes_back_under_the_same_name_hears_nothing_of_what_it_left(with_front):
+    async def test(front: Front) -> None:
+        left = Answer(front, ask_for(front))
+        await left.next()
+        left.close()
+        answer = Answer(front, ask_for(front, max_new_tokens=6))
+        parts = []
+        while not answer.is_finished:
+            parts += await answer.next()
+        whole = joined([part.chunk for part in parts])
+        assert (whole.text, whole.finish_reason) == ("cdefgh", "length")
+        answer.close()
+
+    with_front(test, FakeDevice(next_token=alphabet, step_s=0.005))
+
+
+def test_an_answer_called_off_ends_with_what_it_has_and_says_so(with_front):
+    async def test(front: Front) -> None:
+        answer = Answer(front, ask_for(front))
+        parts = await answer.next()
+        entry = front.answers.find("mine")
+        assert entry is not None
+        entry.reply.call_off()
+        while not answer.is_finished:
+            parts += await answer.next()
+        whole = joined([part.chunk for part in parts])
+        assert whole.text.startswith("cdef"[: len(whole.text)])
+        assert whole.finish_reason == "abort"
+        answer.close()
+
+    with_front(test, FakeDevice(next_token=alphabet, step_s=0.005))
+
+
+def test_an_answer_that_the_service_itself_ends_is_an_error(with_front):
+    async def test(front: Front) -> None:
+        answer = Answer(front, ask_for(front))
+        await answer.next()
+        await asyncio.to_thread(front.service.stop)
+        with pytest.raises(RequestError, match="stopping") as ended:
+            await wait_for_end(answer)
+        assert ended.value.fault.code == "server_stopping"
+        answer.close()
+
+    with_front(test, FakeDevice(next_token=alphabet, step_s=0.005))
+
+
+def test_a_clients_own_name_is_in_the_answers_id_and_headers(tmp_path):
+    with serving(tmp_path) as client:
+        given = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"X-Request-Id": "job-7"})
+        made = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
+        bad = client.post("/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": "a b"})
+
+    assert (given.json()["id"], given.headers["X-Request-Id"]) == ("cmpl-job-7", "job-7")
+    assert made.json()["id"] == f"cmpl-{made.headers['X-Request-Id']}"
+    assert (bad.status_code, error_of(bad)["param"]) == (400, "X-Request-Id")
+
+
+def test_a_second_call_under_an_open_name_is_refused_and_harms_nobody(tmp_path):
+    may_go = threading.Event()
+
+    def waits(tokens: Sequence[int]) -> int:
+        assert may_go.wait(20.0)
+        return alphabet(tokens)
+
+    asked = {"prompt": "abc", "max_tokens": 2, "stream": True}
+    headers = {"X-Request-Id": "job-7"}
+    config = ServerConfig(stream_keep_alive=0.05)
+    with (
+        serving(tmp_path, FakeDevice(next_token=waits), config) as client,
+        client.stream("POST", "/v1/completions", json=asked, headers=headers) as first,
+    ):
+        second = client.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]}, headers=headers
+        )
+        may_go.set()
+        text = first.read().decode()
+
+    assert (second.status_code, error_of(second)["code"]) == (400, "duplicate_id")
+    assert '"finish_reason":"length"' in text and text.endswith("[DONE]\n\n")
+
+
+def keys(**limits: int) -> KeyRing:
+    return KeyRing({digest_of("secret"): Key("acme", frozenset({"pirate"}), may_use_base=False, **limits)})
+
+
+AS_ACME = {"Authorization": "Bearer secret"}
+
+
+@pytest.mark.parametrize("route", ["/v1/completions", "/v1/chat/completions", "/v1/tokenize"])
+def test_a_key_is_needed_and_reaches_only_its_own_adapters(tmp_path, route):
+    content = {"messages": [{"role": "user", "content": "a"}]} if "chat" in route else {"prompt": "a"}
+    with serving(tmp_path, keys=keys(), adapters=("pirate", "poet")) as client:
+        statuses = [
+            client.post(route, json={**content, "model": "pirate"}).status_code,
+            client.post(route, json={**content, "model": "poet"}, headers=AS_ACME).status_code,
+            client.post(route, json=content, headers=AS_ACME).status_code,
+            client.post(route, json={**content, "model": "pirate"}, headers=AS_ACME).status_code,
+        ]
+        seen = [model["id"] for model in client.get("/v1/models", headers=AS_ACME).json()["data"]]
+        hidden = client.get("/v1/models/poet", headers=AS_ACME).status_code
+
+    assert statuses == [401, 403, 403, 200]
+    assert (seen, hidden) == (["pirate"], 403)
+
+
+def test_a_keys_tokens_are_charged_when_the_answer_is_known(tmp_path):
+    asked = {"model": "pirate", "prompt": "abcdef", "max_tokens": 10}
+    with serving(tmp_path, keys=keys(tokens_per_minute=16), adapters=("pirate",)) as client:
+        responses = [client.post("/v1/completions", json=asked, headers=AS_ACME) for _ in range(2)]
+
+    assert [response.status_code for response in responses] == [200, 429]
+    assert int(responses[1].headers["Retry-After"]) >= 1
+
+
+def test_an_answer_given_up_is_charged_for_what_it_took(tmp_path):
+    """Its prompt alone is the key's minute; the small ones that come until the server sees it leave are not."""
+    given_up = {"model": "pirate", "prompt": "x" * 100, "max_tokens": 400, "stream": True}
+    small = {"model": "pirate", "prompt": "x", "max_tokens": 1}
+    with serving(tmp_path, FakeDevice(step_s=0.01), keys=keys(tokens_per_minute=100), adapters=("pirate",)) as client:
+        with client.stream("POST", "/v1/completions", json=given_up, headers=AS_ACME) as stream:
+            next(stream.iter_lines())
+        statuses = [client.post("/v1/completions", json=small, headers=AS_ACME).status_code for _ in range(20)]
+
+    assert statuses[-1] == 429
+
+
+def test_what_is_refused_costs_no_tokens(tmp_path):
+    asked = {"model": "pirate", "prompt": "x" * 600, "max_tokens": 1}
+    with serving(tmp_path, keys=keys(tokens_per_minute=5), adapters=("pirate",)) as client:
+        statuses = [client.post("/v1/completions", json=asked, headers=AS_ACME).status_code for _ in range(3)]
+
+    assert statuses == [413] * 3

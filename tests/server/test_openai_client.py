@@ -1,0 +1,156 @@
+"""The `openai` package, as people use it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from rota.server.keys import Key, KeyRing, digest_of
+from tests.server.letters import CONTEXT, letters_device, serving, steps_settle
+
+MESSAGES = [{"role": "user", "content": "ab"}]
+
+
+@pytest.fixture(scope="module")
+def device():
+    return letters_device()
+
+
+@pytest.fixture(scope="module")
+def server(device, tmp_path_factory) -> Iterator[httpx.Client]:
+    keys = KeyRing(
+        {
+            digest_of("sk-all"): Key("all"),
+            digest_of("sk-acme"): Key("acme", frozenset({"pirate"}), may_use_base=False, requests_per_minute=2),
+        }
+    )
+    folder = tmp_path_factory.mktemp("model")
+    with serving(folder, device, keys=keys, adapters=("pirate", "poet")) as client:
+        yield client
+
+
+def client_of(server: httpx.Client, key: str = "sk-all") -> OpenAI:
+    return OpenAI(base_url=f"{server.base_url}/v1", api_key=key, max_retries=0, timeout=20.0)
+
+
+@pytest.fixture(scope="module")
+def client(server) -> Iterator[OpenAI]:
+    with client_of(server) as client:
+        yield client
+
+
+def test_it_chats(client):
+    answer = client.chat.completions.create(
+        model="pirate", messages=MESSAGES, max_completion_tokens=3, temperature=0, logprobs=True, top_logprobs=1, seed=5
+    )
+
+    assert answer.model == "pirate"
+    assert answer.choices[0].message.content == "def"
+    assert answer.choices[0].finish_reason == "length"
+    assert [entry.token for entry in answer.choices[0].logprobs.content] == ["d", "e", "f"]
+    assert answer.usage.total_tokens == 6
+
+
+def test_it_goes_on_with_a_conversation(client):
+    first = client.chat.completions.create(model="letters", messages=MESSAGES, max_tokens=2).choices[0].message
+    second = client.chat.completions.create(model="letters", messages=[*MESSAGES, first, *MESSAGES], max_tokens=2)
+
+    assert second.usage.prompt_tokens == len("ab|de|ab|")
+
+
+def test_it_streams_a_chat(client):
+    stream = client.chat.completions.create(
+        model="letters", messages=MESSAGES, max_tokens=4, n=2, stream=True, stream_options={"include_usage": True}
+    )
+    said = {0: "", 1: ""}
+    usage = None
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            said[choice.index] += choice.delta.content or ""
+
+    assert said == {0: "defg", 1: "defg"}
+    assert usage.completion_tokens == 8
+
+
+def test_it_collects_a_stream_with_its_own_helper(client):
+    with client.chat.completions.stream(model="letters", messages=MESSAGES, stop="h") as stream:
+        final = stream.get_final_completion()
+
+    assert (final.choices[0].message.content, final.choices[0].message.role) == ("defg", "assistant")
+
+
+def test_it_completes(client):
+    answer = client.completions.create(model="letters", prompt=["ab", "a"], max_tokens=2, echo=True, stop=["z"])
+
+    assert [choice.text for choice in answer.choices] == ["abcd", "abc"]
+
+
+def test_it_streams_a_completion(client):
+    stream = client.completions.create(model="letters", prompt="abc", max_tokens=4, stream=True, logprobs=2)
+
+    assert "".join(chunk.choices[0].text for chunk in stream) == "defg"
+
+
+def test_it_sends_other_servers_fields_along(client):
+    extra = {"ignore_eos": True, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
+    answer = client.completions.create(model="letters", prompt="the end", max_tokens=3, extra_body=extra)
+
+    assert answer.usage.completion_tokens == 3
+
+
+def test_closing_a_stream_ends_its_request(client, device):
+    before = steps_settle(device)
+    with client.completions.create(model="letters", prompt="abc", max_tokens=190, stream=True) as stream:
+        next(iter(stream))
+
+    assert steps_settle(device) - before < 60
+
+
+def test_it_lists_models(client):
+    assert [model.id for model in client.models.list()] == ["letters", "pirate", "poet"]
+    assert client.models.retrieve("pirate").parent == "letters"
+
+
+def test_many_at_once_get_their_own_answers(server):
+    async def ask_all() -> list[str]:
+        async with AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="sk-all", timeout=20.0) as client:
+            asked = [client.completions.create(model="letters", prompt="x" * n, max_tokens=2) for n in range(1, 33)]
+            return [answer.choices[0].text for answer in await asyncio.gather(*asked)]
+
+    letters = "abcdefghijklmnopqrstuvwxyz" * 3
+    assert asyncio.run(ask_all()) == [letters[n : n + 2] for n in range(1, 33)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "param"),
+    [
+        ({"temperature": -1}, openai.BadRequestError, "temperature"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
+        ({"model": "gpt-9"}, openai.NotFoundError, "model"),
+        ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, openai.APIStatusError, "prompt"),
+    ],
+)
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_errors_are_raised_as_what_they_are(client, fields, error, param, is_streamed):
+    asked = {"model": "letters", "messages": MESSAGES, "stream": is_streamed, **fields}
+    with pytest.raises(error) as raised:
+        client.chat.completions.create(**asked)
+
+    assert raised.value.param == param
+
+
+def test_a_wrong_key_a_foreign_adapter_and_too_many_requests_are_raised_as_such(server):
+    with pytest.raises(openai.AuthenticationError), client_of(server, "sk-wrong") as client:
+        client.models.list()
+    with client_of(server, "sk-acme") as client:
+        with pytest.raises(openai.PermissionDeniedError):
+            client.completions.create(model="poet", prompt="a")
+        client.completions.create(model="pirate", prompt="a", max_tokens=1)
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(model="pirate", prompt="a", max_tokens=1)

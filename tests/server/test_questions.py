@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.events import CacheFlushed, Explained, Inspected, Whereabouts
+from rota.core.messages import Explain, FlushCache, Inspect, Message
+from rota.runtime.service import Phase, ServiceState
+from rota.server.questions import Questions
+from tests.builders import capacity
+
+STANDING = Inspected(1.0, steps=1, rows=0, blocks=8, blocks_used=0, slots=2, adapters=())
+
+
+class FakeService:
+    """Keeps what it is sent, and answers nothing."""
+
+    def __init__(self, phase: Phase = Phase.READY, is_broken: bool = False) -> None:
+        self.state = ServiceState(phase, capacity() if phase is Phase.READY else None)
+        self.sent: list[Message] = []
+        self._is_broken = is_broken
+
+    def send(self, message: Message) -> None:
+        if self._is_broken:
+            raise RequestError(Fault(FaultCode.ENGINE_DIED, "It went down just now."))
+        self.sent.append(message)
+
+
+def test_each_question_gets_its_own_answer():
+    async def ask():
+        service = FakeService()
+        questions = Questions(service)
+        asked = asyncio.gather(
+            questions.explain("a"), questions.explain("b"), questions.inspect(), questions.flush_cache()
+        )
+        await asyncio.sleep(0)
+        kinds = [type(message) for message in service.sent]
+        explained = [Explained(id, 1.0, Whereabouts.RUNNING) for id in ("b", "a")]
+        questions.observe([STANDING, *explained, CacheFlushed(1.0, 3)])
+        return kinds, await asked
+
+    kinds, (a, b, standing, flushed) = asyncio.run(ask())
+    assert kinds == [Explain, Explain, Inspect, FlushCache]
+    assert (a.request_id, b.request_id) == ("a", "b")
+    assert standing is STANDING
+    assert flushed.blocks == 3
+
+
+def test_those_who_ask_the_same_at_the_same_time_ask_once():
+    async def ask():
+        service = FakeService()
+        questions = Questions(service)
+        asked = asyncio.gather(questions.inspect(), questions.inspect())
+        await asyncio.sleep(0)
+        questions.observe([STANDING])
+        return service.sent, await asked
+
+    sent, answers = asyncio.run(ask())
+    assert len(sent) == 1
+    assert answers == [STANDING, STANDING]
+
+
+def test_an_engine_that_does_not_answer_in_time_is_asked_anew_the_next_time():
+    async def ask():
+        service = FakeService()
+        questions = Questions(service, patience_s=0.01)
+        answers = [await questions.inspect(), await questions.inspect()]
+        questions.observe([STANDING])  # too late, and harmless
+        return service.sent, answers
+
+    sent, answers = asyncio.run(ask())
+    assert answers == [None, None]
+    assert len(sent) == 2
+
+
+def test_an_engine_that_is_not_there_is_not_waited_for():
+    async def ask(service: FakeService):
+        return await Questions(service, patience_s=60.0).inspect()
+
+    assert asyncio.run(ask(FakeService(Phase.STARTING))) is None
+    assert asyncio.run(ask(FakeService(Phase.DOWN))) is None
+    assert asyncio.run(ask(FakeService(is_broken=True))) is None

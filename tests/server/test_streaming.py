@@ -1,0 +1,137 @@
+"""Streams under stress: silence, readers that are slow or gone, and crowds that say nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from rota.core.config import ServerConfig
+from tests.builders import capacity
+from tests.fakes import FakeDevice, alphabet
+from tests.server.letters import events_of, letters_device, serving, steps_settle
+
+STREAMED = {"prompt": "abc", "max_tokens": 4, "stream": True}
+LONG = {"prompt": "abc", "max_tokens": 3000, "stream": True}
+
+
+class Gate:
+    """A model that says nothing before it is let."""
+
+    def __init__(self) -> None:
+        self.is_open = threading.Event()
+
+    def __call__(self, tokens: Sequence[int]) -> int:
+        assert self.is_open.wait(20.0)
+        return alphabet(tokens)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.is_open.set()
+
+
+def test_a_stream_that_waits_is_kept_alive_by_comments(tmp_path, gate):
+    device = FakeDevice(next_token=gate)
+    with (
+        serving(tmp_path, device, ServerConfig(stream_keep_alive=0.05)) as client,
+        client.stream("POST", "/v1/completions", json=STREAMED) as response,
+    ):
+        lines = response.iter_lines()
+        waiting = [next(lines) for _ in range(6)]
+        gate.is_open.set()
+        said = "".join(line for line in lines)
+
+    assert response.status_code == 200
+    assert waiting == [": waiting", ""] * 3
+    assert '"finish_reason":"length"' in said and said.endswith("data: [DONE]")
+
+
+def test_an_error_that_comes_after_the_headers_is_the_last_event(tmp_path, gate):
+    def fails(tokens: Sequence[int]) -> int:
+        gate(tokens)
+        raise ZeroDivisionError("a kernel went wrong")
+
+    with (
+        serving(tmp_path, FakeDevice(next_token=fails), ServerConfig(stream_keep_alive=0.05)) as client,
+        client.stream("POST", "/v1/completions", json=STREAMED) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        gate.is_open.set()
+        *_, error, done = [line for line in lines if line.startswith("data: ")]
+
+    assert "a kernel went wrong" in error
+    assert done == "data: [DONE]"
+
+
+def test_an_answer_that_is_not_streamed_waits_without_a_word(tmp_path, gate):
+    with serving(tmp_path, FakeDevice(next_token=gate), ServerConfig(stream_keep_alive=0.01)) as client:
+        threading.Timer(0.1, gate.is_open.set).start()
+        response = client.post("/v1/completions", json={**STREAMED, "stream": False})
+
+    assert response.json()["choices"][0]["text"] == "defg"
+
+
+def raw_stream(client: httpx.Client, body: bytes, receive_buffer: int) -> socket.socket:
+    """A connection that has asked for a stream and reads nothing of it yet."""
+    address = urlsplit(str(client.base_url))
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect((address.hostname, address.port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def test_a_slow_reader_holds_up_nobody_and_misses_nothing(tmp_path):
+    """3,200 tokens with twenty log-probabilities each do not fit into the sockets: sending stops until it reads."""
+    device = FakeDevice(next_token=alphabet, capacity=capacity(blocks=512))
+    body = b'{"prompt": "abc", "max_tokens": 400, "n": 8, "logprobs": 20, "stream": true}'
+    with serving(tmp_path, device) as client, raw_stream(client, body, receive_buffer=4096) as slow:
+        slow.recv(1)
+        quick = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 3})
+        steps_settle(device)
+        slow.settimeout(20.0)
+        received = bytearray()
+        while block := slow.recv(1 << 16):
+            received += block
+
+    assert quick.json()["choices"][0]["text"] == "def"
+    assert received.count(b'"finish_reason":"length"') == 8
+    assert b"data: [DONE]" in received
+    assert received.count(b"data: {") < 3200, "what came while it did not read came together"
+
+
+def test_a_client_that_leaves_is_noticed_while_its_request_still_waits(tmp_path, gate):
+    device = FakeDevice(next_token=gate)
+    with serving(tmp_path, device) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/completions", json=LONG, timeout=0.2)
+        gate.is_open.set()
+        assert steps_settle(device) < 60
+
+
+def test_thousands_of_idle_connections_cost_others_nothing(tmp_path):
+    with serving(tmp_path, letters_device()) as client:
+        address = urlsplit(str(client.base_url))
+        idle = [socket.create_connection((address.hostname, address.port)) for _ in range(2000)]
+        half = [connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n") for connection in idle[:1000]]
+        began_at = time.monotonic()
+        events = events_of(client.post("/v1/completions", json=STREAMED))
+        took_s = time.monotonic() - began_at
+        for connection in idle:
+            connection.close()
+        after = client.post("/v1/completions", json=STREAMED)
+
+    assert len(half) == 1000
+    assert "".join(event["choices"][0]["text"] for event in events) == "defg"
+    assert took_s < 5.0
+    assert after.status_code == 200

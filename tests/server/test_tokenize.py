@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.server.letters import CONTEXT, error_of, serving
+
+CHAT = [{"role": "user", "content": "ab"}]
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory) -> Iterator[httpx.Client]:
+    with serving(tmp_path_factory.mktemp("model")) as client:
+        yield client
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+def test_a_text_becomes_tokens_and_tokens_become_it_again(client, prefix):
+    tokens = client.post(f"{prefix}/tokenize", json={"model": "letters", "prompt": "aé"}).json()
+    text = client.post(f"{prefix}/detokenize", json={"model": "letters", "tokens": tokens["tokens"]}).json()
+
+    assert tokens == {"tokens": [97, 0xC3, 0xA9], "count": 3, "max_model_len": CONTEXT, "token_strs": None}
+    assert text == {"prompt": "aé"}
+
+
+def test_a_conversation_is_rendered_first(client):
+    body = client.post("/v1/tokenize", json={"messages": CHAT, "return_token_strs": True}).json()
+
+    assert body["token_strs"] == ["a", "b", "|"]
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param", "words"),
+    [
+        ("tokenize", {}, "prompt", "Send either prompt or messages"),
+        ("tokenize", {"prompt": "a", "messages": CHAT}, "prompt", "Send either prompt or messages"),
+        ("tokenize", {"prompt": ["a"]}, "prompt", "prompt should be a valid string"),
+        ("tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt", "for messages only"),
+        ("tokenize", {"messages": CHAT, "add_special_tokens": True}, "add_special_tokens", "writes its own"),
+        ("tokenize", {"messages": []}, "messages", "at least 1 item"),
+        ("detokenize", {}, "tokens", "tokens is missing"),
+        ("detokenize", {"tokens": [300]}, "tokens", "tokens holds the token id 300"),
+        ("detokenize", {"tokens": "abc"}, "tokens", "tokens should be a valid"),
+    ],
+)
+def test_what_is_no_text_or_no_token_is_refused(client, route, fields, param, words):
+    response = client.post(f"/v1/{route}", json=fields)
+
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
+    assert words in error_of(response)["message"]
+
+
+def test_an_unknown_model_is_404(client):
+    assert client.post("/v1/tokenize", json={"prompt": "a", "model": "gpt-9"}).status_code == 404
