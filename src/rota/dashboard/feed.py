@@ -1,0 +1,181 @@
+"""The feed follows events and says, at any moment, how things stand; a frame costs the same whatever the traffic."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rota.core.adapter import Adapter
+from rota.core.events import AdapterStanding, DrainChanged, Event, Finished, Inspected, Produced, SlotChanged
+from rota.core.ids import BASE, AdapterId, RequestId
+from rota.dashboard.frame import AdapterRow, Frame
+from rota.dashboard.histogram import bucket_of
+from rota.dashboard.lanes import Lanes
+from rota.dashboard.window import Window
+from rota.runtime.service import Phase, ServiceState
+
+MOST_ROWS = 40
+MOST_JOURNEYS = 100_000
+NOTHING = Inspected(0.0, 0, 0, 0, 0, 0, ())
+
+
+@dataclass(slots=True)
+class Journey:
+    """An open request: its adapter, and when it was asked or last got a token."""
+
+    adapter: AdapterId
+    last_at: float
+    is_begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How much a reader was already given."""
+
+    tenures: int = 0
+    charts: int = -1  # nothing yet
+
+
+class Feed:
+    """An observer. It lives on one thread, the event loop's."""
+
+    def __init__(
+        self, base: Adapter, loaded: Callable[[], Sequence[Adapter]], state: Callable[[], ServiceState]
+    ) -> None:
+        self._base = base
+        self._loaded = loaded
+        self._state = state
+        self._journeys: dict[RequestId, Journey] = {}
+        self._window = Window()
+        self._lanes = Lanes()
+        self._inspected = NOTHING
+
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+        self._journeys[request_id] = Journey(adapter, at)
+        if len(self._journeys) > MOST_JOURNEYS:
+            # A request that a dead engine never took has no end that would be told.
+            del self._journeys[next(iter(self._journeys))]
+
+    def observe(self, events: Iterable[Event]) -> None:
+        for event in events:
+            match event:
+                case Produced():
+                    self._note_step(event)
+                case Finished(request_id):
+                    self._journeys.pop(request_id, None)
+                case SlotChanged():
+                    self._lanes.change_slot(event)
+                case DrainChanged():
+                    self._lanes.change_drain(event)
+                case Inspected():
+                    self._inspected = event
+
+    def advance(self, now: float) -> None:
+        """Let go of what is too old to be shown at `now`, and of an engine that is gone."""
+        if self._state().phase in (Phase.STARTING, Phase.DOWN):
+            self._lanes.clear(now)
+            self._inspected = NOTHING
+        self._window.roll(now)
+        self._lanes.forget(now)
+
+    def frame(self, now: float, seen: Seen, may_load: bool = False) -> tuple[Frame, Seen]:
+        """What to show somebody who has seen so much, and what they will have seen then; `advance` to `now` first."""
+        state, inspected = self._state(), self._inspected
+        tokens_per_s, prompt_tokens_per_s = self._window.rates(now)
+        standings = [self._up_to_date(one) for one in inspected.adapters]
+        rows, unlisted = self._rows({one.adapter_id: one for one in standings})
+        capacity = state.capacity
+        frame = Frame(
+            now=now,
+            phase=state.phase.value,
+            phase_reason=state.reason,
+            model=self._base.name,
+            may_load=may_load,
+            slots=capacity.slots if capacity else 0,
+            places=capacity.places if capacity else 0,
+            rows=capacity.rows if capacity else 0,
+            blocks=inspected.blocks,
+            blocks_used=inspected.blocks_used,
+            waiting=sum(one.waiting for one in standings),
+            running=sum(one.running for one in standings),
+            parked=sum(one.parked for one in standings),
+            tokens_per_s=tokens_per_s,
+            prompt_tokens_per_s=prompt_tokens_per_s,
+            ttft=self._window.ttft,
+            gap=self._window.gap,
+            step=self._window.step,
+            tenants=self._lanes.tenants,
+            is_whole=seen == Seen(),
+            tenures=tuple(self._lanes.since(seen.tenures)),
+            drains=self._lanes.drains,
+            adapters=rows,
+            unlisted=unlisted,
+            charts=self._window.charts() if seen.charts != self._window.closed else None,
+        )
+        return frame, Seen(self._lanes.ended, self._window.closed)
+
+    def _note_step(self, event: Produced) -> None:
+        self._window.roll(event.at)
+        window = self._window.open
+        window.tokens += len(event.request_ids)
+        window.prompt_tokens += event.prompt_tokens
+        if event.step_s:
+            window.step[bucket_of(event.step_s)] += 1
+        # Counted first and entered once: most rows of a step had their last token at the same moment, and this is the
+        # only place that runs once a token, watched or not.
+        gaps: defaultdict[float, int] = defaultdict(int)
+        tokens: defaultdict[AdapterId, int] = defaultdict(int)
+        for request_id in event.request_ids:
+            journey = self._journeys.get(request_id)
+            if journey is None:
+                continue  # so old that it was forgotten
+            tokens[journey.adapter] += 1
+            if journey.is_begun:
+                gaps[journey.last_at] += 1
+            else:
+                bucket = bucket_of(event.at - journey.last_at)
+                window.ttft[bucket] += 1
+                window.shares[journey.adapter].ttft[bucket] += 1
+                journey.is_begun = True
+            journey.last_at = event.at
+        for last_at, count in gaps.items():
+            window.gap[bucket_of(event.at - last_at)] += count
+        for adapter, count in tokens.items():
+            window.shares[adapter].tokens += count
+
+    def _up_to_date(self, standing: AdapterStanding) -> AdapterStanding:
+        """The slots have moved on since the engine was asked: whoever sits in one now runs, and others are parked."""
+        seated = standing.running + standing.parked
+        is_at_hand = standing.adapter_id == BASE or self._lanes.has_ready(standing.adapter_id)
+        return replace(standing, running=seated if is_at_hand else 0, parked=0 if is_at_hand else seated)
+
+    def _rows(self, standings: Mapping[AdapterId, AdapterStanding]) -> tuple[tuple[AdapterRow, ...], int]:
+        """A row an adapter, by number; where there is no room for all, those that work and wait go first."""
+        loaded = {one.adapter_id: one for one in (self._base, *self._loaded())}
+        # One that was unloaded a moment ago still has users, or sits in its slot.
+        seated = {tenure.adapter for tenure in self._lanes.tenants}
+        known = {*loaded, *standings, *seated}
+        ids = sorted(known, key=lambda id: (id != BASE, id not in seated, not _users(standings.get(id)), id))
+        rows = [self._row(id, loaded.get(id), standings.get(id)) for id in sorted(ids[:MOST_ROWS])]
+        return tuple(rows), len(ids) - len(rows)
+
+    def _row(self, id: AdapterId, adapter: Adapter | None, standing: AdapterStanding | None) -> AdapterRow:
+        minute = self._window.minute_of(id)
+        return AdapterRow(
+            id=id,
+            name=adapter.name if adapter else f"adapter {id}",
+            path=adapter.path if adapter else "",
+            is_loaded=adapter is not None,
+            waiting=standing.waiting if standing else 0,
+            running=standing.running if standing else 0,
+            parked=standing.parked if standing else 0,
+            oldest_at=standing.oldest_at if standing else None,
+            reason=standing.reason if standing else "",
+            ttft=minute.ttft,
+            tokens_per_s=minute.tokens_per_s,
+        )
+
+
+def _users(standing: AdapterStanding | None) -> int:
+    return standing.waiting + standing.running + standing.parked if standing else 0

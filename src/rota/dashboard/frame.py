@@ -1,0 +1,102 @@
+"""A frame is all a page shows at one moment; `static/replay.js` makes the same shape from a journal.
+
+Instants are the engine's clock in seconds, and `now` is on the same clock: a page shows differences only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rota.core.events import DrainState, SlotState
+from rota.core.ids import AdapterId, Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A duration as most met it, and as the unluckiest in a hundred did; None where nobody met it."""
+
+    p50: float | None = None
+    p99: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """An adapter in a slot, loading or ready, and why it came; `ended_at` is None while it lasts."""
+
+    slot: Slot
+    adapter: AdapterId
+    state: SlotState
+    reason: str
+    begun_at: float
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """One adapter lets its requests end and takes few new ones, so that another gets its slot."""
+
+    victim: AdapterId
+    beneficiary: AdapterId
+    state: DrainState
+    begun_at: float
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRow:
+    """One adapter: how its requests stand, why the longest waiting one waits, and how the last minute went."""
+
+    id: AdapterId
+    name: str
+    path: str
+    is_loaded: bool  # no: it was unloaded, and its last users are still there
+    waiting: int = 0
+    running: int = 0
+    parked: int = 0
+    oldest_at: float | None = None
+    reason: str = ""
+    ttft: Spread = Spread()
+    tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """One value every `every_s`, the last one at `ended_at`; None where there was nothing to measure."""
+
+    ended_at: float
+    every_s: float
+    ttft: tuple[Spread, ...]
+    gap: tuple[Spread, ...]
+    step: tuple[Spread, ...]
+    tokens_per_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What the page shows now. What is new since the frame before: `tenures` that ended and `charts`, if they moved."""
+
+    now: float
+    phase: str
+    phase_reason: str
+    model: str
+    may_load: bool
+    slots: int
+    places: int
+    rows: int
+    blocks: int
+    blocks_used: int
+    waiting: int
+    running: int
+    parked: int
+    tokens_per_s: float
+    prompt_tokens_per_s: float
+    ttft: Spread
+    gap: Spread
+    step: Spread
+    tenants: tuple[Tenure, ...]
+    is_whole: bool  # `tenures` holds all of the last minute, and not only those that are new
+    tenures: tuple[Tenure, ...]
+    drains: tuple[Drain, ...]
+    adapters: tuple[AdapterRow, ...]
+    unlisted: int  # adapters there was no room for
+    charts: Charts | None

@@ -1,0 +1,83 @@
+"""Lanes remember who sat in which slot over the last minute, and who drained for whom."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+from rota.core.events import DrainChanged, DrainState, SlotChanged, SlotState
+from rota.core.ids import AdapterId, Slot
+from rota.dashboard.frame import Drain, Tenure
+
+KEPT_S = 65.0  # a little more than the page shows
+# At most so many whatever the number of slots: 32 that change hands ten times a second fill it in 30 seconds.
+MOST_TENURES = 20_000
+MOST_DRAINS = 500
+
+
+class Lanes:
+    """`ended` counts tenures ever ended, so that a reader can ask for those it has not seen."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+        self._tenants: dict[Slot, Tenure] = {}
+        self._past: deque[Tenure] = deque(maxlen=MOST_TENURES)
+        self._drains: dict[AdapterId, Drain] = {}  # by victim
+        self._past_drains: deque[Drain] = deque(maxlen=MOST_DRAINS)
+
+    @property
+    def tenants(self) -> tuple[Tenure, ...]:
+        return tuple(self._tenants.values())
+
+    def has_ready(self, adapter: AdapterId) -> bool:
+        return any(one.adapter == adapter and one.state is SlotState.READY for one in self._tenants.values())
+
+    @property
+    def drains(self) -> tuple[Drain, ...]:
+        return (*self._past_drains, *self._drains.values())
+
+    def change_slot(self, event: SlotChanged) -> None:
+        before = self._end(event.slot, event.at)
+        if event.state is SlotState.EMPTY:
+            return
+        # A copy that is complete says no reason of its own: it is here for what it was loaded for.
+        is_same = before is not None and before.adapter == event.adapter_id
+        reason = event.reason or (before.reason if before and is_same else "")
+        self._tenants[event.slot] = Tenure(event.slot, event.adapter_id, event.state, reason, event.at)
+
+    def change_drain(self, event: DrainChanged) -> None:
+        if event.state is DrainState.EXPIRED:
+            return  # the drain had finished before; this is about the slot it left behind
+        if drain := self._drains.pop(event.victim, None):
+            self._past_drains.append(replace(drain, state=event.state, ended_at=event.at))
+        if event.state is DrainState.STARTED:
+            self._drains[event.victim] = Drain(event.victim, event.beneficiary, event.state, event.at)
+
+    def clear(self, at: float) -> None:
+        """The engine is gone, and everybody in it."""
+        for slot in list(self._tenants):
+            self._end(slot, at)
+        for drain in self._drains.values():
+            self._past_drains.append(replace(drain, state=DrainState.CALLED_OFF, ended_at=at))
+        self._drains.clear()
+
+    def forget(self, now: float) -> None:
+        """Drop what ended too long ago to be shown."""
+        pasts: tuple[deque[Tenure] | deque[Drain], ...] = (self._past, self._past_drains)
+        for past in pasts:
+            while past and (past[0].ended_at or 0.0) < now - KEPT_S:
+                past.popleft()
+
+    def since(self, seen: int) -> Iterator[Tenure]:
+        """Tenures that ended after the first `seen` did, as far as they are remembered."""
+        known = len(self._past)
+        return islice(self._past, max(0, known - (self.ended - seen)), known)
+
+    def _end(self, slot: Slot, at: float) -> Tenure | None:
+        tenure = self._tenants.pop(slot, None)
+        if tenure is not None:
+            self._past.append(replace(tenure, ended_at=at))
+            self.ended += 1
+        return tenure

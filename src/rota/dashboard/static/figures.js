@@ -1,0 +1,49 @@
+// The figures at the top: what a person on call wants to know first.
+
+import { count, percent, seconds } from "./format.js";
+import { find, make, write } from "./dom.js";
+
+const FIGURES = [
+  ["Running", (f) => count(f.running), (f) => (f.rows ? `of ${count(f.rows)} at most` : "in steps now")],
+  ["Waiting", (f) => count(f.waiting), longestWait],
+  ["Parked", (f) => count(f.parked), () => "adapter out of its slot"],
+  ["KV in use", (f) => (f.blocks ? percent(f.blocks_used / f.blocks) : "–"), kvNote, (f) => (f.blocks ? f.blocks_used / f.blocks : 0)],
+  ["Output", (f) => count(f.tokens_per_s), (f) => `tokens/s · prompts ${count(f.prompt_tokens_per_s)}/s`],
+  ["First token", (f) => seconds(f.ttft.p50), (f) => `P50 · P99 ${seconds(f.ttft.p99)}`],
+  ["Token gap", (f) => seconds(f.gap.p50), (f) => `P50 · P99 ${seconds(f.gap.p99)}`],
+  ["Step", (f) => seconds(f.step.p50), (f) => `P50 · P99 ${seconds(f.step.p99)}`],
+];
+
+function longestWait(frame) {
+  const oldest = Math.min(...frame.adapters.map((row) => row.oldest_at ?? Infinity));
+  return Number.isFinite(oldest) ? `longest ${seconds(Math.max(0, frame.now - oldest))}` : "nobody";
+}
+
+function kvNote(frame) {
+  return frame.blocks ? `${count(frame.blocks_used)} of ${count(frame.blocks)} blocks` : "not in a journal";
+}
+
+export class Figures {
+  constructor() {
+    this.cells = FIGURES.map(([name, , , level]) => {
+      const cell = { value: make("div", "value", "–"), note: make("div", "note", "") };
+      const figure = make("div", "figure", make("div", "name", name), cell.value, cell.note);
+      figure.dataset.figure = name;
+      if (level) {
+        cell.bar = make("i");
+        figure.append(make("div", "level", cell.bar));
+      }
+      find("figures").append(figure);
+      return cell;
+    });
+  }
+
+  show(frame) {
+    this.cells.forEach((cell, index) => {
+      const [, value, note, level] = FIGURES[index];
+      write(cell.value, value(frame));
+      write(cell.note, note(frame));
+      if (level) cell.bar.style.width = `${100 * level(frame)}%`;
+    });
+  }
+}

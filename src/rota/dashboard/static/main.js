@@ -1,0 +1,162 @@
+// The page: frames come from the server or from a journal, and the same views show them.
+
+import { Adapters } from "./adapters.js";
+import { Charts } from "./chart.js";
+import { theme } from "./colours.js";
+import { find, write } from "./dom.js";
+import { Figures } from "./figures.js";
+import { Live, key, reasonIn, withKey } from "./live.js";
+import { Player } from "./player.js";
+import { Strip } from "./strip.js";
+
+const DRAW_MS = 40;
+const FRAME_MS = 200;
+// Shown so much late, so that what the right edge shows is known, and is not corrected a moment later.
+const LATE_S = 0.35;
+
+const strip = new Strip();
+const views = [new Figures(), strip, new Charts(), new Adapters()];
+let latest = null;
+let offset = null; // the server's clock less this page's, in seconds
+
+function show(frame) {
+  latest = frame;
+  for (const view of views) view.show(frame);
+  showIdle(frame);
+  document.title = frame.model ? `${frame.model} · Rota` : "Rota";
+  write(find("model"), frame.model);
+}
+
+function showIdle(frame) {
+  const isIdle = frame.phase === "ready" && !(frame.waiting + frame.running + frame.parked) && !frame.tokens_per_s;
+  find("idle").hidden = !isIdle;
+  if (!isIdle) return;
+  const [words, example] = [find("idle").querySelector("p"), find("idle").querySelector("code")];
+  const named = frame.adapters.find((row) => row.id !== 0);
+  write(words, named
+    ? "Nobody asks for anything just now. Slots fill when a request names an adapter as its model, for example:"
+    : "No adapter is loaded, and nobody asks for anything just now. The base model needs no slot:");
+  const body = JSON.stringify({ model: (named ?? frame.adapters[0])?.name, prompt: "The sea is", max_tokens: 40 });
+  const auth = key.get() ? " -H 'Authorization: Bearer …'" : "";
+  write(example, `curl ${new URL("v1/completions", document.baseURI)} -H 'Content-Type: application/json'${auth} \\\n  -d '${body}'`);
+}
+
+function say(kind, status, banner = "") {
+  find("status").dataset.kind = kind;
+  write(find("status"), status);
+  find("banner").hidden = !banner;
+  write(find("banner"), banner);
+  find("content").classList.toggle("stale", kind === "bad");
+}
+
+const live = new Live({
+  onFrame(frame) {
+    const measured = frame.now - performance.now() / 1000;
+    // Frames come late by chance: the clock follows them gently, and jumps only when it has to.
+    offset = offset === null || Math.abs(measured - offset) > 1 ? measured : offset + 0.1 * (measured - offset);
+    find("key").hidden = true;
+    find("content").hidden = false;
+    show(frame);
+    if (frame.phase === "ready") say("good", "live");
+    else if (frame.phase === "draining") say("wait", "stopping", "The server is stopping: it ends what it has and takes no more.");
+    else if (frame.phase === "starting") say("wait", "starting", "The engine is starting; requests wait for it.");
+    else say("bad", "engine down", `The engine is down. ${frame.phase_reason}`);
+  },
+  onLost(reason, pauseS) {
+    say("bad", "reconnecting", `${reason} What you see is old; trying again in ${pauseS} s.`);
+  },
+  onRefused(reason) {
+    say("wait", "locked");
+    write(find("key-reason"), reason);
+    find("key").hidden = false;
+    find("content").hidden = !latest;
+    find("key-field").focus();
+  },
+});
+
+const player = new Player({
+  onOpen() {
+    live.stop();
+    for (const id of ["key", "notice"]) find(id).hidden = true;
+    find("content").hidden = false;
+    say("wait", "replay");
+  },
+  onLeave() {
+    [offset, latest] = [null, null];
+    history.replaceState(null, "", location.pathname);
+    live.start();
+  },
+  onTrouble(reason) {
+    write(find("notice"), reason);
+    find("notice").hidden = false;
+  },
+});
+
+find("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  key.set(find("key-field").value);
+  start();
+});
+
+theme.apply(find("theme"), () => latest && show(latest));
+
+// ── journals: chosen, dropped, or named in the address ──────────────────────────────────────────────────────────────
+
+const openFile = async (file) => file && player.open(await file.text(), file.name);
+find("file").addEventListener("change", (event) => openFile(event.target.files[0]));
+for (const kind of ["dragenter", "dragover"]) {
+  addEventListener(kind, (event) => {
+    event.preventDefault();
+    find("drop").hidden = false;
+  });
+}
+addEventListener("dragleave", (event) => event.relatedTarget ?? (find("drop").hidden = true));
+addEventListener("drop", (event) => {
+  event.preventDefault();
+  find("drop").hidden = true;
+  openFile(event.dataTransfer.files[0]);
+});
+
+/** `?journal=run.jsonl` is one of the server's journals; a path is taken from this server, and from no other. */
+async function openAddress(asked) {
+  const url = new URL(asked.includes("/") ? asked : `dashboard/journals/${asked}`, document.baseURI);
+  if (url.origin !== location.origin) return player.onTrouble(`${asked} is on another server; only this one's journals are read.`);
+  try {
+    const reply = await fetch(url, { headers: withKey() });
+    if (!reply.ok) return player.onTrouble(await reasonIn(reply));
+    player.open(await reply.text(), url.pathname.split("/").at(-1));
+  } catch {
+    player.onTrouble(`${asked} could not be read.`);
+  }
+}
+
+// ── the clock ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+const isStill = matchMedia("(prefers-reduced-motion: reduce)");
+let [drawnAt, framedAt] = [0, 0];
+
+function turn(at) {
+  requestAnimationFrame(turn);
+  if (at - drawnAt < (isStill.matches ? 1000 : DRAW_MS)) return;
+  drawnAt = at;
+  if (player.journal) {
+    const now = player.tick();
+    if (player.news || (player.isPlaying && at - framedAt > FRAME_MS)) {
+      framedAt = at;
+      player.news = false;
+      show(player.journal.frame(now));
+    }
+    strip.draw(now);
+  } else if (offset !== null) {
+    strip.draw(at / 1000 + offset - LATE_S);
+  }
+}
+
+function start() {
+  const asked = new URLSearchParams(location.search).get("journal");
+  live.start();
+  if (asked) openAddress(asked);
+}
+
+start();
+requestAnimationFrame(turn);

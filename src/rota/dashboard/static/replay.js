@@ -1,0 +1,238 @@
+// A journal becomes frames: what the server counts while it happens, counted once it has happened.
+
+import { isOn } from "./format.js";
+
+const BIN_S = 2;
+const [CHART_BINS, MINUTE_BINS, SMOOTH_BINS, RATE_BINS] = [150, 30, 5, 3];
+const KEPT_S = 65;
+// A frame holds a little of the future, so that the strip moves smoothly until the next one, also at 16 times the speed.
+const AHEAD_S = 8;
+
+/** The index of the last of `items` with at(item) <= moment, or -1. */
+function lastBefore(items, moment, at) {
+  let [low, high] = [0, items.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (at(items[middle]) <= moment) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+function spread(values) {
+  if (!values.length) return { p50: null, p99: null };
+  const ordered = Float64Array.from(values).sort();
+  const rank = (share) => ordered[Math.ceil(share * ordered.length) - 1];
+  return { p50: rank(0.5), p99: rank(0.99) };
+}
+
+const sum = (items, of) => items.reduce((total, item) => total + of(item), 0);
+
+class Group {
+  constructor() {
+    this.name = null;
+    this.queue = new Map();
+    this.admitted = 0;
+    this.changes = [{ at: -Infinity, waiting: 0, admitted: 0, oldest: null }];
+  }
+
+  note(at) {
+    const oldest = this.queue.size ? this.queue.values().next().value : null;
+    this.changes.push({ at, waiting: this.queue.size, admitted: this.admitted, oldest });
+  }
+}
+
+export class Journal {
+  constructor(text) {
+    this.groups = new Map();
+    this.requests = new Map();
+    this.tenures = [];
+    this.drains = [];
+    this.bins = [];
+    this.open = { tenures: new Map(), drains: new Map() };
+    this.group(0).name = "base";
+    text.split("\n").forEach((line, index) => line.trim() && this.read(line, index + 1));
+    if (this.begin === undefined) throw new Error("There is nothing in this journal.");
+    this.points = this.bins.map((_, index) => this.point(index));
+    this.places = Math.max(0, ...this.tenures.map((one) => one.slot + 1));
+  }
+
+  read(line, number) {
+    let event;
+    try {
+      event = JSON.parse(line);
+    } catch {
+      // Reported below, with the number of its line.
+    }
+    if (typeof event?.at !== "number" || typeof event.event !== "string") {
+      throw new Error(`Line ${number} is not an event of a journal.`);
+    }
+    this.begin ??= event.at;
+    this.end = Math.max(this.end ?? event.at, event.at);
+    this[`on_${event.event}`]?.(event);
+  }
+
+  group(adapter) {
+    if (!this.groups.has(adapter)) this.groups.set(adapter, new Group());
+    return this.groups.get(adapter);
+  }
+
+  bin(at) {
+    const index = Math.max(0, Math.floor((at - this.begin) / BIN_S));
+    while (this.bins.length <= index) this.bins.push({ ttft: [], gap: [], step: [], tokens: 0, prompts: 0, shares: new Map() });
+    return this.bins[index];
+  }
+
+  on_adapter_added({ adapter_id }) {
+    this.group(adapter_id);
+  }
+
+  on_asked({ request_id, adapter_id, adapter, at }) {
+    const request = { adapter: adapter_id, at, last: at, isBegun: false, reasons: [] };
+    this.requests.set(request_id, request);
+    const group = this.group(adapter_id);
+    group.name = adapter;
+    group.queue.set(request_id, request);
+    group.note(at);
+  }
+
+  on_admitted({ request_id, at, reasons }) {
+    const request = this.requests.get(request_id);
+    const group = request && this.group(request.adapter);
+    if (!group?.queue.delete(request_id)) return;
+    request.reasons = reasons ?? [];
+    group.admitted += 1;
+    group.note(at);
+  }
+
+  on_preempted({ request_id, at }) {
+    const request = this.requests.get(request_id);
+    if (!request) return;
+    const group = this.group(request.adapter);
+    group.admitted -= 1;
+    group.queue.set(request_id, request);
+    group.note(at);
+  }
+
+  on_finished({ request_id, at }) {
+    const request = this.requests.get(request_id);
+    if (!request) return;
+    const group = this.group(request.adapter);
+    if (!group.queue.delete(request_id)) group.admitted -= 1;
+    this.requests.delete(request_id);
+    group.note(at);
+  }
+
+  on_produced({ at, request_ids, step_s, prompt_tokens }) {
+    const bin = this.bin(at);
+    bin.tokens += request_ids.length;
+    bin.prompts += prompt_tokens ?? 0;
+    if (step_s) bin.step.push(step_s);
+    for (const id of request_ids) {
+      const request = this.requests.get(id);
+      if (!request) continue;
+      if (!bin.shares.has(request.adapter)) bin.shares.set(request.adapter, { tokens: 0, ttft: [] });
+      const share = bin.shares.get(request.adapter);
+      share.tokens += 1;
+      if (request.isBegun) bin.gap.push(at - request.last);
+      else for (const list of [bin.ttft, share.ttft]) list.push(at - request.last);
+      request.isBegun = true;
+      request.last = at;
+    }
+  }
+
+  on_slot_changed({ at, slot, adapter_id, state, reason }) {
+    const before = this.open.tenures.get(slot);
+    if (before) before.ended_at = at;
+    this.open.tenures.delete(slot);
+    if (state === "empty") return;
+    const kept = before?.adapter === adapter_id ? before.reason : "";
+    const tenure = { slot, adapter: adapter_id, state, reason: reason || kept, begun_at: at, ended_at: Infinity };
+    this.open.tenures.set(slot, tenure);
+    this.tenures.push(tenure);
+  }
+
+  on_drain_changed({ at, victim, beneficiary, state }) {
+    if (state === "expired") return;
+    const before = this.open.drains.get(victim);
+    if (before) Object.assign(before, { ended_at: at, state });
+    this.open.drains.delete(victim);
+    if (state !== "started") return;
+    const drain = { victim, beneficiary, state, begun_at: at, ended_at: Infinity };
+    this.open.drains.set(victim, drain);
+    this.drains.push(drain);
+  }
+
+  point(index) {
+    const late = this.bins.slice(Math.max(0, index + 1 - SMOOTH_BINS), index + 1);
+    const of = (name) => spread(late.flatMap((bin) => bin[name]));
+    const tokens_per_s = sum(late, (bin) => bin.tokens) / (BIN_S * late.length);
+    return { ttft: of("ttft"), gap: of("gap"), step: of("step"), tokens_per_s };
+  }
+
+  /** What changes once a bin, computed once a bin. */
+  minute(closed) {
+    if (this.cached?.closed === closed) return this.cached;
+    const bins = this.bins.slice(Math.max(0, closed - MINUTE_BINS), closed);
+    const late = bins.slice(-RATE_BINS);
+    const rate = (of) => (late.length ? sum(late, of) / (BIN_S * late.length) : 0);
+    const points = this.points.slice(Math.max(0, closed - CHART_BINS), closed);
+    const of = (name) => points.map((point) => point[name]);
+    const ended_at = this.begin + BIN_S * closed;
+    this.cached = {
+      closed,
+      bins,
+      tokens_per_s: rate((bin) => bin.tokens),
+      prompt_tokens_per_s: rate((bin) => bin.prompts),
+      ...Object.fromEntries(["ttft", "gap", "step"].map((name) => [name, spread(bins.flatMap((bin) => bin[name]))])),
+      charts: { ended_at, every_s: BIN_S, ttft: of("ttft"), gap: of("gap"), step: of("step"), tokens_per_s: of("tokens_per_s") },
+      rows: new Map(),
+    };
+    return this.cached;
+  }
+
+  frame(now) {
+    const { bins, rows, ...minute } = this.minute(Math.min(this.bins.length, Math.floor((now - this.begin) / BIN_S)));
+    const isNear = (one) => one.begun_at <= now + AHEAD_S && one.ended_at > now - KEPT_S;
+    const tenants = this.tenures.filter((one) => isOn(one, now));
+    const ready = new Set(tenants.filter((one) => one.state === "ready").map((one) => one.adapter));
+    const adapters = [...this.groups].sort(([a], [b]) => a - b).map(([id, group]) => {
+      const { waiting, admitted, oldest } = group.changes[lastBefore(group.changes, now, (change) => change.at)];
+      if (!rows.has(id)) rows.set(id, shareOf(bins, id));
+      const isAtHand = id === 0 || ready.has(id);
+      const name = group.name ?? `adapter ${id}`;
+      const [running, parked] = isAtHand ? [admitted, 0] : [0, admitted];
+      const waits = { oldest_at: oldest?.at ?? null, reason: oldest?.reasons.join(", then ") ?? "" };
+      return { id, name, path: "", is_loaded: true, waiting, running, parked, ...waits, ...rows.get(id) };
+    });
+    const total = (name) => sum(adapters, (row) => row[name]);
+    return {
+      ...minute,
+      now,
+      phase: "replay",
+      phase_reason: "",
+      model: "",
+      may_load: false,
+      slots: 0,
+      places: this.places,
+      rows: 0,
+      blocks: 0,
+      blocks_used: 0,
+      waiting: total("waiting"),
+      running: total("running"),
+      parked: total("parked"),
+      tenants,
+      is_whole: true,
+      tenures: this.tenures.filter(isNear),
+      drains: this.drains.filter(isNear),
+      adapters,
+      unlisted: 0,
+    };
+  }
+}
+
+function shareOf(bins, id) {
+  const shares = bins.map((bin) => bin.shares.get(id)).filter(Boolean);
+  const tokens_per_s = sum(shares, (share) => share.tokens) / (BIN_S * Math.max(1, bins.length));
+  return { ttft: spread(shares.flatMap((share) => share.ttft)), tokens_per_s };
+}

@@ -1,0 +1,175 @@
+// The strip: a lane a slot, a colour an adapter, moving; the right edge is now.
+
+import { colour, theme } from "./colours.js";
+import { find, make, tell, write } from "./dom.js";
+import { isOn, seconds } from "./format.js";
+
+const KEPT_S = 65;
+
+export class Strip {
+  constructor() {
+    this.lanes = [];
+    this.past = [];
+    this.all = [];
+    this.drains = [];
+    this.names = new Map();
+    this.window = 60;
+    this.now = 0;
+    for (const button of document.querySelectorAll("[data-window]")) {
+      button.addEventListener("click", () => this.look(Number(button.dataset.window)));
+    }
+    this.look(this.window);
+  }
+
+  look(window) {
+    this.window = window;
+    for (const button of document.querySelectorAll("[data-window]")) {
+      button.setAttribute("aria-pressed", String(Number(button.dataset.window) === window));
+    }
+    const marks = [4, 3, 2, 1, 0].map((part) => (part ? `${(window * part) / 4} s ago` : "now"));
+    find("axis").replaceChildren(...marks.map((mark) => make("span", "", mark)));
+  }
+
+  show(frame) {
+    // Names stay known after their row has gone: the strip still shows who sat there.
+    if (frame.is_whole) this.names.clear();
+    for (const row of frame.adapters) this.names.set(row.id, row.name);
+    this.past = (frame.is_whole ? frame.tenures : this.past.concat(frame.tenures)).filter((one) => one.ended_at > frame.now - KEPT_S);
+    const isNew = (one) => !this.past.some((other) => other.slot === one.slot && other.begun_at === one.begun_at);
+    this.all = this.past.concat(frame.tenants.filter(isNew));
+    this.drains = frame.drains;
+    this.keepLanes(frame);
+    this.note(frame);
+    for (const lane of this.lanes) this.label(lane, frame);
+  }
+
+  keepLanes(frame) {
+    const places = Math.max(frame.places, ...frame.tenants.map((one) => one.slot + 1), 0);
+    if (this.lanes.length === places) return;
+    this.lanes = Array.from({ length: places }, (_, slot) => this.makeLane(slot));
+    find("lanes").replaceChildren(...this.lanes.map((lane) => lane.element));
+    find("lanes").classList.toggle("dense", places > 12);
+  }
+
+  makeLane(slot) {
+    const lane = { slot, swatch: make("i", "swatch"), name: make("b"), state: make("span", "state"), why: make("small", "why") };
+    lane.canvas = make("canvas");
+    lane.canvas.setAttribute("role", "img");
+    lane.label = make("div", "label", make("span", "slot-number", String(slot + 1)), lane.swatch, lane.name, lane.state, lane.why);
+    lane.element = make("div", "lane", lane.label, lane.canvas);
+    lane.element.dataset.slot = slot;
+    lane.canvas.addEventListener("pointermove", (event) => this.explain(lane, event));
+    lane.canvas.addEventListener("pointerleave", () => (find("tip").hidden = true));
+    return lane;
+  }
+
+  note(frame) {
+    const landing = frame.slots && frame.places > frame.slots ? ", and a landing where the next one arrives" : "";
+    const known = frame.slots ? `${frame.slots} adapters run at a time${landing}` : "who sat where";
+    write(find("slots-note"), frame.phase === "ready" && !frame.slots ? "this model serves no adapters" : known);
+  }
+
+  label(lane, frame) {
+    const tenant = frame.tenants.find((one) => one.slot === lane.slot);
+    lane.element.dataset.state = tenant?.state ?? "empty";
+    lane.swatch.style.background = tenant ? colour(tenant.adapter) : "";
+    write(lane.name, tenant ? this.nameOf(tenant.adapter) : "");
+    const drain = tenant && this.drains.find((one) => one.victim === tenant.adapter && isOn(one, frame.now));
+    const [state, since] = drain ? ["draining", drain.begun_at] : [tenant?.state, tenant?.begun_at];
+    write(lane.state, tenant ? `${state} ${seconds(Math.max(0, frame.now - since))}` : "empty");
+    write(lane.why, drain ? `makes room for ${this.nameOf(drain.beneficiary)}` : (tenant?.reason ?? ""));
+    lane.canvas.setAttribute("aria-label", `Slot ${lane.slot + 1}: ${lane.name.textContent} ${lane.state.textContent}`);
+  }
+
+  nameOf(adapter) {
+    return this.names.get(adapter) ?? `adapter ${adapter}`;
+  }
+
+  /** The tenures of a lane that can be seen. */
+  tenures(lane) {
+    const begin = this.now - this.window;
+    return this.all.filter((one) => one.slot === lane.slot && one.begun_at < this.now && (one.ended_at ?? Infinity) > begin);
+  }
+
+  draw(now) {
+    this.now = now;
+    for (const lane of this.lanes) this.drawLane(lane);
+  }
+
+  drawLane(lane) {
+    const { canvas } = lane;
+    const ratio = devicePixelRatio || 1;
+    const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
+    }
+    const pen = canvas.getContext("2d");
+    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+    pen.clearRect(0, 0, width, height);
+    pen.font = "500 11px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    const x = (at) => width * (1 - (this.now - at) / this.window);
+    for (const one of this.tenures(lane)) {
+      const left = Math.max(0, x(one.begun_at));
+      const right = Math.min(width, x(one.ended_at ?? this.now));
+      drawTenure(pen, one, left, Math.max(right, left + 1), height);
+      for (const drain of this.drains) {
+        if (drain.victim !== one.adapter || one.state !== "ready") continue;
+        const from = Math.max(left, x(drain.begun_at));
+        const to = Math.min(right, x(drain.ended_at ?? this.now));
+        if (to > from) drawDrain(pen, from, Math.max(to, from + 3), height);
+      }
+      if (one.state === "ready" && height > 15) this.drawName(pen, one, left, right, height);
+    }
+  }
+
+  drawName(pen, one, left, right, height) {
+    const name = this.nameOf(one.adapter);
+    if (right - left < 26 || pen.measureText(name).width > right - left - 12) return;
+    pen.fillStyle = theme.isDark ? "oklch(0.2 0.02 250)" : "white";
+    pen.fillText(name, left + 6, height / 2 + 0.5);
+  }
+
+  explain(lane, event) {
+    const at = this.now - this.window * (1 - event.offsetX / lane.canvas.clientWidth);
+    const one = this.tenures(lane).find((other) => isOn(other, at));
+    if (!one) return void (find("tip").hidden = true);
+    const lasted = seconds(Math.min(one.ended_at ?? Infinity, this.now) - one.begun_at);
+    const lines = [this.nameOf(one.adapter), `${one.state} for ${lasted}`];
+    if (one.reason) lines.push(`because ${one.reason}`);
+    for (const drain of this.drains) {
+      if (drain.victim === one.adapter && isOn(drain, at)) lines.push(`draining for ${this.nameOf(drain.beneficiary)}`);
+    }
+    tell(find("tip"), lines, event.clientX, event.clientY);
+  }
+}
+
+function drawTenure(pen, one, left, right, height) {
+  const isReady = one.state === "ready";
+  const gap = right - left > 4 ? 1 : 0;
+  const top = isReady ? 0 : height * 0.3;
+  pen.globalAlpha = isReady ? 1 : 0.42;
+  pen.fillStyle = colour(one.adapter);
+  pen.beginPath();
+  pen.roundRect(left, top, right - left - gap, height - top, Math.min(3, (right - left) / 4));
+  pen.fill();
+  pen.globalAlpha = 1;
+}
+
+function drawDrain(pen, from, to, height) {
+  pen.save();
+  pen.beginPath();
+  pen.rect(from, 0, to - from, height);
+  pen.clip();
+  pen.strokeStyle = theme.isDark ? "oklch(0.2 0.02 250 / 0.4)" : "oklch(1 0 0 / 0.5)";
+  pen.lineWidth = 2;
+  pen.beginPath();
+  // Stripes stand still on the drain while it moves: they begin at its left edge.
+  for (let x = from - height; x < to; x += 6) {
+    pen.moveTo(x, height);
+    pen.lineTo(x + height, 0);
+  }
+  pen.stroke();
+  pen.restore();
+}

@@ -1,0 +1,54 @@
+"""A stream shows frames to one reader, four a second: one that reads slowly gets fewer, and always the newest."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+import msgspec
+
+from rota.core.errors import RequestError
+from rota.core.messages import Inspect
+from rota.dashboard.feed import Feed, Seen
+from rota.runtime.service import Phase
+
+FRAME_S = 0.25
+
+
+class Gallery:
+    """Those who watch. The engine is asked how things stand while there is somebody, however many they are."""
+
+    def __init__(self, feed: Feed, ask: Callable[[Inspect], None]) -> None:
+        """`ask` hands a question to the engine; it may raise RequestError while there is none."""
+        self._feed = feed
+        self._ask = ask
+        self._asked_at = float("-inf")
+        self.visitors = 0
+
+    async def frames(self, may_load: bool) -> AsyncIterator[bytes]:
+        """Server-sent events until the server stops; a frame is made when the one before has left, and none waits."""
+        self.visitors += 1
+        try:
+            seen = Seen()
+            while True:
+                self._inspect()
+                now = time.monotonic()
+                self._feed.advance(now)
+                frame, seen = self._feed.frame(now, seen, may_load)
+                yield b"data: " + msgspec.json.encode(frame) + b"\n\n"
+                if frame.phase == Phase.STOPPED:
+                    return
+                await asyncio.sleep(FRAME_S)
+        finally:
+            self.visitors -= 1
+
+    def _inspect(self) -> None:
+        """The answer comes to the feed, and the next frame shows it."""
+        now = time.monotonic()
+        if now - self._asked_at < 0.9 * FRAME_S:
+            return  # another visitor has just asked
+        self._asked_at = now
+        with suppress(RequestError):  # the engine is down, and the frame says so
+            self._ask(Inspect(now))

@@ -1,0 +1,93 @@
+"""A server on a fake device with a dashboard, and traffic for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from rota.core.adapter import Adapter
+from rota.core.config import Capacity, EngineConfig
+from rota.core.lora_paths import LoraPath
+from rota.core.policy_config import PolicyConfig
+from rota.dashboard.feed import Feed
+from rota.dashboard.routes import install_dashboard
+from rota.dashboard.stream import Gallery
+from rota.runtime.drainable import DrainableService
+from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService
+from rota.runtime.stocked import StockedService
+from rota.server.access import Access
+from rota.server.app import create_app
+from rota.server.keys import Key, KeyRing, digest_of
+from rota.text.tokenizer import Tokenizer
+from tests.builders import capacity
+from tests.fakes import FakeDevice, alphabet
+from tests.server.running import running
+from tests.tiny_tokenizer import write_byte_tokenizer
+
+NAMES = ("pirate", "haiku", "french", "json", "bullets", "refusal")
+
+
+@dataclass
+class Stage:
+    """What a test needs to hold: where the server is, and what stands behind it."""
+
+    url: str
+    service: DrainableService
+    registry: Registry
+    gallery: Gallery
+    pool: ThreadPoolExecutor
+
+    def ask(self, model: str, tokens: int = 40) -> None:
+        """A request in the background."""
+        body = {"model": model, "prompt": f"to {model}", "max_tokens": tokens, "ignore_eos": True}
+        self.pool.submit(httpx.post, f"{self.url}/v1/completions", json=body, timeout=60.0)
+
+    def ask_everybody(self, tokens: int = 40) -> None:
+        for name in ("letters", *NAMES):
+            self.ask(name, tokens)
+
+
+@contextmanager
+def stage(
+    folder: Path,
+    policy: PolicyConfig | None = None,
+    keys: dict[str, Key] | None = None,
+    room: Capacity | None = None,
+    step_s: float = 0.004,
+    journal_dir: Path | None = None,
+    names: tuple[str, ...] = NAMES,
+) -> Iterator[Stage]:
+    """Six adapters on two slots, steps of a few milliseconds."""
+    device = FakeDevice(room or capacity(rows=24, blocks=512, slots=2), step_s=step_s, next_token=alphabet)
+    registry = Registry("letters", str(folder))
+    adapters: list[Adapter] = [registry.add(LoraPath(name, f"adapters/{name}")) for name in names]
+    inner = InProcessService(lambda: device, EngineConfig(policy=policy or PolicyConfig()))
+    service = DrainableService(StockedService(inner, adapters))
+    ring = KeyRing({digest_of(secret): key for secret, key in (keys or {}).items()})
+    access = Access(registry, ring)
+    feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
+    gallery = Gallery(feed, service.send)
+    tokenizer = Tokenizer(write_byte_tokenizer(folder))
+    app = create_app(service, tokenizer, registry, access=access, watchers=[feed])
+    install_dashboard(app, gallery, access.operator_of, str(journal_dir) if journal_dir else None)
+    with ThreadPoolExecutor(64) as pool, running(app) as url:
+        service.wait_until_ready()
+        try:
+            yield Stage(url, service, registry, gallery, pool)
+        finally:
+            service.stop()  # so that whoever is still open need not be waited for
+
+
+def until(is_so: Callable[[], bool], within_s: float = 15.0) -> bool:
+    """Whether something comes true in time."""
+    ends_at = time.monotonic() + within_s
+    while not is_so() and time.monotonic() < ends_at:
+        time.sleep(0.02)
+    return is_so()

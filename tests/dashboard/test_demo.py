@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rota.cli import main
+from rota.commands.demo import Traffic
+from tests.dashboard.stage import NAMES, stage, until
+
+
+def demo_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("rota-demo")]
+
+
+def test_its_traffic_asks_for_every_adapter_and_the_base_model_until_stopped(tmp_path):
+    with stage(tmp_path, step_s=0.001) as made:
+        traffic = Traffic(rate=200.0)
+        traffic.start(made.url)
+        asked: set[str] = set()
+        with httpx.stream("GET", f"{made.url}/dashboard/events", timeout=30.0) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: "):
+                    rows = json.loads(line.removeprefix("data: "))["adapters"]
+                    asked.update(row["name"] for row in rows if row["ttft"]["p50"] is not None)
+                if asked == {"letters", *NAMES}:
+                    break
+        made.service.stop()
+        traffic.stop()
+
+    assert demo_threads() == []
+
+
+def test_a_rate_that_makes_no_sense_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--rate", "0"])
+
+    assert ended.value.code == 2
+    assert "rate must lie above 0" in capsys.readouterr().err
+
+
+def test_one_interrupt_ends_the_server_its_engine_and_its_traffic():
+    demo = subprocess.Popen(
+        [Path(sys.executable).with_name("rota"), "demo", "--no-browser", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert demo.stdout is not None
+        line = next(line for line in demo.stdout if line.startswith("Watch it at "))
+        page = line.split()[3]
+        assert httpx.get(page).status_code == 200
+        health = httpx.get(page.replace("/dashboard", "/health")).json()
+        assert health["status"] == "ready"
+        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: everybody in the group hears it
+        _, errors = demo.communicate(timeout=30)
+    except BaseException:
+        os.killpg(demo.pid, signal.SIGKILL)
+        raise
+
+    assert demo.returncode == 0
+    assert "Traceback" not in errors
+    assert until(lambda: not is_alive(demo.pid))
+
+
+def is_alive(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import pytest
+
+from rota.core.adapter import Adapter
+from rota.core.events import (
+    AdapterStanding,
+    DrainChanged,
+    DrainState,
+    Finished,
+    FinishReason,
+    Inspected,
+    Produced,
+    SlotChanged,
+    SlotState,
+)
+from rota.core.ids import BASE, AdapterId, RequestId, Slot
+from rota.dashboard import feed as feed_module
+from rota.dashboard.feed import MOST_ROWS, Feed, Seen
+from rota.dashboard.lanes import MOST_TENURES
+from rota.runtime.service import Phase, ServiceState
+from tests.builders import capacity
+
+BASE_MODEL = Adapter(BASE, "letters", "")
+READY = ServiceState(Phase.READY, capacity(rows=8, slots=2))
+
+
+class Board:
+    """Stands in for the service: what it says can be changed."""
+
+    def __init__(self) -> None:
+        self.state = READY
+
+
+@pytest.fixture
+def board():
+    return Board()
+
+
+@pytest.fixture
+def feed(board):
+    adapters = [Adapter(AdapterId(number), f"adapter{number}", f"adapters/{number}") for number in (1, 2, 3)]
+    return Feed(BASE_MODEL, lambda: adapters, lambda: board.state)
+
+
+def frame_of(feed: Feed, now: float):
+    feed.advance(now)
+    return feed.frame(now, Seen())[0]
+
+
+def slot(at: float, slot: int, adapter: int, state: str, reason: str = "") -> SlotChanged:
+    return SlotChanged(at, Slot(slot), AdapterId(adapter), SlotState(state), reason)
+
+
+def inspected(*standings: AdapterStanding, at: float = 1.0) -> Inspected:
+    return Inspected(at, steps=7, rows=8, blocks=64, blocks_used=16, slots=2, adapters=standings)
+
+
+def standing(adapter: int, waiting: int = 0, running: int = 0, reason: str = "") -> AdapterStanding:
+    return AdapterStanding(AdapterId(adapter), waiting, running, 0, 0.5 if waiting else None, reason)
+
+
+def answer(feed: Feed, id: str, adapter: int, *token_times: float, asked_at: float = 0.0) -> None:
+    feed.asked(RequestId(id), AdapterId(adapter), asked_at)
+    for at in token_times:
+        feed.observe([Produced(at, (RequestId(id),), (7,), step_s=0.01)])
+
+
+def test_first_tokens_and_gaps_are_told_in_all_and_per_adapter(feed):
+    answer(feed, "one", 1, 0.2, 0.25, 0.3)
+    answer(feed, "two", 2, 0.8, asked_at=0.4)
+    frame = frame_of(feed, 2.0)
+
+    assert frame.ttft.p50 == pytest.approx(0.2, rel=0.05)
+    assert frame.ttft.p99 == pytest.approx(0.4, rel=0.05)
+    assert frame.gap.p50 == pytest.approx(0.05, rel=0.05)
+    assert frame.step.p50 == pytest.approx(0.01, rel=0.05)
+    assert [row.name for row in frame.adapters] == ["letters", "adapter1", "adapter2", "adapter3"]
+    assert frame.adapters[2].ttft.p50 == pytest.approx(0.4, rel=0.05)
+    assert frame.adapters[3].ttft.p50 is None
+
+
+def test_the_queue_says_how_many_wait_and_why(feed):
+    feed.observe([inspected(standing(0, running=1), standing(2, waiting=3, reason="its adapter is not in a slot"))])
+    frame = frame_of(feed, 1.0)
+
+    assert (frame.waiting, frame.running, frame.blocks_used) == (3, 1, 16)
+    assert (frame.adapters[2].waiting, frame.adapters[2].oldest_at) == (3, 0.5)
+    assert frame.adapters[2].reason == "its adapter is not in a slot"
+
+
+def test_whoever_lost_its_slot_since_the_engine_was_asked_is_parked(feed):
+    feed.observe([slot(0.0, 0, 1, "ready"), inspected(standing(1, running=4)), slot(1.1, 0, 1, "empty")])
+    frame = frame_of(feed, 1.2)
+
+    assert (frame.running, frame.parked) == (0, 4)
+
+
+def test_a_slot_that_is_ready_is_there_for_what_it_was_loaded_for(feed):
+    feed.observe([slot(1.0, 0, 2, "loading", "its turn has come"), slot(1.5, 0, 2, "ready")])
+    frame = frame_of(feed, 2.0)
+
+    assert [(one.state, one.reason, one.begun_at) for one in frame.tenants] == [("ready", "its turn has come", 1.5)]
+    assert [(one.state, one.ended_at) for one in frame.tenures] == [("loading", 1.5)]
+
+
+def test_a_reader_is_told_of_a_tenure_once(feed):
+    feed.observe([slot(1.0, 0, 1, "ready"), slot(2.0, 0, 1, "empty")])
+    first, seen = feed.frame(2.0, Seen())
+    feed.observe([slot(3.0, 0, 2, "ready"), slot(4.0, 0, 2, "empty")])
+    second, seen = feed.frame(4.0, seen)
+    third, _ = feed.frame(4.0, seen)
+
+    assert (first.is_whole, [one.adapter for one in first.tenures]) == (True, [1])
+    assert (second.is_whole, [one.adapter for one in second.tenures]) == (False, [2])
+    assert third.tenures == ()
+
+
+def test_charts_are_sent_when_they_have_moved(feed):
+    feed.advance(1.0)
+    first, seen = feed.frame(1.0, Seen())
+    same, seen = feed.frame(1.5, seen)
+    feed.advance(2.5)
+    moved, _ = feed.frame(2.5, seen)
+
+    assert [frame.charts is None for frame in (first, same, moved)] == [False, True, False]
+
+
+def test_a_drain_lasts_from_its_start_to_its_end(feed):
+    feed.observe([DrainChanged(1.0, AdapterId(1), AdapterId(2), DrainState.STARTED)])
+    during = frame_of(feed, 2.0).drains
+    feed.observe([DrainChanged(3.0, AdapterId(1), AdapterId(2), DrainState.FINISHED)])
+    feed.observe([DrainChanged(4.0, AdapterId(1), AdapterId(2), DrainState.EXPIRED)])
+    after = frame_of(feed, 5.0).drains
+
+    assert [(one.victim, one.beneficiary, one.ended_at) for one in during] == [(1, 2, None)]
+    assert [(one.state, one.begun_at, one.ended_at) for one in after] == [("finished", 1.0, 3.0)]
+
+
+def test_an_engine_that_is_down_has_nobody_in_its_slots(feed, board):
+    feed.observe([slot(1.0, 0, 1, "ready"), inspected(standing(1, running=2))])
+    board.state = ServiceState(Phase.DOWN, reason="It ran out of memory.")
+    frame = frame_of(feed, 2.0)
+
+    assert (frame.phase, frame.phase_reason) == ("down", "It ran out of memory.")
+    assert (frame.tenants, frame.running) == ((), 0)
+    assert [one.ended_at for one in frame.tenures] == [2.0]
+
+
+def test_an_adapter_that_was_unloaded_stays_while_it_has_users(feed):
+    feed.observe([inspected(standing(9, waiting=1))])
+    row = frame_of(feed, 1.0).adapters[-1]
+
+    assert (row.name, row.is_loaded, row.waiting) == ("adapter 9", False, 1)
+
+
+def test_of_a_thousand_adapters_the_busy_ones_are_listed():
+    adapters = [Adapter(AdapterId(number), f"adapter{number}", "") for number in range(1, 1001)]
+    feed = Feed(BASE_MODEL, lambda: adapters, lambda: READY)
+    feed.observe([inspected(standing(700, waiting=1)), slot(0.5, 1, 900, "ready")])
+    frame = frame_of(feed, 1.0)
+
+    assert len(frame.adapters) == MOST_ROWS
+    assert frame.unlisted == 1001 - MOST_ROWS
+    assert {0, 700, 900} <= {row.id for row in frame.adapters}
+
+
+def test_memory_is_bounded_whatever_comes(feed, monkeypatch):
+    monkeypatch.setattr(feed_module, "MOST_JOURNEYS", 100)
+    for number in range(1000):
+        feed.asked(RequestId(str(number)), AdapterId(1), 0.0)
+    for number in range(MOST_TENURES + 500):
+        feed.observe([slot(1.0 + number * 1e-6, 0, number % 3 + 1, "ready")])
+    feed.observe([Produced(2.0, tuple(RequestId(str(number)) for number in range(1000)), (7,) * 1000)])
+    frame = frame_of(feed, 4.0)
+
+    assert len(frame.tenures) == MOST_TENURES
+    assert frame.adapters[1].tokens_per_s * 4.0 == 100
+
+
+def test_a_request_that_ended_is_forgotten(feed):
+    answer(feed, "one", 1, 0.2)
+    feed.observe([Finished(RequestId("one"), 0.3, FinishReason.STOP)])
+    feed.observe([Produced(0.5, (RequestId("one"),), (7,))])
+
+    assert frame_of(feed, 2.0).gap.p50 is None

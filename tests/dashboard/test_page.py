@@ -1,0 +1,332 @@
+"""The page in a real Chromium."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rota.core.errors import EngineDiedError
+from rota.core.policy_config import PolicyConfig
+from rota.observe.journal import Journal
+from rota.server.keys import Key
+from rota.sim.cost import read_cost
+from rota.sim.run import Simulation, adapter_name
+from rota.workload.scenario import Client, Scenario
+from tests.builders import capacity
+from tests.dashboard.stage import stage, until
+
+WAIT_MS = 15_000
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens pages and, at the end, wants no error on any console and no request to another origin."""
+    errors: list[str] = []
+    strangers: list[str] = []
+    with ExitStack() as stack:
+
+        def open_page(url: str, **options: object):
+            page = stack.enter_context(browser.new_page(**options))
+            page.set_default_timeout(WAIT_MS)
+            origin = "/".join(url.split("/")[:3])
+            page.on("pageerror", lambda error: errors.append(str(error)))
+            page.on("console", lambda said: said.type in ("error", "warning") and errors.append(said.text))
+            page.on("request", lambda asked: asked.url.startswith(origin) or strangers.append(asked.url))
+            page.goto(url)
+            return page
+
+        yield open_page
+    assert errors == []
+    assert strangers == []
+
+
+@pytest.fixture
+def on_stage(tmp_path):
+    with ExitStack() as stack:
+        yield lambda **given: stack.enter_context(stage(tmp_path, **given))
+
+
+def figure(page, name: str) -> str:
+    return page.locator(f'[data-figure="{name}"] .value').inner_text()
+
+
+def wait_for_text(page, selector: str, pattern: str) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    expect(page.locator(selector).first).to_have_text(re.compile(pattern), timeout=WAIT_MS)
+
+
+def colours_in(page, slot: int) -> int:
+    """How many colours a lane of the strip shows."""
+    return page.evaluate(
+        """(slot) => {
+          const canvas = document.querySelector(`[data-slot="${slot}"] canvas`);
+          const pen = new OffscreenCanvas(canvas.width, 1).getContext("2d");
+          pen.drawImage(canvas, 0, -canvas.height / 2);
+          const { data } = pen.getImageData(0, 0, canvas.width, 1);
+          const counts = new Map();
+          for (let i = 0; i < data.length; i += 4) {
+            const shade = [data[i], data[i + 1], data[i + 2], data[i + 3]].join();
+            if (data[i + 3] === 255) counts.set(shade, (counts.get(shade) ?? 0) + 1);
+          }
+          return [...counts.values()].filter((count) => count > 2).length;
+        }""",
+        slot,
+    )
+
+
+def journal(path: Path, policy: PolicyConfig | None = None) -> Path:
+    client = Client(requests=60, rate_per_s=6.0, prompt_tokens=(1, 200), output_tokens=(1, 200), adapters=5)
+    scenario = Scenario("small", slots=2, clients=(client,))
+    with path.open("wb") as file:
+        written = Journal(file, adapter_name)
+        Simulation(scenario, read_cost("a100-llama8b"), policy or PolicyConfig(), observers=[written]).run()
+        written.close()
+    return path
+
+
+def test_an_idle_server_explains_itself(on_stage, open_page):
+    page = open_page(f"{on_stage().url}/dashboard")
+    wait_for_text(page, "#status", "live")
+
+    assert "Nobody asks for anything" in page.locator("#idle").inner_text()
+    assert '"model":"pirate"' in page.locator("#idle code").inner_text()
+    assert page.locator("#adapters tbody tr").count() == 7
+    assert page.locator(".lane").count() == 3  # two slots and a landing
+
+
+def test_it_moves_with_traffic_and_shows_the_rotation(on_stage, open_page):
+    made = on_stage()
+    page = open_page(f"{made.url}/dashboard")
+    wait_for_text(page, "#status", "live")
+    for _ in range(3):
+        made.ask_everybody(tokens=400)
+    wait_for_text(page, '[data-figure="Parked"] .value', "[1-9]")
+    wait_for_text(page, '[data-figure="Output"] .value', "[1-9]")
+    wait_for_text(page, '[data-figure="First token"] .value', "ms|s")
+    wait_for_text(page, ".lane .why", "its turn has come|a slot was empty|a tenant was idle")
+    page.get_by_role("button", name="10 s").click()
+    wait_for_text(page, ".chart .legend-line", r"P99\s*\d")
+
+    assert until(lambda: max(colours_in(page, slot) for slot in range(3)) >= 3)
+    assert page.locator("#idle").is_hidden()
+    assert "ago" in page.locator("#axis").inner_text()
+
+
+def test_who_waits_is_shown_with_the_reason(on_stage, open_page):
+    made = on_stage(room=capacity(rows=2, slots=2), step_s=0.02)
+    page = open_page(f"{made.url}/dashboard")
+    for _ in range(4):
+        made.ask("letters", 450)
+    wait_for_text(page, '[data-adapter="0"] .why', "as many requests run as may run")
+    wait_for_text(page, '[data-adapter="0"] td.waiting', "2")
+    wait_for_text(page, '[data-adapter="0"] .longest', "s")
+
+
+def test_a_drain_is_marked(on_stage, open_page):
+    policy = PolicyConfig(lora_policy="drain", lora_drain_wait_threshold=0.05)
+    made = on_stage(policy=policy, step_s=0.02, room=capacity(rows=24, blocks=512, slots=1))
+    page = open_page(f"{made.url}/dashboard")
+    wait_for_text(page, "#status", "live")
+    made.ask("pirate", 400)
+    wait_for_text(page, '[data-slot="0"] .label', "pirate")
+    made.ask("haiku", 20)
+    wait_for_text(page, '[data-slot="0"] .label', "makes room for haiku")
+    wait_for_text(page, '[data-adapter="1"] .where', "drains, slot 1")
+    box = page.locator('[data-slot="0"] canvas').bounding_box()
+    wait_for_text(page, '[data-slot="0"] .state', r"[1-9]\.\d+ s")
+    page.get_by_role("button", name="10 s").click()
+    page.wait_for_timeout(500)
+    page.mouse.move(box["x"] + box["width"] - 6, box["y"] + 8)
+
+    assert "draining for haiku" in page.locator("#tip").inner_text()
+
+
+def test_an_adapter_is_loaded_and_unloaded_by_button(on_stage, open_page):
+    made = on_stage(names=("pirate",))
+    page = open_page(f"{made.url}/dashboard")
+    page.get_by_label("Name").fill("sonnet")
+    page.get_by_label("Folder on the server").fill("adapters/sonnet")
+    page.get_by_role("button", name="Load adapter").click()
+    wait_for_text(page, "#outcome", "sonnet is loaded")
+    wait_for_text(page, "#adapters", "sonnet")
+    unload = page.locator('[data-adapter="2"] button')
+    unload.click()
+    assert unload.inner_text() == "Sure?"
+    assert [adapter.name for adapter in made.registry.adapters] == ["pirate", "sonnet"]
+    unload.click()
+    wait_for_text(page, "#outcome", "sonnet is unloaded")
+
+    assert [adapter.name for adapter in made.registry.adapters] == ["pirate"]
+    assert page.get_by_label("Folder on the server").input_value() == "adapters/sonnet"
+
+
+def test_an_adapter_that_cannot_be_loaded_says_why(on_stage, browser):
+    with browser.new_page() as page:  # the refusal is a 400, which the browser counts as an error of the page
+        page.set_default_timeout(WAIT_MS)
+        page.goto(f"{on_stage(names=('pirate',)).url}/dashboard")
+        page.get_by_label("Name").fill("sonnet")
+        page.get_by_label("Folder on the server").fill("adapters/broken")
+        page.get_by_role("button", name="Load adapter").click()
+        wait_for_text(page, "#outcome", "adapters/broken is broken")
+
+
+def test_with_keys_it_asks_for_one_and_keeps_it_in_the_tab(on_stage, browser):
+    made = on_stage(keys={"sesame": Key("all", may_load=False)})
+    with browser.new_page() as page:
+        page.set_default_timeout(WAIT_MS)
+        page.goto(f"{made.url}/dashboard")
+        page.get_by_label("Key").fill("wrong")
+        page.get_by_role("button", name="Watch").click()
+        wait_for_text(page, "#key-reason", "not known")
+        page.get_by_label("Key").fill("sesame")
+        page.get_by_role("button", name="Watch").click()
+        wait_for_text(page, "#status", "live")
+
+        assert page.locator("#key").is_hidden()
+        assert page.locator("#load").is_hidden()  # this key may not load
+        assert page.evaluate("[sessionStorage.length, Object.values(localStorage).join()]") == [1, ""]
+
+
+def test_an_engine_that_is_down_says_why(on_stage, open_page):
+    made = on_stage()
+    page = open_page(f"{made.url}/dashboard")
+    wait_for_text(page, "#status", "live")
+    made.service.stop()
+    wait_for_text(page, "#status", "engine down")
+    with pytest.raises(EngineDiedError):
+        made.service.wait_until_ready()
+
+    assert "The engine is down. The engine was stopped." in page.locator("#banner").inner_text()
+
+
+def test_a_lost_server_is_looked_for_and_found_again(on_stage, browser):
+    made = on_stage()
+    with browser.new_page() as page:
+        page.set_default_timeout(WAIT_MS)
+        page.goto(f"{made.url}/dashboard")
+        wait_for_text(page, "#status", "live")
+        page.context.set_offline(True)
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        wait_for_text(page, "#status", "reconnecting")
+        wait_for_text(page, "#banner", "trying again")
+        page.context.set_offline(False)
+        wait_for_text(page, "#status", "live")
+
+        assert page.locator("#banner").is_hidden()
+
+
+def test_a_dropped_journal_is_replayed_with_pause_speed_and_scrubber(on_stage, open_page, tmp_path):
+    page = open_page(f"{on_stage().url}/dashboard")
+    wait_for_text(page, "#status", "live")
+    text = journal(tmp_path / "run.jsonl").read_text()
+    page.evaluate(
+        """(text) => {
+          const carried = new DataTransfer();
+          carried.items.add(new File([text], "run.jsonl"));
+          dispatchEvent(new DragEvent("drop", { dataTransfer: carried, cancelable: true }));
+        }""",
+        text,
+    )
+    wait_for_text(page, "#status", "replay")
+    page.locator("#speed").select_option("16")
+    wait_for_text(page, "#moment", r"^[3-9]\.\d / \d+")
+    page.get_by_role("button", name="Pause").click()
+    paused_at = page.locator("#moment").inner_text()
+    page.locator("#scrub").fill("500")
+    wait_for_text(page, "#moment", f"^(?!{re.escape(paused_at)})")
+    page.wait_for_timeout(200)
+
+    assert int(figure(page, "Running")) + int(figure(page, "Parked")) > 0
+    assert re.fullmatch(r"[\d.]+ m?s", figure(page, "First token"))
+    assert figure(page, "KV in use") == "–"
+    assert "adapter3" in page.locator("#adapters").inner_text()
+    assert until(lambda: max(colours_in(page, slot) for slot in range(3)) >= 3)
+    page.get_by_role("button", name="Back to live").click()
+    wait_for_text(page, "#status", "live")
+
+
+def test_a_replay_counts_as_the_simulator_did(on_stage, open_page, tmp_path):
+    client = Client(requests=40, rate_per_s=8.0, prompt_tokens=(1, 200), output_tokens=(1, 100), adapters=5)
+    path = tmp_path / "run.jsonl"
+    with path.open("wb") as file:
+        written = Journal(file, adapter_name)
+        scenario = Scenario("small", slots=2, clients=(client,))
+        recorder = Simulation(scenario, read_cost("a100-llama8b"), observers=[written]).run()
+        written.close()
+    truth = recorder.summary(adapter_name)
+    page = open_page(f"{on_stage().url}/dashboard")
+    counted = page.evaluate(
+        """async (text) => {
+          const { Journal } = await import("./dashboard/replay.js");
+          const journal = new Journal(text);
+          const frame = journal.frame(journal.end + 2);
+          return [frame.ttft, frame.gap, frame.waiting + frame.running + frame.parked];
+        }""",
+        path.read_text(),
+    )
+
+    assert truth["duration_s"] < 55  # the figures are of the last minute: all of it
+    assert counted[0] == pytest.approx({"p50": truth["ttft_s"]["median"], "p99": truth["ttft_s"]["p99"]})
+    assert counted[1] == pytest.approx({"p50": truth["itl_s"]["median"], "p99": truth["itl_s"]["p99"]})
+    assert counted[2] == 0
+
+
+def test_the_address_may_name_one_of_the_servers_journals(on_stage, open_page, tmp_path):
+    journals = tmp_path / "journals"
+    journals.mkdir()
+    policy = PolicyConfig(lora_policy="drain", lora_drain_wait_threshold=0.3)
+    journal(journals / "run.jsonl", policy)
+    made = on_stage(journal_dir=journals)
+    page = open_page(f"{made.url}/dashboard?journal=run.jsonl")
+    wait_for_text(page, "#journal-name", "run.jsonl")
+    page.locator("#speed").select_option("4")
+    wait_for_text(page, "#adapters", "drains, slot")
+
+
+def test_a_journal_of_another_server_is_refused(on_stage, open_page):
+    # `open_page` sees to it that nobody goes there.
+    page = open_page(f"{on_stage().url}/dashboard?journal=https://example.org/run.jsonl")
+    wait_for_text(page, "#notice", "is on another server")
+
+    assert page.locator("#player").is_hidden()
+
+
+def test_what_is_no_journal_is_refused_with_its_line(on_stage, open_page, tmp_path):
+    page = open_page(f"{on_stage().url}/dashboard")
+    wait_for_text(page, "#status", "live")
+    (tmp_path / "wrong.jsonl").write_text('{"event":"asked","at":1.0}\nhello\n')
+    page.locator("#file").set_input_files(tmp_path / "wrong.jsonl")
+    wait_for_text(page, "#notice", "wrong.jsonl: Line 2 is not an event of a journal")
+
+    assert page.locator("#player").is_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_colours_follow_the_system_until_somebody_chooses(scheme, on_stage, open_page):
+    page = open_page(f"{on_stage().url}/dashboard", color_scheme=scheme)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light, dark = "rgb(247, 246, 243)", "rgb(19, 20, 22)"
+
+    assert page.evaluate(paper) == (light if scheme == "light" else dark)
+    page.locator("#theme").click()
+    assert page.evaluate(paper) == light
+    page.locator("#theme").click()
+    assert page.evaluate(paper) == dark
+    page.reload()
+    assert page.evaluate(paper) == dark
+
+
+def test_nothing_is_wider_than_the_screen(on_stage, open_page):
+    made = on_stage(names=("pirate", "an-adapter-with-a-name-that-goes-on-and-on-and-on-and-on-for-ever"))
+    page = open_page(f"{made.url}/dashboard", viewport={"width": 390, "height": 844}, is_mobile=True)
+    for adapter in made.registry.adapters:
+        made.ask(adapter.name, 400)
+    wait_for_text(page, "#status", "live")
+    wait_for_text(page, '[data-figure="Output"] .value', "[1-9]")
+
+    for width in (390, 320, 768, 1280):
+        page.set_viewport_size({"width": width, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") == width

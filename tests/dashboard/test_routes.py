@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from rota.server.keys import Key
+from tests.dashboard.stage import Stage, stage, until
+
+
+@pytest.fixture
+def on_stage(tmp_path):
+    with ExitStack() as stack:
+        yield lambda **given: stack.enter_context(stage(tmp_path, **given))
+
+
+def first_frame(made: Stage, **headers: str) -> dict[str, object]:
+    with httpx.stream("GET", f"{made.url}/dashboard/events", headers=headers, timeout=20.0) as reply:
+        assert reply.status_code == 200
+        return json.loads(next(reply.iter_lines()).removeprefix("data: "))
+
+
+def test_the_page_may_speak_to_its_own_server_only(on_stage):
+    made = on_stage()
+    page = httpx.get(f"{made.url}/dashboard")
+
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+    assert "unsafe" not in page.headers["content-security-policy"]
+    assert "http://" not in page.text.replace("http://www.w3.org", "")
+
+
+def test_parts_of_the_page_come_with_their_kind_and_others_do_not_come(on_stage):
+    made = on_stage()
+    script = httpx.get(f"{made.url}/dashboard/main.js")
+    missing = httpx.get(f"{made.url}/dashboard/secret.py")
+
+    assert (script.status_code, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+    assert missing.status_code == 404
+    assert "no such part" in missing.json()["error"]["message"]
+
+
+def test_with_keys_the_page_is_open_and_its_data_is_for_operators(on_stage):
+    made = on_stage(keys={"all": Key("all"), "tenant": Key("tenant", may_operate=False)})
+
+    assert httpx.get(f"{made.url}/dashboard").status_code == 200
+    assert httpx.get(f"{made.url}/dashboard/main.js").status_code == 200
+    assert httpx.get(f"{made.url}/dashboard/events").status_code == 401
+    assert httpx.get(f"{made.url}/dashboard/events", headers={"Authorization": "Bearer tenant"}).status_code == 403
+    assert first_frame(made, Authorization="Bearer all")["may_load"] is True
+
+
+def test_who_may_not_load_is_told_so(on_stage):
+    made = on_stage(keys={"eye": Key("eye", may_load=False)})
+
+    assert first_frame(made, Authorization="Bearer eye")["may_load"] is False
+
+
+def test_a_reader_that_leaves_is_forgotten(on_stage):
+    made = on_stage()
+    first_frame(made)
+
+    assert until(lambda: made.gallery.visitors == 0)
+
+
+def test_the_engine_is_asked_only_while_somebody_watches(on_stage):
+    made = on_stage()
+    asked = []
+    send = made.gallery._ask
+    made.gallery._ask = lambda question: (asked.append(question), send(question))
+
+    first_frame(made)
+    assert until(lambda: made.gallery.visitors == 0)
+    before = len(asked)
+    time.sleep(0.6)  # two frames' time in which nothing may happen
+    assert 1 <= before == len(asked)
+
+
+def test_an_open_page_does_not_keep_the_server_from_stopping(on_stage):
+    made = on_stage()
+    ended = threading.Event()
+
+    def watch() -> None:
+        with httpx.stream("GET", f"{made.url}/dashboard/events", timeout=20.0) as reply:
+            for _ in reply.iter_lines():
+                seen.set()
+        ended.set()
+
+    seen = threading.Event()
+    threading.Thread(target=watch, daemon=True).start()
+    assert seen.wait(10.0)
+    made.service.drain(0.0)
+    time.sleep(0.4)  # let a frame say that the server stops
+    made.service.stop()
+
+    assert ended.wait(10.0)
+
+
+def test_journals_are_served_by_name_from_their_folder_and_from_nowhere_else(on_stage, tmp_path):
+    journals = tmp_path / "journals"
+    journals.mkdir()
+    (journals / "run.jsonl").write_text('{"event":"asked"}\n')
+    (journals / "notes.txt").write_text("secret")
+    (tmp_path / "other.jsonl").write_text("secret")
+    made = on_stage(journal_dir=journals)
+
+    assert httpx.get(f"{made.url}/dashboard/journals/run.jsonl").text == '{"event":"asked"}\n'
+    for name in ("notes.txt", "missing.jsonl", "..%2Fother.jsonl", "%2Fetc%2Fpasswd", ".jsonl"):
+        assert httpx.get(f"{made.url}/dashboard/journals/{name}").status_code == 404, name
+
+
+def test_without_a_folder_there_are_no_journals_and_it_says_which_flag_makes_some(on_stage):
+    reply = httpx.get(f"{on_stage().url}/dashboard/journals/run.jsonl")
+
+    assert reply.status_code == 404
+    assert "--journal-dir" in reply.json()["error"]["message"]

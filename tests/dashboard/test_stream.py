@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import aclosing
+
+import pytest
+
+from rota.core.adapter import Adapter
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.ids import BASE
+from rota.core.messages import Inspect
+from rota.dashboard.feed import Feed
+from rota.dashboard.stream import FRAME_S, Gallery
+from rota.runtime.service import Phase, ServiceState
+from tests.builders import capacity
+
+READY = ServiceState(Phase.READY, capacity())
+
+
+@pytest.fixture
+def feed():
+    return Feed(Adapter(BASE, "letters", ""), lambda: [], lambda: READY)
+
+
+def moment_of(packet: bytes) -> float:
+    return json.loads(packet.removeprefix(b"data: "))["now"]
+
+
+def test_a_slow_reader_gets_the_newest_frame_and_none_in_between(feed):
+    async def read_slowly() -> float:
+        async with aclosing(Gallery(feed, lambda _: None).frames(may_load=False)) as frames:
+            await anext(frames)
+            await asyncio.sleep(4 * FRAME_S)
+            return time.monotonic() - moment_of(await anext(frames))
+
+    assert asyncio.run(read_slowly()) < FRAME_S
+
+
+def test_however_many_watch_the_engine_is_asked_once_a_frame(feed):
+    asked: list[Inspect] = []
+    gallery = Gallery(feed, asked.append)
+
+    async def watch() -> None:
+        async with aclosing(gallery.frames(may_load=False)) as frames:
+            for _ in range(3):
+                await anext(frames)
+
+    async def watch_together() -> None:
+        await asyncio.gather(*(watch() for _ in range(20)))
+
+    asyncio.run(watch_together())
+    assert len(asked) == 3
+    assert gallery.visitors == 0
+
+
+def test_an_engine_that_cannot_be_asked_ends_no_stream(feed):
+    def refuse(_: Inspect) -> None:
+        raise RequestError(Fault(FaultCode.ENGINE_DIED, "It is down."))
+
+    async def read() -> bytes:
+        async with aclosing(Gallery(feed, refuse).frames(may_load=False)) as frames:
+            return await anext(frames)
+
+    assert moment_of(asyncio.run(read())) <= time.monotonic()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from rota.core.ids import AdapterId
+from rota.dashboard.frame import Spread
+from rota.dashboard.histogram import bucket_of, spread_of
+from rota.dashboard.window import BIN_S, CHART_BINS, Window
+
+
+def histogram(*durations: float):
+    window = Window()
+    for duration in durations:
+        window.open.ttft[bucket_of(duration)] += 1
+    return window.open.ttft
+
+
+def test_percentiles_lie_within_a_bucket_of_the_truth():
+    spread = spread_of([histogram(*[0.1] * 60, *[0.4] * 38), histogram(*[3.0] * 2)])
+
+    assert spread.p50 == pytest.approx(0.1, rel=0.03)
+    assert spread.p99 == pytest.approx(3.0, rel=0.03)
+
+
+def test_nothing_measured_has_no_percentiles():
+    assert spread_of([]) == Spread(None, None)
+
+
+def test_durations_beyond_all_measure_are_counted_at_the_edge():
+    assert spread_of([histogram(0.0)]).p50 == pytest.approx(1e-5, rel=0.03)
+    assert spread_of([histogram(1e9)]).p50 == pytest.approx(1e3, rel=0.03)
+
+
+def test_a_closed_bin_becomes_a_point_of_the_charts():
+    window = Window()
+    window.open.tokens = 10
+    window.open.gap[bucket_of(0.02)] += 10
+    window.roll(BIN_S)
+
+    charts = window.charts()
+    assert charts.tokens_per_s == (10 / BIN_S,)
+    assert charts.gap[0].p50 == pytest.approx(0.02, rel=0.03)
+    assert charts.ended_at == BIN_S
+
+
+def test_the_minute_forgets_what_is_older():
+    window = Window()
+    window.open.shares[AdapterId(1)].tokens = 600
+    window.open.ttft[bucket_of(0.5)] += 1
+    window.roll(10.0)
+    assert window.minute_of(AdapterId(1)).tokens_per_s == 60.0
+    assert window.ttft.p50 is not None
+
+    window.roll(70.0)
+    assert window.minute_of(AdapterId(1)).tokens_per_s == 0.0
+    assert window.ttft.p50 is None
+
+
+def test_charts_are_bounded_however_long_it_runs():
+    window = Window()
+    for second in range(2000):
+        window.roll(float(second))
+
+    assert len(window.charts().ttft) == CHART_BINS
+
+
+def test_a_window_that_nobody_used_for_hours_starts_afresh():
+    window = Window()
+    window.open.tokens = 10
+    window.roll(BIN_S)
+    window.roll(1e6)
+
+    assert window.charts().tokens_per_s == ()
+    assert window.rates(1e6) == (0.0, 0.0)
+
+
+def test_rates_follow_the_last_seconds():
+    window = Window()
+    for second in range(10):
+        window.roll(float(second))
+        window.open.tokens += 100 if second >= 4 else 0
+
+    assert window.rates(10.0)[0] == pytest.approx(100.0, rel=0.01)
