@@ -31,8 +31,8 @@ from rota.core.events import Event, Finished, Produced
 from rota.core.ids import RequestId
 from rota.core.messages import Submit
 from rota.core.request import Request
+from rota.engine.build import build_engine
 from rota.engine.builtin import builtin_model_folder
-from rota.engine.engine import build_engine
 from rota.runtime.service import InProcessService
 
 PROMPT, OUTPUT, BATCH, ADAPTERS = 64, 64, 16, 6

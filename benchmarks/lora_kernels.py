@@ -47,7 +47,6 @@ CHOICES = {
     ("expand", "columns"): (64, 128, 256, 512),
     ("expand", "ranks"): (16, 32, 64),
     ("expand", "warps"): (2, 4, 8),
-    ("early",): (True, False),
 }
 
 
@@ -190,17 +189,15 @@ def sweep(case: Case) -> dict[str, float | str]:
     return tried | {"best": str(tuning)}
 
 
-def variants(tuning: Tuning) -> Iterator[tuple[tuple[str, ...], int | bool]]:
+def variants(tuning: Tuning) -> Iterator[tuple[tuple[str, str], int]]:
     for path, choices in CHOICES.items():
         current = functools.reduce(getattr, path, tuning)
         yield from ((path, other) for other in choices if other != current)
 
 
-def changed(tuning: Tuning, path: tuple[str, ...], value: int | bool) -> Tuning:
-    if len(path) == 1:
-        return dataclasses.replace(tuning, **{path[0]: value})
-    part = dataclasses.replace(getattr(tuning, path[0]), **{path[1]: value})
-    return dataclasses.replace(tuning, **{path[0]: part})
+def changed(tuning: Tuning, path: tuple[str, str], value: int) -> Tuning:
+    part, field = path
+    return dataclasses.replace(tuning, **{part: dataclasses.replace(getattr(tuning, part), **{field: value})})
 
 
 def apply_all(sites: list[Site], batch: LoraBatch, tuning: Tuning) -> None:

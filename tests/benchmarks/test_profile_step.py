@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.h200.trace import MARK, profile, read_kernels
+
+REPLAY = ["nvjet_tst_64x8", "shrink_kernel", "argmax_reduce", "Memcpy DtoH"]
+
+
+def trace(steps: int, idle_us: float) -> dict:
+    """Steps of four kernels of 10 µs, the second beside the first; launched together, as a graph's are."""
+    events = []
+    for step in range(steps):
+        events.append({"ph": "X", "name": MARK, "cat": "user_annotation", "ts": step * 100.0, "dur": 20.0})
+        launch = {"ph": "X", "name": "cudaGraphLaunch", "cat": "cuda_runtime", "ts": step * 100.0 + 5, "dur": 5.0}
+        events.append({**launch, "args": {"correlation": step}})
+        begin = 1000.0 + step * (30.0 + idle_us)
+        for name, offset in zip(REPLAY, (0.0, 0.0, 10.0, 20.0), strict=True):
+            kernel = {"ph": "X", "name": name, "cat": "kernel", "ts": begin + offset, "dur": 10.0}
+            events.append({**kernel, "args": {"correlation": step}})
+    stray = {"ph": "X", "name": "an adapter's copy", "cat": "gpu_memcpy", "ts": 1001.0, "dur": 500.0}
+    return {"traceEvents": [*events, {**stray, "args": {"correlation": 99}}, {"ph": "M", "name": "process_name"}]}
+
+
+def test_a_trace_is_whole_steps_with_what_was_busy_and_what_was_not():
+    found = profile(read_kernels(trace(steps=6, idle_us=3.0)))
+
+    assert found.steps == 4
+    assert found.step_us == pytest.approx(33.0)
+    assert found.busy_us == pytest.approx(30.0), "kernels side by side count once"
+    assert found.between_us == pytest.approx(3.0 * 3 / 4), "of four steps three have a gap before them"
+    assert found.kernels == 4.0
+    assert found.families == {
+        family: pytest.approx((10.0, 1.0)) for family in ("gemm", "lora shrink", "sampling", "copies and small")
+    }
+
+
+def test_what_no_step_launched_is_left_out():
+    assert "an adapter's copy" not in {kernel.name for kernel in read_kernels(trace(steps=4, idle_us=0.0))}
+
+
+@pytest.mark.parametrize(("flags", "cases"), [(["--batches", "2"], 2), (["--prefill"], 4)])
+def test_the_script_profiles_a_tiny_model_on_a_cpu(monkeypatch, tmp_path, flags, cases):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    from profile_step import main
+
+    main(["--shape", "tiny", "--steps", "4", "--out", str(tmp_path), *flags])
+
+    (found,) = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    for case in found["cases"]:
+        assert case["step_us"] > 0.0 and case["floor_us"] > 0.0 and case["trace"]["families"]["gemm"][1] >= 1.0
+    assert len(found["cases"]) == cases
