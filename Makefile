@@ -1,6 +1,9 @@
-# make test    everything CI runs: style, types, import contracts, tests
-# make serve   the built-in model on http://127.0.0.1:30000
-# Both set up what they need in .venv first, and skip that when it is done.
+# make serve   the built-in model on http://127.0.0.1:30000; ARGS="…" are flags of `rota serve`
+# make demo    the same with traffic, and the dashboard to watch it
+# make test    everything CI runs: style, types, import contracts, tests; ARGS="…" are pytest's
+# make check   the same without the tests
+# make docs    the pages that are made from the code
+# Each sets up what it needs in .venv first, and skips that when it is done.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,10 +11,13 @@ BIN := $(VENV)/bin
 # A waiting OpenMP thread must sleep, not spin: a spinning one makes every other process on the machine slow.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: serve test check clean
+.PHONY: serve demo test check docs clean
 
 serve: $(VENV)/.serve
 	$(BIN)/rota serve $(ARGS)
+
+demo: $(VENV)/.serve
+	$(BIN)/rota demo $(ARGS)
 
 test: check
 	$(BIN)/python -m pytest $(ARGS)
@@ -21,6 +27,9 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+docs: $(VENV)/.serve
+	$(BIN)/python -m docs.generate
 
 $(VENV)/.serve: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

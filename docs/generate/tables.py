@@ -1,0 +1,47 @@
+"""Tables in Markdown, and those of them that the code has as tables already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rota.observe.metric_table import METRICS
+from rota.server.errors import ERROR_KINDS
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(map(_line, (head, ["---"] * len(head), *rows)))
+
+
+def _line(cells: Sequence[str]) -> str:
+    # A bar ends a cell, also within backticks.
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def code(word: object) -> str:
+    return f"`{word}`"
+
+
+def listed(words: Iterable[object]) -> str:
+    return ", ".join(map(code, words))
+
+
+def errors() -> str:
+    """Every fault that the server tells a client of."""
+    kinds = sorted(ERROR_KINDS.items(), key=lambda entry: entry[1].status)
+    rows = [
+        (str(kind.status), code(fault), code(kind.type), _seconds(kind.retry_after_s), kind.meaning)
+        for fault, kind in kinds
+    ]
+    return table(["status", "code", "type", "Retry-After", "when"], rows)
+
+
+def metrics() -> str:
+    rows = [
+        (code(metric.name) + " *" * metric.is_asked, metric.kind, listed(metric.labels), metric.sentence)
+        for metric in METRICS
+    ]
+    return table(["metric", "kind", "labels", "meaning"], rows)
+
+
+def _seconds(time_s: int | None) -> str:
+    return "" if time_s is None else f"{time_s} s"

@@ -1,0 +1,45 @@
+"""The server that the README starts, for examples that ask it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+README_PORT = 30000
+
+
+@pytest.fixture(scope="package")
+def readme_url() -> Iterator[str]:
+    """`rota serve` on the port that the README names; on another where that one is taken."""
+    options = [] if is_free(README_PORT) else ["--port", "0"]
+    server = subprocess.Popen(
+        [Path(sys.executable).with_name("rota"), "serve", "--quiet", *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        assert server.stdout is not None
+        line = next((line for line in server.stdout if line.startswith("Rota serves ")), None)
+        assert line is not None, "`rota serve` ended before it served"
+        yield line.split()[-1]
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=30) == 0
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,65 @@
+"""Routes take the keys that docs/serving.md says they take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from docs.generate.routes import RIGHTS, Right, all_routes
+from rota.server.keys import Key
+from tests.dashboard.stage import stage
+
+NOTHING: dict[str, Any] = {"may_use_base": False, "may_load": False, "may_operate": False}
+KEYS = {
+    "bare": Key("bare", frozenset(), **NOTHING),
+    "user": Key("user", may_load=False, may_operate=False),
+    "loader": Key("loader", frozenset({"parrot"}), **(NOTHING | {"may_load": True})),
+    "operator": Key("operator", frozenset(), **(NOTHING | {"may_operate": True})),
+}
+REFUSED = {
+    Right.NONE: set(),
+    Right.ANY: {"nobody"},
+    Right.OWN: {"nobody"},
+    Right.MODEL: {"nobody", "bare", "loader", "operator"},
+    Right.LOAD: {"nobody", "bare", "user", "operator"},
+    Right.OPERATE: {"nobody", "bare", "user", "loader"},
+}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "abc", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1},
+    "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 1}},
+    "/v1/tokenize": {"prompt": "abc"},
+    "/v1/detokenize": {"tokens": [65]},
+    "/abort_request": {"rid": "none-of-mine"},
+    **{path: {"lora_name": "parrot", "lora_path": "/parrot"} for path in RIGHTS if path.endswith("/load_lora_adapter")},
+    **{path: {"lora_name": "parrot"} for path in RIGHTS if path.endswith("/unload_lora_adapter")},
+}
+NAMES = {"{name:path}": "letters", "{name}": "page.js", "{id}": "none-of-mine"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory) -> Iterator[httpx.Client]:
+    with stage(tmp_path_factory.mktemp("model"), keys=KEYS) as made, httpx.Client(base_url=made.url) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", all_routes())
+def test_a_route_refuses_whom_its_section_says_it_refuses(client, path):
+    for route in all_routes()[path]:
+        refused = set()
+        asked = route.path
+        for place, name in NAMES.items():
+            asked = asked.replace(place, name)
+        method = "POST" if "POST" in (route.methods or ()) else "GET"
+        for who in ("nobody", *KEYS):
+            headers = {"x-api-key": who} if who in KEYS else {}
+            # A stream, because one of them has no end.
+            with client.stream(method, asked, headers=headers, json=BODIES.get(path)) as reply:
+                if reply.status_code in (401, 403):
+                    refused.add(who)
+                else:
+                    assert reply.status_code < 500
+        assert refused == REFUSED[RIGHTS[path]], asked
