@@ -22,6 +22,7 @@ from rota.core.events import Event
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.service import BuildDevice, Deliver, explain
+from rota.runtime.settle import settle
 from rota.runtime.wire import Failed, Ready, Record, SocketInbox, encode, open_socket, receive_all
 from rota.scheduler import Scheduler
 
@@ -85,6 +86,7 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
     try:
         device = build_device()
         scheduler = Scheduler.from_config(config, device.capacity)
+        settle()
         outbox.send(encode([Ready(device.capacity)]))
         run(scheduler, LiveWorld(device, SocketInbox(inbox)), emit, config.scheduler.overlap_depth)
     except Exception as error:  # the supervisor passes the sentence on to everybody who waits

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, RotaError
 from rota.runtime.drainable import DrainableService
+from rota.runtime.settle import settle
 
 Say = Callable[[str], None]
 
@@ -85,6 +86,7 @@ def listen(
     def wait() -> None:
         try:
             service.wait_until_ready()
+            settle()
             announce(_url(listener))
         except RotaError as error:
             if not server.was_told_to_stop:
