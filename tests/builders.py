@@ -45,6 +45,11 @@ def add_adapter(number: int, at: float = 0.0, **fields: Any) -> AddAdapter:
 
 
 def capacity(
-    blocks: int = 64, block_size: int = 16, rows: int = 8, max_sequence_tokens: int = 512, slots: int = 2
+    blocks: int = 64,
+    block_size: int = 16,
+    rows: int = 8,
+    max_sequence_tokens: int = 512,
+    slots: int = 2,
+    vocabulary: int | None = None,
 ) -> Capacity:
-    return Capacity(blocks, block_size, rows, max_sequence_tokens, slots)
+    return Capacity(blocks, block_size, rows, max_sequence_tokens, slots, vocabulary)

@@ -63,10 +63,14 @@ class Stage:
         """One step from plan to tokens, at a moment that stays the present one."""
         self.now = self.now if at is None else at
         plan = self.scheduler.plan(self.now)
+        self.finish(plan, token)
+        return plan
+
+    def finish(self, plan: StepPlan, token: int = 7) -> None:
+        """The device is done with a step."""
         result = StepResult(self.now, (token,) * len(plan.sampled_rows))
         self.events += self.scheduler.commit(plan, result)
         self.scheduler.check()
-        return plan
 
     def seat(self, *adapters: int, **fields: Any) -> None:
         """Let one request of each adapter run, in slots that are empty."""

@@ -106,6 +106,32 @@ def test_one_that_waits_for_kv_is_overtaken_only_so_often():
     assert overtakers == MOST_OVERTAKES
 
 
+@pytest.mark.parametrize("policy", [ROTATE, DRAIN, WAIT])
+def test_nor_more_often_if_its_adapter_has_no_slot_because_it_waits_for_kv(policy):
+    stage = Stage(adapters=2, slots=1, policy=policy, rows=8, blocks=80)
+    stage.seat(1)
+    for id in ("long1", "long2"):
+        stage.ask(id, prompt=399, max_new_tokens=100)
+    stage.step()
+    stage.ask("large", adapter=2, prompt=480)
+    overtakers = 0
+    for number in range(MOST_OVERTAKES + 20):
+        stage.now += 0.01
+        stage.ask(f"small{number}", prompt=10, max_new_tokens=1)
+        overtakers += len(seated(stage.step()))
+
+    assert overtakers == MOST_OVERTAKES
+    assert stage.why(f"small{MOST_OVERTAKES}") == "others that came first wait for KV"
+
+    stage.leave("long1")
+    assert seated(stage.step())  # there is KV for it now, and nobody else need wait
+    stage.leave("runs1")
+    while "large" not in seated(plan := stage.step()):
+        stage.arrive(*loads(plan))
+        stage.now += 1.0
+        assert stage.now < 60.0
+
+
 def test_a_line_that_lacks_kv_does_not_hold_a_slot_idle_for_one_it_does_not_let_pass():
     """Adapter 1 steps aside and holds the KV that nine others wait for. Were it kept out by adapter 2, whom the nine
     do not let pass, nobody would ever run again."""

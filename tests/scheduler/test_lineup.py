@@ -63,3 +63,12 @@ def test_later_than_gives_those_behind_a_place_whoever_stands_there():
 
     assert [one.adapter_id for one in lineup.later_than(2.0, AdapterId(3))] == [4]
     assert [one.adapter_id for one in lineup.later_than(1.0, AdapterId(1))] == [2, 4]
+
+
+def test_of_those_behind_a_place_some_can_be_asked_for_alone():
+    lineup = Lineup()
+    for number, due_at in ((1, 1.0), (2, 3.0), (3, 2.0), (4, 2.0), (5, 4.0)):
+        lineup.place(group(number), due_at)
+
+    some = [AdapterId(number) for number in (9, 5, 4, 3, 1)]
+    assert [one.adapter_id for one in lineup.later_among(some, 2.0, AdapterId(3))] == [4, 5]

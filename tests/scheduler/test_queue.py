@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 from rota.scheduler.queue import WaitingQueue
 from rota.scheduler.sequence import Sequence
 from tests.builders import request
@@ -45,3 +47,16 @@ def test_one_that_leaves_from_the_middle_is_not_met_again():
 
     assert queue.first() is last
     assert list(queue) == [last]
+
+
+def test_those_who_leave_behind_one_who_stays_are_let_go():
+    queue = WaitingQueue()
+    queue.push(sequence("stays", 0.0))
+    for number in range(1000):
+        leaver = sequence(f"leaver{number}", 1.0)
+        queue.push(leaver)
+        queue.remove(leaver)
+
+    kept = [one for one in gc.get_objects() if isinstance(one, Sequence) and one.request_id.startswith("leaver")]
+    assert len(kept) < 100
+    assert [one.request_id for one in queue] == ["stays"]

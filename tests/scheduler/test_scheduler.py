@@ -98,9 +98,10 @@ def test_a_request_ends_by_length_where_it_asked_or_where_the_context_ends():
     [
         (12, {"max_sequence_tokens": 12}, FaultCode.PROMPT_TOO_LONG, "12"),
         (40, {"blocks": 2, "block_size": 16}, FaultCode.KV_TOO_SMALL, "32"),
+        ((5, 100, 7), {"vocabulary": 100}, FaultCode.BAD_FIELD, "100"),
     ],
 )
-def test_a_prompt_that_can_never_fit_is_refused_with_the_limit(prompt, found, code, number):
+def test_a_prompt_that_can_never_be_computed_is_refused_with_the_limit(prompt, found, code, number):
     books = scheduler(**found)
     books.apply(submit(prompt=prompt))
 

@@ -64,6 +64,11 @@ class Admission:
             return False
         return self._offer(sequence) is not None
 
+    def lacks_kv(self, sequence: Sequence) -> bool:
+        """Are the blocks that are free too few for `sequence`, wherever its adapter is?"""
+        spare = self._books.blocks.free - self._books.running_count
+        return self._books.blocks.blocks_for(len(sequence.tokens)) > spare and self._offer(sequence) is None
+
     def _has_fresh_slot(self, group: Group) -> bool:
         """A slot that was just given up for this adapter must not stand idle."""
         tenancy = self._books.slots.tenancies.get(group.adapter_id)

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import heapq
 import math
+from itertools import islice
 
 from rota.core.events import Admitted, PrefillsReleased
+from rota.core.ids import RequestId
 from rota.core.plan import Chunk, Grant, Scoring, Seat
 from rota.policy.prefill_delayer import Outcome, PrefillDelayer, Verdict
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer, Reason
 from rota.scheduler.books import NOWHERE, Books
 from rota.scheduler.draft import Draft
-from rota.scheduler.group import Group, arrival
+from rota.scheduler.group import Group
 from rota.scheduler.sequence import Phase, Refusal, Sequence
 
 # So often may a request that waits for KV be overtaken.
 MOST_OVERTAKES = 64
+
+# The first in an adapter's queue; no two share an arrival, so sequences are never compared.
+Head = tuple[tuple[float, RequestId], Sequence, Group]
 
 
 class Batch:
@@ -118,10 +123,10 @@ class Batch:
 
     def admit(self, draft: Draft) -> None:
         """Seat newcomers whose adapter is at hand, by arrival; one that cannot start never stops another's adapter."""
-        heads: list[tuple[tuple[float, str], Group]] = []
+        heads: list[Head] = []
         for group in self._books.open_groups:
             if first := group.queue.first():
-                heads.append((first.arrival, group))
+                heads.append((first.arrival, first, group))
         delay = self._ask_delayer(draft, heads)
         self._books.line_ends_at = NOWHERE
         if not heads:
@@ -129,18 +134,22 @@ class Batch:
         heapq.heapify(heads)
         passed_over: list[Sequence] = []  # no KV for them; smaller ones behind may pass, within bounds
         turned_away: list[Sequence] = []  # too long for a drain; shorter ones behind may pass likewise
+        elders: list[Sequence] | None = None  # no slot either; looked for when somebody is about to take KV
         admitted, held_s, why_others_wait = 0, 0.0, Reason.STEP_FULL
         while heads and draft.budget > 0:
-            _, group = heapq.heappop(heads)
-            sequence = group.queue.first()
-            assert sequence is not None
+            _, sequence, group = heapq.heappop(heads)
             verdict = self._admission.consider(sequence, group, delay)
             if isinstance(verdict, Offer):
+                elders = self._elders() if elders is None else elders
+                if line_ends_at := _end_of_line(elders, sequence):
+                    self._refuse(draft, sequence, Reason.IN_LINE, delay)
+                    why_others_wait, self._books.line_ends_at = Reason.IN_LINE, line_ends_at
+                    break
                 self._sit_down(draft, sequence, group, verdict)
                 self._plan_chunk(draft, sequence, group)
                 admitted, held_s = admitted + 1, max(held_s, sequence.held_s)
-                for one in passed_over:
-                    one.overtaken += 1
+                for one in (*passed_over, *elders):
+                    one.overtaken += one.arrival < sequence.arrival
             else:
                 self._refuse(draft, sequence, verdict, delay)
                 if verdict is Reason.NO_ROW:
@@ -157,10 +166,8 @@ class Batch:
                     continue  # the rest of this group waits for the same thing
                 group.queue.remove(sequence)
             if first := group.queue.first():
-                heapq.heappush(heads, (first.arrival, group))
-        for _, group in heads:
-            first = group.queue.first()
-            assert first is not None
+                heapq.heappush(heads, (first.arrival, first, group))
+        for _, first, _ in heads:
             self._refuse(draft, first, why_others_wait, delay)
             if why_others_wait is Reason.STEP_FULL:
                 # It could have started beside those who were held back and fill the step now: it was held back as well.
@@ -170,12 +177,17 @@ class Batch:
         if self._delayer and admitted:
             self._delayer.note_batch(admitted)
 
-    def _ask_delayer(self, draft: Draft, heads: list[tuple[tuple[float, str], Group]]) -> Verdict | None:
+    def _elders(self) -> list[Sequence]:
+        """Those who are first due a slot and lack KV too: nobody gives them one, so it is here that they age."""
+        firsts = [group.queue.first() for group in islice(self._books.absent, LOOK_AHEAD)]
+        return [first for first in firsts if first and self._admission.lacks_kv(first)]
+
+    def _ask_delayer(self, draft: Draft, heads: list[Head]) -> Verdict | None:
         if not self._delayer:
             return None
         books = self._books
-        admissible = sum(group.waiting for _, group in heads) if books.rows.free else 0
-        firsts = sorted((first for _, group in heads if (first := group.queue.first())), key=arrival)
+        admissible = sum(group.waiting for *_, group in heads) if books.rows.free else 0
+        firsts = [first for _, first, _ in sorted(heads)]
         for sequence in self._held_back:
             sequence.held_s += draft.now - self._held_back_at
         verdict = self._delayer.decide(
@@ -197,8 +209,10 @@ class Batch:
 
     def _refuse(self, draft: Draft, sequence: Sequence, reason: Reason, delay: Verdict | None) -> None:
         last = sequence.refusal
-        since = last.since if last and last.reason == reason else draft.now
         ask_again_at = delay.ask_again_at if delay and reason is Reason.DELAYED else math.inf
+        if last and last.reason == reason and last.ask_again_at == ask_again_at:
+            return  # as in the last pass, and mostly for hundreds of passes
+        since = last.since if last and last.reason == reason else draft.now
         sequence.refusal = Refusal(reason, since, ask_again_at)
 
     def _sit_down(self, draft: Draft, sequence: Sequence, group: Group, offer: Offer) -> None:
@@ -238,6 +252,12 @@ class Batch:
             for sequence in [one for one in group.prefilling if one.planned >= len(one.tokens)]:
                 group.part(sequence)
                 group.join(sequence, Phase.DECODE)
+
+
+def _end_of_line(elders: list[Sequence], comer: Sequence) -> tuple[float, RequestId] | None:
+    """The arrival of one whom `comer` may not overtake as well."""
+    tired = (one.arrival for one in elders if one.overtaken >= MOST_OVERTAKES and one.arrival < comer.arrival)
+    return min(tired, default=None)
 
 
 def _plan_scores(draft: Draft, sequence: Sequence) -> None:

@@ -56,6 +56,11 @@ class Books:
     def group_of(self, sequence: Sequence) -> Group:
         return self.groups[sequence.request.adapter]
 
+    def is_open(self, group: Group) -> bool:
+        """May its sequences be in a step?"""
+        tenancy = self.slots.tenancies.get(group.adapter_id)
+        return group is self.base or (tenancy is not None and tenancy.is_ready)
+
     def running(self) -> Iterator[Sequence]:
         for group in self.groups.values():
             yield from group.running_sequences()
@@ -142,8 +147,8 @@ class Books:
         self.step_s += (step_s - self.step_s) / REMEMBERED_STEPS
 
     def line_up_again(self) -> None:
-        """Keep `absent` true after `due_at` changed its mind about everybody."""
-        for group in self.absent:
+        """Keep `absent` true after `due_at` changed its mind about those who hold KV."""
+        for group in self.parked:
             self.note_users(group)
 
     def note_slots(self) -> None:
@@ -172,4 +177,4 @@ class Books:
         assert [*self.parked] == [group for group in self.absent if group.running]
         ready = [a for a, tenancy in self.slots.tenancies.items() if tenancy.is_ready]
         assert [group.adapter_id for group in self.tenants] == ready
-        assert self.open_groups == [self.base, *self.tenants]
+        assert self.open_groups == [group for group in (self.base, *self.tenants) if self.is_open(group)]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, Row
 from rota.core.plan import Chunk, Grant, Load, Scoring, Seat, StepPlan
 from rota.scheduler.sequence import Sequence
+
+# When an adapter's weights will be needed, and before that whether they would be of no use when they came.
+WantedAt = tuple[bool, float]
 
 
 @dataclass(slots=True)
@@ -42,7 +46,8 @@ class Draft:
     scorings: list[Scoring] = field(default_factory=list)
     context_tokens: int = 0
     adapters: int = 0
-    wake_at: float = float("inf")
+    wake_at: float = math.inf
+    no_room_from: WantedAt | None = None  # adapters wanted this late, or later, find no room in host memory
 
     def __post_init__(self) -> None:
         self.flight = Flight(self.now)

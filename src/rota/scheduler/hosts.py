@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from rota.core.ids import AdapterId
 
@@ -19,6 +19,11 @@ class HostLedger:
     def is_full(self) -> bool:
         return len(self._held) + len(self._fetching) >= self._most
 
+    @property
+    def held(self) -> Collection[AdapterId]:
+        """Those that are there; the one unused for longest first."""
+        return self._held.keys()
+
     def has(self, adapter_id: AdapterId) -> bool:
         return adapter_id in self._held
 
@@ -32,6 +37,8 @@ class HostLedger:
             price = cost(adapter_id)
             if price is not None and (best is None or price < least):
                 best, least = adapter_id, price
+                if price == 0:
+                    break
         return best
 
     def use(self, adapter_id: AdapterId) -> None:

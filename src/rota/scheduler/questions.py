@@ -26,7 +26,7 @@ def explained(books: Books, request_id: RequestId, at: float) -> Explained:
         refusal = _refusal(books, sequence)
         position = sum(other.arrival < sequence.arrival for other in group.queue)
         return Explained(request_id, at, Whereabouts.WAITING, refusal.reason, refusal.since, position)
-    if group in books.open_groups:
+    if books.is_open(group):
         return Explained(request_id, at, Whereabouts.RUNNING)
     return Explained(request_id, at, Whereabouts.PARKED, Reason.NOT_IN_SLOT.value, group.ran_at)
 
@@ -39,7 +39,7 @@ def inspected(books: Books, steps: int, at: float) -> Inspected:
 
 def _standing(books: Books, group: Group) -> AdapterStanding:
     first = group.queue.first()
-    is_open = group in books.open_groups
+    is_open = books.is_open(group)
     return AdapterStanding(
         group.adapter_id,
         group.waiting,
@@ -51,6 +51,6 @@ def _standing(books: Books, group: Group) -> AdapterStanding:
 
 
 def _refusal(books: Books, sequence: Sequence) -> Refusal:
-    if books.group_of(sequence) not in books.open_groups:
+    if not books.is_open(books.group_of(sequence)):
         return Refusal(Reason.NOT_IN_SLOT.value, sequence.request.arrived_at)
     return sequence.refusal or Refusal("others of its adapter came first", sequence.request.arrived_at)

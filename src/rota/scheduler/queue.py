@@ -11,6 +11,9 @@ from rota.scheduler.sequence import Sequence
 
 Entry = tuple[tuple[float, RequestId], int, Sequence]  # the number keeps sequences from being compared
 
+# In the heap, of those who left; more of them than this, and than count, are cleared away.
+MOST_LEFT_BEHIND = 64
+
 
 class WaitingQueue:
     """A heap by arrival; one that leaves from the middle is forgotten now and dropped when it surfaces."""
@@ -44,3 +47,7 @@ class WaitingQueue:
 
     def remove(self, sequence: Sequence) -> None:
         del self._entries[sequence.request_id]
+        if len(self._heap) > MOST_LEFT_BEHIND + 2 * len(self._entries):
+            # Behind a first one that stays, those who left would never surface, and keep their prompts in memory.
+            self._heap = list(self._entries.values())
+            heapq.heapify(self._heap)

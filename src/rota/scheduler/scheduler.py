@@ -62,6 +62,7 @@ class Scheduler:
         policy, lora = policy or PolicyConfig(), lora or LoraConfig()
         self._config = config
         self._max_sequence_tokens = capacity.max_sequence_tokens
+        self._vocabulary = capacity.vocabulary
         drainer, rotation = _drainer(policy, capacity), _rotation(policy)
         due_at = rotation.due_at if rotation else waits_since
         self._books = Books(capacity, eviction(lora.lora_eviction_policy), lora.max_loaded_loras, due_at)
@@ -147,6 +148,13 @@ class Scheduler:
                 FaultCode.KV_TOO_SMALL,
                 f"The prompt has {length} tokens, but the KV cache holds {kv_tokens} in all; shorten the prompt, "
                 f"or give the server more memory (mem_fraction_static, kv_blocks).",
+                "prompt",
+            )
+        if self._vocabulary is not None and (largest := max(request.prompt)) >= self._vocabulary:
+            # A tokenizer may know more than its model, such as a padding token; the device would not survive it.
+            return Fault(
+                FaultCode.BAD_FIELD,
+                f"The prompt holds the token id {largest}, but the model has only {self._vocabulary} tokens.",
                 "prompt",
             )
         if books.waiting >= self._config.max_queued_requests:

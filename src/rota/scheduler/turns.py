@@ -13,11 +13,11 @@ from rota.policy.drainer import LoRADrainer
 from rota.policy.rotation import LoRARotation
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
-from rota.scheduler.draft import Draft
+from rota.scheduler.draft import Draft, WantedAt
 from rota.scheduler.group import Group, Standing
 
-# While priorities differ, so many adapters without a slot are looked at to find one that goes before a tenant.
-URGENT_LOOK_AHEAD = 64
+# So many adapters without a slot are looked at to find one for whom somebody should drain.
+LINE_LOOK_AHEAD = 64
 
 
 class Turns:
@@ -96,18 +96,31 @@ class Turns:
         """Those a slot is kept for; then anybody while nobody has a use for some slot; then whoever could start."""
         books = self._books
         yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
-        for group in books.absent:
+        for group in self._at_hand(draft):
             if not books.slots.empty and all(tenant.users for tenant in idle):
                 break
             yield group
         yield from self._able(draft)
 
+    def _at_hand(self, draft: Draft) -> Iterator[Group]:
+        """Whose weights lie in host memory, first due first; the others are fetched while there is room for them."""
+        books, refused = self._books, 0
+        for group in books.absent:
+            if self._is_at_hand(draft, group):
+                yield group
+            elif group.standing is not Standing.NEW and not books.hosts.is_fetching(group.adapter_id):
+                refused += 1
+            if refused == LOOK_AHEAD:
+                # Of a thousand behind them only those are worth a look that are there, or need no KV any more.
+                near = {*books.hosts.held, *(parked.adapter_id for parked in books.parked)}
+                behind = books.absent.later_among(near, books.due_at(group), group.adapter_id)
+                yield from (one for one in behind if self._is_at_hand(draft, one))
+                return
+
     def _able(self, draft: Draft) -> Iterator[Group]:
         """Who lacks nothing but a slot, first due first; after a few who lack KV too, only those who hold some."""
         books, lacking = self._books, 0
-        for group in books.absent:
-            if not self._is_at_hand(draft, group):
-                continue
+        for group in self._at_hand(draft):
             if self._can_work(group):
                 yield group
             elif (lacking := lacking + 1) == LOOK_AHEAD:
@@ -140,15 +153,17 @@ class Turns:
             for adapter_id in beneficiaries
             if adapter_id in books.absent and books.groups[adapter_id].waiting
         }
-        enough = len(blocked) + drainer.most_drains
+        enough, lacking = len(blocked) + drainer.most_drains, 0
         for group in books.absent:  # longest wait first
             if (starving_at := drainer.starving_at(group)) >= draft.now:
                 draft.ask_again(math.nextafter(starving_at, math.inf))  # strictly over the threshold
                 break
-            if len(blocked) == enough:
+            if len(blocked) == enough or lacking == LINE_LOOK_AHEAD:
                 break
             if (first := group.queue.first()) and self._admission.has_room(first):
                 blocked[group.adapter_id] = group
+            else:
+                lacking += 1
         blocked |= {group.adapter_id: group for group in self._urgent()}
         residents = {group.adapter_id: group for group in books.tenants}
         drainer.observe(blocked, residents, books.slots.empty + len(self._idle()), draft.now)
@@ -162,7 +177,7 @@ class Turns:
         if len(books.priorities) < 2:
             return
         least = min((group.priority for group in books.tenants), default=math.inf)
-        for group in islice(books.absent, URGENT_LOOK_AHEAD):
+        for group in islice(books.absent, LINE_LOOK_AHEAD):
             first = group.queue.first()
             if first and first.request.priority > least and self._admission.has_room(first):
                 yield group
@@ -215,7 +230,11 @@ class Turns:
             return False
         if books.hosts.has(group.adapter_id):
             return True
-        self.try_fetch(draft, group)
+        # Where somebody who wants it sooner found no room, nobody who wants it later does: they need not look.
+        limit = draft.no_room_from
+        may_try = limit is None or ((False, books.due_at(group)) < limit and self._wanted_at(group) < limit)
+        if may_try and not self.try_fetch(draft, group):
+            draft.no_room_from = self._wanted_at(group)
         return False
 
     def try_fetch(self, draft: Draft, group: Group) -> bool:
@@ -224,7 +243,9 @@ class Turns:
         assert group.adapter is not None
         if hosts.is_full:
             groups = self._books.groups
-            victim = hosts.cheapest(lambda other: self._cost_of_dropping(draft, groups[other], group))
+            # Whoever adds an adapter waits to be told that it can be read.
+            wanted_at = (False, -math.inf) if group.standing is Standing.NEW else self._wanted_at(group)
+            victim = hosts.cheapest(lambda other: self._cost_of_dropping(draft, groups[other], wanted_at))
             if victim is None:
                 return False
             hosts.forget(victim)
@@ -233,8 +254,8 @@ class Turns:
         draft.fetches.append(group.adapter)
         return True
 
-    def _cost_of_dropping(self, draft: Draft, group: Group, comer: Group) -> int | None:
-        """Idle ones first, then those whose weights are in a slot, then those who will want it later than the comer."""
+    def _cost_of_dropping(self, draft: Draft, group: Group, wanted_at: WantedAt) -> int | None:
+        """Idle ones first, then those whose weights are in a slot, then those who will want it later."""
         tenancy = self._books.slots.tenancies.get(group.adapter_id)
         if tenancy and (not tenancy.is_ready or any(load.adapter_id == group.adapter_id for load in draft.loads)):
             return None  # it is being copied from there
@@ -242,9 +263,9 @@ class Turns:
             return 0
         if tenancy:
             return 1
-        return 2 if comer.standing is Standing.NEW or self._wanted_at(group) > self._wanted_at(comer) else None
+        return 2 if self._wanted_at(group) > wanted_at else None
 
-    def _wanted_at(self, group: Group) -> tuple[bool, float]:
+    def _wanted_at(self, group: Group) -> WantedAt:
         """When an adapter without a slot will be copied to one; later than all others if it could not run there."""
         return (not self._can_work(group), self._books.due_at(group))
 

@@ -47,7 +47,7 @@ class LinearCost:
 
     name: str
     base_s: float  # any step
-    prefill_s: float  # a step with a prompt in it, which no CUDA graph runs
+    prefill_s: float  # a step with a prompt in it
     lora_s: float  # a step with an adapter in it
     sequence_s: float  # each decoding sequence
     prompt_token_s: float  # each prompt token computed
