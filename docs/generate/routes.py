@@ -72,7 +72,7 @@ def all_routes() -> dict[str, list[Route]]:
     found: dict[Any, list[Route]] = {}
     for route in app.routes:
         assert isinstance(route, Route)
-        if route.path not in (app.docs_url, app.openapi_url):
+        if route.path not in ("/docs", app.openapi_url):
             found.setdefault(route.endpoint, []).append(route)
     # Decorators are applied from below: the name that the schema has was given last.
     return {entry[-1].path: entry[::-1] for entry in found.values()}

@@ -81,6 +81,23 @@ def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_su
         assert "killed by SIGKILL" in restart.reason
 
 
+def test_when_no_new_engine_can_be_made_everybody_hears_of_it(monkeypatch, capsys):
+    def no_room() -> None:
+        raise OSError("no space left on device")
+
+    with supervised(SLOW) as (service, listener):
+        service.send(submit("open", max_new_tokens=400))
+        listener.wait_for_tokens("open")
+        monkeypatch.setattr(service, "_new_engine", no_room)
+        os.kill(service.engine_pid, signal.SIGKILL)
+
+        assert "no space left" in listener.wait_for_ending("open").fault.message
+        assert service.state.phase is Phase.DOWN
+        with pytest.raises(RequestError, match="no space left"):
+            service.send(submit("late"))
+    assert "no space left" in capsys.readouterr().err
+
+
 def add(service: SupervisedService, listener: Listener, message: AddAdapter) -> AdapterId:
     service.send(message)
     listener.wait_for_adapter(message.adapter.adapter_id, AdapterAdded)

@@ -15,7 +15,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
 from rota.server.access import Access
 from rota.server.app import create_app
-from rota.server.exposure import describe, is_loopback, load_refusal, refuse_open_doors
+from rota.server.exposure import describe, is_local_name, is_loopback, load_refusal, refuse_open_doors
 from rota.server.keys import Key, KeyRing, digest_of
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
@@ -275,7 +275,6 @@ def test_a_page_of_another_site_cannot_use_a_server_through_its_visitors_browser
         ("127.0.0.1", True),
         ("127.8.9.1", True),
         ("localhost", True),
-        ("::1", True),
         ("0.0.0.0", False),
         ("::", False),
         ("10.1.2.3", False),
@@ -311,3 +310,44 @@ def test_an_open_door_is_refused_unless_it_is_asked_for():
 )
 def test_only_users_of_this_machine_load_from_anywhere(config, keys, root, may):
     assert (load_refusal(config, keys, root) == "") is may
+
+
+def test_a_slot_for_good_is_an_operators_to_give(client):
+    body = {"lora_name": "acme-owl", "lora_path": "/a/owl", "pinned": True}
+    refused = client.post("/load_lora_adapter", json=body, headers=bearer(ACME))
+
+    assert (refused.status_code, error_of(refused)["code"]) == (403, "forbidden")
+    assert "may_operate" in error_of(refused)["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:30000", True),
+        ("rota.localhost:30000", True),
+        ("127.0.0.1:30000", True),
+        ("[::1]:30000", True),
+        ("192.168.0.7", True),
+        ("workstation:30000", True),
+        ("evil.example:30000", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+def test_names_of_this_machine_are_told_from_names_that_only_lead_here(host, is_local):
+    assert is_local_name(host, own_name="workstation") is is_local
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/model_info"])
+def test_without_keys_a_name_that_was_made_to_lead_here_is_refused(tmp_path, path):
+    registry = Registry("letters", "/models/letters")
+    service = InProcessService(letters_device, EngineConfig())
+    access = Access(registry, own_name="127.0.0.1")
+    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=access)
+    with running(app) as url:
+        here = httpx.get(url + path, timeout=20.0)
+        elsewhere = httpx.get(url + path, headers={"Host": "evil.example"}, timeout=20.0)
+
+    assert (here.status_code, elsewhere.status_code) == (200, 403)
+    assert "'evil.example'" in error_of(elsewhere)["message"]

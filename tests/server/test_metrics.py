@@ -7,7 +7,7 @@ from functools import partial
 import httpx
 import pytest
 
-from rota.core.config import EngineConfig
+from rota.core.config import EngineConfig, ServerConfig
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService, Phase
 from rota.server.app import create_app
@@ -15,7 +15,7 @@ from rota.server.keys import Key, KeyRing, digest_of
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
-from tests.server.letters import serving
+from tests.server.letters import letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 
@@ -84,6 +84,14 @@ def test_a_client_that_leaves_is_an_abort(tmp_path):
             next(stream.iter_lines())
 
         assert eventually(client, "rota_requests_total", adapter="base", outcome="abort") == 1
+
+
+def test_a_request_that_took_too_long_has_not_stopped_by_itself(tmp_path):
+    with serving(tmp_path, letters_device(step_s=0.05), ServerConfig(request_timeout=0.3)) as client:
+        assert complete(client, max_tokens=150).status_code == 504
+
+        assert eventually(client, "rota_requests_total", adapter="base", outcome="abort") == 1
+        assert read(client)("rota_requests_total", adapter="base", outcome="stop") is None
 
 
 def test_only_operators_see_everybodys_numbers(tmp_path):

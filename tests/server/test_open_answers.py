@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -67,10 +68,10 @@ def test_an_open_answer_is_found_by_every_name_it_has_and_by_none_afterwards(wit
         answer = Answer(front, ask_for(front, choices=2))
         names = ["mine", "cmpl-mine", "cmpl-mine-0-0", "cmpl-mine-0-1"]
         (entry,) = front.answers
-        assert all(front.answers.find(name) is entry for name in names)
+        assert all(front.answers.find(ALICE, name) is entry for name in names)
         assert (entry.call.key, [request.priority for request in entry.requests]) == (ALICE, [3, 3])
         answer.close()
-        assert [front.answers.find(name) for name in names] == [None] * 4
+        assert [front.answers.find(ALICE, name) for name in names] == [None] * 4
         assert list(front.answers) == []
 
     with_front(test, FakeDevice())
@@ -82,9 +83,30 @@ def test_a_name_is_open_once_at_a_time(with_front):
         with pytest.raises(RequestError, match=r"A request with the id '.*mine' is still open") as refused:
             Answer(front, ask_for(front))
         assert refused.value.fault.code == "duplicate_id"
-        assert front.answers.find("mine"), "the first one is still there"
+        assert front.answers.find(ALICE, "mine"), "the first one is still there"
         first.close()
         Answer(front, ask_for(front)).close()
+
+    with_front(test, FakeDevice())
+
+
+def test_two_keys_may_use_the_same_name_and_each_finds_its_own(with_front):
+    bob, operator = Key("bob", may_operate=False), Key("operator")
+
+    async def test(front: Front) -> None:
+        hers, asked = Answer(front, ask_for(front)), ask_for(front)
+        his = Answer(front, replace(asked, call=Call(bob, "mine")))
+        found = {key.name: front.answers.find(key, "mine") for key in (ALICE, bob, operator)}
+        assert {name: one and one.call.key for name, one in found.items()} == {
+            "alice": ALICE,
+            "bob": bob,
+            "operator": ALICE,
+        }
+        hers.close()
+        assert front.answers.find(operator, "mine") is found["bob"]
+        assert front.answers.find(Key("eve", may_operate=False), "mine") is None
+        his.close()
+        assert list(front.answers) == []
 
     with_front(test, FakeDevice())
 
@@ -109,7 +131,7 @@ def test_an_answer_called_off_ends_with_what_it_has_and_says_so(with_front):
     async def test(front: Front) -> None:
         answer = Answer(front, ask_for(front))
         parts = await answer.next()
-        entry = front.answers.find("mine")
+        entry = front.answers.find(ALICE, "mine")
         assert entry is not None
         entry.reply.call_off()
         while not answer.is_finished:

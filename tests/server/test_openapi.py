@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -65,8 +66,17 @@ def test_a_route_shows_its_body_and_its_answers(schema, path, field):
     assert "422" not in operation["responses"]
 
 
-def test_the_page_is_there(client):
-    assert "/openapi.json" in client.get("/docs").text
+def test_the_page_shows_every_route_and_field_and_needs_nothing_from_elsewhere(client, schema):
+    response = client.get("/docs")
+    page = response.text
+
+    for path, operations in schema["paths"].items():
+        for method in operations:
+            assert f"<code>{method.upper()} {path}</code>" in page
+    assert "<b><code>messages</code></b>" in page and "<code>top_k</code>" in page
+    assert set(re.findall(r'href="#(\w+)"', page)) <= set(re.findall(r'id="(\w+)"', page))
+    assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+    assert not re.search(r"https?://|<script|src=", page)
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))

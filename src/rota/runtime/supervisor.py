@@ -13,7 +13,7 @@ from rota.core.events import EngineRestarted, Event
 from rota.core.messages import Message
 from rota.runtime.process import Death, EngineProcess
 from rota.runtime.promises import Promises
-from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, refuse
+from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, explain, refuse
 from rota.runtime.wire import Stop
 
 
@@ -63,7 +63,7 @@ class SupervisedService:
     def start(self, deliver: Deliver) -> None:
         self._deliver = deliver
         self._engine = self._new_engine()
-        self._thread = threading.Thread(target=self._supervise, name="rota-supervisor", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="rota-supervisor", daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
@@ -83,6 +83,12 @@ class SupervisedService:
         self._thread.join(self._patience.stop_s)
         self._engine.kill()
         self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            self._supervise()
+        except Exception as error:  # no room for a new process, say: those who wait must hear of it
+            self._go_down(explain(error))
 
     def _supervise(self) -> None:
         quick_deaths = 0
@@ -139,7 +145,7 @@ class SupervisedService:
         with self._lock:
             self._board.set(ServiceState(Phase.DOWN, reason=reason))
             self._engine.close()
-            self._context.term()
+            self._context.destroy(linger=0)  # also of an engine that came to nothing halfway
             failed = self._promises.break_all(reason)
         self._deliver(failed)
 

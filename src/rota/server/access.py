@@ -11,6 +11,7 @@ from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
 from rota.server.errors import RetryLater
+from rota.server.exposure import is_local_name
 from rota.server.keys import ANYONE, Key, KeyRing
 from rota.server.limits import Limits
 
@@ -30,17 +31,23 @@ class Access:
         keys: KeyRing | None = None,
         load_refusal: str = "",
         now: Callable[[], float] = time.monotonic,
+        own_name: str | None = None,
     ) -> None:
-        """`load_refusal` says why nobody may load over HTTP, if nobody may."""
+        """`load_refusal` says why nobody may load over HTTP, if nobody may.
+
+        With `own_name`, a server without keys answers to that name and to this machine's own alone: a page from
+        elsewhere whose name is made to lead here would look to the browser like a page of this server.
+        """
         self._registry = registry
         self._keys = keys or KeyRing()
         self._load_refusal = load_refusal
         self._limits = Limits()
         self._now = now
+        self._own_name = own_name
 
     async def guard(self, http: Request) -> None:
         """A dependency of the whole application: a route that forgets to ask is closed all the same."""
-        if http.url.path in OPEN_PATHS:
+        if http.scope["path"] in OPEN_PATHS:  # not of `http.url`, which a Host header has a part in
             return
         if http.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             # Without keys nothing else would keep any page on the web from using a server on its visitor's machine.
@@ -50,6 +57,7 @@ class Access:
     def key_of(self, http: Request) -> Key:
         """Whose request it is; raises UNAUTHORIZED without a right key."""
         if not self._keys:
+            self._refuse_strange_names(http)
             return ANYONE
         secrets = _secrets_in(http)
         if len(secrets) > 1:
@@ -115,6 +123,15 @@ class Access:
     def charge_tokens(self, key: Key, tokens: int) -> None:
         """Count an answer's tokens, the prompt's too, once they are known."""
         self._limits.spend_tokens(key, tokens, self._now())
+
+    def _refuse_strange_names(self, http: Request) -> None:
+        host = http.headers.get("host", "")
+        if self._own_name is not None and host and not is_local_name(host, self._own_name):
+            message = (
+                f"Without keys this server answers to localhost, not to '{host[:MOST_REPEATED]}'; give it --api-key, "
+                "or --allow-anyone if whoever reaches it may do everything."
+            )
+            raise _refusal(FaultCode.FORBIDDEN, message)
 
     def _is_open(self, key: Key, adapter: Adapter) -> bool:
         return key.may_use_base if adapter is self._registry.base else key.may_use(adapter.name)

@@ -87,6 +87,8 @@ def install_adapter_routes(app: FastAPI, adapters: AdapterFront, access: Access)
         fields = read_body(NativeLoadFields, await http.body())
         key = access.loader_of(http, fields.lora_name)
         access.refuse_loads()
+        if fields.pinned:
+            access.operator_of(http)  # a slot for good is everybody's loss
         try:
             _check_name(fields.lora_name)
             await adapters.load(LoraPath(fields.lora_name, fields.lora_path, bool(fields.pinned), key.weight))

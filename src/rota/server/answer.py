@@ -72,7 +72,8 @@ class Answer:
         for part in self._opening:
             part.choice.is_finished = part.chunk.finish_reason is not None
         self._is_refused = False
-        front.answers.check_free({ask.call.name, ask.answer_id, *map(name_of, ask.requests)})
+        self._usage: Usage | None = None
+        front.answers.check_free(ask.call.key, {ask.call.name, ask.answer_id, *map(name_of, ask.requests)})
         self.reply = front.streams.open(() if self.is_finished else ask.requests, lull_s)
         self._entry = OpenAnswer(ask.call, ask.answer_id, ask.requests, self.reply)
         front.answers.add(self._entry)
@@ -84,6 +85,12 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
+        """Counted once a step: every event of a stream may tell it, and there are as many as choices."""
+        if self._usage is None:
+            self._usage = self._count()
+        return self._usage
+
+    def _count(self) -> Usage:
         first_choices = self.choices[:: self._ask.choices_per_prompt]
         return Usage(
             sum(choice.prompt_tokens for choice in first_choices),
@@ -96,7 +103,9 @@ class Answer:
         parts, self._opening = self._opening, []
         if self.is_finished:
             return parts
-        for position, delta in (await self.reply.next()).items():
+        deltas = await self.reply.next()
+        self._usage = None
+        for position, delta in deltas.items():
             choice = self.choices[position]
             try:
                 chunk = choice.push(delta)

@@ -22,17 +22,19 @@ from rota.server.adapters import PATIENCE_S, AdapterFront
 from rota.server.body_limit import BodyLimit
 from rota.server.chat import install_chat_route
 from rota.server.completions import install_completions_route
+from rota.server.docs_page import install_docs_page
 from rota.server.errors import install_error_handlers
 from rota.server.front import Front
 from rota.server.metrics_routes import install_metrics_route
 from rota.server.models import install_model_routes
 from rota.server.native_generate import install_generate_route
 from rota.server.native_routes import install_native_routes
+from rota.server.onlookers import Hear, Onlookers
 from rota.server.open_answers import OpenAnswers
 from rota.server.openapi import ERROR_RESPONSES, install_openapi
 from rota.server.questions import Questions
 from rota.server.requests_route import RequestsRoute
-from rota.server.streams import Hear, Streams
+from rota.server.streams import Streams
 from rota.server.tokenize_routes import install_tokenize_routes
 from rota.text.tokenizer import Tokenizer
 
@@ -56,7 +58,7 @@ def create_app(
     observers: list[Observer] = [metrics, *watchers]
     questions = Questions(service)
     listeners: list[Hear] = [adapters.observe, questions.observe, log_restarts]
-    streams = Streams(service, observers, listeners)
+    streams = Streams(service, Onlookers(observers, listeners))
     answers = OpenAnswers(
         lambda one: metrics.owned((request.request_id for request in one.requests), one.call.key.name, one.call.name)
     )
@@ -69,16 +71,16 @@ def create_app(
         streams.start()
         warm_up = asyncio.create_task(asyncio.to_thread(tokenizer.warm_up))
         yield
-        await warm_up
         await asyncio.to_thread(service.stop)
+        await warm_up
 
     app = FastAPI(
         title="Rota",
         lifespan=lifespan,
         dependencies=[Depends(access.guard)],
         responses=ERROR_RESPONSES,
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
     )
     app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
     install_error_handlers(app)
@@ -92,6 +94,7 @@ def create_app(
     install_metrics_route(app, metrics, service, questions, access)
     RequestsRoute(service, registry, access, answers, metrics, questions).install(app)
     install_openapi(app)
+    install_docs_page(app)
 
     @app.get("/health")
     async def health() -> Response:

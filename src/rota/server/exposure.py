@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 
 from rota.core.config import ServerConfig
@@ -33,6 +34,16 @@ def describe(config: ServerConfig, keys: KeyRing) -> str:
     if is_loopback(config.host):
         return "There are no keys: everyone on this machine may ask it for everything, and nobody else can reach it."
     return f"There are no keys: everyone who can reach {config.host} may ask it for everything."
+
+
+def is_local_name(host: str, own_name: str) -> bool:
+    """Whether a Host header means this machine by a name that nobody else can give it; an address is no name."""
+    name = host.rpartition(":")[0] if re.search(r":\d*$", host) else host
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return name.lower() in ("localhost", own_name.lower()) or name.lower().endswith(".localhost")
+    return True
 
 
 def is_loopback(host: str) -> bool:

@@ -15,6 +15,7 @@ from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, RotaError
 from rota.runtime.drainable import DrainableService
 from rota.runtime.settle import settle
+from rota.server.connections import BoundedConnection
 
 Say = Callable[[str], None]
 
@@ -30,7 +31,16 @@ class GracefulServer(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, service: DrainableService, drain_s: float, say: Say) -> None:
-        super().__init__(uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=_READ_S))
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=BoundedConnection,
+                ws="none",
+                log_level="warning",
+                lifespan="on",
+                timeout_graceful_shutdown=_READ_S,
+            )
+        )
         self._service = service
         self._drain_s = drain_s
         self._say = say

@@ -35,7 +35,7 @@ def install_generate_route(app: FastAPI, front: Front) -> None:
         if isinstance(fields.rid, str):
             call = Call(call.key, checked_name("rid", fields.rid))
         requests, choices = await _requests(front, call, fields)
-        front.answers.check_free(set(map(name_of, requests)))
+        front.answers.check_free(call.key, set(map(name_of, requests)))
         shape = GenerateShape(requests, fields.is_list or choices > 1, _logprob_words(front, fields))
         return await respond(front, http, Ask(call, call.name, requests, choices), shape, bool(fields.stream))
 

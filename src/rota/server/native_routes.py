@@ -105,8 +105,10 @@ def install_native_routes(app: FastAPI, front: Front, questions: Questions, prob
         fields = read_body(AbortFields, await http.body())
         if bool(fields.rid) == bool(fields.abort_all):
             raise RequestError.bad_field("rid", "Send either rid, or abort_all as true.")
-        found = list(front.answers) if fields.abort_all else [front.answers.find(fields.rid or "")]
-        own = [answer for answer in found if answer and (key.may_operate or answer.call.key == key)]
+        if fields.rid:
+            own = [answer] if (answer := front.answers.find(key, fields.rid)) else []
+        else:
+            own = [answer for answer in front.answers if key.may_operate or answer.call.key == key]
         for answer in own:
             answer.call_off(fields.rid)
         return {"aborted": len(own)}

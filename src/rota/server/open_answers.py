@@ -67,33 +67,40 @@ class OpenAnswer:
 
 
 class OpenAnswers:
-    """A name is open once at a time, and may be used again when its answer has ended."""
+    """A name is open once at a time and key, and may be used again when its answer has ended.
+
+    Two keys may use the same name: a refusal would tell each of them what the other calls its requests.
+    """
 
     def __init__(self, on_open: Callable[[OpenAnswer], None] = lambda answer: None) -> None:
-        self._by_name: dict[str, OpenAnswer] = {}
+        self._by_name: dict[tuple[str, str], OpenAnswer] = {}  # by its key's name, and its own
         self._on_open = on_open
 
     def __iter__(self) -> Iterator[OpenAnswer]:
         """Each once, in the order they came."""
         return iter({id(answer): answer for answer in self._by_name.values()}.values())
 
-    def find(self, name: str) -> OpenAnswer | None:
-        return self._by_name.get(name)
+    def find(self, key: Key, name: str) -> OpenAnswer | None:
+        """One of the key's own; for an operator, who may have none of that name, anybody's."""
+        found = self._by_name.get((key.name, name))
+        if found is None and key.may_operate:
+            return next((answer for (_, other), answer in self._by_name.items() if other == name), None)
+        return found
 
-    def check_free(self, names: set[str]) -> None:
-        """Raises RequestError if one of the names is open."""
+    def check_free(self, key: Key, names: set[str]) -> None:
+        """Raises RequestError if the key has one of the names open."""
         for name in names:
-            if name in self._by_name:
+            if (key.name, name) in self._by_name:
                 message = f"A request with the id '{name}' is still open; take another, or wait for its end."
                 raise RequestError(Fault(FaultCode.DUPLICATE_ID, message))
 
     def add(self, answer: OpenAnswer) -> None:
-        self._by_name.update(dict.fromkeys(answer.names, answer))
+        self._by_name.update({(answer.call.key.name, name): answer for name in answer.names})
         self._on_open(answer)
 
     def remove(self, answer: OpenAnswer) -> None:
         for name in answer.names:
-            self._by_name.pop(name, None)
+            self._by_name.pop((answer.call.key.name, name), None)
 
 
 def name_in(http: HttpRequest) -> str:

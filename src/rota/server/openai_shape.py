@@ -27,6 +27,8 @@ class OpenAiShape(ABC):
         self._options = options
         # A stream says the same before every token, so it is encoded once.
         self._event_head = _encode(self._head | {"object": self.event_kind})[:-1] + b',"choices":['
+        # Where usage comes last, all other events have the field too; so OpenAI says, and some clients count on it.
+        self._event_tail = b'],"usage":null}' if options.include_usage else b"]}"
 
     @abstractmethod
     def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
@@ -40,7 +42,7 @@ class OpenAiShape(ABC):
         piece = _encode(self.piece(part.choice, part.chunk))
         if self._options.continuous_usage_stats:
             return self._event_head + piece + b'],"usage":' + _encode(_usage(answer)) + b"}"
-        return self._event_head + piece + b"]}"
+        return self._event_head + piece + self._event_tail
 
     def last_event(self, answer: Answer) -> bytes | None:
         if not self._options.include_usage:

@@ -55,7 +55,7 @@ async def encoded(front: Front, text: str, add_special_tokens: bool = True) -> T
 
 async def rendered(front: Front, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> Tokens:
     """A conversation as tokens; raises RequestError where the model's template does not take it."""
-    characters = sum(len(message["content"]) for message in messages)
+    characters = sum(len(text) for message in messages for text in message.values())
     refuse_hopeless(front, characters, "messages")
 
     def render() -> Tokens:

@@ -93,8 +93,8 @@ class RequestsRoute:
 
     def _find(self, http: HttpRequest, id: str) -> OpenAnswer:
         key = self.access.key_of(http)
-        answer = self.answers.find(id)
-        if answer is None or not (key.may_operate or answer.call.key == key):
+        answer = self.answers.find(key, id)
+        if answer is None:
             message = f"No request with the id '{id}' is open; it has ended, or never was."
             raise RequestError(Fault(FaultCode.UNKNOWN_REQUEST, message, "id"))
         return answer

@@ -37,7 +37,7 @@ async def respond(front: Front, http: HttpRequest, ask: Ask, shape: Shape, is_st
     """Answer a call. An error that is known before the first byte has its own status, also for a stream.
 
     A stream's headers leave with its first token, or after `keep_alive_s` without one; from then on it is kept
-    alive by comments, and an error is its last event. A client that leaves ends its requests.
+    alive by empty lines, and an error is its last event. A client that leaves ends its requests.
     """
     answer = Answer(front, ask, front.keep_alive_s if is_streamed else None)
     watch = asyncio.create_task(_abandon_when_gone(http, answer))

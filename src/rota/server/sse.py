@@ -8,8 +8,9 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
-# A comment: clients skip it, and proxies see that somebody is still there.
-WAITING = b": waiting\n\n"
+# Empty lines say nothing and show proxies that somebody is still there. A comment would do the same, but
+# `sglang.bench_serving` takes every line that is not empty for JSON.
+WAITING = b"\n\n"
 
 
 def sse_event(content: bytes) -> bytes:

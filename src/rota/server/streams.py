@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -14,11 +14,9 @@ from rota.core.ids import RequestId
 from rota.core.messages import Abort, Submit
 from rota.core.plan import TokenLogprobs
 from rota.core.request import Request
-from rota.observe.observer import Observer
 from rota.runtime.service import Service
 from rota.server.errors import ClientGone
-
-Hear = Callable[[list[Event]], None]
+from rota.server.onlookers import Onlookers
 
 
 @dataclass(slots=True)
@@ -91,7 +89,7 @@ class Reply:
         """End whatever is still open with an error, here and now: the engine may be what does not answer."""
         now = time.monotonic()
         for position, request_id in list(self._open.items()):
-            self.end(position)
+            self.end(position, is_complete=False)
             self.delta(position).ending = Finished(request_id, now, FinishReason.FAILED, fault=fault)
         self._news.set()
 
@@ -119,13 +117,12 @@ class Reply:
 
 
 class Streams:
-    """Who waits for which request. Everything but `deliver` runs on the event loop, observers too."""
+    """Who waits for which request. Everything but `deliver` runs on the event loop, onlookers too."""
 
-    def __init__(self, service: Service, observers: Sequence[Observer] = (), listeners: Sequence[Hear] = ()) -> None:
-        """Observers hear every request and event, listeners every event, before those who wait for it go on."""
+    def __init__(self, service: Service, onlookers: Onlookers | None = None) -> None:
+        """Onlookers hear of everything before those who wait for it go on."""
         self._service = service
-        self._observers = observers
-        self._hear: list[Hear] = [*(observer.observe for observer in observers), *listeners]
+        self._onlookers = onlookers or Onlookers()
         self._waiting: dict[RequestId, tuple[Reply, int]] = {}
 
     def start(self) -> None:
@@ -144,8 +141,7 @@ class Streams:
                 self._waiting[request.request_id] = (reply, position)
                 self._service.send(Submit(request))
                 # Not before: a service that is down tells no end. Events come through the loop, so not before this.
-                for observer in self._observers:
-                    observer.asked(request.request_id, request.adapter, request.arrived_at)
+                self._onlookers.asked(request)
         except RequestError:
             reply.close()
             raise
@@ -166,8 +162,7 @@ class Streams:
         self._loop.call_soon_threadsafe(self._dispatch, events)
 
     def _dispatch(self, events: list[Event]) -> None:
-        for hear in self._hear:
-            hear(events)
+        self._onlookers.hear(events)
         touched: dict[Reply, None] = {}
         for event in events:
             match event:

@@ -13,7 +13,7 @@ from rota.server.chat_fields import Messages, conversation
 from rota.server.fields import Fields, read_body
 from rota.server.front import Front
 from rota.server.openapi import gives, takes
-from rota.server.prompts import TokenList, Tokens, checked_tokens, encoded, rendered
+from rota.server.prompts import TokenList, Tokens, checked_tokens, encoded, off_the_loop_if_long, rendered
 
 
 class TokenizeFields(Fields):
@@ -58,7 +58,8 @@ def install_tokenize_routes(app: FastAPI, front: Front) -> None:
         """The text of tokens."""
         fields = read_body(DetokenizeFields, await http.body())
         front.access.find(front.access.key_of(http), fields.model)
-        return {"prompt": front.tokenizer.decode(checked_tokens(front.tokenizer, fields.tokens, "tokens"))}
+        tokens = checked_tokens(front.tokenizer, fields.tokens, "tokens")
+        return {"prompt": await off_the_loop_if_long(len(tokens), lambda: front.tokenizer.decode(tokens))}
 
 
 async def _tokens_of(front: Front, fields: TokenizeFields) -> Tokens:

@@ -102,7 +102,8 @@ class AdapterFolder:
     def _checked(self, path: Path) -> Path:
         resolved = _resolve(path)
         if self._root is not None and not resolved.is_relative_to(self._root):
-            raise AdapterError(f"{path} leads to {resolved}, outside the adapter root {self._root}.")
+            # Not where to: whoever asks over HTTP need not know where links lead.
+            raise AdapterError(f"{path} leads outside the adapter root {self._root}.")
         return resolved
 
 

@@ -1,0 +1,132 @@
+"""Connections that say too much, or nothing, are closed; those that wait for an answer are not."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from rota.server.connections import MAX_HEAD_BYTES, BoundedConnection
+
+GET = b"GET / HTTP/1.1\r\nHost: here\r\n"
+
+
+class Hasty(BoundedConnection):
+    head_s = 0.5
+    read_s = 0.5
+
+
+class Answering:
+    """Answers when it may, with as many megabytes as it is asked for."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.may_answer, self.has_answered = threading.Event(), threading.Event(), threading.Event()
+        self.may_answer.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.is_asked.set()
+        await asyncio.to_thread(self.may_answer.wait, 20.0)
+        request = Request(scope, receive)
+        await request.body()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(int(request.headers.get("x-megabytes", 0))):
+            await send({"type": "http.response.body", "body": b"." * 2**20, "more_body": True})
+        await send({"type": "http.response.body", "body": b"well"})
+        self.has_answered.set()
+
+
+@pytest.fixture
+def app() -> Answering:
+    return Answering()
+
+
+@pytest.fixture
+def connect(app: Answering) -> Iterator[socket.socket]:
+    """A connection to a server that waits half a second for headers."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, http=Hasty, ws="none", lifespan="off", log_level="critical"))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    with closing(socket.create_connection(listener.getsockname(), timeout=20.0)) as connection:
+        yield connection
+    app.may_answer.set()
+    server.should_exit = True
+    thread.join()
+    listener.close()
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    received = b""
+    while data := connection.recv(65536):
+        received += data
+    return received
+
+
+@pytest.mark.parametrize("beginning", [b"", GET, GET + b"\r\n" + GET])
+def test_a_connection_whose_headers_do_not_come_is_closed(connect, beginning):
+    connect.sendall(beginning)
+
+    received = read_to_end(connect)
+
+    assert received.count(b"HTTP/1.1 200 OK") == beginning.count(b"\r\n\r\n")
+
+
+def test_headers_without_end_are_refused(connect):
+    line = b"X-More: " + b"a" * 1000 + b"\r\n"
+    connect.sendall(GET)
+    try:
+        for _ in range(10 * MAX_HEAD_BYTES // len(line)):
+            connect.sendall(line)
+        received = read_to_end(connect)
+    except ConnectionError:
+        return  # it was closed while more was on its way
+
+    assert b"400 Bad Request" in received
+
+
+def test_whoever_waits_for_an_answer_is_left_alone_whatever_line_follows_the_request(connect, app):
+    app.may_answer.clear()
+    connect.sendall(GET + b"\r\n")
+    assert app.is_asked.wait(20.0)
+    connect.sendall(b"\r\n")
+    # Twice as long as a head may take.
+    threading.Timer(2 * Hasty.head_s, app.may_answer.set).start()
+
+    assert connect.recv(65536).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_client_that_never_reads_its_answer_is_given_up(connect, app):
+    connect.sendall(GET + b"X-Megabytes: 50\r\n\r\n")
+
+    assert app.has_answered.wait(20.0), "whoever writes waits until the client is given up"
+    assert not read_to_end(connect).endswith(b"well\r\n0\r\n\r\n")
+
+
+def test_a_client_that_reads_slowly_is_not_given_up(connect):
+    connect.sendall(GET + b"X-Megabytes: 50\r\nConnection: close\r\n\r\n")
+    received = 0
+    for pause in range(1, 6):
+        time.sleep(0.3)  # in all three times as long as one that reads nothing is waited for
+        while received < pause * 5_000_000:
+            received += len(connect.recv(65536))
+    rest = read_to_end(connect)
+
+    assert received + len(rest) > 50 * 2**20
+    assert rest.endswith(b"well\r\n0\r\n\r\n")
+
+
+def test_a_connection_serves_one_request_after_the_other(connect):
+    for body in (b"a" * 3 * MAX_HEAD_BYTES, b"", b"b"):
+        connect.sendall(GET + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        received = b""
+        while b"well" not in received:
+            received += connect.recv(65536)
+        assert received.startswith(b"HTTP/1.1 200 OK")
