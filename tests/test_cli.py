@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import runpy
+
 import pytest
 
 from rota import __version__
@@ -29,6 +31,15 @@ def fail(*arguments: str) -> int | str | None:
 
 def test_without_flags_the_defaults_are_those_of_the_dataclasses():
     assert run() == (EngineConfig(), ServerConfig())
+
+
+def test_the_package_is_the_command(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["rota", "--version"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("rota", run_name="__main__")
+
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"rota {__version__}\n"
 
 
 def test_every_config_field_is_a_flag(capsys):

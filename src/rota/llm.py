@@ -20,6 +20,7 @@ from rota.core.plan import TokenLogprobs
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
 from rota.engine.builtin import builtin_adapters, builtin_model_folder
+from rota.engine.hub import model_folder
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import Emit, run
@@ -270,7 +271,7 @@ def engine_config(options: Mapping[str, Any], quiet: bool) -> EngineConfig:
 def locate_model(config: EngineConfig) -> EngineConfig:
     """The same config with a model folder in it: when none was named the built-in model's, and its adapters too."""
     if config.model.model_path is not None:
-        return config
+        return replace(config, model=replace(config.model, model_path=str(model_folder(config.model.model_path))))
     folder = builtin_model_folder(config.quiet)
     model = replace(config.model, model_path=str(folder))
     return replace(config, model=model, lora=with_builtin_adapters(config.lora, builtin_adapters()))

@@ -25,7 +25,8 @@ def the_block(kind: str, word: str) -> str:
 
 def test_two_commands_serve_and_ask():
     assert blocks(README, "console")[0] == "make serve\n"
-    shown = subprocess.run(["make", "--dry-run", "--no-print-directory", "serve"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    command = ["make", "--dry-run", "--no-print-directory", "serve"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
     assert shown.splitlines()[-1].split() == [".venv/bin/rota", "serve"]
 

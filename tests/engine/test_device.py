@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from rota.core.config import ModelConfig
+from rota.core.config import LoraConfig, ModelConfig
 from rota.core.errors import ConfigError
 from rota.engine.device import (
     can_compute,
     choose_backend,
     choose_device,
     choose_dtype,
+    choose_lora_backend,
     device_memory,
     fetch,
     send,
@@ -89,3 +90,17 @@ def test_arrays_go_to_the_device_and_come_back():
         assert there.is_cuda and back.is_pinned()
         torch.cuda.synchronize()
     assert back.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_adapters_kernels_go_with_the_attentions_unless_others_are_named():
+    gpu = torch.device("cuda")
+    assert choose_lora_backend(LoraConfig(), "triton", gpu, has_graphs=True) == "triton"
+    assert choose_lora_backend(LoraConfig(), "torch", CPU, has_graphs=False) == "torch"
+    assert choose_lora_backend(LoraConfig(lora_backend="torch"), "triton", gpu, has_graphs=False) == "torch"
+
+
+def test_adapters_kernels_that_cannot_work_are_refused():
+    with pytest.raises(ConfigError, match=r"need a GPU.*--lora-backend torch"):
+        choose_lora_backend(LoraConfig(lora_backend="triton"), "torch", CPU, has_graphs=False)
+    with pytest.raises(ConfigError, match=r"a CUDA graph cannot.*--no-enable-cuda-graphs"):
+        choose_lora_backend(LoraConfig(lora_backend="torch"), "triton", torch.device("cuda"), has_graphs=True)

@@ -213,7 +213,7 @@ def test_a_plan_without_work_is_done_at_once(engine: Engine):
 def test_the_capacity_says_what_was_found(folder: Path, oracle: PreTrainedModel):
     capacity = build_engine(config(folder, context_length=100)).capacity
     assert (capacity.blocks, capacity.block_size, capacity.rows) == (BLOCKS, BLOCK_SIZE, ROWS)
-    assert capacity.max_sequence_tokens == 100
+    assert (capacity.max_sequence_tokens, capacity.vocabulary) == (100, 256)
 
 
 def test_the_shortest_context_still_works(folder: Path, oracle: PreTrainedModel):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from rota.core.config import Capacity
 from rota.core.ids import Row
 from rota.core.plan import Chunk, StepPlan, StepResult
+from rota.core.request import SamplingParams
 from rota.engine.engine import Engine
-from rota.engine.frames import MOST_CHUNKS, DecodeFrame, MixedFrame, mixed_frames
+from rota.engine.frames import MOST_CHUNKS, DecodeFrame, Frame, MixedFrame, mixed_frames
+from rota.engine.graphs import StepGraph, StepGraphs
 from rota.engine.kv_cache import CacheShape, KVCache
 from rota.engine.model.llama import Llama
 from rota.engine.model.spec import read_spec
@@ -24,17 +28,32 @@ from tests.engine.triton_interpreter import DEVICE, load
 MIXED = MixedFrame(decodes=ROWS, prompt_tokens=32)
 
 
+class Computed(StepGraphs):
+    """Graphs whose replay computes the step anew: what needs no GPU to be wrong."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__([DecodeFrame(ROWS), MIXED], {})
+        self._engine = engine
+        self.replayed = 0
+
+    def replay(self, inputs: NDArray[np.int32], frame: Frame, has_adapters: bool) -> StepGraph:
+        self.replayed += 1
+        sent = torch.from_numpy(inputs).to(DEVICE)
+        return StepGraph(None, sent, *self._engine.compute_framed(sent, frame, has_adapters))  # type: ignore[arg-type]
+
+
 class FramedHand(Hand):
     """Computes every step in a frame, as a graph would."""
 
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        engine._graphs = self._graphs = Computed(engine)
+
     def step(self, *chunks: tuple[int, int, int, bool], decodes: tuple[int, ...] = ()) -> StepResult:
-        plan = self.plan(*chunks, decodes=decodes)
-        frame = MIXED if chunks else DecodeFrame(ROWS)
-        assert frame.holds(plan)
-        inputs, has_adapters = self._engine.framed_inputs(plan, frame)
-        tokens, _ = self._engine.compute_framed(torch.from_numpy(inputs).to(DEVICE), frame, has_adapters)
-        sampled = len(plan.sampled_rows) - len(decodes)
-        return StepResult(0.0, (*tokens[: len(decodes)].tolist(), *tokens[ROWS : ROWS + sampled].tolist()))
+        before = self._graphs.replayed
+        result = super().step(*chunks, decodes=decodes)
+        assert self._graphs.replayed == before + 1
+        return result
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +68,10 @@ def oracle(folder: Path):
 
 @pytest.fixture
 def engine(folder: Path, oracle) -> Engine:
+    return make_engine(folder)
+
+
+def make_engine(folder: Path) -> Engine:
     """Its attention is the one that graphs use: it asks nothing on the host."""
     device, attention = torch.device(DEVICE), load("rota.engine.attention.triton_attention")
     spec = read_spec(folder)
@@ -71,6 +94,28 @@ def test_decodes_and_chunks_beside_each_other_give_the_tokens_of_transformers(en
     assert [*answer, token, second, *(tokens[2] for tokens in after)] == expected(oracle, PROMPT, 6)
     assert [other, *(tokens[1] for tokens in after)] == expected(oracle, OTHER, 4)
     assert [third, *(tokens[0] for tokens in after)] == expected(oracle, PROMPT + OTHER, 4)
+
+
+def test_whoever_wants_more_than_the_likeliest_token_gets_in_a_frame_what_it_gets_without(folder: Path, oracle):
+    """Rows out of order, padding between decodes and chunks, a chunk that gives no token, and one that is all."""
+
+    def answers(hand: Hand) -> list[StepResult]:
+        hand.seat(3, PROMPT, sampling=SamplingParams(temperature=0.9, top_p=0.8, seed=5, logprobs=2))
+        results = [hand.step((3, 0, 9, False)), hand.step((3, 9, len(PROMPT) - 9, True))]
+        hand.seat(0, OTHER, sampling=SamplingParams(temperature=1.1, seed=7, presence_penalty=1.5))
+        hand.seat(2, PROMPT + OTHER)
+        hand.seat(1, PROMPT[:5], sampling=SamplingParams(temperature=0.0, logprobs=0))
+        results.append(hand.step((2, 0, 12, False), (0, 0, len(OTHER), True), (1, 0, 5, True), decodes=(3,)))
+        results.append(hand.step((2, 12, len(PROMPT + OTHER) - 12, True), decodes=(1, 3, 0)))
+        return [*results, *(hand.step(decodes=(2, 0, 3, 1)) for _ in range(2))]
+
+    framed, plain = answers(FramedHand(make_engine(folder))), answers(Hand(make_engine(folder)))
+
+    assert [result.tokens for result in framed] == [result.tokens for result in plain]
+    for ours, theirs in zip(framed, plain, strict=True):
+        assert [at for at, _ in ours.logprobs] == [at for at, _ in theirs.logprobs]
+        chosen = [[one.chosen for _, one in result.logprobs] for result in (ours, theirs)]
+        assert chosen[0] == pytest.approx(chosen[1], abs=1e-4)
 
 
 def test_a_frame_holds_what_fits_into_it():

@@ -48,15 +48,19 @@ def serve_model(
     keys = read_keys(server.api_key, server.api_key_file)
     refuse_open_doors(server, keys)
     set_up_logs(server.log_format, server.log_level, config.quiet)
+    asked = config.model.model_path
     config = locate_model(config)
     assert config.model.model_path is not None
     folder = Path(config.model.model_path)
-    name = server.served_model_name or folder.resolve().name
+    # What a hub has lies in a folder that is named for its version.
+    found = folder.resolve().name if asked is None or Path(asked).expanduser().exists() else asked
+    name = server.served_model_name or found
     tokenizer = Tokenizer(folder)
     registry = Registry(name, str(folder))
     adapters = [registry.add(entry) for entry in parse_lora_paths(config.lora.lora_paths)]
     service = DrainableService(StockedService(SupervisedService(partial(make_device, config), config), adapters))
-    access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root))
+    own_name = None if server.allow_anyone else server.host
+    access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
     app = create_app(service, tokenizer, registry, access=access, config=server, watchers=[feed], policy=config.policy)
     install_dashboard(app, Gallery(feed, service.send), access.operator_of, server.journal_dir)
@@ -80,10 +84,12 @@ def serve_command(serve: Serve) -> Callable[..., None]:
 
     return make_command(
         act,
-        "Serve MODEL over HTTP: a folder in Hugging Face format. Without it, the small built-in model.",
+        "Serve MODEL over HTTP: a folder in Hugging Face format or a hub's name. Without it, the small built-in model.",
         options_of(*SERVE_CONFIGS).values(),
         parameter(
-            "model", str | None, typer.Argument(None, metavar="MODEL", help="The model's folder, as with --model-path.")
+            "model",
+            str | None,
+            typer.Argument(None, metavar="MODEL", help="The model's folder or hub name, as with --model-path."),
         ),
         parameter(
             "config",

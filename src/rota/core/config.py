@@ -17,7 +17,7 @@ class ModelConfig:
     """Which model, where, and in what precision."""
 
     model_path: str | None = option(
-        None, "A folder in Hugging Face format. Left out: the built-in SmolLM2-135M-Instruct."
+        None, "A folder in Hugging Face format, or a hub's name. Left out: the built-in SmolLM2-135M-Instruct."
     )
     load_format: Literal["auto", "dummy"] = option("auto", "'dummy' makes random weights of the model's shape.")
     device: Literal["auto", "cuda", "cpu"] = option("auto", "Where the model runs; 'auto' prefers a GPU.")
@@ -28,10 +28,17 @@ class ModelConfig:
     attention_backend: Literal["auto", "torch", "triton"] = option(
         "auto", "Attention kernels; 'auto' takes Triton on a GPU and torch on a CPU."
     )
+    tensor_parallel_size: int = option(1, "Devices that share one copy of the model; only 1 is supported.")
+    data_parallel_size: int = option(
+        1, "Copies of the model; only 1 is supported: start a server for each device instead."
+    )
     enable_cuda_graphs: bool = option(True, "Replay steps of common sizes as CUDA graphs (GPU only).")
 
     def __post_init__(self) -> None:
         _at_least("context_length", self.context_length, 2)
+        for name in ("tensor_parallel_size", "data_parallel_size"):
+            if getattr(self, name) != 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, but a server runs one copy on one device; use 1.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,9 @@ class LoraConfig:
     adapter_root: str | None = option(
         None, "Only adapters in this folder may be loaded, and relative paths start there; left out: any folder."
     )
+    lora_backend: Literal["auto", "torch", "triton"] = option(
+        "auto", "Kernels that apply adapters; 'auto' takes the same as for attention."
+    )
     lora_eviction_policy: Literal["lru", "fifo"] = option(
         "lru", "Whose place on the device goes to a newcomer: the least recently used, or the first that came."
     )
@@ -126,7 +136,7 @@ class ServerConfig:
     max_body_mb: int = option(16, "Largest body of a request, in MB; a larger one is refused.")
     stream_keep_alive: float = option(
         15.0,
-        "Seconds of silence after which a stream sends a comment; its headers leave with the first one, if not before.",
+        "Seconds of silence after which a stream sends an empty line; its headers leave with the first, if not before.",
     )
     drain_timeout: float = option(20.0, "Seconds that open answers may take to end once the server is told to stop.")
     request_timeout: float | None = option(
@@ -178,6 +188,7 @@ class Capacity:
     rows: int
     max_sequence_tokens: int
     slots: int = 0  # adapters a step may hold
+    vocabulary: int | None = None  # token ids lie below it; None: nobody minds
 
     @property
     def places(self) -> int:

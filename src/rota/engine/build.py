@@ -12,7 +12,14 @@ from rota.core.config import LANDINGS, Capacity, EngineConfig, LoraConfig, Model
 from rota.core.errors import ConfigError
 from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.builtin import builtin_model_folder
-from rota.engine.device import choose_backend, choose_device, choose_dtype, device_memory, set_threads
+from rota.engine.device import (
+    choose_backend,
+    choose_device,
+    choose_dtype,
+    choose_lora_backend,
+    device_memory,
+    set_threads,
+)
 from rota.engine.engine import Engine
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
@@ -42,19 +49,20 @@ def build_engine(config: EngineConfig) -> Engine:
     backend = choose_backend(config.model, device)
     budget = config.scheduler.chunked_prefill_size
     has_graphs = backend == "triton" and config.model.enable_cuda_graphs
+    lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
     with rehearsal(lambda: _one_layer(config, spec, device, dtype, context), budget) if has_graphs else nullcontext():
         if config.model.load_format == "dummy":
             weights = dummy_weights(spec, device, dtype)
         else:
             weights = load_weights(folder, spec, device, dtype, config.quiet)
     rows = config.scheduler.max_running_requests
-    slots, adapters = _adapters(config.lora, spec, dtype, device, backend, weights.size_bytes, rows)
+    slots, adapters = _adapters(config.lora, spec, dtype, device, lora_backend, weights.size_bytes, rows)
     model = Llama(spec, weights, *_kernels(backend, device, spec.head_dim**-0.5), adapters)
 
     shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, dtype)
     memory = device_memory(device, weights.size_bytes + adapters.bank.size_bytes)
     blocks = count_blocks(config.cache, shape, memory, device, context, rows)
-    capacity = Capacity(blocks, shape.block_size, rows, context, slots)
+    capacity = Capacity(blocks, shape.block_size, rows, context, slots, spec.vocab_size)
     engine = Engine(model, spec, KVCache(blocks, shape, device), capacity, adapters)
     if has_graphs:
         engine.capture(budget, config.quiet)

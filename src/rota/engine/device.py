@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rota.core.config import ModelConfig
+from rota.core.config import LoraConfig, ModelConfig
 from rota.core.errors import ConfigError
 from rota.engine.model.spec import DTYPES
 
@@ -53,6 +53,21 @@ def choose_backend(config: ModelConfig, device: torch.device) -> str:
     if config.attention_backend == "auto":
         return "triton" if device.type == "cuda" else "torch"
     return config.attention_backend
+
+
+def choose_lora_backend(config: LoraConfig, attention: str, device: torch.device, has_graphs: bool) -> str:
+    """The adapters' kernels; 'auto' takes those of the same kind as the attention's."""
+    if config.lora_backend == "triton" and device.type == "cpu":
+        raise ConfigError(
+            "lora_backend is 'triton', whose kernels need a GPU, but the model runs on the CPU; use "
+            "--lora-backend torch."
+        )
+    if config.lora_backend == "torch" and has_graphs:
+        raise ConfigError(
+            "lora_backend is 'torch', which asks on the host who is in a step, and a CUDA graph cannot; add "
+            "--no-enable-cuda-graphs, or use --lora-backend triton."
+        )
+    return attention if config.lora_backend == "auto" else config.lora_backend
 
 
 def choose_dtype(

@@ -100,7 +100,7 @@ class Engine:
             self._adapters.accept(plan)
         if plan.seats:
             self._sampler.seat(plan.seats)
-        if self._graphs is not None and plan.decodes + plan.chunks and (frame := self._graphs.frame_for(plan)):
+        if self._graphs is not None and (plan.decodes or plan.chunks) and (frame := self._graphs.frame_for(plan)):
             return send_home(self._replay(self._graphs, plan, frame), self._device)
         inputs = self._rows.accept(plan)
         if not plan.chunks and not plan.decodes:

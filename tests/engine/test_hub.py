@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from rota.core.errors import ModelError
+from rota.engine.hub import model_folder
+
+
+def refuse(name: str) -> str:
+    raise AssertionError(f"{name} was asked for")
+
+
+def test_a_folder_that_is_here_is_taken_as_it_is(tmp_path, monkeypatch):
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    assert model_folder(str(tmp_path), refuse) == tmp_path
+    assert str(model_folder("org/model", refuse)) == "org/model"
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./org/model", "../model", "model", "a/b/c", "~/model"])
+def test_what_can_only_be_a_path_is_not_asked_of_a_hub(name):
+    assert not model_folder(name, refuse).exists()
+
+
+def test_a_hub_s_name_is_downloaded(tmp_path):
+    assert model_folder("org/model-1.5B", lambda name: str(tmp_path / name)) == tmp_path / "org" / "model-1.5B"
+
+
+def test_a_hub_that_does_not_have_it_is_a_sentence():
+    def fail(name: str) -> str:
+        raise OSError("404 for org/model\nand a page of details")
+
+    with pytest.raises(ModelError, match=r"no folder org/model, and a hub does not give .*: 404 for org/model$"):
+        model_folder("org/model", fail)
