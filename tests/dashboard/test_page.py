@@ -11,7 +11,7 @@ import pytest
 from rota.core.errors import EngineDiedError
 from rota.core.policy_config import PolicyConfig
 from rota.observe.journal import Journal
-from rota.server.keys import Key
+from rota.server.access.keys import Key
 from rota.sim.cost import read_cost
 from rota.sim.run import Simulation, adapter_name
 from rota.workload.scenario import Client, Scenario

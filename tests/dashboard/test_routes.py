@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
-from rota.server.keys import Key
+from rota.server.access.keys import Key
 from tests.dashboard.stage import Stage, stage, until
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from docs.generate.routes import RIGHTS, Right, all_routes
-from rota.server.keys import Key
+from rota.server.access.keys import Key
 from tests.dashboard.stage import stage
 
 NOTHING: dict[str, Any] = {"may_use_base": False, "may_load": False, "may_operate": False}

@@ -16,9 +16,9 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
 from rota.runtime.stocked import StockedService
-from rota.server.access import Access
+from rota.server.access.access import Access
+from rota.server.access.keys import KeyRing
 from rota.server.app import create_app
-from rota.server.keys import KeyRing
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet

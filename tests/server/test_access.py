@@ -13,10 +13,10 @@ from rota.core.errors import ConfigError
 from rota.core.messages import Message, Submit
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.server.access import Access
+from rota.server.access.access import Access
+from rota.server.access.exposure import describe, is_local_name, is_loopback, load_refusal, refuse_open_doors
+from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
-from rota.server.exposure import describe, is_local_name, is_loopback, load_refusal, refuse_open_doors
-from rota.server.keys import Key, KeyRing, digest_of
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.server.letters import error_of, letters_device, serving

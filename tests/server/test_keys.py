@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rota.core.errors import ConfigError
-from rota.server.key_file import read_keys
-from rota.server.keys import Key, KeyRing, digest_of
+from rota.server.access.key_file import read_keys
+from rota.server.access.keys import Key, KeyRing, digest_of
 
 DIGEST = digest_of("hoot").hex()
 
@@ -157,7 +157,7 @@ def test_every_digest_is_compared_also_after_the_right_one(monkeypatch):
         compared.append(one)
         return one == other
 
-    monkeypatch.setattr("rota.server.keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("rota.server.access.keys.hmac.compare_digest", compare)
     ring = read_keys(["first", "second", "third"], None)
 
     assert ring.find("first").name == "key 1"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.server.keys import ANYONE, Key
-from rota.server.limits import Limits
+from rota.server.access.keys import ANYONE, Key
+from rota.server.access.limits import Limits
 
 
 def test_a_key_without_limits_is_never_refused():

@@ -10,8 +10,8 @@ import pytest
 from rota.core.config import EngineConfig, ServerConfig
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService, Phase
+from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
-from rota.server.keys import Key, KeyRing, digest_of
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape

@@ -16,11 +16,11 @@ from fastapi import FastAPI
 from rota.core.config import EngineConfig, ServerConfig
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.server.access import Access
+from rota.server.access.access import Access
+from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.front import Front
-from rota.server.keys import Key, KeyRing, digest_of
-from rota.server.native_fields import GenerateFields, NativeSampling
-from rota.server.native_routes import install_native_routes
+from rota.server.native.fields import GenerateFields, NativeSampling
+from rota.server.native.routes import install_native_routes
 from rota.server.open_answers import OpenAnswers
 from rota.server.questions import Questions
 from rota.server.streams import Streams

@@ -14,11 +14,11 @@ from rota.core.errors import RequestError
 from rota.core.request import SamplingParams
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.server.access import Access
+from rota.server.access.access import Access
+from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.answer import Answer, Ask, requests_for
 from rota.server.choices import joined
 from rota.server.front import Front
-from rota.server.keys import Key, KeyRing, digest_of
 from rota.server.open_answers import Call, OpenAnswers
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer

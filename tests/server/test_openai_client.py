@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from rota.server.keys import Key, KeyRing, digest_of
+from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.server.letters import CONTEXT, letters_device, serving, steps_settle
 
 MESSAGES = [{"role": "user", "content": "ab"}]

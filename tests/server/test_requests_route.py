@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from rota.core.config import ServerConfig
-from rota.server.keys import Key, KeyRing, digest_of
+from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.server.letters import error_of, serving, speaks

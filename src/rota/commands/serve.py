@@ -38,10 +38,10 @@ def serve_model(
     from rota.runtime.registry import Registry
     from rota.runtime.stocked import StockedService
     from rota.runtime.supervisor import SupervisedService
-    from rota.server.access import Access
+    from rota.server.access.access import Access
+    from rota.server.access.exposure import describe, load_refusal, refuse_open_doors
+    from rota.server.access.key_file import read_keys
     from rota.server.app import create_app
-    from rota.server.exposure import describe, load_refusal, refuse_open_doors
-    from rota.server.key_file import read_keys
     from rota.server.listen import listen
     from rota.text.tokenizer import Tokenizer
 

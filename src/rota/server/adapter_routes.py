@@ -7,11 +7,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rota.core.errors import AdapterError, RequestError
 from rota.core.lora_paths import LoraPath
-from rota.server.access import Access
+from rota.server.access.access import Access
+from rota.server.access.keys import Key
 from rota.server.adapters import AdapterFront
 from rota.server.fields import Fields, read_body
-from rota.server.keys import Key
-from rota.server.native_bodies import AdaptersBody
+from rota.server.native.bodies import AdaptersBody
 from rota.server.openapi import gives, takes
 
 MAX_NAME = 200

@@ -16,26 +16,26 @@ from rota.observe.observer import Observer
 from rota.observe.request_log import log_end, log_restarts
 from rota.runtime.registry import Registry
 from rota.runtime.service import Phase, Service
-from rota.server.access import Access
+from rota.server.access.access import Access
 from rota.server.adapter_routes import install_adapter_routes
 from rota.server.adapters import PATIENCE_S, AdapterFront
 from rota.server.body_limit import BodyLimit
-from rota.server.chat import install_chat_route
-from rota.server.completions import install_completions_route
 from rota.server.docs_page import install_docs_page
 from rota.server.errors import install_error_handlers
 from rota.server.front import Front
 from rota.server.metrics_routes import install_metrics_route
 from rota.server.models import install_model_routes
-from rota.server.native_generate import install_generate_route
-from rota.server.native_routes import install_native_routes
+from rota.server.native.generate import install_generate_route
+from rota.server.native.routes import install_native_routes
 from rota.server.onlookers import Hear, Onlookers
 from rota.server.open_answers import OpenAnswers
+from rota.server.openai.chat import install_chat_route
+from rota.server.openai.completions import install_completions_route
+from rota.server.openai.tokenize_routes import install_tokenize_routes
 from rota.server.openapi import ERROR_RESPONSES, install_openapi
 from rota.server.questions import Questions
 from rota.server.requests_route import RequestsRoute
 from rota.server.streams import Streams
-from rota.server.tokenize_routes import install_tokenize_routes
 from rota.text.tokenizer import Tokenizer
 
 

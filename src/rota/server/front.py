@@ -6,13 +6,10 @@ from dataclasses import dataclass
 
 from fastapi import Request as HttpRequest
 
-from rota.core.adapter import Adapter
-from rota.core.errors import RequestError
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
-from rota.server.access import Access
+from rota.server.access.access import Access
 from rota.server.open_answers import Call, OpenAnswers, name_in
-from rota.server.sampling_fields import SamplingFields
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 
@@ -35,13 +32,3 @@ class Front:
         key = self.access.key_of(http)
         self.access.charge_request(key)
         return Call(key, name_in(http))
-
-    def model_for(self, call: Call, fields: SamplingFields) -> Adapter:
-        """Whom a call asks for, by either name; raises RequestError if two are named, or one that it may not use."""
-        if not fields.lora_path:
-            return self.access.find(call.key, fields.model)
-        adapter = self.access.find(call.key, fields.lora_path)
-        if self.registry.get(fields.model) not in (self.registry.base, adapter):
-            message = f"model and lora_path name two different adapters, '{fields.model}' and '{fields.lora_path}'."
-            raise RequestError.bad_field("lora_path", message)
-        return adapter

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from rota.observe.exposition import CONTENT_TYPE, render, snapshot
 from rota.observe.metrics import Metrics
 from rota.runtime.service import Service
-from rota.server.access import Access
+from rota.server.access.access import Access
 from rota.server.questions import Questions
 
 

@@ -9,8 +9,8 @@ from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 
 from rota.core.adapter import Adapter
-from rota.server.answer_bodies import ModelBody, ModelsBody
 from rota.server.front import Front
+from rota.server.openai.bodies import ModelBody, ModelsBody
 from rota.server.openapi import gives
 
 

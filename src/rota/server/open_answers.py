@@ -13,7 +13,7 @@ from fastapi import Request as HttpRequest
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.ids import RequestId
 from rota.core.request import Request
-from rota.server.keys import Key
+from rota.server.access.keys import Key
 from rota.server.streams import Reply
 
 # What a URL and a log line can hold as it is.

@@ -16,7 +16,7 @@ from rota.observe.journey import Journey
 from rota.observe.metrics import Metrics
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
-from rota.server.access import Access
+from rota.server.access.access import Access
 from rota.server.open_answers import OpenAnswer, OpenAnswers, name_of
 from rota.server.questions import Questions
 

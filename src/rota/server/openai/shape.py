@@ -11,7 +11,7 @@ import msgspec
 
 from rota.server.answer import Answer, Part
 from rota.server.choices import Choice, Chunk, joined
-from rota.server.sampling_fields import StreamOptions
+from rota.server.openai.sampling_fields import StreamOptions
 
 _encode = msgspec.json.Encoder().encode
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
 from rota.server.fields import Count, Unsupported, refuse_unless_nothing, within
+from rota.server.openai.sampling_fields import SamplingFields
 from rota.server.prompts import Prompt
-from rota.server.sampling_fields import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -8,9 +8,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from rota.core.adapter import Adapter
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_SEED, SamplingParams
 from rota.server.fields import Count, Fields, within
+from rota.server.front import Front
+from rota.server.open_answers import Call
 
 MAX_CHOICES = 128
 MAX_STOPS = 32
@@ -107,3 +110,14 @@ def checked_stops(stop: str | list[str] | None) -> tuple[str, ...]:
             message = f"stop holds a text of {len(text)} characters; at most {MAX_STOP_LENGTH} are watched for."
             raise RequestError.bad_field("stop", message)
     return stops
+
+
+def model_for(front: Front, call: Call, fields: SamplingFields) -> Adapter:
+    """Whom a call asks for, by either name; raises RequestError if two are named, or one that it may not use."""
+    if not fields.lora_path:
+        return front.access.find(call.key, fields.model)
+    adapter = front.access.find(call.key, fields.lora_path)
+    if front.registry.get(fields.model) not in (front.registry.base, adapter):
+        message = f"model and lora_path name two different adapters, '{fields.model}' and '{fields.lora_path}'."
+        raise RequestError.bad_field("lora_path", message)
+    return adapter

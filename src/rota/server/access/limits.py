@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rota.server.keys import Key
+from rota.server.access.keys import Key
 
 MINUTE_S = 60.0
 

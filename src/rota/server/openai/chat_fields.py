@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS
 from rota.server.fields import MAX_COUNT, Count, Fields, Unsupported, refuse_unless_nothing, within
-from rota.server.sampling_fields import SamplingFields
+from rota.server.openai.sampling_fields import SamplingFields
 
 
 class ContentPart(Fields):

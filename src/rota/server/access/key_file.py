@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rota.core.errors import ConfigError
-from rota.server.keys import Key, KeyRing, digest_of
+from rota.server.access.keys import Key, KeyRing, digest_of
 
 FIELDS = (
     "key",

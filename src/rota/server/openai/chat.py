@@ -8,17 +8,17 @@ from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
 from rota.server.answer import Ask, requests_for
-from rota.server.answer_bodies import ChatBody, ChatChunkBody
-from rota.server.chat_fields import ChatFields, conversation
 from rota.server.choices import Choice, Chunk
 from rota.server.fields import read_body
 from rota.server.front import Front
-from rota.server.logprobs import chat_logprobs
-from rota.server.openai_shape import OpenAiShape
+from rota.server.openai.bodies import ChatBody, ChatChunkBody
+from rota.server.openai.chat_fields import ChatFields, conversation
+from rota.server.openai.logprobs import chat_logprobs
+from rota.server.openai.sampling_fields import StreamOptions, model_for
+from rota.server.openai.shape import OpenAiShape
 from rota.server.openapi import gives, takes
 from rota.server.prompts import rendered
 from rota.server.respond import respond
-from rota.server.sampling_fields import StreamOptions
 from rota.text.tokenizer import Tokenizer
 
 
@@ -28,7 +28,7 @@ def install_chat_route(app: FastAPI, front: Front) -> None:
         """Continue a conversation."""
         call = front.greet(http)
         fields = read_body(ChatFields, await http.body())
-        model = front.model_for(call, fields)
+        model = model_for(front, call, fields)
         fields.refuse_unsupported()
         choices, options, logprobs = fields.choices(), fields.usage_wanted(), fields.alternatives()
         sampling = fields.sampling(fields.output_limit(), logprobs, front.tokenizer.eos_ids)

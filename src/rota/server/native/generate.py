@@ -14,9 +14,9 @@ from rota.core.request import Request
 from rota.server.answer import Ask, seeded
 from rota.server.fields import read_body
 from rota.server.front import Front
-from rota.server.native_bodies import GenerateBody, GeneratedBody
-from rota.server.native_fields import GenerateFields, NativeSampling
-from rota.server.native_shape import GenerateShape, LogprobWords
+from rota.server.native.bodies import GenerateBody, GeneratedBody
+from rota.server.native.fields import GenerateFields, NativeSampling
+from rota.server.native.shape import GenerateShape, LogprobWords
 from rota.server.open_answers import Call, checked_name, name_of, request_id_for
 from rota.server.openapi import gives, takes
 from rota.server.prompts import check_count, tokenized

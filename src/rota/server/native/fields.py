@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from rota.server.fields import Count, Fields, Unsupported, refuse_unless_nothing, within
-from rota.server.sampling_fields import MAX_CHOICES, StreamOptions, checked_stops
+from rota.server.openai.sampling_fields import MAX_CHOICES, StreamOptions, checked_stops
 
 DEFAULT_MAX_NEW_TOKENS = 128
 

@@ -8,7 +8,7 @@ import socket
 
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
-from rota.server.keys import KeyRing
+from rota.server.access.keys import KeyRing
 
 
 def refuse_open_doors(config: ServerConfig, keys: KeyRing) -> None:

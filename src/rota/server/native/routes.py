@@ -19,7 +19,7 @@ from rota.core.request import Request, SamplingParams
 from rota.runtime.service import Phase
 from rota.server.fields import Fields, read_body
 from rota.server.front import Front
-from rota.server.native_bodies import AbortedBody, HealthBody, ModelInfoBody, ServerInfoBody
+from rota.server.native.bodies import AbortedBody, HealthBody, ModelInfoBody, ServerInfoBody
 from rota.server.openapi import gives, takes
 from rota.server.questions import Questions
 

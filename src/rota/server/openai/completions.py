@@ -9,17 +9,17 @@ from fastapi import Request as HttpRequest
 
 from rota.core.events import FinishReason
 from rota.server.answer import Ask, requests_for
-from rota.server.answer_bodies import CompletionBody
 from rota.server.choices import Choice, Chunk
-from rota.server.completion_fields import CompletionFields
 from rota.server.fields import read_body
 from rota.server.front import Front
-from rota.server.logprobs import CompletionLogprobs
-from rota.server.openai_shape import OpenAiShape
+from rota.server.openai.bodies import CompletionBody
+from rota.server.openai.completion_fields import CompletionFields
+from rota.server.openai.logprobs import CompletionLogprobs
+from rota.server.openai.sampling_fields import StreamOptions, model_for
+from rota.server.openai.shape import OpenAiShape
 from rota.server.openapi import gives, takes
 from rota.server.prompts import Tokens, check_count, tokenized
 from rota.server.respond import respond
-from rota.server.sampling_fields import StreamOptions
 from rota.text.tokenizer import Tokenizer
 
 
@@ -29,7 +29,7 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
         """Continue prompts."""
         call = front.greet(http)
         fields = read_body(CompletionFields, await http.body())
-        model = front.model_for(call, fields)
+        model = model_for(front, call, fields)
         fields.refuse_unsupported()
         limit, choices, options = fields.output_limit(), fields.choices(), fields.usage_wanted()
         sampling = fields.params(front.tokenizer.eos_ids)

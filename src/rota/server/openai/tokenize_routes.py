@@ -8,10 +8,10 @@ from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 
 from rota.core.errors import RequestError
-from rota.server.answer_bodies import DetokenizeBody, TokenizeBody
-from rota.server.chat_fields import Messages, conversation
 from rota.server.fields import Fields, read_body
 from rota.server.front import Front
+from rota.server.openai.bodies import DetokenizeBody, TokenizeBody
+from rota.server.openai.chat_fields import Messages, conversation
 from rota.server.openapi import gives, takes
 from rota.server.prompts import TokenList, Tokens, checked_tokens, encoded, off_the_loop_if_long, rendered
 

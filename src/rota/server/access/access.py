@@ -10,10 +10,10 @@ from fastapi import Request
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
+from rota.server.access.exposure import is_local_name
+from rota.server.access.keys import ANYONE, Key, KeyRing
+from rota.server.access.limits import Limits
 from rota.server.errors import RetryLater
-from rota.server.exposure import is_local_name
-from rota.server.keys import ANYONE, Key, KeyRing
-from rota.server.limits import Limits
 
 # Open to all, so that probes need no secret; the dashboard's page is only paper, its data needs a key.
 OPEN_PATHS = frozenset({"/health", "/dashboard", "/docs", "/openapi.json"})

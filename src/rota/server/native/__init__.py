@@ -1,0 +1,1 @@
+"""SGLang's own routes: generate, and what its operators and benches use."""
