@@ -39,14 +39,18 @@ class Window:
 async def token_ages(
     served: Served, ticks: TickReader, streams: int, answer_tokens: int, duration_s: float, window_s: float
 ) -> list[Window]:
-    """Keep so many streams open for so long; the first windows hold the rush of everybody's start."""
+    """Keep so many streams open for so long; the first windows hold the rush of everybody's start.
+
+    First answers are of all lengths, so that streams do not end and begin all at once for ever after.
+    """
     windows = [Window()]
     ends_at = time.monotonic() + duration_s
 
     async def follow(session: aiohttp.ClientSession, number: int) -> None:
         dice = random.Random(number)
+        length = max(1, answer_tokens * (number + 1) // streams)
         while time.monotonic() < ends_at:
-            body = _body(random_text(dice, 16), answer_tokens)
+            body, length = _body(random_text(dice, 16), length), answer_tokens
             async with session.post(f"{served.url}/v1/completions", data=body) as response:
                 response.raise_for_status()
                 events = EventReader()
