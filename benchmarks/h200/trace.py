@@ -18,6 +18,8 @@ from typing import Any
 MARK = "rota step"
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
+# A step with this share of the kernels of the fullest one has all of them: a few come and go with page changes.
+WHOLE = 0.9
 # The first that matches; names are Triton's, cuBLAS's and PyTorch's, on a GPU and on a CPU.
 FAMILIES = {
     "lora shrink": "shrink",
@@ -101,26 +103,33 @@ class Profile:
 
 
 def profile(kernels: Sequence[Kernel]) -> Profile:
-    """What the device did from the second step's first kernel to the last step's: whole periods, no ends."""
-    begins: dict[int, float] = {}
+    """What the device did in the steps that the trace holds whole; the profiler loses kernels of some.
+
+    device   | k k k   k k | k k k   k k | k k . . . . |
+    step       whole         whole         not            a period ends where the next step begins
+    """
+    steps: dict[int, list[Kernel]] = {}
     for kernel in kernels:
-        begins.setdefault(kernel.step, kernel.begin)
-    first, *_, last = sorted(begins.values())[1:]
-    steps = len(begins) - 2
-    inside = [kernel for kernel in kernels if first <= kernel.begin < last]
+        steps.setdefault(kernel.step, []).append(kernel)
+    most = max(map(len, steps.values()))
+    whole = {step for step in sorted(steps)[1:] if len(steps[step]) >= WHOLE * most}
+    measured = [step for step in whole if step + 1 in whole]
     families: dict[str, tuple[float, float]] = {}
     others: dict[str, float] = {}
-    busy, between, covered_until, step = 0.0, 0.0, first, inside[0].step
-    for kernel in inside:
-        lasts = kernel.end - kernel.begin
-        spent, launches = families.get(kernel.family, (0.0, 0.0))
-        families[kernel.family] = (spent + lasts / steps, launches + 1 / steps)
-        if kernel.family == "other":
-            others[kernel.name] = others.get(kernel.name, 0.0) + lasts / steps
-        if kernel.step != step:
-            between += max(0.0, kernel.begin - covered_until)
-            step = kernel.step
-        busy += max(0.0, min(kernel.end, last) - max(kernel.begin, covered_until))
-        covered_until = max(covered_until, kernel.end)
-    count = len(inside) / steps
-    return Profile(steps, (last - first) / steps, busy / steps, between / steps, count, families, others)
+    lasted, busy, between = 0.0, 0.0, 0.0
+    for step in measured:
+        begin, next_begin = steps[step][0].begin, steps[step + 1][0].begin
+        covered_until = begin
+        for kernel in steps[step]:
+            lasts = kernel.end - kernel.begin
+            spent, launches = families.get(kernel.family, (0.0, 0.0))
+            families[kernel.family] = (spent + lasts / len(measured), launches + 1 / len(measured))
+            if kernel.family == "other":
+                others[kernel.name] = others.get(kernel.name, 0.0) + lasts / len(measured)
+            busy += max(0.0, kernel.end - max(kernel.begin, covered_until))
+            covered_until = max(covered_until, kernel.end)
+        lasted += next_begin - begin
+        between += max(0.0, next_begin - covered_until)
+    count = len(measured)
+    total = sum(len(steps[step]) for step in measured) / count
+    return Profile(count, lasted / count, busy / count, between / count, total, families, others)

@@ -31,11 +31,24 @@ def test_a_trace_is_whole_steps_with_what_was_busy_and_what_was_not():
     assert found.steps == 4
     assert found.step_us == pytest.approx(33.0)
     assert found.busy_us == pytest.approx(30.0), "kernels side by side count once"
-    assert found.between_us == pytest.approx(3.0 * 3 / 4), "of four steps three have a gap before them"
+    assert found.between_us == pytest.approx(3.0)
     assert found.kernels == 4.0
     assert found.families == {
         family: pytest.approx((10.0, 1.0)) for family in ("gemm", "lora shrink", "sampling", "copies and small")
     }
+
+
+def test_steps_of_which_the_trace_lost_kernels_do_not_count():
+    torn = trace(steps=9, idle_us=3.0)
+    torn["traceEvents"] = [
+        event
+        for event in torn["traceEvents"]
+        if event.get("cat") != "kernel" or event["args"]["correlation"] not in (3, 6) or "Memcpy" in event["name"]
+    ]
+
+    assert profile(read_kernels(torn)).steps == 3, "1, 4 and 7: each is whole, and so is the next"
+    assert profile(read_kernels(torn)).busy_us == pytest.approx(30.0)
+    assert profile(read_kernels(torn)).families["gemm"] == pytest.approx((10.0, 1.0))
 
 
 def test_what_no_step_launched_is_left_out():
