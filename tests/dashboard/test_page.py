@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from rota.core.errors import EngineDiedError
 from rota.core.policy_config import PolicyConfig
@@ -54,7 +55,6 @@ def figure(page, name: str) -> str:
 
 
 def wait_for_text(page, selector: str, pattern: str) -> None:
-    expect = pytest.importorskip("playwright.sync_api").expect
     expect(page.locator(selector).first).to_have_text(re.compile(pattern), timeout=WAIT_MS)
 
 

@@ -22,7 +22,9 @@ def test_an_example_is_short_and_there_is_a_test_of_it(path):
     assert path.name in (DOCS.parent / "tests/docs/test_examples.py").read_text("utf-8")
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+@pytest.mark.skipif(
+    shutil.which("curl") is None, reason="runs the curl command, which is not installed on this machine"
+)
 def test_the_example_with_curl_gets_an_answer_to_everything_it_asks(readme_url):
     said = subprocess.run(
         ["sh", str(EXAMPLES / "curl.sh"), readme_url], capture_output=True, text=True, check=True

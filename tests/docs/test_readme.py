@@ -31,7 +31,9 @@ def test_two_commands_serve_and_ask():
     assert shown.splitlines()[-1].split() == [".venv/bin/rota", "serve"]
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+@pytest.mark.skipif(
+    shutil.which("curl") is None, reason="runs the curl command, which is not installed on this machine"
+)
 @pytest.mark.parametrize(("model", "is_pirate"), [("SmolLM2-135M-Instruct", False), ("pirate", True)])
 def test_its_curl_commands_are_answered_each_by_whom_they_ask(readme_url, model, is_pirate):
     command = the_block("console", f'"model": "{model}"')

@@ -14,7 +14,9 @@ from tests.server.letters import serving
 
 Curl = Callable[..., str]
 
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+pytestmark = pytest.mark.skipif(
+    shutil.which("curl") is None, reason="runs the curl command, which is not installed on this machine"
+)
 
 
 @pytest.fixture(scope="module")
