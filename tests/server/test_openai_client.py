@@ -109,7 +109,7 @@ def test_closing_a_stream_ends_its_request(client, device):
     with client.completions.create(model="letters", prompt="abc", max_tokens=190, stream=True) as stream:
         next(iter(stream))
 
-    assert steps_settle(device) - before < 60
+    assert steps_settle(device) - before < 150
 
 
 def test_it_lists_models(client):

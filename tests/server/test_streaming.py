@@ -12,6 +12,8 @@ import httpx
 import pytest
 
 from rota.core.config import ServerConfig
+from rota.core.messages import Abort, Message
+from rota.runtime.service import InProcessService
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
 from tests.server.letters import events_of, letters_device, serving, steps_settle
@@ -110,13 +112,22 @@ def test_a_slow_reader_holds_up_nobody_and_misses_nothing(tmp_path):
     assert received.count(b"data: {") < 3200, "what came while it did not read came together"
 
 
-def test_a_client_that_leaves_is_noticed_while_its_request_still_waits(tmp_path, gate):
+def test_a_client_that_leaves_is_noticed_while_its_request_still_waits(tmp_path, gate, monkeypatch):
+    called_off, send = threading.Event(), InProcessService.send
+
+    def listening_send(service: InProcessService, message: Message) -> None:
+        send(service, message)
+        if isinstance(message, Abort):
+            called_off.set()
+
+    monkeypatch.setattr(InProcessService, "send", listening_send)
     device = FakeDevice(next_token=gate)
     with serving(tmp_path, device) as client:
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/completions", json=LONG, timeout=0.2)
+        assert called_off.wait(10.0)
         gate.is_open.set()
-        assert steps_settle(device) < 60
+        assert steps_settle(device) <= 3, "no more than were under way"
 
 
 def test_thousands_of_idle_connections_cost_others_nothing(tmp_path):
