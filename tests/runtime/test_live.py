@@ -55,7 +55,7 @@ def test_a_busy_loop_is_not_kept_waiting():
     began = time.monotonic()
     for _ in range(1000):
         assert world.receive(world.now()) == []
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 5.0  # a nap each time would take longer
 
 
 def test_a_closed_inbox_aborts_all_once_and_then_nothing_ever_comes():

@@ -250,7 +250,7 @@ def test_stopping_does_not_wait_for_an_engine_that_is_still_loading():
     with supervised(sleep_for_ever) as (service, _):
         began = time.monotonic()
         service.stop()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 10.0  # loading would take for ever
 
 
 def test_two_threads_may_stop_it_at_once():
