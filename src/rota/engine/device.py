@@ -114,9 +114,11 @@ def device_memory(device: torch.device, weights: int, limits: Path = LIMITS) -> 
 
 def set_threads() -> None:
     """Let torch use the processors this process may use; a user's OMP_NUM_THREADS stands."""
-    # oneDNN keeps a thousand compiled products: hundreds of megabytes, for the many lengths of a server's life. With 64
-    # it was as fast (24 requests at a time, 2026-11-15). It looks at this before its first product.
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    # oneDNN keeps a thousand compiled products, and torch's layer above it as many descriptions of them: hundreds of
+    # megabytes for the many lengths of a server's life. 256 hold what padded rows ask for; with 64 a prompt's adapter
+    # products took twice as long. Both look at this before their first product.
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "256")
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(usable_processors(torch.get_num_threads()))
 

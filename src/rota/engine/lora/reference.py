@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rota.engine.lora.layout import LoraBatch, SiteFactors, SiteShape
 from rota.engine.model.linear import Projection
+from rota.engine.padding import pad_rows, padded_rows
 
 Indices = NDArray[np.int64]
 
@@ -53,10 +54,11 @@ def _add_by_group(y: Tensor, x: Tensor, factors: SiteFactors, ranks: tuple[int, 
         # One product with zeros where parts do not meet is quicker than one for each part.
         b = torch.block_diag(*factors.b[slot, :rank].split(widths, dim=1))  # [parts * rank, outputs]
         tokens = _run_or_indices(batch.order[first:end])
-        rows = y[tokens]
-        rows.addmm_(torch.mm(a, x[tokens].T).T, b)
+        expanded = torch.mm(torch.mm(a, pad_rows(x[tokens]).T).T, b)[: end - first]
         if isinstance(tokens, Tensor):
-            y[tokens] = rows
+            y.index_add_(0, tokens, expanded)
+        else:
+            y[tokens] += expanded
 
 
 def _run_or_indices(tokens: Tensor) -> slice | Tensor:
@@ -75,14 +77,14 @@ class _Picks:
     """
 
     a_rows: Tensor  # [n] the rows of A that any token needs, among [slots * parts * max_rank]
-    weights: Tensor  # [picks] where each weight is found in A's rows @ x.T, [n * tokens]
+    weights: Tensor  # [picks] where each weight is found in A's rows @ x.T, [n * padded_rows(tokens)]
     blocks: Tensor  # [picks] the block of B it weighs, among [slots * max_rank * blocks a row]
     bags: Tensor  # [tokens * blocks a row] where each output block's picks begin
 
 
 def _add_at_once(y: Tensor, x: Tensor, factors: SiteFactors, picks: _Picks) -> None:
     a, b = factors.a.view(-1, factors.shape.inputs), factors.b.view(-1, math.gcd(*factors.shape.widths))
-    shrunk = torch.mm(a.index_select(0, picks.a_rows), x.T)
+    shrunk = torch.mm(a.index_select(0, picks.a_rows), pad_rows(x).T)
     weights = shrunk.view(-1).take(picks.weights)
     expanded, *_ = torch.embedding_bag(b, picks.blocks, picks.bags, mode=0, per_sample_weights=weights)
     y += expanded.view(y.shape)
@@ -110,7 +112,7 @@ def _pick(shape: SiteShape, ranks: tuple[int, ...], max_rank: int, batch: LoraBa
     row = first_row[slot * parts + part_of_block[block]] + nth
     return _Picks(
         a_rows=torch.from_numpy(a_rows),
-        weights=torch.from_numpy(row * len(slot_of_token) + token),
+        weights=torch.from_numpy(row * padded_rows(len(slot_of_token)) + token),
         blocks=torch.from_numpy((slot * max_rank + nth) * blocks + block),
         bags=torch.from_numpy(lengths.cumsum() - lengths),
     )

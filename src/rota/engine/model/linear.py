@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rota.engine.padding import pad_rows
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
@@ -33,17 +35,9 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        # oneDNN compiles and keeps a product for every number of rows: a few sizes instead of hundreds.
-        if missing := padded_rows(rows) - rows:
-            x = functional.pad(x, (0, 0, 0, missing))
-        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
+        padded, bias = pad_rows(x), self.bias
+        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(padded, self.weight, bias, "none", [], "")
         return product[:rows]
-
-
-def padded_rows(rows: int) -> int:
-    """Up to eight as they are, since each decode counts there; then in steps that grow with them."""
-    step = 1 if rows <= 8 else 8 if rows <= 64 else 32
-    return -(-rows // step) * step
 
 
 Projection = Linear | PackedLinear

@@ -1,0 +1,73 @@
+"""A server meets every length of prompt there is; what the CPU's libraries compile for them must stay a handful."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rota.engine.attention.torch_attention import TorchAttention
+from rota.engine.lora.batch import make_batch
+from rota.engine.lora.layout import SiteFactors, SiteShape
+from rota.engine.lora.reference import project_with_lora
+from rota.engine.model.linear import projection
+from rota.engine.padding import padded_rows
+from tests.engine.attention.paged import paged_cache, prefill_step
+
+LENGTHS = range(1, 257)
+SIZES = {padded_rows(length) for length in LENGTHS}
+SITE = SiteShape("qkv", 32, (("q_proj", 16), ("k_proj", 8), ("v_proj", 8)))
+COMPILED = ("mm", "addmm", "linear_pointwise", "attention")
+
+
+class Compiled(TorchDispatchMode):
+    """Remembers the operations and shapes that torch would compile for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[Any, ...]] = set()
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(name in str(operation) for name in COMPILED):
+            shapes = [tuple(one.shape) for one in args if isinstance(one, torch.Tensor)]
+            self.shapes.add((str(operation), *shapes))
+        return operation(*args, **(kwargs or {}))
+
+
+def test_hundreds_of_sizes_become_a_few():
+    padded = [padded_rows(rows) for rows in range(1, 2049)]
+
+    assert all(0 <= given - rows < max(8, rows / 4) for rows, given in enumerate(padded, start=1))
+    assert padded[:8] == list(range(1, 9))
+    assert padded == sorted(padded)
+    assert len(set(padded)) < 45
+
+
+def test_prompts_of_every_length_take_few_products():
+    weight = torch.randn(SITE.outputs, SITE.inputs, dtype=torch.bfloat16)
+    a, b = torch.randn(2, 3 * 8, SITE.inputs), torch.randn(2, 8, SITE.outputs)
+    factors = SiteFactors(SITE, a.bfloat16(), b.bfloat16(), torch.tensor([8, 4], dtype=torch.int32))
+    project = projection(weight)
+
+    with Compiled() as compiled:
+        for length in LENGTHS:
+            batch = make_batch(np.full(length, length % 2, np.int32), 2, torch.device("cpu"))
+            project_with_lora(project, torch.randn(length, SITE.inputs, dtype=torch.bfloat16), factors, batch)
+
+    # The model's own, and two for each adapter's rank.
+    assert len(SIZES) <= len(compiled.shapes) <= 5 * len(SIZES)
+
+
+def test_prompts_of_every_length_attend_in_few_sizes():
+    cache = paged_cache([max(LENGTHS)], 2, 32, 16, torch.bfloat16, "cpu")
+    attention = TorchAttention(0.2)
+
+    with Compiled() as compiled:
+        for length in LENGTHS:
+            query = torch.randn(length, 4, 32, dtype=torch.bfloat16)
+            found = attention.prefill(query, cache.keys, cache.values, prefill_step(cache, [(0, 0, length)]))
+            assert found.shape == query.shape
+
+    assert 0 < len(compiled.shapes) <= len(SIZES)
