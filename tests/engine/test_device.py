@@ -48,6 +48,18 @@ def test_triton_on_a_cpu_is_refused_and_auto_takes_what_fits_the_device():
     assert choose_backend(ModelConfig(attention_backend="torch"), torch.device("cuda")) == "torch"
 
 
+def test_flashinfer_needs_a_gpu_and_to_be_installed(monkeypatch):
+    asked, gpu = ModelConfig(attention_backend="flashinfer"), torch.device("cuda")
+    with pytest.raises(ConfigError, match=r"'flashinfer', whose kernels need a GPU"):
+        choose_backend(asked, CPU)
+    monkeypatch.setattr("rota.engine.device.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'rota\[flashinfer\]', or use --attention-backend triton"):
+        choose_backend(asked, gpu)
+    monkeypatch.setattr("rota.engine.device.find_spec", lambda name: name)
+    assert choose_backend(asked, gpu) == "flashinfer"
+    assert choose_lora_backend(LoraConfig(), "flashinfer", gpu, has_graphs=True) == "triton"
+
+
 def test_auto_takes_the_precision_of_the_folder():
     assert choose_dtype(ModelConfig(), torch.float32, CPU) is torch.float32
     assert choose_dtype(ModelConfig(dtype="float32"), torch.bfloat16, CPU) is torch.float32

@@ -25,8 +25,10 @@ class ModelConfig:
         "auto", "Precision of weights and KV; 'auto' takes what the model folder says."
     )
     context_length: int | None = option(None, "Longest prompt plus output; left out: what the model allows.")
-    attention_backend: Literal["auto", "torch", "triton"] = option(
-        "auto", "Attention kernels; 'auto' takes Triton on a GPU and torch on a CPU."
+    attention_backend: Literal["auto", "torch", "triton", "flashinfer"] = option(
+        "auto",
+        "Attention kernels; 'auto' takes Triton on a GPU and torch on a CPU. 'flashinfer', if installed, takes long "
+        "prompts over from Triton.",
     )
     tensor_parallel_size: int = option(1, "Devices that share one copy of the model; only 1 is supported.")
     data_parallel_size: int = option(

@@ -48,7 +48,7 @@ def build_engine(config: EngineConfig) -> Engine:
     dtype = choose_dtype(config.model, spec.dtype, device)
     backend = choose_backend(config.model, device)
     budget = config.scheduler.chunked_prefill_size
-    has_graphs = backend == "triton" and config.model.enable_cuda_graphs
+    has_graphs = backend != "torch" and config.model.enable_cuda_graphs
     lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
     with rehearsal(lambda: _one_layer(config, spec, device, dtype, context), budget) if has_graphs else nullcontext():
         if config.model.load_format == "dummy":
@@ -113,8 +113,13 @@ def _adapters(
 
 
 def _kernels(backend: str, device: torch.device, scale: float) -> tuple[Operations, Attention]:
+    # Here because Triton is there only where PyTorch has a GPU to use it on.
+    if backend == "flashinfer":
+        from rota.engine.attention.flashinfer_attention import FlashInferAttention
+        from rota.engine.ops import fused
+
+        return fused, FlashInferAttention(scale, device)
     if backend == "triton":
-        # Here because Triton is there only where PyTorch has a GPU to use it on.
         from rota.engine.attention.triton_attention import TritonAttention
         from rota.engine.ops import fused
 

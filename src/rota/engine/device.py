@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -45,14 +46,20 @@ def choose_device(config: ModelConfig) -> torch.device:
 
 def choose_backend(config: ModelConfig, device: torch.device) -> str:
     """The kernels that were asked for; 'auto' takes Triton on a GPU and torch on a CPU."""
-    if config.attention_backend == "triton" and device.type == "cpu":
+    asked = config.attention_backend
+    if asked in ("triton", "flashinfer") and device.type == "cpu":
         raise ConfigError(
-            "attention_backend is 'triton', whose kernels need a GPU, but the model runs on the CPU; use "
+            f"attention_backend is '{asked}', whose kernels need a GPU, but the model runs on the CPU; use "
             "--attention-backend torch."
         )
-    if config.attention_backend == "auto":
+    if asked == "flashinfer" and find_spec("flashinfer") is None:
+        raise ConfigError(
+            "attention_backend is 'flashinfer', which is not installed here; pip install 'rota[flashinfer]', or use "
+            "--attention-backend triton."
+        )
+    if asked == "auto":
         return "triton" if device.type == "cuda" else "torch"
-    return config.attention_backend
+    return asked
 
 
 def choose_lora_backend(config: LoraConfig, attention: str, device: torch.device, has_graphs: bool) -> str:
@@ -67,7 +74,9 @@ def choose_lora_backend(config: LoraConfig, attention: str, device: torch.device
             "lora_backend is 'torch', which asks on the host who is in a step, and a CUDA graph cannot; add "
             "--no-enable-cuda-graphs, or use --lora-backend triton."
         )
-    return attention if config.lora_backend == "auto" else config.lora_backend
+    if config.lora_backend == "auto":
+        return "torch" if attention == "torch" else "triton"
+    return config.lora_backend
 
 
 def choose_dtype(

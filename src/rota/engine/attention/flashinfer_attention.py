@@ -1,0 +1,87 @@
+"""FlashInferAttention lets FlashInfer's kernels attend for prompts; an option for whoever has it installed.
+
+FlashInfer plans a step on the host, from lengths that a captured graph must not ask for. So steps in graphs go to our
+own kernels, and so do all decodes: what remains are the steps with the longest prompts, where attention weighs most.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rota.engine.attention.triton_attention import TritonAttention
+from rota.engine.step import DeviceStep, PrefillPart, int32
+
+WORKSPACE_BYTES = 128 << 20
+# A plan's host memory is written again by the next one: with as many as there are steps under way nobody waits for it.
+PLANNERS = 2
+
+
+@dataclass(slots=True)
+class _Planner:
+    """FlashInfer's wrapper, and the moment from which its plan's host memory may be written again."""
+
+    wrapper: Any
+    is_copied: torch.cuda.Event | None = None
+
+
+class FlashInferAttention:
+    """Paged attention for GPUs. The newest step is known by identity, so its tensors must not change under way."""
+
+    def __init__(self, scale: float, device: torch.device) -> None:
+        import flashinfer  # whoever has not installed it can do without
+
+        self._scale = scale
+        self._triton = TritonAttention(scale)
+        workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper
+        self._planners = itertools.cycle([_Planner(wrapper(workspace, "HND")) for _ in range(PLANNERS)])
+        self._planned: tuple[DeviceStep, Any] | None = None
+
+    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep) -> Tensor:
+        return self._triton.decode(query, keys, values, step)
+
+    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep) -> Tensor:
+        assert step.prefill is not None
+        if not step.prefill.host_lengths:
+            return self._triton.prefill(query, keys, values, step)
+        if self._planned is None or self._planned[0] is not step:
+            self._planned = step, self._plan(query, keys, step.tables, step.prefill)
+        attended: Tensor = self._planned[1].run(query, (keys, values))
+        return attended
+
+    def _plan(self, query: Tensor, keys: Tensor, tables: Tensor, part: PrefillPart) -> Any:
+        """What all layers of a step share. Numbers that the host knows stay there, so that nothing waits for them."""
+        planner = next(self._planners)
+        if planner.is_copied is not None:
+            planner.is_copied.synchronize()
+        _, kv_heads, block_size, head_dim = keys.shape
+        lengths = [start + tokens for start, tokens in zip(part.host_starts, part.host_lengths, strict=True)]
+        pages = [-(-length // block_size) for length in lengths]
+        planner.wrapper.plan(
+            _borders(part.host_lengths),
+            _borders(pages),
+            torch.cat([tables[row, :count] for row, count in zip(part.host_rows, pages, strict=True)]),
+            int32([(length - 1) % block_size + 1 for length in lengths]),
+            query.shape[1],
+            kv_heads,
+            head_dim,
+            block_size,
+            causal=True,
+            sm_scale=self._scale,
+            q_data_type=query.dtype,
+            kv_data_type=keys.dtype,
+        )
+        if query.device.type == "cuda":
+            planner.is_copied = torch.cuda.Event()
+            planner.is_copied.record()
+        return planner.wrapper
+
+
+def _borders(lengths: list[int] | tuple[int, ...]) -> Tensor:
+    """Where each begins when they lie one after the other, and the end of all."""
+    return int32(list(itertools.accumulate(lengths, initial=0)))
