@@ -80,7 +80,7 @@ def test_a_body_that_is_no_json_object_is_refused(client, route, body, words):
         ('"stream": "yes"', "stream should be a valid boolean"),
         ('"model": 5', "model should be a valid string"),
         ('"model": ""', "There is no model or adapter named ''"),
-        ('"guided_json": {}', "'guided_json' is not a field; the fields are model,"),
+        ('"guided_json": {}', "'guided_json' is not a field; the fields are n, temperature,"),
         ('"stream": true, "stream_options": {"usage": 1}', "'stream_options.usage' is not a field"),
     ],
 )

@@ -256,7 +256,7 @@ def test_what_other_servers_clients_send_is_understood(ask):
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"tempratur": 1}, "tempratur", "'tempratur' is not a field; the fields are model, lora_path, n,"),
+        ({"tempratur": 1}, "tempratur", "'tempratur' is not a field; the fields are n, temperature,"),
         ({"stream": True, "stream_options": {"usage": 1}}, "stream_options.usage", "is not a field"),
         ({"temperature": "hot"}, "temperature", "temperature should be a valid number"),
         ({"temperature": -1}, "temperature", "temperature must be between 0 and 100"),

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from rota.server.fields import Count, Fields, Unsupported, refuse_unless_nothing, within
-from rota.server.openai.sampling_fields import MAX_CHOICES, StreamOptions, checked_stops
+from rota.server.openai.sampling_fields import StreamOptions
+from rota.server.sampling import CommonSampling
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
-_SAME_NAMES = (
-    "max_new_tokens",
-    "temperature",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 
-
-class NativeSampling(Fields):
+class NativeSampling(CommonSampling):
     """One prompt's sampling_params."""
 
+    WHERE: ClassVar[str] = "sampling_params."
+
     max_new_tokens: Count | None = within(1)
-    temperature: float | None = within(0.0, 100.0)
-    top_p: float | None = within(0.001, 1.0)
-    top_k: Count | None = within(-1)
-    min_p: float | None = within(0.0, 1.0)
-    repetition_penalty: float | None = within(0.001, 10.0)
-    presence_penalty: float | None = within(-2.0, 2.0)
-    frequency_penalty: float | None = within(-2.0, 2.0)
     sampling_seed: int | None = within(0, MAX_SEED)
-    stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
-    stop_token_ids: Annotated[list[Count], Field(fail_fast=True, max_length=1000)] | None = None
-    ignore_eos: bool | None = None
-    n: Count | None = within(1, MAX_CHOICES)
     skip_special_tokens: bool | None = None
     # Special tokens have no text here, so there is nothing to put spaces between.
     spaces_between_special_tokens: bool | None = None
@@ -54,29 +36,22 @@ class NativeSampling(Fields):
     logit_bias: Unsupported = None
     custom_params: Unsupported = None
 
-    def choices(self) -> int:
-        count = 1 if self.n is None else self.n
-        if not 1 <= count <= MAX_CHOICES:
-            raise RequestError.bad_field("sampling_params.n", f"n must be between 1 and {MAX_CHOICES}, not {count}.")
-        return count
-
     def sampling(self, logprobs: int | None, prompt_logprobs: int | None, eos_ids: frozenset[int]) -> SamplingParams:
         """Raises RequestError for values that cannot be, or that would change the answer and cannot."""
-        refuse_unless_nothing(
-            self, {"stream_interval": (1,), **dict.fromkeys(_UNSUPPORTED_SAMPLING, ())}, "sampling_params."
-        )
+        refuse_unless_nothing(self, {"stream_interval": (1,), **dict.fromkeys(_UNSUPPORTED_SAMPLING, ())}, self.WHERE)
         if self.skip_special_tokens is False:
             message = "skip_special_tokens must be true: the text of special tokens is never part of an answer."
-            raise RequestError.bad_field("sampling_params.skip_special_tokens", message)
-        given: dict[str, Any] = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS}
-        given |= {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
-        given["top_k"] = None if self.top_k in (-1, 0) else self.top_k
-        given["seed"] = self.sampling_seed
-        given["logprobs"], given["prompt_logprobs"] = logprobs, prompt_logprobs
-        given["ignore_eos"] = bool(self.ignore_eos)
-        given["stop_token_ids"] = frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos_ids)
+            raise RequestError.bad_field(f"{self.WHERE}skip_special_tokens", message)
         try:
-            return SamplingParams.from_fields(given | {"stop": checked_stops(self.stop)})
+            return SamplingParams.from_fields(
+                {
+                    "max_new_tokens": DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens,
+                    "seed": self.sampling_seed,
+                    "logprobs": logprobs,
+                    "prompt_logprobs": prompt_logprobs,
+                    **self.engine_fields(eos_ids),
+                }
+            )
         except RequestError as error:
             raise _in_client_words(error.fault) from None
 

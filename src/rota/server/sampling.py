@@ -1,0 +1,69 @@
+"""How to choose tokens and when to stop: the fields that all dialects share, and what they mean to the engine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from rota.core.errors import RequestError
+from rota.server.fields import Count, Fields, within
+
+MAX_CHOICES = 128
+MAX_STOPS = 32
+MAX_STOP_LENGTH = 1000
+
+# Empty ones are refused where they are read, in a better sentence than a minLength would give.
+Stop = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STOP_LENGTH})]
+
+_SAME_NAMES = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
+class CommonSampling(Fields):
+    """What OpenAI's routes take and SGLang's take too."""
+
+    # Where these fields lie in a body, for sentences that name one.
+    WHERE: ClassVar[str] = ""
+
+    n: Count | None = within(1, MAX_CHOICES)
+    temperature: float | None = within(0.0, 100.0)
+    top_p: float | None = within(0.001, 1.0)
+    top_k: Count | None = within(-1)
+    min_p: float | None = within(0.0, 1.0)
+    repetition_penalty: float | None = within(0.001, 10.0)
+    presence_penalty: float | None = within(-2.0, 2.0)
+    frequency_penalty: float | None = within(-2.0, 2.0)
+    stop: Stop | Annotated[list[Stop], Field(fail_fast=True)] | None = Field(
+        default=None, json_schema_extra={"maxItems": MAX_STOPS}
+    )
+    stop_token_ids: Annotated[list[Count], Field(fail_fast=True, max_length=1000)] | None = None
+    ignore_eos: bool | None = None
+
+    def choices(self) -> int:
+        """How many answers each prompt gets."""
+        count = 1 if self.n is None else self.n
+        if not 1 <= count <= MAX_CHOICES:
+            raise RequestError.bad_field(f"{self.WHERE}n", f"n must be between 1 and {MAX_CHOICES}, not {count}.")
+        return count
+
+    def engine_fields(self, eos_ids: frozenset[int]) -> dict[str, Any]:
+        """What was given, by the engine's names."""
+        given: dict[str, Any] = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
+        # Clients of other servers say -1 or 0 for "off".
+        given["top_k"] = None if self.top_k in (-1, 0) else self.top_k
+        given["stop"] = _checked_stops(self.stop)
+        given["ignore_eos"] = bool(self.ignore_eos)
+        given["stop_token_ids"] = frozenset(self.stop_token_ids or ()) | (frozenset() if self.ignore_eos else eos_ids)
+        return given
+
+
+def _checked_stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Stop strings, few and short enough to be looked for after every token."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise RequestError.bad_field("stop", f"stop holds {len(stops)} texts; at most {MAX_STOPS} are watched for.")
+    for text in stops:
+        if len(text) > MAX_STOP_LENGTH:
+            message = f"stop holds a text of {len(text)} characters; at most {MAX_STOP_LENGTH} are watched for."
+            raise RequestError.bad_field("stop", message)
+    return stops
