@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rota.engine.attention.torch_attention import TorchAttention, split_by_length
+from rota.engine.ops.reference import storable
 from tests.engine.attention.paged import (
     PagedCache,
     attend,
@@ -32,9 +33,10 @@ def same_dice() -> None:
 
 
 def cache_of(lengths: list[int], kv_heads: int, head_dim: int, block_size: int, dtype: torch.dtype) -> PagedCache:
-    """Where nothing was written yet lies what a sequence before left there: finite, but large."""
+    """Where nothing was written yet lies the worst that a sequence before can have left there."""
     cache = paged_cache(lengths, kv_heads, head_dim, block_size, dtype, "cpu")
-    return replace(cache, keys=cache.keys.nan_to_num(50.0), values=cache.values.nan_to_num(50.0))
+    worst = float(storable(torch.tensor(torch.inf, dtype=dtype)))
+    return replace(cache, keys=cache.keys.nan_to_num(worst), values=cache.values.nan_to_num(-worst))
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

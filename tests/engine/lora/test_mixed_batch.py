@@ -26,7 +26,7 @@ from rota.runtime.loop import run
 from rota.runtime.offline import OfflineInbox
 from rota.scheduler import Scheduler
 from tests.builders import request
-from tests.engine.lora.adapter_factory import ATTENTION, make_adapter
+from tests.engine.lora.adapter_factory import ATTENTION, change_tensors, make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.worlds import endings, outputs
 
@@ -180,3 +180,25 @@ def test_a_bad_adapter_is_refused_with_its_reason_while_the_others_are_served(wo
     assert "nowhere" in refused.reason
     served = server.serve([request("good", prompt=prompts[0], max_new_tokens=NEW_TOKENS, adapter=AdapterId(1))])
     assert outputs(served)["good"] == answers[prompts[0]][1]
+
+
+def test_an_adapter_that_makes_infinities_ruins_no_answer_but_its_own(world, tmp_path):
+    folder, _, prompts, answers = world
+    model = make_tiny_model(tmp_path / "model", "llama3")
+    make_adapter(tmp_path / "9", model, seed=9)
+    change_tensors(
+        tmp_path / "9", lambda tensors: tensors.update({n: t * 1e25 for n, t in tensors.items() if "lora_B" in n})
+    )
+    server = Server(folder, slots=2)
+    server.add(adapter(9, tmp_path))
+    dice = random.Random(4)
+    bad = [tuple(dice.randrange(3, 250) for _ in range(length)) for length in (9, 60, 100, 33)]
+    ruined = [request(f"bad {i}", prompt=p, adapter=AdapterId(9), max_new_tokens=10) for i, p in enumerate(bad)]
+    server.serve(ruined)
+    served = server.serve(
+        [request(f"good {i}", prompt=p, temperature=0.0, max_new_tokens=NEW_TOKENS) for i, p in enumerate(prompts)]
+        + [request(f"{one.request_id} again", prompt=one.prompt, adapter=AdapterId(9)) for one in ruined]
+    )
+
+    said = outputs(served)
+    assert [said[f"good {i}"] for i in range(len(prompts))] == [answers[prompt][0] for prompt in prompts]

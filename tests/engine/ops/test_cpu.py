@@ -55,6 +55,25 @@ def test_rotating_and_storing_does_what_the_reference_does(dtype, has_norms):
         assert torch.equal(found_cache[1], expected_cache[1])
 
 
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("operations", [CPUOperations(), reference], ids=["cpu", "reference"])
+def test_what_is_stored_is_finite_and_otherwise_as_it_was(operations, dtype):
+    rotary = rotary_table(RotarySpec(10_000.0), HEAD_DIM, 64)
+    qkv = torch.randn(4, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(dtype)
+    well = qkv.clone()
+    largest = torch.finfo(dtype).max
+    qkv[1, -1], qkv[2], qkv[3, -3 * HEAD_DIM :] = torch.nan, torch.inf, largest
+    caches = torch.zeros(2, 2, 5, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=dtype)
+    for cache, rows in zip(caches, (well, qkv), strict=True):
+        operations.rotate_and_store(rows, rotary, step_of([3, 4, 5, 6], [0, 1, 2, 3]), *cache, None)
+
+    expected, found = caches[0], caches[1]
+    assert found.isfinite().all()
+    assert (found.float().abs() <= 2e30).all()
+    assert torch.equal(found[:, 0, :, 0], expected[:, 0, :, 0])
+    assert torch.equal(found[0, 0, :, 1], expected[0, 0, :, 1])
+
+
 def test_the_small_operations_do_what_the_reference_does():
     x, residual, weight = torch.randn(5, 64), torch.randn(5, 64), torch.rand(64)
     operations = CPUOperations()

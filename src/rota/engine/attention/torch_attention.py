@@ -34,13 +34,13 @@ class _Chunk:
     begin: int
     end: int
     pages: Tensor  # [kv_heads * pages]
-    length: int  # tokens attended to, cached prefix included
-    padded: int  # so many keys with the zeros behind them
+    padded: int  # tokens attended to, cached prefix included, and those behind them that nobody sees
     mask: Tensor | None  # [padded tokens, padded], added to the scores where a prefix is cached; None: plainly causal
 
 
 class TorchAttention:
-    """Gathers the pages of a sequence, then lets torch attend.
+    """Gathers the pages of a sequence, then lets torch attend. What is gathered beyond its end is hidden by a mask,
+    which works as long as it is finite: see `storable` in ops/reference.py.
 
     What the layers of a step share is prepared once, with lengths read on the host: not for CUDA graphs. The newest
     step is known by identity, so its tensors must not change under way.
@@ -88,8 +88,8 @@ class TorchAttention:
     def _prefill_chunk(self, query: Tensor, keys: Tensor, values: Tensor, chunk: _Chunk) -> Tensor:
         attended = functional.scaled_dot_product_attention(
             pad_rows(query).transpose(0, 1)[None],
-            _gather_padded(keys, chunk),
-            _gather_padded(values, chunk),
+            _gather(keys, chunk.pages, 1)[:, :, : chunk.padded],
+            _gather(values, chunk.pages, 1)[:, :, : chunk.padded],
             attn_mask=chunk.mask,
             is_causal=chunk.mask is None,
             scale=self._scale,
@@ -105,13 +105,6 @@ def _gather(cache: Tensor, pages: Tensor, rows: int) -> Tensor:
     # (8 instead of 16 µs for 200 tokens of SmolLM2).
     words = cache.view(blocks * kv_heads, block_size * head_dim).view(torch.int64)
     return words.index_select(0, pages).view(cache.dtype).view(rows, kv_heads, -1, head_dim)
-
-
-def _gather_padded(cache: Tensor, chunk: _Chunk) -> Tensor:
-    """[1, kv_heads, padded, head_dim]: zeros where no token of the chunk's sequence lies, for nothing hides a NaN."""
-    gathered = _gather(cache, chunk.pages, 1)[:, :, : chunk.padded]
-    gathered[:, :, chunk.length :] = 0.0
-    return gathered
 
 
 def _pages(tables: Tensor, keys: Tensor) -> Tensor:
@@ -163,5 +156,5 @@ def _chunks(step: DeviceStep, keys: Tensor, dtype: torch.dtype) -> Iterator[_Chu
             shape = (padded_rows(tokens), padded)
             mask = torch.full(shape, -torch.inf, dtype=dtype, device=keys.device).triu_(start + 1)
         pages = _pages(step.tables[row : row + 1, page.to(keys.device)], keys)
-        yield _Chunk(begin, begin + tokens, pages, length, padded, mask)
+        yield _Chunk(begin, begin + tokens, pages, padded, mask)
         begin += tokens

@@ -58,8 +58,8 @@ class CPUOperations:
             turned = _normed(turned.flatten(2), kv_heads, norms).view(turned.shape)
         # (a, b) turned is (a, b) · cosine + (b, a) · (-sine, sine).
         rotated = torch.addcmul(turned * turn.cosine, turned.flip(2), turn.sine).flatten(2)
-        keys.view(-1, head_dim).index_copy_(0, turn.places, rotated[:, -kv_heads:].reshape(-1, head_dim))
-        values.view(-1, head_dim).index_copy_(0, turn.places, value.reshape(-1, head_dim))
+        for cache, new in ((keys, rotated[:, -kv_heads:]), (values, value)):
+            cache.view(-1, head_dim).index_copy_(0, turn.places, reference.storable(new).reshape(-1, head_dim))
         return rotated[:, :-kv_heads]
 
 

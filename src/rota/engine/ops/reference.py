@@ -8,6 +8,9 @@ from torch.nn import functional
 
 from rota.engine.step import DeviceStep
 
+# Far beyond any key or value of a model that works, and far enough from the end of float32 to be multiplied and summed.
+LARGEST_STORED = 1e30
+
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, epsilon)
@@ -39,9 +42,19 @@ def rotate_and_store(
         query, key = rms_norm(query, query_norm, epsilon), rms_norm(key, key_norm, epsilon)
     cosine, sine = rotary[step.positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, head_dim / 2]
     blocks, offsets = step.slots // block_size, step.slots % block_size
-    keys[blocks, :, offsets] = _rotate(key, cosine, sine)
-    values[blocks, :, offsets] = value
+    keys[blocks, :, offsets] = storable(_rotate(key, cosine, sine))
+    values[blocks, :, offsets] = storable(value)
     return _rotate(query, cosine, sine)
+
+
+def storable(x: Tensor) -> Tensor:
+    """A copy that is finite, and so are its products: others' attention reads over it and hides it by a mask.
+
+    An adapter may make infinities of finite weights; they ruin its own answers, and would ruin those of whoever shares
+    a page's rest or a call with it, for no mask hides a NaN.
+    """
+    most = min(LARGEST_STORED, torch.finfo(x.dtype).max)
+    return x.clamp(-most, most).nan_to_num_(0.0)
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
