@@ -206,3 +206,13 @@ def test_closing_ends_everything_with_a_message(bank, disk, mailbox, adapters):
         "Adapter 'b' was not read: the engine is stopping."
     ]
     assert disk.reads == ["a"]
+
+
+def test_adapters_that_could_not_be_fetched_are_forgotten(loader, mailbox):
+    for number in range(20):
+        loader.fetch(Adapter(AdapterId(100 + number), "nothing", "/nowhere/explosive"))
+    mailbox.wait_for(20)
+    loader.fetch(Adapter(AdapterId(200), "nothing", "/nowhere/explosive"))
+    mailbox.wait_for(21)
+
+    assert len(loader._copies) <= 2 and len(loader._adapters) <= 2

@@ -1,7 +1,8 @@
 """The loader brings adapters from disk to host memory, and from there into slots, while steps run.
 
-Two threads, so that a slow disk never holds up a copy: one reads, the other copies. An adapter's place in host memory
-is a future; whoever wants to copy it goes on when that is done, be it read an hour ago or still to be read.
+Two threads, so that a slow disk never holds up a copy: one reads (`AdapterReader`), the other copies. An adapter's
+place in host memory is a future; whoever wants to copy it goes on when that is done, be it read an hour ago or still to
+be read.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from queue import SimpleQueue
 
 import torch
 
@@ -21,14 +22,8 @@ from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Mess
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.checkpoint import read_checkpoint
 from rota.engine.lora.host import HostAdapter
+from rota.engine.lora.reader import AdapterReader, Copy, Refused, reason_for
 from rota.engine.model.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """What lies where an adapter could not be read: its reason alone, for an exception would keep the weights alive."""
-
-    reason: str
 
 
 def checkpoint_reader(bank: Bank, spec: ModelSpec, adapter_root: str | None = None) -> Callable[[str], HostAdapter]:
@@ -49,16 +44,14 @@ class AdapterLoader:
     ) -> None:
         """Without overlap, `load` waits for its copy."""
         self._bank = bank
-        self._read = read
         self._post = post
         self._overlaps = overlaps
         self._adapters: dict[AdapterId, Adapter] = {}
-        self._copies: dict[AdapterId, Future[HostAdapter | Refused]] = {}
-        self._reader = ThreadPoolExecutor(
-            1, "adapter-reader", _keep_to_one_core if bank.device.type == "cuda" else None
-        )
+        self._copies: dict[AdapterId, Future[Copy]] = {}
+        # Fetched in vain, and still to be forgotten.
+        self._refused: SimpleQueue[AdapterId] = SimpleQueue()
+        self._reader = AdapterReader(read, _keep_to_one_core if bank.device.type == "cuda" else None)
         self._copier = ThreadPoolExecutor(1, "adapter-copier")
-        self._is_closing = False
         self._stream: torch.cuda.Stream | None = None
         if bank.device.type == "cuda":
             self._stream = torch.cuda.Stream(bank.device)
@@ -67,6 +60,7 @@ class AdapterLoader:
 
     def fetch(self, adapter: Adapter) -> None:
         """Read an adapter into host memory, unless it is there; does not wait."""
+        self._forget_refused()
         self._adapters[adapter.adapter_id] = adapter
         self._copy_of(adapter).add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
 
@@ -77,7 +71,7 @@ class AdapterLoader:
         """
         adapter, is_done = self._adapters[adapter_id], threading.Event()
 
-        def go_on(copy: Future[HostAdapter | Refused]) -> None:
+        def go_on(copy: Future[Copy]) -> None:
             loading = self._copier.submit(self._load, adapter, copy.result(), slot, is_free)
             loading.add_done_callback(lambda _: is_done.set())
 
@@ -91,40 +85,38 @@ class AdapterLoader:
 
     def close(self) -> None:
         """Finish the read and the copies under way, refuse the reads that have not begun, and end both threads."""
-        self._is_closing = True
         # In this order: reads that end hand their copies on.
-        self._reader.shutdown()
+        self._reader.close()
         self._copier.shutdown()
 
-    def _copy_of(self, adapter: Adapter) -> Future[HostAdapter | Refused]:
+    def _copy_of(self, adapter: Adapter) -> Future[Copy]:
         copy = self._copies.get(adapter.adapter_id)
         if copy is None or (copy.done() and isinstance(copy.result(), Refused)):
-            copy = self._copies[adapter.adapter_id] = self._reader.submit(self._fetch, adapter)
+            copy = self._copies[adapter.adapter_id] = self._reader.submit(adapter)
         return copy
 
-    def _fetch(self, adapter: Adapter) -> HostAdapter | Refused:
-        if self._is_closing:
-            return Refused(f"Adapter '{adapter.name}' was not read: the engine is stopping.")
-        try:
-            return self._read(adapter.path)
-        except Exception as error:
-            return Refused(_reason(adapter, error))
+    def _forget_refused(self) -> None:
+        """Nobody asks again for an adapter that could not be fetched: whoever comes with it brings a new number."""
+        while not self._refused.empty():
+            adapter_id = self._refused.get()
+            copy = self._copies.get(adapter_id)
+            if copy is not None and copy.done() and isinstance(copy.result(), Refused):
+                del self._adapters[adapter_id], self._copies[adapter_id]
 
-    def _tell_fetched(self, adapter: Adapter, copy: HostAdapter | Refused) -> None:
+    def _tell_fetched(self, adapter: Adapter, copy: Copy) -> None:
         if isinstance(copy, Refused):
+            self._refused.put(adapter.adapter_id)
             self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), copy.reason))
         else:
             self._post(AdapterFetched(adapter.adapter_id, time.monotonic()))
 
-    def _load(
-        self, adapter: Adapter, copy: HostAdapter | Refused, slot: Slot, is_free: torch.cuda.Event | None
-    ) -> None:
+    def _load(self, adapter: Adapter, copy: Copy, slot: Slot, is_free: torch.cuda.Event | None) -> None:
         try:
             if isinstance(copy, Refused):
                 raise AdapterError(copy.reason)
             self._copy_in(copy, slot, is_free)
         except Exception as error:
-            self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), _reason(adapter, error)))
+            self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), reason_for(adapter, error)))
         else:
             self._post(AdapterReady(adapter.adapter_id, time.monotonic()))
 
@@ -146,9 +138,3 @@ class AdapterLoader:
 def _keep_to_one_core() -> None:
     """A reader on all cores takes turns with the thread that launches steps; on a CPU the count is the model's too."""
     torch.set_num_threads(1)
-
-
-def _reason(adapter: Adapter, error: Exception) -> str:
-    if isinstance(error, AdapterError):
-        return str(error)
-    return f"Adapter '{adapter.name}' could not be loaded from {adapter.path} ({type(error).__name__}: {error})."

@@ -1,0 +1,78 @@
+"""A disk that hangs costs one adapter, not all that come after it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from rota.core.adapter import Adapter
+from rota.core.ids import AdapterId
+from rota.engine.lora.host import HostAdapter
+from rota.engine.lora.reader import AdapterReader, Refused
+
+WAIT_S = 10.0
+READ = HostAdapter((torch.zeros(1),), (0,), torch.zeros(1, 1, dtype=torch.int32))
+
+
+def adapter(path: str) -> Adapter:
+    return Adapter(AdapterId(1), "parrot", path)
+
+
+class Disk:
+    """Answers at once, but for what lies under "hangs"."""
+
+    def __init__(self) -> None:
+        self.is_reading = threading.Event()
+        self.answers = threading.Event()
+
+    def __call__(self, path: str) -> HostAdapter:
+        self.is_reading.set()
+        if path == "hangs":
+            assert self.answers.wait(WAIT_S)
+        return READ
+
+
+def test_a_read_that_hangs_is_given_up_and_the_next_ones_are_read():
+    disk, threads = Disk(), []
+    reader = AdapterReader(disk, prepare=lambda: threads.append(threading.current_thread()), patience_s=0.05)
+    hangs, *others = [reader.submit(adapter(path)) for path in ("hangs", "b", "c")]
+
+    assert hangs.result(WAIT_S) == Refused("Adapter 'parrot' could not be read from hangs within 0.05 seconds.")
+    assert [other.result(WAIT_S) for other in others] == [READ, READ]
+    # The one that hung comes back too late: nobody hears of it, and it reads nothing more.
+    disk.answers.set()
+    threads[0].join(WAIT_S)
+    assert not threads[0].is_alive()
+    assert isinstance(hangs.result(), Refused)
+    assert reader.submit(adapter("d")).result(WAIT_S) is READ
+    reader.close()
+    assert len(threads) == 2
+
+
+def test_closing_ends_the_read_under_way_and_refuses_the_others():
+    disk = Disk()
+    reader = AdapterReader(disk)
+    copies = [reader.submit(adapter(path)) for path in ("hangs", "b")]
+    assert disk.is_reading.wait(WAIT_S)
+    closing = threading.Thread(target=reader.close)
+    closing.start()
+    while not reader._is_closing:
+        pass
+    disk.answers.set()
+    closing.join(WAIT_S)
+
+    assert copies[0].result(WAIT_S) is READ
+    assert copies[1].result(WAIT_S) == Refused("Adapter 'parrot' was not read: the engine is stopping.")
+
+
+@pytest.mark.parametrize("error", [OSError("gone"), ValueError("no header")])
+def test_whatever_goes_wrong_is_told_in_a_sentence(error):
+    def fails(path: str) -> HostAdapter:
+        raise error
+
+    reader = AdapterReader(fails)
+    refused = reader.submit(adapter("/a")).result(WAIT_S)
+    assert refused == Refused(f"Adapter 'parrot' could not be loaded from /a ({type(error).__name__}: {error}).")
+    reader.close()
