@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.core.config import LoraConfig
+from rota.core.config import LANDINGS, LoraConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import Slot
 from rota.engine.device import DeviceMemory
@@ -129,18 +129,18 @@ def slots(device: torch.device = CPU, taken: float = 0.0, **fields: Any) -> int:
 
 def test_as_many_slots_as_asked_or_as_the_share_holds():
     assert slots(max_loras_per_batch=40) == 40
-    assert slots() == 5
-    assert slots(max_lora_rank=32) == 10
-    assert slots(lora_memory_share=0.2) == 20
+    assert slots() == 5 - LANDINGS
+    assert slots(max_lora_rank=32) == 10 - LANDINGS
+    assert slots(lora_memory_share=0.2) == 20 - LANDINGS
     assert slots(lora_memory_share=0.2, max_loaded_loras=7) == 7
 
 
 def test_on_a_gpu_the_share_also_holds_one_adapter_on_its_way():
-    assert slots(torch.device("cuda")) == 4
+    assert slots(torch.device("cuda")) == 5 - LANDINGS - 1
 
 
 def test_slots_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match=r"No adapter fits: lora_memory_share 0\.005 of the cpu's memory is"):
         slots(lora_memory_share=0.005)
-    with pytest.raises(ConfigError, match=r"max_loras_per_batch is 40, .* at rank 64, but only .*; 25 would fit"):
+    with pytest.raises(ConfigError, match=r"max_loras_per_batch is 40, .* at rank 64, but only .*; 24 would fit"):
         slots(max_loras_per_batch=40, taken=0.75)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.core.config import LoraConfig
+from rota.core.config import LANDINGS, LoraConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import Slot
 from rota.engine.device import DeviceMemory
@@ -28,18 +28,18 @@ def slot_bytes(spec: ModelSpec, max_rank: int, dtype: torch.dtype) -> int:
 def count_slots(
     config: LoraConfig, spec: ModelSpec, dtype: torch.dtype, memory: DeviceMemory, device: torch.device
 ) -> int:
-    """Slots the ledger may give away: as many as were asked for, or as the memory share holds."""
+    """Slots whose tenants may run: as many as were asked for, or as the memory share holds."""
     size = slot_bytes(spec, config.max_lora_rank, dtype)
-    staged = _staged_slots(device)
+    more = LANDINGS + _staged_slots(device)
     if config.max_loras_per_batch != "auto":
-        _check_fits(config.max_loras_per_batch, config.max_lora_rank, staged, size, memory)
+        _check_fits(config.max_loras_per_batch, config.max_lora_rank, more, size, memory)
         return config.max_loras_per_batch
     share = config.lora_memory_share * memory.total
-    slots = min(int(share // size) - staged, config.max_loaded_loras)
+    slots = min(int(share // size) - more, config.max_loaded_loras)
     if slots < 1:
         raise ConfigError(
             f"No adapter fits: lora_memory_share {config.lora_memory_share:g} of the {device.type}'s memory is "
-            f"{_mib(share)}, and an adapter of rank {config.max_lora_rank} takes {_mib((1 + staged) * size)}. Raise "
+            f"{_mib(share)}, and an adapter of rank {config.max_lora_rank} takes {_mib((1 + more) * size)}. Raise "
             "lora_memory_share, lower max_lora_rank, or set max_loras_per_batch."
         )
     return slots
@@ -110,12 +110,12 @@ def _staged_slots(device: torch.device) -> int:
     return 0 if device.type == "cpu" else 1
 
 
-def _check_fits(slots: int, max_rank: int, staged: int, size: int, memory: DeviceMemory) -> None:
+def _check_fits(slots: int, max_rank: int, more: int, size: int, memory: DeviceMemory) -> None:
     free = memory.total - memory.taken
-    if (slots + staged) * size > free:
+    if (slots + more) * size > free:
         raise ConfigError(
-            f"max_loras_per_batch is {slots}, which take {_mib((slots + staged) * size)} at rank {max_rank}, but only "
-            f"{_mib(free)} of {_mib(memory.total)} are free; {max(0, free // size - staged)} would fit."
+            f"max_loras_per_batch is {slots}, which take {_mib((slots + more) * size)} at rank {max_rank}, but only "
+            f"{_mib(free)} of {_mib(memory.total)} are free; {max(0, free // size - more)} would fit."
         )
 
 
