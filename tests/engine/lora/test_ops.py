@@ -30,7 +30,7 @@ WIDE = Tuning(
 )
 AddLora = Callable[[Tensor, Tensor, SiteFactors, LoraBatch], None]
 WAYS = {
-    "torch": (reference.add_lora, "cpu"),
+    "torch": (reference.add_lora, DEVICE),
     "triton": (triton_ops.add_lora, DEVICE),
     "triton small": (partial(triton_ops.add_lora, tuning=SMALL), DEVICE),
     "triton wide": (partial(triton_ops.add_lora, tuning=WIDE), DEVICE),

@@ -96,7 +96,8 @@ def _pick(shape: SiteShape, ranks: tuple[int, ...], max_rank: int, batch: LoraBa
     parts = len(shape.widths)
     part_of_block = np.arange(parts).repeat(np.array(shape.widths) // math.gcd(*shape.widths))
     blocks = len(part_of_block)
-    slot_of_token = batch.token_slots.numpy()
+    device = batch.token_slots.device
+    slot_of_token = batch.token_slots.cpu().numpy()
     rank_of_slot = np.zeros(len(ranks) + 1, np.int64)
     used = [slot for slot, _, _ in batch.groups]
     rank_of_slot[used] = np.array(ranks)[used]
@@ -111,10 +112,10 @@ def _pick(shape: SiteShape, ranks: tuple[int, ...], max_rank: int, batch: LoraBa
     slot = slot_of_token[token]
     row = first_row[slot * parts + part_of_block[block]] + nth
     return _Picks(
-        a_rows=torch.from_numpy(a_rows),
-        weights=torch.from_numpy(row * padded_rows(len(slot_of_token)) + token),
-        blocks=torch.from_numpy((slot * max_rank + nth) * blocks + block),
-        bags=torch.from_numpy(lengths.cumsum() - lengths),
+        a_rows=torch.from_numpy(a_rows).to(device),
+        weights=torch.from_numpy(row * padded_rows(len(slot_of_token)) + token).to(device),
+        blocks=torch.from_numpy((slot * max_rank + nth) * blocks + block).to(device),
+        bags=torch.from_numpy(lengths.cumsum() - lengths).to(device),
     )
 
 
