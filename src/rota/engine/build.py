@@ -57,16 +57,17 @@ def build_engine(config: EngineConfig) -> Engine:
             weights = load_weights(folder, spec, device, dtype, config.quiet)
     rows = config.scheduler.max_running_requests
     slots, adapters = _adapters(config.lora, spec, dtype, device, lora_backend, weights.size_bytes, rows)
-    model = Llama(spec, weights, *_kernels(backend, device, spec.head_dim**-0.5), adapters)
+    model = Llama(spec, weights, *_kernels(backend, device, spec.head_dim, dtype), adapters)
 
     shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, dtype)
     memory = device_memory(device, weights.size_bytes + adapters.bank.size_bytes)
     blocks = count_blocks(config.cache, shape, memory, device, context, rows)
     capacity = Capacity(blocks, shape.block_size, rows, context, slots, spec.vocab_size)
     engine = Engine(model, spec, KVCache(blocks, shape, device), capacity, adapters)
+    engine.warm_up()  # also of what fits into no graph
     if has_graphs:
         engine.capture(budget, config.quiet)
-    engine.warm_up()
+        engine.warm_up()
     return engine
 
 
@@ -76,7 +77,7 @@ def _one_layer(config: EngineConfig, spec: ModelSpec, device: torch.device, dtyp
     rows, block_size = config.scheduler.max_running_requests, config.cache.kv_block_size
     weights = dummy_weights(spec, device, dtype)
     slots, adapters = _adapters(replace(config.lora, max_loras_per_batch=1), spec, dtype, device, "triton", 0, rows)
-    model = Llama(spec, weights, *_kernels("triton", device, spec.head_dim**-0.5), adapters)
+    model = Llama(spec, weights, *_kernels("triton", device, spec.head_dim, dtype), adapters)
     shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, block_size, dtype)
     capacity = Capacity(REHEARSED_BLOCKS, block_size, rows, context, slots)
     return Engine(model, spec, KVCache(REHEARSED_BLOCKS, shape, device), capacity, adapters)
@@ -112,13 +113,14 @@ def _adapters(
     return slots, Adapters(bank, read, project, rows, config.enable_lora_overlap_loading)
 
 
-def _kernels(backend: str, device: torch.device, scale: float) -> tuple[Operations, Attention]:
+def _kernels(backend: str, device: torch.device, head_dim: int, dtype: torch.dtype) -> tuple[Operations, Attention]:
+    scale = head_dim**-0.5
     # Here because Triton is there only where PyTorch has a GPU to use it on.
     if backend == "flashinfer":
         from rota.engine.attention.flashinfer_attention import FlashInferAttention
         from rota.engine.ops import fused
 
-        return fused, FlashInferAttention(scale, device)
+        return fused, FlashInferAttention(head_dim, dtype, device)
     if backend == "triton":
         from rota.engine.attention.triton_attention import TritonAttention
         from rota.engine.ops import fused

@@ -17,13 +17,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from rota.core.errors import ConfigError
 from tests.engine.attention.paged import attend, decode_step, paged_cache, prefill_step, relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 
 flashinfer_attention = load("rota.engine.attention.flashinfer_attention")
 HAS_FLASHINFER = DEVICE == "cuda" and find_spec("flashinfer") is not None
 CHUNKS = [(0, 0, 40), (1, 0, 3), (2, 101, 29), (3, 0, 1), (4, 31, 20)]
-SCALE = 0.11
+SCALE = 64**-0.5
 
 
 class StandIn:
@@ -98,14 +99,12 @@ def installed(monkeypatch) -> Iterator[None]:
 
 
 def new_attention() -> Any:
-    return flashinfer_attention.FlashInferAttention(SCALE, torch.device(DEVICE))
+    return flashinfer_attention.FlashInferAttention(64, torch.bfloat16, torch.device(DEVICE))
 
 
 @pytest.mark.parametrize(("kv_heads", "group", "block_size"), [(2, 4, 16), (1, 1, 8)])
 def test_chunks_attend_to_their_cached_prefix_and_causally_to_themselves(kv_heads, group, block_size):
     cache = paged_cache([40, 3, 130, 1, 77], kv_heads, 64, block_size, torch.bfloat16, DEVICE)
-    # Values beyond a sequence's end are read and weighed with zero.
-    cache = replace(cache, keys=cache.keys.nan_to_num(5.0), values=cache.values.nan_to_num(5.0))
     query = torch.randn(sum(tokens for _, _, tokens in CHUNKS), kv_heads * group, 64).bfloat16().to(DEVICE)
 
     found = new_attention().prefill(query, cache.keys, cache.values, prefill_step(cache, CHUNKS))
@@ -143,3 +142,9 @@ def test_a_step_that_the_host_knows_nothing_of_and_decodes_are_triton_s():
     assert relative_error(framed, attend(query, cache, 0, 0, SCALE)) < 1e-5
     assert relative_error(decoded[1:], attend(query[1:2], cache, 1, 8, SCALE)) < 1e-5
     assert all(planner.plans == 0 for planner in StandIn.made)
+
+
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, torch.float32), (80, torch.bfloat16)])
+def test_what_it_has_no_kernels_for_is_refused_at_the_start(head_dim, dtype):
+    with pytest.raises(ConfigError, match=f"heads of {head_dim} numbers in {dtype}.*--attention-backend triton"):
+        flashinfer_attention.FlashInferAttention(head_dim, dtype, torch.device(DEVICE))

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rota.core.errors import ConfigError
 from rota.engine.attention.triton_attention import TritonAttention
 from rota.engine.step import DeviceStep, PrefillPart, int32
 
+HEAD_DIMS = (64, 128, 256)
 WORKSPACE_BYTES = 128 << 20
 # A plan's host memory is written again by the next one: with as many as there are steps under way nobody waits for it.
 PLANNERS = 2
@@ -32,11 +34,17 @@ class _Planner:
 class FlashInferAttention:
     """Paged attention for GPUs. The newest step is known by identity, so its tensors must not change under way."""
 
-    def __init__(self, scale: float, device: torch.device) -> None:
+    def __init__(self, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        """Raises ConfigError for what FlashInfer has no kernels for."""
         import flashinfer  # whoever has not installed it can do without
 
-        self._scale = scale
-        self._triton = TritonAttention(scale)
+        if head_dim not in HEAD_DIMS or dtype.itemsize != 2:
+            raise ConfigError(
+                f"attention_backend is 'flashinfer', which has no kernels for heads of {head_dim} numbers in {dtype}, "
+                f"but for {', '.join(map(str, HEAD_DIMS))} in bfloat16 and float16; use --attention-backend triton."
+            )
+        self._scale = head_dim**-0.5
+        self._triton = TritonAttention(self._scale)
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper
         self._planners = itertools.cycle([_Planner(wrapper(workspace, "HND")) for _ in range(PLANNERS)])
