@@ -32,6 +32,23 @@ _LINGER_S = 2.0
 _LATE_S = 0.05
 
 OnReady = Callable[[Capacity], None]
+# Since when the oldest of all open questions waits for its answer; infinity if there is none.
+OwedSince = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the supervisor waits, and how often it tries again."""
+
+    start_s: float = 900.0
+    # A step takes milliseconds, on a slow CPU seconds; a device that hangs says nothing any more.
+    silence_s: float = 600.0
+    # Dying before it was ready or served for so long is a quick death; that many in a row are enough.
+    quick_death_s: float = 5.0
+    quick_deaths: int = 5
+    # The pause before the next try; doubles with every quick death.
+    pause_s: float = 0.25
+    stop_s: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +112,10 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
     outbox.close()
     inbox.close()
     context.term()
-    sys.exit(exit_code)
+    # Python would wait for every thread that still reads an adapter, and everybody's requests with it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _die_with_parent(endpoints: Endpoints) -> None:
@@ -145,30 +165,40 @@ class EngineProcess:
         """Queue a record; does not block. One thread at a time."""
         self._outbox.send(encode([record]))
 
-    def watch(self, on_ready: OnReady, on_events: Deliver, start_s: float) -> Death:
-        """Pass on what the process says until it is dead; killed if it is not ready after `start_s`."""
+    def watch(self, on_ready: OnReady, on_events: Deliver, owed_since: OwedSince, patience: Patience) -> Death:
+        """Pass on what the process says until it is dead; killed once it has said nothing for too long.
+
+        Too long is `start_s` until it is ready, then `silence_s` while it owes somebody an answer, and a moment after
+        its last words.
+        """
         poller = zmq.Poller()
         poller.register(self._inbox, zmq.POLLIN)
         poller.register(self._process.sentinel, zmq.POLLIN)
-        deadline = time.monotonic() + start_s
         ready_at = math.inf
         last_words = ""
+        silent_since, limit_s = time.monotonic(), patience.start_s
+        complaint = f"The engine was not ready after {limit_s:g} seconds."
         is_dead = False
         while not is_dead:
-            wait_ms = None if ready_at < math.inf else max(0, math.ceil((deadline - time.monotonic()) * 1000))
-            polled = dict(poller.poll(wait_ms))
+            wait_s = silent_since + limit_s - time.monotonic()
+            polled = dict(poller.poll(max(0, math.ceil(wait_s * 1000.0))))
             is_dead = self._process.sentinel in polled
-            if not polled:
-                last_words = f"The engine was not ready after {start_s:g} seconds."
+            if polled:
+                silent_since = time.monotonic()
+            elif ready_at < math.inf and not last_words and (asked_at := owed_since()) > silent_since:
+                silent_since = min(asked_at, time.monotonic())
+            else:
+                last_words = last_words or complaint
                 self.kill()
             events: list[Event] = []
             for record in receive_all(self._inbox, _LATE_S if is_dead else 0.0):
                 match record:
                     case Ready(capacity):
-                        ready_at = time.monotonic()
+                        ready_at, limit_s = time.monotonic(), patience.silence_s
+                        complaint = f"The engine said nothing for {limit_s:g} seconds while it was asked for something."
                         on_ready(capacity)
                     case Failed(reason):
-                        last_words = reason
+                        last_words, limit_s = reason, _LINGER_S
                     case event:
                         events.append(event)
             if events:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -16,7 +17,8 @@ class Promises:
     """Made by messages, kept by events; whoever calls holds a lock."""
 
     def __init__(self) -> None:
-        self._requests: dict[RequestId, None] = {}
+        # When each was made, the oldest first.
+        self._requests: dict[RequestId, float] = {}
         self._coming: dict[AdapterId, Adapter] = {}
         self._leaving: dict[AdapterId, None] = {}
         self._known: dict[AdapterId, Adapter] = {}
@@ -24,7 +26,7 @@ class Promises:
     def note_message(self, message: Message) -> None:
         match message:
             case Submit(request):
-                self._requests[request.request_id] = None
+                self._requests[request.request_id] = time.monotonic()
             case AddAdapter(adapter):
                 self._coming[adapter.adapter_id] = adapter
             case RemoveAdapter(adapter_id):
@@ -46,6 +48,10 @@ class Promises:
                     self._leaving.pop(adapter_id, None)
                 case AdapterRemoved(adapter_id):
                     self._leaving.pop(adapter_id, None)
+
+    def oldest_at(self) -> float:
+        """Since when the oldest open request is open; infinity if none is."""
+        return next(iter(self._requests.values()), math.inf)
 
     def introductions(self) -> list[AddAdapter]:
         """What a new engine must be told first: every adapter that was added and not removed."""

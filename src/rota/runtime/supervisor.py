@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 
 import zmq
 
 from rota.core.config import Capacity, EngineConfig
 from rota.core.events import EngineRestarted, Event
 from rota.core.messages import Message
-from rota.runtime.process import Death, EngineProcess
+from rota.runtime.process import Death, EngineProcess, Patience
 from rota.runtime.promises import Promises
 from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, explain, refuse
 from rota.runtime.wire import Stop
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long the supervisor waits, and how often it tries again."""
-
-    start_s: float = 900.0
-    # Dying before it was ready or served for so long is a quick death; that many in a row are enough.
-    quick_death_s: float = 5.0
-    quick_deaths: int = 5
-    # The pause before the next try; doubles with every quick death.
-    pause_s: float = 0.25
-    stop_s: float = 3.0
 
 
 class SupervisedService:
@@ -94,7 +80,7 @@ class SupervisedService:
         quick_deaths = 0
         was_ever_ready = False
         while self._start_engine():
-            death = self._engine.watch(self._on_ready, self._on_events, self._patience.start_s)
+            death = self._engine.watch(self._on_ready, self._on_events, self._owed_since, self._patience)
             if self._stopping.is_set():
                 break
             was_ever_ready = was_ever_ready or death.was_ready
@@ -119,6 +105,10 @@ class SupervisedService:
                 return False
             self._engine.start()
             return True
+
+    def _owed_since(self) -> float:
+        with self._lock:
+            return self._promises.oldest_at()
 
     def _on_ready(self, capacity: Capacity) -> None:
         self._board.set(ServiceState(Phase.READY, capacity))
