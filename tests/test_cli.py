@@ -72,6 +72,52 @@ def test_the_model_is_an_argument_or_a_flag(arguments):
     assert run(*arguments)[0].model.model_path == "folder"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["folder", "--lora-paths", "a=/x", "/y"],
+        ["--lora-paths", "a=/x", "/y", "--model-path", "folder"],
+        ["--lora-paths=a=/x", "/y", "--port", "0", "folder"],
+        ["--lora-paths", "a=/x", "--lora-paths", "/y", "--", "folder"],
+    ],
+)
+def test_a_path_after_an_adapter_is_an_adapter_where_the_model_is_named_elsewhere(arguments):
+    engine, _ = run(*arguments)
+
+    assert engine.model.model_path == "folder"
+    assert engine.lora.lora_paths == ("a=/x", "/y")
+
+
+def test_a_path_after_an_adapter_is_an_adapter_where_a_file_names_the_model(tmp_path):
+    file = tmp_path / "rota.toml"
+    file.write_text('model-path = "folder"\n')
+
+    assert run("--config", str(file), "--lora-paths", "/x", "/y")[0].lora.lora_paths == ("/x", "/y")
+
+
+@pytest.mark.parametrize("first", ["a=/x", "/x", '{"lora_name": "a", "lora_path": "/x"}'])
+def test_what_may_be_an_adapter_or_the_model_is_refused(capsys, first):
+    assert fail("serve", "--lora-paths", first, "/models/llama") == 2
+    error = capsys.readouterr().err
+    assert "/models/llama, after --lora-paths, may be an adapter or the model" in error and "--model-path" in error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--lora-paths", "a=/x", "b=/y"],
+        ["--lora-paths", "a=/x", '{"lora_name": "b", "lora_path": "/y"}'],
+        ["--lora-paths", "/x", "--lora-paths", "/y"],
+        ["--lora-paths", "/x"],
+    ],
+)
+def test_adapters_that_can_be_nothing_else_go_to_the_built_in_model(arguments):
+    engine, _ = run(*arguments)
+
+    assert engine.model.model_path is None
+    assert engine.lora.lora_paths == tuple(one for one in arguments if one != "--lora-paths")
+
+
 def test_a_word_may_stand_in_for_a_number():
     assert run("--max-loras-per-batch", "auto")[0].lora.max_loras_per_batch == "auto"
 
@@ -86,6 +132,14 @@ def test_a_config_file_takes_the_same_names_and_flags_go_before_it(tmp_path):
     assert server.port == 1234
 
 
+def test_a_config_file_may_ask_for_quiet(tmp_path):
+    file = tmp_path / "rota.toml"
+    file.write_text("quiet = true\n")
+
+    assert run("--config", str(file))[0].quiet
+    assert not run()[0].quiet
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -93,6 +147,7 @@ def test_a_config_file_takes_the_same_names_and_flags_go_before_it(tmp_path):
         ('port = "high"', "port must be a whole number, not 'high'."),
         ("[server]\nport = 1", "server is not an option"),
         ("port 1", "is not a TOML file"),
+        ("quiet = 1", "quiet must be true or false, not 1."),
     ],
 )
 def test_a_config_file_that_is_wrong_is_refused_by_name(tmp_path, capsys, content, words):

@@ -10,6 +10,7 @@ from rota.core.errors import AdapterError, ConfigError, ModelError, RequestError
 from rota.llm import with_builtin_adapters
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.engine.terminal import Terminal
 from tests.tiny_tokenizer import write_byte_tokenizer
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
@@ -133,11 +134,13 @@ def test_a_missing_model_is_refused_with_its_path():
         LLM("/nowhere")
 
 
-def test_a_progress_bar_counts_the_prompts_unless_quiet(folder, capsys):
+def test_a_progress_bar_counts_the_prompts_on_a_terminal_unless_quiet(folder, monkeypatch):
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
     LLM(folder, device="cpu", kv_blocks=16, max_running_requests=2).generate(["one", "two"], GREEDY)
-    assert "2/2" in capsys.readouterr().err
+    assert "Answering:" in terminal.getvalue() and "/2 [" in terminal.getvalue()
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
     LLM(folder, quiet=True, device="cpu", kv_blocks=16, max_running_requests=2).generate("one", GREEDY)
-    assert capsys.readouterr().err == ""
+    assert terminal.getvalue() == ""
 
 
 def test_an_adapter_is_given_by_name_or_as_the_flag_of_the_server_says(folder):

@@ -112,5 +112,6 @@ class ServiceClient:
         path = self.folder / f"adapter{visit.host}"
         self.send(AddAdapter(Adapter(guest, f"guest{visit.ask.number}", str(path)), now))
         everybody = AdapterId(self.scenario.adapters + 1)
+        self.recorder.guests.add(everybody)
         self._ask("guest", replace(visit.ask, adapter=guest), everybody)
         self._at(now + visit.stays_s, lambda: self.send(RemoveAdapter(guest, time.monotonic())))

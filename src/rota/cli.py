@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 import typer
 
@@ -11,7 +12,7 @@ from rota.bench.config import BenchConfig
 from rota.commands.adapters import adapters_app
 from rota.commands.bench import bench_command
 from rota.commands.demo import demo_command
-from rota.commands.flags import spread_lists
+from rota.commands.flags import followers_in, spread_lists
 from rota.commands.serve import Serve, serve_command, serve_model
 from rota.commands.simulate import simulate_command
 from rota.core.errors import RotaError
@@ -24,13 +25,14 @@ def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None
     typed = sys.argv[1:] if arguments is None else arguments
     try:
         # Not --api-key: `--api-key KEY MODEL` must not take the model for a second key.
-        make_app(serve)(spread_lists(typed, options_of(*ENGINE_CONFIGS, BenchConfig).values()))
+        options = options_of(*ENGINE_CONFIGS, BenchConfig).values()
+        make_app(serve, followers_in(typed, options))(spread_lists(typed, options))
     except RotaError as error:
         print(f"rota: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def make_app(serve: Serve) -> typer.Typer:
+def make_app(serve: Serve, followers: Collection[str] = ()) -> typer.Typer:
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
     @app.callback()
@@ -41,7 +43,7 @@ def make_app(serve: Serve) -> typer.Typer:
     ) -> None:
         """Rota serves many LoRA fine-tunes of one base model, and every adapter gets its turn."""
 
-    app.command(name="serve")(serve_command(serve))
+    app.command(name="serve")(serve_command(serve, followers))
     app.command(name="bench")(bench_command())
     app.command(name="simulate")(simulate_command())
     app.command(name="demo")(demo_command())

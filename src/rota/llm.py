@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
-
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.errors import AdapterError, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, FinishReason, Produced, PromptsScored
@@ -21,6 +19,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
 from rota.engine.builtin import builtin_adapters, builtin_model_folder
 from rota.engine.hub import model_folder
+from rota.engine.progress import Progress
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import Emit, run
@@ -167,7 +166,7 @@ class LLM:
     def _run(self, requests: list[Request], answers: dict[RequestId, Answer]) -> None:
         inbox = OfflineInbox(requests, self._config.scheduler.max_queued_requests, doorbell=self._doorbell)
         failed: list[Finished] = []
-        with tqdm(total=len(requests), unit="prompt", disable=self._quiet) as bar:
+        with Progress("Answering", len(requests), "prompts", self._quiet) as progress:
 
             def emit(events: list[Event]) -> None:
                 for event in events:
@@ -180,7 +179,7 @@ class LLM:
                         case Finished(request_id) if not failed:
                             inbox.note_ended(request_id)
                             answers[request_id].ending = event
-                            bar.update()
+                            progress.update()
                             if event.fault:
                                 failed.append(event)
                                 inbox.close()

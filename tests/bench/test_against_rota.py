@@ -15,6 +15,7 @@ from rota.runtime.service import InProcessService
 from rota.runtime.stocked import StockedService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
+from tests.engine.terminal import Terminal
 from tests.fakes import FakeDevice, alphabet
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -40,6 +41,9 @@ random-output-len random-range-ratio lora-name lora-request-distribution lora-zi
 seed warmup-requests output-file
 """
 
+SHORT = ("--num-prompts", "4", "--random-input-len", "5", "--random-output-len", "5")
+KINDS = ("TTFT", "E2E", "TPOT", "ITL", "worst pause of an answer")
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory) -> Iterator[str]:
@@ -55,7 +59,7 @@ def url(tmp_path_factory) -> Iterator[str]:
 
 def bench(url: str, *arguments: str) -> int | str | None:
     with pytest.raises(SystemExit) as end:
-        main(["bench", "--base-url", url, "--vocab-size", "256", "--disable-tqdm", *arguments])
+        main(["bench", "--base-url", url, "--vocab-size", "256", *arguments])
     return end.value.code
 
 
@@ -74,8 +78,41 @@ def test_random_prompts_over_several_adapters_are_all_answered(url, tmp_path, ca
     assert (found["input_tokens"], found["output_tokens"]) == (600, 360)
     assert set(found["adapters"]) == {"base", "pirate", "poet", "clerk"}
     shown = capsys.readouterr().out
-    for words in ("30 answered, 0 failed", "time to first token", "pirate", "fairness"):
+    for words in ("30 answered, 0 failed", "requests/s", "fairness", "P95"):
         assert words in shown
+    for name in ("all requests", *found["adapters"]):
+        assert sum(f" {name} " in line for line in shown.splitlines()) == len(("counts", *KINDS)), name
+    for kind in KINDS:
+        assert kind in shown
+
+
+def test_several_adapters_may_follow_an_equals_sign(url, tmp_path):
+    file = tmp_path / "numbers.json"
+    assert bench(url, *SHORT, "--lora-name=pirate", "poet", "--json", str(file)) == 0
+
+    assert set(json.loads(file.read_text())["adapters"]) == {"pirate", "poet"}
+
+
+def test_a_config_file_takes_the_same_names_and_flags_go_before_it(url, tmp_path):
+    file, found = tmp_path / "rota.toml", tmp_path / "numbers.json"
+    file.write_text('num-prompts = 3\nrandom_output_len = 4\nrandom-input-len = 9\nlora-name = ["poet", "clerk"]\n')
+    assert bench(url, "--config", str(file), "--num-prompts", "5", "--json", str(found)) == 0
+
+    asked = json.loads(found.read_text())["asked"]
+    assert (asked["num_prompts"], asked["random_output_len"], asked["lora_name"]) == (5, 4, ["poet", "clerk"])
+
+
+def test_a_terminal_sees_how_far_a_run_has_come_unless_told_otherwise(url, tmp_path, monkeypatch):
+    file = tmp_path / "rota.toml"
+    file.write_text("quiet = true\n")
+    terminal, still = Terminal(), Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert bench(url, *SHORT) == 0
+    monkeypatch.setattr("sys.stderr", still)
+    assert bench(url, *SHORT, "--disable-tqdm") == bench(url, *SHORT, "--config", str(file)) == 0
+
+    assert "Asking:   0%" in terminal.getvalue() and "/4" in terminal.getvalue()
+    assert still.getvalue() == ""
 
 
 def test_text_prompts_are_answered(url, tmp_path):
@@ -98,9 +135,8 @@ def test_a_storm_of_leavers_and_guests_loses_nobody(url, tmp_path):
 
 def test_a_run_can_be_drawn_and_appended_to_a_file(url, tmp_path):
     lines, picture, page = tmp_path / "runs.jsonl", tmp_path / "run.png", tmp_path / "run.html"
-    short = ("--num-prompts", "4", "--random-input-len", "5", "--random-output-len", "5", "--output-file", str(lines))
-    assert bench(url, *short, "--plot", str(picture)) == 0
-    assert bench(url, *short, "--plot", str(page)) == 0
+    for file in (picture, page):
+        assert bench(url, *SHORT, "--output-file", str(lines), "--plot", str(file)) == 0
 
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in page.read_text()
@@ -116,6 +152,7 @@ def test_a_run_can_be_drawn_and_appended_to_a_file(url, tmp_path):
         (["--json", "/nowhere/at/all.json"], "There is no folder /nowhere/at"),
         (["--request-rate", "0"], "request_rate must be above 0"),
         (["--model", "nobody"], "does not answer a first short request: status 404"),
+        (["--config", "/nowhere.toml"], "Cannot read /nowhere.toml"),
         (["--plot", "picture.xyz"], "plot must end in .png, .svg, .pdf, .html, not 'picture.xyz'"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from rota.commands.simulate import SIMULATE_CONFIGS, label, policies_of
 from rota.core.errors import ConfigError
 from rota.core.options import options_of
 from rota.core.policy_config import PolicyConfig
+from rota.sim.cost import LinearCost
+from tests.engine.terminal import Terminal
 
 SCENARIOS = Path(__file__).parents[2] / "benchmarks/scenarios"
 FIGURES = {"mean", "median", "p90", "p95", "p99", "max"}
@@ -23,6 +26,15 @@ def scenario(tmp_path: Path) -> str:
     file = tmp_path / "small.toml"
     client = "requests = 30\nrate_per_s = 6.0\nadapters = 4\noutput_tokens = [1, 64]\nbase_share = 0.2\n"
     file.write_text(f"slots = 2\n[[clients]]\n{client}")
+    return str(file)
+
+
+@pytest.fixture
+def hot_and_cold(tmp_path: Path) -> str:
+    """One adapter of four is asked for most often, and now and then somebody else wants one of two slots."""
+    file = tmp_path / "hot.toml"
+    client = 'requests = 60\nrate_per_s = 1.0\nadapters = 4\ndistribution = "skewed"\nskew = 3.0\n'
+    file.write_text(f"slots = 2\n[[clients]]\noutput_tokens = [1, 16]\n{client}")
     return str(file)
 
 
@@ -77,6 +89,86 @@ def test_flags_reach_the_scheduler(scenario, tmp_path):
     assert json.loads(file.read_text())["failed"] > 0
 
 
+def numbers(folder: Path, *arguments: str) -> dict[str, Any]:
+    """What a run gives."""
+    file = folder / "numbers.json"
+    assert simulate(*arguments, "--json", str(file)) == 0
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_slots_may_be_called_as_they_are_when_serving(scenario, tmp_path):
+    as_the_scenario_says = numbers(tmp_path, scenario)
+    by_name, by_the_other = (numbers(tmp_path, scenario, flag, "1") for flag in ("--slots", "--max-loras-per-batch"))
+
+    assert by_name == by_the_other != as_the_scenario_says
+    assert numbers(tmp_path, scenario, "--max-loras-per-batch", "auto") == as_the_scenario_says
+
+
+def test_an_adapter_that_host_memory_has_no_room_for_is_read_again(hot_and_cold, tmp_path):
+    all_fit, two_fit = (numbers(tmp_path, hot_and_cold, *flags) for flags in ([], ["--max-loaded-loras", "2"]))
+
+    assert all_fit["ttft_s"]["max"] < 0.1 < two_fit["ttft_s"]["max"]  # a read takes 0.1 s
+
+
+def test_the_eviction_policy_says_whether_a_popular_adapter_keeps_its_place(hot_and_cold, tmp_path):
+    file = tmp_path / "events.jsonl"
+    loads = {}
+    for policy in ("lru", "fifo"):
+        assert simulate(hot_and_cold, "--lora-eviction-policy", policy, "--journal", str(file)) == 0
+        events = [json.loads(line) for line in file.read_text().splitlines()]
+        loads[policy] = sum(one.get("state") == "loading" and one["adapter_id"] == 1 for one in events)
+
+    assert loads["lru"] < loads["fifo"]
+
+
+def test_without_overlap_loading_answers_pause_for_the_copy_of_an_adapter(scenario, tmp_path):
+    cost = tmp_path / "slow.toml"
+    free = {name: 0.0 for name in LinearCost.__slots__ if name != "name"}
+    cost.write_text("\n".join(f"{name} = {value}" for name, value in {**free, "base_s": 0.01, "load_s": 0.5}.items()))
+    flags = ("--cost", str(cost), "--lora-policy", "wait")
+    beside, awaited = (
+        numbers(tmp_path, scenario, *flags, f"--{no}enable-lora-overlap-loading")["itl_s"]["max"] for no in ("", "no-")
+    )
+
+    assert beside < 0.5 <= awaited
+
+
+@pytest.mark.parametrize("flag", ["--lora-paths", "--max-lora-rank", "--lora-backend", "--adapter-root"])
+def test_flags_about_weights_are_not_offered(scenario, capsys, flag):
+    assert simulate(scenario, flag, "1") == 2
+    assert f"No such option: {flag}" in capsys.readouterr().err
+
+
+def test_a_config_file_takes_the_same_names_and_flags_go_before_it(scenario, tmp_path):
+    file = tmp_path / "rota.toml"
+    file.write_text('lora-policy = "wait"\nslots = 1\nseed = 3\nmax_running_requests = 2\n')
+
+    by_file = numbers(tmp_path, scenario, "--config", str(file), "--seed", "4")
+    by_flags = ("--lora-policy", "wait", "--slots", "1", "--seed", "4", "--max-running-requests", "2")
+    assert by_file == numbers(tmp_path, scenario, *by_flags)
+
+
+def test_a_terminal_sees_how_far_a_run_has_come_unless_told_otherwise(scenario, tmp_path, monkeypatch):
+    file = tmp_path / "rota.toml"
+    file.write_text("quiet = true\n")
+    terminal, still = Terminal(), Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert simulate(scenario) == 0
+    monkeypatch.setattr("sys.stderr", still)
+    assert simulate(scenario, "--quiet") == simulate(scenario, "--config", str(file)) == 0
+
+    assert "Simulating:   0%" in terminal.getvalue() and "/30" in terminal.getvalue()
+    assert still.getvalue() == ""
+
+
+def test_adapters_are_printed_on_request_with_every_kind_of_time(scenario, capsys):
+    assert simulate(scenario, "--per-adapter") == 0
+    lines = capsys.readouterr().out.splitlines()
+
+    assert sum("adapter4" in line.split() for line in lines) == 1 + len(SPREADS)
+
+
 def test_a_journal_has_every_request_from_its_asking_to_its_end(scenario, tmp_path):
     file = tmp_path / "events.jsonl"
     assert simulate(scenario, "--journal", str(file)) == 0
@@ -122,6 +214,10 @@ def test_calibration_writes_a_cost_model_that_a_simulation_takes(scenario, tmp_p
         (["SCENARIO", "--json", "/nowhere/at/all.json"], "There is no folder /nowhere/at"),
         (["SCENARIO", "--plot", "picture.xyz"], "Cannot write the plot"),
         (["SCENARIO", "--chunked-prefill-size", "1"], "chunked_prefill_size is 1"),
+        (["SCENARIO", "--slots", "2", "--max-loras-per-batch", "3"], "they are the same thing; give one of them"),
+        (["SCENARIO", "--max-loras-per-batch", "-1"], "max_loras_per_batch must not be below 0"),
+        (["SCENARIO", "--max-loaded-loras", "1"], "max_loaded_loras is 1, fewer than max_loras_per_batch (2)"),
+        (["SCENARIO", "--config", "/nowhere.toml"], "Cannot read /nowhere.toml"),
         (["SCENARIO", "--compare", "drain", "--lora-drain-wait-threshold", "0"], "of 0 turns draining off"),
     ],
 )

@@ -14,6 +14,7 @@ from rota.engine.model.linear import Linear
 from rota.engine.model.spec import read_spec
 from rota.engine.weights import Weights, dummy_weights, load_weights
 from tests.engine.model_factory import make_tiny_model
+from tests.engine.terminal import Terminal
 
 CPU = torch.device("cpu")
 SINGLE = "model.safetensors"
@@ -93,11 +94,18 @@ def test_tied_embeddings_are_held_once_in_float32(tmp_path):
     assert weights.size_bytes == parameters
 
 
-def test_progress_is_shown_unless_quiet(single, capfd):
+def test_a_terminal_shows_how_far_loading_has_come_unless_quiet(single, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
     load_weights(single, read_spec(single), CPU, torch.float32, quiet=True)
-    assert capfd.readouterr().err == ""
+    assert terminal.getvalue() == ""
     load_weights(single, read_spec(single), CPU, torch.float32, quiet=False)
-    assert f"Loading {single.name}: 100%" in capfd.readouterr().err
+    assert f"Loading {single.name}:   0%" in terminal.getvalue()
+
+
+def test_a_log_holds_no_bar(single, capfd):
+    load_weights(single, read_spec(single), CPU, torch.float32, quiet=False)
+    assert "\r" not in capfd.readouterr().err
 
 
 def test_a_folder_without_weights_says_what_it_wants(single):

@@ -109,3 +109,50 @@ def test_the_mean_over_seeds_is_taken_number_by_number():
 def test_fairness_is_one_when_all_are_alike_and_one_in_n_when_one_has_everything():
     assert jain([2.0, 2.0, 2.0]) == pytest.approx(1.0)
     assert jain([3.0, 0.0, 0.0]) == pytest.approx(1 / 3)
+
+
+def test_fairness_is_among_adapters_and_asks_neither_the_base_model_nor_guests():
+    recorder = Recorder(guests={AdapterId(3)})
+    follow(recorder, "base", 0.0, [9.0])
+    follow(recorder, "one", 0.0, [2.0], AdapterId(1))
+    follow(recorder, "two", 0.0, [2.0], AdapterId(2))
+    follow(recorder, "guest", 0.0, [7.0], AdapterId(3))
+
+    assert recorder.summary()["fairness"] == pytest.approx(1.0)
+
+    follow(recorder, "four", 0.0, [4.0], AdapterId(4))
+    assert recorder.summary()["fairness"] == pytest.approx(jain([2.0, 2.0, 4.0]))
+
+
+@pytest.mark.parametrize("reason", [FinishReason.FAILED, FinishReason.ABORT])
+def test_an_adapter_that_answered_nobody_has_no_first_token_and_no_say_in_fairness(reason):
+    recorder = Recorder()
+    follow(recorder, "one", 0.0, [1.0], AdapterId(1))
+    follow(recorder, "two", 0.0, [3.0], AdapterId(2))
+    recorder.asked(RequestId("lost"), AdapterId(3), 0.0)
+    recorder.observe([Finished(RequestId("lost"), 0.5, reason)])
+    summary = recorder.summary()
+
+    assert summary["fairness"] == pytest.approx(jain([1.0, 3.0]))
+    assert summary["adapters"]["3"]["failed"] + summary["adapters"]["3"]["left"] == 1
+
+
+def test_without_adapters_nobody_is_treated_unfairly():
+    recorder = Recorder()
+    follow(recorder, "base", 0.0, [1.0])
+
+    assert recorder.summary()["fairness"] == 1.0
+
+
+@pytest.mark.parametrize("reason", [FinishReason.FAILED, FinishReason.ABORT])
+def test_the_gaps_of_an_answer_that_was_not_completed_count_nowhere(reason):
+    recorder = Recorder()
+    follow(recorder, "answered", 0.0, [1.0, 1.1, 1.2])
+    recorder.asked(RequestId("half"), BASE, 0.0)
+    recorder.observe([Produced(at, (RequestId("half"),), (7,)) for at in (1.0, 8.0)])
+    recorder.observe([Finished(RequestId("half"), 9.0, reason)])
+    summary = recorder.summary()
+
+    for figures in (summary, summary["adapters"]["0"]):
+        for name in ("itl_s", "tpot_s", "gap_s"):
+            assert figures[name]["max"] == pytest.approx(0.1), name

@@ -5,41 +5,70 @@ import pytest
 from rota.core.events import Finished, FinishReason, Produced
 from rota.core.ids import AdapterId, RequestId
 from rota.observe.summary import Recorder
-from rota.observe.table import print_figures, print_table, seconds
+from rota.observe.table import print_table, seconds
+
+KINDS = ("(TTFT)", "(E2E)", "(TPOT)", "(ITL)", "worst pause of an answer")
 
 
 def summary(reason: FinishReason = FinishReason.LENGTH) -> dict[str, object]:
+    """Three tokens of an adapter: 250 ms to the first, then 1.00 s and 250 ms between them."""
     recorder = Recorder()
     recorder.asked(RequestId("r"), AdapterId(3), 0.0)
-    recorder.observe([Produced(0.25, (RequestId("r"),), (1,)), Produced(1.5, (RequestId("r"),), (1,))])
-    recorder.observe([Finished(RequestId("r"), 1.5, reason)])
-    return recorder.summary()
+    recorder.observe([Produced(at, (RequestId("r"),), (1,)) for at in (0.25, 1.25, 1.5)])
+    recorder.observe([Finished(RequestId("r"), 1.5, reason, prompt_tokens=6)])
+    return recorder.summary(lambda adapter: f"adapter{adapter}")
 
 
-def test_a_policy_is_one_line_with_its_times(capsys):
-    print_table({"rotate": summary(), "wait": summary()})
-    shown = capsys.readouterr().out
-
-    line = next(line for line in shown.splitlines() if "rotate" in line)
-    assert "250 ms" in line and "1.50 s" in line and "1.25 s" in line
-    assert "…" not in shown and "failed" not in shown
+def shown(capsys, *names: str, reason: FinishReason = FinishReason.LENGTH, is_per_adapter: bool = False) -> list[str]:
+    """The lines that are printed for summaries of these names."""
+    print_table({name: summary(reason) for name in names}, is_per_adapter)
+    return capsys.readouterr().out.splitlines()
 
 
-def test_adapters_are_shown_on_request_and_failures_when_there_are_some(capsys):
-    print_table({"rotate": summary(FinishReason.FAILED)}, is_per_adapter=True)
-    shown = capsys.readouterr().out
-
-    assert "failed" in shown
-    assert any(line.split()[:1] == ["3"] for line in shown.splitlines())
+def words(line: str) -> list[str]:
+    return line.split()
 
 
-def test_every_kind_of_time_is_a_line_with_all_its_figures(capsys):
-    print_figures(summary())
-    shown = capsys.readouterr().out
+def test_a_line_says_how_many_came_and_how_fast_they_were_served(capsys):
+    lines = shown(capsys, "rotate", "wait")
 
-    assert "median" in shown and "P95" in shown
-    line = next(line for line in shown.splitlines() if "time to first token" in line)
-    assert line.count("250 ms") == 6
+    heads = next(line for line in lines if "requests/s" in line)
+    assert heads.split("  ")[-1].strip() == "fairness"
+    assert words(next(line for line in lines if "rotate" in line)) == [
+        "rotate", "1", "0", "0", "1.5", "s", "0.67", "4", "2", "1.000",
+    ]  # fmt: skip
+    assert not any("…" in line for line in lines)
+
+
+def test_every_kind_of_time_is_a_block_with_a_line_for_each(capsys):
+    lines = shown(capsys, "rotate", "wait")
+
+    assert words(next(line for line in lines if "P95" in line)) == ["mean", "median", "P90", "P95", "P99", "max"]
+    for kind in KINDS:
+        index, line = next((index, line) for index, line in enumerate(lines) if kind in line)
+        assert "rotate" in line and words(lines[index + 1])[0] == "wait"
+    between = next(line for line in lines if "(ITL)" in line)
+    assert words(between)[-12:] == ["625", "ms", "250", "ms", "1.00", "s", "1.00", "s", "1.00", "s", "1.00", "s"]
+
+
+def test_adapters_are_shown_on_request_with_the_same_figures(capsys):
+    assert not any("adapter3" in line for line in shown(capsys, "rotate"))
+    lines = shown(capsys, "rotate", is_per_adapter=True)
+
+    of_adapter = [line for line in lines if "adapter3" in line]
+    assert words(of_adapter[0])[:4] == ["adapter3", "1", "0", "0"]
+    assert [kind for kind in KINDS if any(kind in line for line in of_adapter)] == list(KINDS)
+
+
+def test_where_nothing_was_answered_there_are_no_times(capsys):
+    lines = shown(capsys, "rotate", reason=FinishReason.FAILED)
+
+    assert words(next(line for line in lines if "rotate" in line))[:4] == ["rotate", "1", "1", "0"]
+    assert words(next(line for line in lines if "(TTFT)" in line))[-6:] == ["–"] * 6
+
+
+def test_a_name_is_shown_as_it_is(capsys):
+    assert any("[red]hot :fire:" in line for line in shown(capsys, "[red]hot :fire:"))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.policy_config import PolicyConfig
+from rota.observe.summary import jain
 from rota.sim.cost import ConstantCost, read_cost
 from rota.sim.run import Simulation, adapter_name
 from rota.workload.scenario import Client, Scenario
@@ -98,3 +99,5 @@ def test_guests_come_are_asked_and_go_while_others_are_served():
 
     assert (summary["requests"], summary["failed"]) == (66, 0)
     assert list(summary["adapters"]) == [f"adapter{number}" for number in range(1, 12)]
+    residents = [summary["adapters"][f"adapter{number}"]["ttft_s"]["mean"] for number in range(1, 6)]
+    assert summary["fairness"] == jain(residents)

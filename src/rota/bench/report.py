@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rota.bench.run import Run
 from rota.observe.summary import spread
-from rota.observe.table import print_figures, print_table
+from rota.observe.table import print_table
 
 MOST_PROBLEMS = 10
 
@@ -23,16 +23,11 @@ def report(run: Run) -> dict[str, Any]:
 
 
 def print_report(found: dict[str, Any], title: str) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    """In all, and for every adapter if there is more than one to tell apart."""
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     served = found["requests"] - found["failed"] - found["left"]
     left = f", {found['left']} left by their clients" if found["left"] else ""
-    console.print(
-        f"{title}: {served} answered, {found['failed']} failed{left}, in {found['duration_s']:.1f} s\n"
-        f"{found['requests_per_s']:.2f} requests/s, {found['input_tokens_per_s']:,.0f} input and "
-        f"{found['output_tokens_per_s']:,.0f} output tokens/s; fairness (Jain, of mean TTFT) {found['fairness']:.3f}"
-    )
-    print_figures(found)
-    if len(found["adapters"]) > 1:
-        print_table(found["adapters"])
+    console.print(f"{title}: {served} answered, {found['failed']} failed{left}, in {found['duration_s']:.1f} s")
+    print_table({"all requests": found, **(found["adapters"] if len(found["adapters"]) > 1 else {})})
     for problem, times in list(found["problems"].items())[:MOST_PROBLEMS]:
-        console.print(f"{times} × {problem}", markup=False)
+        console.print(f"{times} × {problem}")

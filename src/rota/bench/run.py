@@ -43,6 +43,7 @@ class Run:
             for crowd in self.workload.crowds:
                 tasks.create_task(self._send(crowd))
             for guest in self.workload.guests:
+                self.recorder.guests.add(guest.question.adapter)
                 tasks.create_task(self._receive(guest))
 
     async def _send(self, crowd: Crowd) -> None:

@@ -6,17 +6,18 @@ import asyncio
 import json
 import math
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from tqdm.auto import tqdm
 
 from rota.bench.config import BenchConfig
-from rota.commands.flags import make_command, parameter
+from rota.commands.flags import config_file, make_command, quiet_flag, with_file
 from rota.core.errors import ConfigError
 from rota.core.options import build, options_of
+from rota.engine.progress import Progress
 
 if TYPE_CHECKING:
     from rota.bench.run import Run
@@ -28,7 +29,8 @@ def bench_command() -> Callable[..., None]:
         "Ask any server over HTTP and measure its answers. Sends what a workload says, each request at its time, and "
         "prints how clients fared, in all and per adapter.",
         options_of(BenchConfig).values(),
-        parameter("quiet", bool, typer.Option(False, "--quiet", "--disable-tqdm", help="Show no progress bar.")),
+        config_file(),
+        quiet_flag(),
     )
 
 
@@ -36,9 +38,10 @@ def bench(given: dict[str, Any]) -> None:
     # Here, so that `rota --help` does not wait for an HTTP client.
     from rota.bench.report import print_report, report
 
-    config = build(BenchConfig, given)
+    chosen = with_file(given, BenchConfig)
+    config = build(BenchConfig, chosen)
     _check_files(config)
-    run = _run(config, given.get("quiet", False))
+    run = _run(config, chosen.get("quiet", False))
     found = report(run)
     print_report(found, f"{config.backend}, {run.workload.title}")
     _write(config, run, {**found, "asked": _asked(config)})
@@ -49,12 +52,10 @@ def bench(given: dict[str, Any]) -> None:
 def _run(config: BenchConfig, is_quiet: bool) -> Run:
     from rota.bench.run import bench
 
-    # None: only on a terminal.
-    with tqdm(unit="request", disable=True if is_quiet else None, leave=False) as bar:
+    with ExitStack() as until_the_end:
 
         def begin(requests: int) -> Callable[[], None]:
-            bar.reset(requests)
-            return lambda: bar.update() and None
+            return until_the_end.enter_context(Progress("Asking", requests, "requests", is_quiet)).update
 
         return asyncio.run(bench(config, begin))
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from rota.commands.flags import make_command
+from rota.commands.flags import make_command, quiet_flag
 from rota.commands.serve import serve_model
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
@@ -48,10 +48,10 @@ class DemoConfig:
             raise ConfigError(f"rate must lie above 0 and at most 1000, not {self.rate}.")
 
 
-def demo_command() -> Callable[..., None]:
+def demo_command(serve: Callable[..., None] = serve_model) -> Callable[..., None]:
     def act(given: dict[str, Any]) -> None:
         demo = build(DemoConfig, given)
-        config = engine_config({"max_loras_per_batch": demo.slots, **given}, quiet=False)
+        config = engine_config({"max_loras_per_batch": demo.slots, **given}, given.get("quiet", False))
         traffic = Traffic(demo.rate)
 
         def begin(url: str) -> None:
@@ -62,7 +62,7 @@ def demo_command() -> Callable[..., None]:
             traffic.start(url)
 
         try:
-            serve_model(config, ServerConfig(port=demo.port, log_level="warning", drain_timeout=0.0), begin)
+            serve(config, ServerConfig(port=demo.port, log_level="warning", drain_timeout=0.0), begin)
         finally:
             traffic.stop()
 
@@ -71,6 +71,7 @@ def demo_command() -> Callable[..., None]:
         "Watch six adapters share three slots. Serves the built-in model, sends it mixed traffic and opens the "
         "dashboard; ctrl-C ends all of it.",
         options_of(DemoConfig, PolicyConfig).values(),
+        quiet_flag(),
     )
 
 

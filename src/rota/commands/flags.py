@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,16 @@ from typing import Any
 import typer
 
 from rota.core.errors import ConfigError
-from rota.core.options import Option, options_of, refuse_unknown
+from rota.core.options import Option, option, options_of, refuse_unknown
 
 Act = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class QuietConfig:
+    """What every command with long work takes."""
+
+    quiet: bool = option(False, "Show no progress.")
 
 
 def make_command(act: Act, sentence: str, options: Iterable[Option], *others: inspect.Parameter) -> Callable[..., None]:
@@ -59,18 +67,47 @@ def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
+def config_file() -> inspect.Parameter:
+    """`--config FILE`; `with_file` reads it."""
+    sentence = "A TOML file that sets any of these options; flags go before it."
+    return parameter("config", Path | None, typer.Option(None, metavar="FILE", help=sentence))
+
+
+def quiet_flag(sentence: str = options_of(QuietConfig)["quiet"].help) -> inspect.Parameter:
+    return parameter("quiet", bool, typer.Option(False, "--quiet", "--disable-tqdm", help=sentence))
+
+
 def spread_lists(arguments: list[str], options: Iterable[Option]) -> list[str]:
     """Let `--lora-paths a b` mean `--lora-paths a --lora-paths b`, as operators are used to."""
-    lists = {f"--{option.name.replace('_', '-')}" for option in options if option.is_list}
     spread: list[str] = []
-    current: str | None = None
+    for flag_before, argument in _followed(arguments, options):
+        spread += [flag_before, argument] if flag_before else [argument]
+    return spread
+
+
+def followers_in(arguments: list[str], options: Iterable[Option]) -> list[str]:
+    """The values that `spread_lists` takes for another one of a list: they had no flag of their own."""
+    return [argument for flag_before, argument in _followed(arguments, options) if flag_before]
+
+
+def _followed(arguments: list[str], options: Iterable[Option]) -> Iterator[tuple[str | None, str]]:
+    """Every argument, and the flag of a list that stands before it and has a value already."""
+    lists = {f"--{option.name.replace('_', '-')}" for option in options if option.is_list}
+    current, has_value = None, False
     for argument in arguments:
         if argument.startswith("-"):
-            current = argument if argument in lists else None
-        elif current and spread[-1] != current:
-            spread.append(current)
-        spread.append(argument)
-    return spread
+            name, equals, _ = argument.partition("=")
+            current, has_value = name if name in lists else None, bool(equals)
+            yield None, argument
+        else:
+            yield current if has_value else None, argument
+            has_value = True
+
+
+def with_file(given: dict[str, Any], *configs: type) -> dict[str, Any]:
+    """What was typed, and what the file that `--config` names says of the rest."""
+    typed = {name: value for name, value in given.items() if name != "config"}
+    return (read_config_file(given["config"], *configs, QuietConfig) if "config" in given else {}) | typed
 
 
 def read_config_file(path: Path, *configs: type) -> dict[str, Any]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from rota.commands.flags import make_command, parameter, read_config_file
+from rota.commands.flags import config_file, make_command, parameter, quiet_flag, with_file
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
-from rota.core.lora_paths import parse_lora_paths
+from rota.core.lora_paths import parse_lora_path, parse_lora_paths
 from rota.core.options import build, options_of
 from rota.llm import ENGINE_CONFIGS, build_device, engine_config, locate_model
 from rota.runtime.world import Device
@@ -74,12 +74,16 @@ def serve_model(
     listen(app, service, server, announce, say)
 
 
-def serve_command(serve: Serve) -> Callable[..., None]:
+def serve_command(serve: Serve, followers: Collection[str] = ()) -> Callable[..., None]:
+    """`followers` are values that were typed after another one of a list, without a flag of their own."""
+
     def act(given: dict[str, Any]) -> None:
-        model, file, quiet = given.pop("model", None), given.pop("config", None), given.pop("quiet", False)
-        chosen = (read_config_file(file, *SERVE_CONFIGS) if file else {}) | given
+        chosen = with_file(given, *SERVE_CONFIGS)
+        model, quiet = chosen.pop("model", None), chosen.pop("quiet", False)
         if model is not None and chosen.setdefault("model_path", model) != model:
             raise ConfigError(f"The model is named twice: {model} and {chosen['model_path']}; name it once.")
+        if "model_path" not in chosen:
+            _refuse_doubtful(chosen.get("lora_paths", ()), followers)
         serve(engine_config(chosen, quiet), build(ServerConfig, chosen))
 
     return make_command(
@@ -91,14 +95,17 @@ def serve_command(serve: Serve) -> Callable[..., None]:
             str | None,
             typer.Argument(None, metavar="MODEL", help="The model's folder or hub name, as with --model-path."),
         ),
-        parameter(
-            "config",
-            Path | None,
-            typer.Option(None, metavar="FILE", help="A TOML file that sets any of these options; flags go before it."),
-        ),
-        parameter(
-            "quiet",
-            bool,
-            typer.Option(False, "--quiet", "--disable-tqdm", help="No progress bars, and only warnings in the log."),
-        ),
+        config_file(),
+        quiet_flag("No progress bars, and only warnings in the log."),
     )
+
+
+def _refuse_doubtful(lora_paths: Collection[str], followers: Collection[str]) -> None:
+    """`--lora-paths a=/x /models/llama` must not serve the built-in model with two adapters."""
+    for entry in lora_paths:
+        has_no_name = parse_lora_path(entry).path == entry.strip()
+        if has_no_name and entry in followers:
+            raise ConfigError(
+                f"{entry}, after --lora-paths, may be an adapter or the model: name the model before --lora-paths or "
+                "with --model-path, or, if it is an adapter of the built-in model, say NAME=PATH."
+            )

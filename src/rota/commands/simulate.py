@@ -7,26 +7,34 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import typer
-from tqdm.auto import tqdm
 
-from rota.commands.flags import make_command, parameter
-from rota.core.config import SchedulerConfig
+from rota.commands.flags import config_file, make_command, parameter, quiet_flag, with_file
+from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError
 from rota.core.events import Event, Finished
 from rota.core.ids import AdapterId, RequestId
 from rota.core.options import build, option, options_of
 from rota.core.policy_config import PolicyConfig
+from rota.engine.progress import Progress
 from rota.observe.journal import Journal
 from rota.observe.observer import Observer
 from rota.observe.summary import mean_of
 from rota.observe.table import print_table
 from rota.sim.cost import LinearCost, read_cost
-from rota.sim.run import Simulation, adapter_name, scheduler_config
+from rota.sim.run import Simulation, adapter_name, lora_config, scheduler_config
 from rota.sim.tenures import Tenures
 from rota.workload.scenario import Scenario, read_scenario
+
+# Of the LoRA flags of `rota serve` those that a scheduler reads; the others are about weights, of which there are none.
+SCHEDULED = ("max_loaded_loras", "lora_eviction_policy", "enable_lora_overlap_loading")
+SERVED = options_of(LoraConfig)
+
+
+def _as_served(name: str) -> Any:
+    return option(SERVED[name].default, SERVED[name].help)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,14 @@ class SimulateConfig:
     compare: str | None = option(None, "Policies to put side by side, with commas: wait,drain,rotate.")
     cost: str = option("a100-llama8b", "How long steps take: a cost model that comes with Rota, or a TOML file.")
     slots: int | None = option(None, "Adapters a step may hold; left out: what the scenario says.")
+    max_loras_per_batch: int | Literal["auto"] = option(
+        "auto", "The same as slots, by the name 'rota serve' has for it."
+    )
+    max_loaded_loras: int | None = option(
+        None, f"{SERVED['max_loaded_loras'].help} Left out: 128, or as many as the scenario has."
+    )
+    lora_eviction_policy: Literal["lru", "fifo"] = _as_served("lora_eviction_policy")
+    enable_lora_overlap_loading: bool = _as_served("enable_lora_overlap_loading")
     seed: int = option(0, "The first random seed; the same seed gives the same run to the bit.")
     seeds: int = option(1, "Runs with so many seeds, and gives the mean of their numbers.")
     per_adapter: bool = option(False, "Print a table of adapters for every policy too.")
@@ -49,10 +65,21 @@ class SimulateConfig:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ConfigError(f"seeds must be at least 1, not {self.seeds}.")
-        if self.slots is not None and self.slots < 0:
-            raise ConfigError(f"slots must not be below 0, not {self.slots}.")
+        for name, slots in (("slots", self.slots), ("max_loras_per_batch", self.max_loras_per_batch)):
+            if isinstance(slots, int) and slots < 0:
+                raise ConfigError(f"{name} must not be below 0, not {slots}.")
+        if self.slots is not None and self.max_loras_per_batch not in ("auto", self.slots):
+            raise ConfigError(
+                f"slots is {self.slots} and max_loras_per_batch {self.max_loras_per_batch}, but they are the same "
+                "thing; give one of them."
+            )
         if self.journal and (self.compare or self.seeds > 1):
             raise ConfigError("journal follows a single run: leave out compare and seeds.")
+
+    @property
+    def asked_slots(self) -> int | None:
+        """None: what the scenario says."""
+        return self.slots if self.max_loras_per_batch == "auto" else self.max_loras_per_batch
 
 
 SIMULATE_CONFIGS = (SimulateConfig, PolicyConfig, SchedulerConfig)
@@ -69,32 +96,35 @@ def simulate_command() -> Callable[..., None]:
             Path | None,
             typer.Argument(None, metavar="SCENARIO", help="A scenario file (benchmarks/scenarios/*.toml)."),
         ),
-        parameter("quiet", bool, typer.Option(False, "--quiet", "--disable-tqdm", help="Show no progress bar.")),
+        config_file(),
+        quiet_flag(),
     )
 
 
 def simulate(given: dict[str, Any]) -> None:
-    asked = build(SimulateConfig, given)
+    chosen = with_file(given, *SIMULATE_CONFIGS)
+    asked = build(SimulateConfig, chosen)
     costs = _calibrated(asked) if asked.calibrate else read_cost(asked.cost)
-    if given.get("scenario") is None:
+    if chosen.get("scenario") is None:
         if asked.calibrate:
             return
         raise ConfigError("Name a scenario file; benchmarks/scenarios holds some.")
     for path in filter(None, (asked.json, asked.plot, asked.journal)):
         if not Path(path).absolute().parent.is_dir():
             raise ConfigError(f"There is no folder {Path(path).parent} to write {Path(path).name} into.")
-    scenario = read_scenario(given["scenario"])
-    defaults = scheduler_config(scenario)
-    config = replace(defaults, **{name: given[name] for name in options_of(SchedulerConfig) if name in given})
-    policies = policies_of(asked.compare, build(PolicyConfig, given))
+    scenario = read_scenario(chosen["scenario"])
+    slots = asked.asked_slots
+    config = replace(scheduler_config(scenario), **_among(options_of(SchedulerConfig), chosen))
+    lora = replace(lora_config(scenario, slots), **_among(SCHEDULED, chosen))
+    policies = policies_of(asked.compare, build(PolicyConfig, chosen))
     summaries, pictures = {}, {}
-    with _bar(scenario, asked.seeds * len(policies), given.get("quiet", False)) as bar, _journal(asked) as journals:
+    with _counting(scenario, asked.seeds * len(policies), chosen) as endings, _journal(asked) as journals:
         for name, policy in policies.items():
             runs = []
             for seed in range(asked.seed, asked.seed + asked.seeds):
                 tenures = Tenures()
-                observers: list[Observer] = [bar, tenures, *journals]
-                recorder = Simulation(scenario, costs, policy, seed, asked.slots, config, observers=observers).run()
+                observers: list[Observer] = [endings, tenures, *journals]
+                recorder = Simulation(scenario, costs, policy, seed, slots, config, lora, observers).run()
                 runs.append(recorder.summary(adapter_name))
                 if asked.plot and seed == asked.seed:
                     tenures.close()
@@ -106,6 +136,10 @@ def simulate(given: dict[str, Any]) -> None:
         Path(asked.json).write_text(json.dumps(shown, indent=1) + "\n", "utf-8")
     if asked.plot:
         _plot(pictures, scenario, Path(asked.plot))
+
+
+def _among(names: Iterable[str], chosen: dict[str, Any]) -> dict[str, Any]:
+    return {name: chosen[name] for name in names if name in chosen}
 
 
 def policies_of(compare: str | None, policy: PolicyConfig) -> dict[str, PolicyConfig]:
@@ -143,26 +177,25 @@ def _plot(pictures: dict[str, Any], scenario: Scenario, path: Path) -> None:
     plot({name: Picture(*parts) for name, parts in pictures.items()}, f"{scenario.name}: {scenario.about}", path)
 
 
-class _Bar:
-    """A progress bar as an observer: a tick a request that has ended."""
+class _Endings:
+    """Progress as an observer: a request that has ended is one more."""
 
-    def __init__(self, bar: Any) -> None:
-        self._bar = bar
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         """Only what has ended counts."""
 
     def observe(self, events: Iterable[Event]) -> None:
         if ended := sum(isinstance(event, Finished) for event in events):
-            self._bar.update(ended)
+            self._progress.update(ended)
 
 
 @contextmanager
-def _bar(scenario: Scenario, runs: int, is_quiet: bool) -> Iterator[_Bar]:
-    total = runs * sum(client.requests for client in scenario.clients)
-    # None: only on a terminal.
-    with tqdm(total=total, unit="request", disable=True if is_quiet else None, leave=False) as bar:
-        yield _Bar(bar)
+def _counting(scenario: Scenario, runs: int, chosen: dict[str, Any]) -> Iterator[_Endings]:
+    total = runs * (sum(client.requests for client in scenario.clients) + scenario.guests)
+    with Progress("Simulating", total, "requests", chosen.get("quiet", False)) as progress:
+        yield _Endings(progress)
 
 
 @contextmanager

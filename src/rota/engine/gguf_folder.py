@@ -11,9 +11,9 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from tqdm import tqdm
 
 from rota.core.errors import ModelError
+from rota.engine.progress import tracked
 
 OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -56,8 +56,8 @@ def convert_gguf(source: Path, folder: Path, quiet: bool) -> None:
     _write_json(folder / "generation_config.json", special_ids)
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
     _tokenizer(fields).save(str(folder / "tokenizer.json"))
-    progress = tqdm(tensors, desc=f"Unpacking {source.stem}", unit=" tensors", disable=quiet)
-    _write_safetensors(folder / "model.safetensors", tensors, (_bfloat16(_weights(t)) for t in progress))
+    unpacked = tracked(tensors, f"Unpacking {source.stem}", "tensors", quiet)
+    _write_safetensors(folder / "model.safetensors", tensors, (_bfloat16(_weights(t)) for t in unpacked))
 
 
 def _check(source: Path, fields: dict[str, Any]) -> None:

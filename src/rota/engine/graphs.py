@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from rota.core.plan import StepPlan
 from rota.engine.frames import MOST_CHUNKS, DecodeFrame, Frame, MixedFrame
+from rota.engine.progress import tracked
 
 # Inputs, frame and whether adapters take part in; greedy tokens and logits of the rows that sample out: a whole step.
 # It must not look inside a tensor.
@@ -80,7 +80,7 @@ def capture_graphs(
     # Largest first: the smaller ones then fit into memory the pool already has.
     largest_first = sorted(frames, key=lambda frame: frame.tokens, reverse=True)
     kinds = list(itertools.product(largest_first, (True, False) if has_bank else (False,)))
-    for frame, has_adapters in tqdm(kinds, "Capturing CUDA graphs", leave=False, disable=quiet):
+    for frame, has_adapters in tracked(kinds, "Capturing CUDA graphs", is_quiet=quiet):
         inputs = torch.from_numpy(padding(frame, has_adapters)).to(device)
         # Once outside the graph: kernels are compiled and workspaces allocated at their first use.
         body(inputs, frame, has_adapters)

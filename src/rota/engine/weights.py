@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from rota.engine.model.linear import Projection, projection
 from rota.engine.model.spec import ModelSpec
+from rota.engine.progress import BYTES, Progress
 from rota.engine.shards import Shards
 
 # Writes the tensor of a name into the part of a matrix that waits for it.
@@ -49,9 +49,7 @@ def load_weights(
     with Shards(folder) as shards:
         expected = _build(spec, torch.device("meta"), dtype, shards.check)
         shards.check_all_known()
-        with tqdm(
-            total=expected.size_bytes, desc=f"Loading {folder.name}", unit="B", unit_scale=True, disable=quiet
-        ) as progress:
+        with Progress(f"Loading {folder.name}", expected.size_bytes, BYTES, quiet) as progress:
 
             def fill(name: str, target: Tensor) -> None:
                 shards.copy(name, target)

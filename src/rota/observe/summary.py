@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rota.core.events import Event, Finished, FinishReason, Produced
-from rota.core.ids import AdapterId, RequestId
+from rota.core.ids import BASE, AdapterId, RequestId
 
 PERCENTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -23,7 +23,7 @@ class Journey:
 
     adapter: AdapterId
     asked_at: float
-    gaps: array[float]  # where the times between its tokens go; all of its adapter's share it
+    gaps: array[float]  # where the times between its tokens go if it is answered; all of its adapter's share it
     first_at: float = math.nan
     last_at: float = math.nan
     ended_at: float = math.nan
@@ -31,12 +31,17 @@ class Journey:
     prompt_tokens: int = 0
     worst_gap_s: float = 0.0
     reason: FinishReason | None = None
+    own_gaps: array[float] = field(default_factory=lambda: array("d"))  # until it has ended
+
+    @property
+    def is_answered(self) -> bool:
+        return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
     def note_token(self, at: float) -> None:
         """A token came, or several that nobody could tell apart."""
         if self.tokens:
             gap = at - self.last_at
-            self.gaps.append(gap)
+            self.own_gaps.append(gap)
             if gap > self.worst_gap_s:
                 self.worst_gap_s = gap
         else:
@@ -49,14 +54,18 @@ class Journey:
         self.prompt_tokens = event.prompt_tokens
         # A stream may carry several tokens at a time; who counted them knows better.
         self.tokens = max(self.tokens, event.output_tokens)
+        if self.is_answered:
+            self.gaps.extend(self.own_gaps)
+        self.own_gaps = array("d")
 
 
 @dataclass(slots=True)
 class Recorder:
-    """Follows events; `gaps` holds every time between two tokens of a request, by adapter."""
+    """Follows events; `gaps` holds every time between two tokens of an answered request, by adapter."""
 
     journeys: dict[RequestId, Journey] = field(default_factory=dict)
     gaps: dict[AdapterId, array[float]] = field(default_factory=dict)
+    guests: set[AdapterId] = field(default_factory=set)  # come to be asked once
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         gaps = self.gaps.get(adapter)
@@ -77,20 +86,29 @@ class Recorder:
             journeys[request_id].note_token(at)
 
     def summary(self, name_of: Callable[[AdapterId], str] = str) -> dict[str, Any]:
-        """The shape that `bench` and `simulate` both write as JSON."""
+        """The shape that `bench` and `simulate` both write as JSON.
+
+        `fairness` is Jain's index of mean TTFT over the adapters that share slots: not the base model, which needs
+        none, nor guests. An adapter none of whose requests was answered has no TTFT, and is left out of it; that they
+        failed, or that their clients left, stands beside its name.
+        """
         by_adapter: dict[AdapterId, list[Journey]] = {adapter: [] for adapter in sorted(self.gaps)}
         for journey in self.journeys.values():
             by_adapter[journey.adapter].append(journey)
         total = _summarise(list(self.journeys.values()), list(self.gaps.values()))
-        total["adapters"] = {
-            name_of(adapter): _summarise(journeys, [self.gaps[adapter]]) for adapter, journeys in by_adapter.items()
-        }
-        total["fairness"] = jain([one["ttft_s"]["mean"] for one in total["adapters"].values()])
+        parts = {adapter: _summarise(journeys, [self.gaps[adapter]]) for adapter, journeys in by_adapter.items()}
+        total["adapters"] = {name_of(adapter): part for adapter, part in parts.items()}
+        sharing = [
+            adapter
+            for adapter, journeys in by_adapter.items()
+            if adapter != BASE and adapter not in self.guests and any(one.is_answered for one in journeys)
+        ]
+        total["fairness"] = jain([parts[adapter]["ttft_s"]["mean"] for adapter in sharing])
         return total
 
 
 def _summarise(journeys: list[Journey], gaps: list[array[float]]) -> dict[str, Any]:
-    served = [one for one in journeys if one.reason in (FinishReason.STOP, FinishReason.LENGTH)]
+    served = [one for one in journeys if one.is_answered]
     begun = min((one.asked_at for one in journeys), default=0.0)
     ended = max((one.ended_at for one in served), default=begun)
     duration_s = ended - begun
@@ -137,6 +155,6 @@ def mean_of(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def jain(values: list[float]) -> float:
-    """Jain's fairness index: 1 when all are equal, 1/n when one has everything."""
+    """Jain's fairness index: 1 when all are equal or there is nobody, 1/n when one has everything."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0

@@ -1,4 +1,4 @@
-"""A table says how servers or policies fared, a line each: what `bench` and `simulate` print."""
+"""Tables say how servers, policies or adapters fared, a line each: what `bench` and `simulate` print."""
 
 from __future__ import annotations
 
@@ -9,57 +9,74 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-COLUMNS = {
-    "TTFT": ("ttft_s", ("mean", "median", "p99")),
-    "E2E": ("e2e_s", ("mean", "median", "p90", "p99")),
-    "token gap": ("itl_s", ("p99", "max")),
+Summaries = Mapping[str, Mapping[str, Any]]
+
+COUNTS = {
+    "requests": ("requests", "{:,.0f}"),
+    "failed": ("failed", "{:,.0f}"),
+    "left": ("left", "{:,.0f}"),
+    "duration": ("duration_s", "{:,.1f} s"),
+    "requests/s": ("requests_per_s", "{:,.2f}"),
+    "input tok/s": ("input_tokens_per_s", "{:,.0f}"),
+    "output tok/s": ("output_tokens_per_s", "{:,.0f}"),
+    "fairness": ("fairness", "{:.3f}"),  # only a whole summary has it, not one of an adapter
 }
-FIGURES = {
-    "time to first token": "ttft_s",
-    "end to end": "e2e_s",
-    "time per output token": "tpot_s",
-    "between two tokens": "itl_s",
+TIMES = {
+    "time to first token (TTFT)": "ttft_s",
+    "end to end (E2E)": "e2e_s",
+    "time per output token (TPOT)": "tpot_s",
+    "between two tokens (ITL)": "itl_s",
     "worst pause of an answer": "gap_s",
 }
+FIGURES = {"mean": "mean", "median": "median", "P90": "p90", "P95": "p95", "P99": "p99", "max": "max"}
 WIDEST = 1000  # a figure that is cut off says nothing, so a narrow terminal has to break lines
 
 
-def print_table(summaries: Mapping[str, Mapping[str, Any]], is_per_adapter: bool = False) -> None:
-    """One line a summary; on request one table more for each, with a line an adapter."""
-    console = Console(highlight=False, width=WIDEST)
-    console.print(table(summaries))
+def print_table(summaries: Summaries, is_per_adapter: bool = False) -> None:
+    """How many and how fast, and every kind of time, a line a summary; on request the same for each one's adapters."""
+    # Names are not ours: what looks like markup in them is meant as it stands.
+    console = Console(highlight=False, markup=False, emoji=False, width=WIDEST)
+    console.print(*_tables(summaries), sep="")
     for name, summary in summaries.items() if is_per_adapter else ():
-        console.print(table(summary["adapters"], title=name))
+        console.print(*_tables(summary["adapters"], title=name), sep="")
 
 
-def print_figures(summary: Mapping[str, Any]) -> None:
-    """Every figure of one summary: a line a kind of time."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    made.add_column("", no_wrap=True)
-    for figure in summary["ttft_s"]:
-        made.add_column(figure.replace("p9", "P9"), justify="right", no_wrap=True)
-    for name, key in FIGURES.items():
-        made.add_row(name, *(seconds(value) for value in summary[key].values()))
-    Console(highlight=False, width=WIDEST).print(made)
+def _tables(summaries: Summaries, title: str | None = None) -> Iterator[Table]:
+    """Two narrow ones, since one with all of it would be as wide as three terminals."""
+    yield _counts(summaries, title)
+    yield _times(summaries)
 
 
-def table(summaries: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    has_failed = any(summary["failed"] for summary in summaries.values())
-    made.add_column("", no_wrap=True)
-    for head in ("\nrequests", *(["\nfailed"] if has_failed else []), *_heads(), "output\ntok/s"):
-        made.add_column(head, justify="right", no_wrap=True)
+def _counts(summaries: Summaries, title: str | None) -> Table:
+    known = {key for summary in summaries.values() for key in summary}
+    shown = {head: count for head, count in COUNTS.items() if count[0] in known}
+    made = _table("", *shown, title=title)
     for name, summary in summaries.items():
-        counts = [summary["requests"], *([summary["failed"]] if has_failed else [])]
-        times = [seconds(summary[key][figure]) for key, figures in COLUMNS.values() for figure in figures]
-        made.add_row(name, *(f"{count:,.0f}" for count in counts), *times, f"{summary['output_tokens_per_s']:,.0f}")
+        made.add_row(name, *(form.format(summary[key]) if key in summary else "" for key, form in shown.values()))
     return made
 
 
-def _heads() -> Iterator[str]:
-    for group, (_, figures) in COLUMNS.items():
-        for index, figure in enumerate(figures):
-            yield f"{'' if index else group}\n{figure.replace('p9', 'P9')}"
+def _times(summaries: Summaries) -> Table:
+    """A block a kind of time, so that what is to be compared stands below each other."""
+    made = _table("", "", *FIGURES)
+    for kind, key in TIMES.items():
+        for index, (name, summary) in enumerate(summaries.items()):
+            made.add_row("" if index else kind, name, *_figures(summary[key]))
+        if len(summaries) > 1:
+            made.add_section()
+    return made
+
+
+def _figures(spread: Mapping[str, float]) -> Iterator[str]:
+    """Where nothing was measured, zeros would look like a record."""
+    return (seconds(spread[figure]) if spread["max"] else "–" for figure in FIGURES.values())
+
+
+def _table(*heads: str, title: str | None = None) -> Table:
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for head in heads:
+        made.add_column(head, justify="right" if head else "left", no_wrap=True)
+    return made
 
 
 def seconds(value: float) -> str:

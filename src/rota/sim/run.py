@@ -35,6 +35,12 @@ def scheduler_config(scenario: Scenario) -> SchedulerConfig:
     return SchedulerConfig(max_running_requests=scenario.max_running_requests, enable_prefix_caching=False)
 
 
+def lora_config(scenario: Scenario, slots: int | None = None) -> LoraConfig:
+    """What a scenario says of adapters: so many slots, or those asked for; and host memory for all that it names."""
+    slots = scenario.slots if slots is None else slots
+    return LoraConfig(max_loras_per_batch=slots or "auto", max_loaded_loras=max(128, scenario.adapters, slots))
+
+
 def adapter_name(adapter_id: AdapterId) -> str:
     return "base" if adapter_id == BASE else f"adapter{adapter_id}"
 
@@ -62,7 +68,7 @@ class Simulation:
         config = self.config or scheduler_config(scenario)
         slots = scenario.slots if self.slots is None else self.slots
         capacity = Capacity(scenario.kv_blocks, BLOCK_SIZE, config.max_running_requests, LONGEST_SEQUENCE, slots)
-        lora = self.lora or LoraConfig(max_loaded_loras=max(128, scenario.adapters))
+        lora = self.lora or lora_config(scenario, slots)
         scheduler = Scheduler(config, capacity, self.policy, lora)
         self._world = VirtualWorld(self._adapters(), self.costs)
         for number, client in enumerate(scenario.clients):
@@ -85,6 +91,7 @@ class Simulation:
         for visit in visits(self.scenario, self.seed):
             guest = AdapterId(self.scenario.adapters + 1 + visit.ask.number)
             self._coming[guest] = visit
+            self.recorder.guests.add(guest)
             at = STARTS_AT + visit.ask.at
             self._world.post(at, AddAdapter(Adapter(guest, adapter_name(guest), ""), at))
 

@@ -1,0 +1,87 @@
+"""Progress says how far long work has come: a bar on a terminal, elsewhere a plain line now and then.
+
+It lives in the engine because loading is such work, and because no room below may read a clock.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, TextIO, TypeVar
+
+from rich.filesize import decimal
+from tqdm import tqdm
+
+LINE_EVERY_S = 10.0
+BYTES = "B"
+
+Item = TypeVar("Item")
+
+
+class Progress:
+    """Counts up to `total`; work that is over before a first line is due leaves none."""
+
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        unit: str = "",
+        is_quiet: bool = False,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._title, self._total, self._unit = title, total, unit
+        self._stream = stream or sys.stderr
+        self._clock = clock
+        self._is_quiet = is_quiet
+        self._done = 0
+        self._told = 0  # by the last line
+        self._line_at = clock() + LINE_EVERY_S
+        self._bar = None if is_quiet or not self._stream.isatty() else self._make_bar()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        elif self._told or self._is_line_due():
+            self._tell()
+
+    def update(self, more: int = 1) -> None:
+        """So much more is done."""
+        self._done += more
+        if self._bar is not None:
+            self._bar.update(more)
+        elif self._is_line_due():
+            self._tell()
+
+    def _is_line_due(self) -> bool:
+        return not self._is_quiet and self._clock() >= self._line_at
+
+    def _tell(self) -> None:
+        """Never the same twice."""
+        if self._done == self._told:
+            return
+        self._told = self._done
+        self._line_at = self._clock() + LINE_EVERY_S
+        print(f"{self._title}: {self._amount()}", file=self._stream, flush=True)
+
+    def _amount(self) -> str:
+        if self._unit == BYTES:
+            return f"{decimal(self._done)} of {decimal(self._total)}"
+        return f"{self._done:,} of {self._total:,} {self._unit}".rstrip()
+
+    def _make_bar(self) -> Any:
+        is_bytes = self._unit == BYTES
+        unit = BYTES if is_bytes else f" {self._unit}" if self._unit else "it"
+        return tqdm(desc=self._title, total=self._total, unit=unit, unit_scale=is_bytes, leave=False, file=self._stream)
+
+
+def tracked(items: Sequence[Item], title: str, unit: str = "", is_quiet: bool = False) -> Iterator[Item]:
+    """The same items one by one, each counted when the next one is asked for."""
+    with Progress(title, len(items), unit, is_quiet) as progress:
+        for item in items:
+            yield item
+            progress.update()
