@@ -120,7 +120,7 @@ def _fields(title: str, schema: dict[str, Any], path: str = "") -> Iterator[str]
     note = f"; known, and refused unless empty: {listed(refused)}" if refused else ""
     yield f"- {title}: {', '.join(required + others)}{note}."
     for name, field in fields.items():
-        for reference in _references(field):
+        for reference in dict.fromkeys(_references(field)):
             inner = application().openapi()["components"]["schemas"][reference]
             yield from _fields(code(path + name), inner, f"{path}{name}.")
 

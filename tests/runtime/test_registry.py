@@ -27,11 +27,13 @@ def test_an_adapter_is_asked_for_by_its_name_alone_or_after_the_base_models(regi
 
 
 def test_an_adapter_may_have_a_colon_in_its_name(registry):
-    adapter = registry.add(LoraPath("llama:poet", "/adapters/other"))
-    assert registry.find("llama:poet") == adapter
+    adapter = registry.add(LoraPath("other:poet", "/adapters/other"))
+    assert registry.find("other:poet") == registry.find("llama:other:poet") == adapter
 
 
-@pytest.mark.parametrize("model", ["gpt-9", "llama:gpt-9", "other:poet", "llama:llama", "llama:", ""])
+@pytest.mark.parametrize(
+    "model", ["gpt-9", "llama:gpt-9", "other:poet", "llama:llama", "llama:llama:poet", "llama:", ""]
+)
 def test_an_unknown_name_is_refused_with_the_known_ones(registry, model):
     with pytest.raises(RequestError, match="known are: llama, pirate, poet") as refusal:
         registry.find(model)
@@ -45,7 +47,14 @@ def test_what_was_asked_for_an_adapter_is_kept(registry):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("poet", "already loaded"), ("llama", "base model's"), (" ", "needs a name")]
+    ("name", "words"),
+    [
+        ("poet", "already loaded"),
+        ("llama", "base model's"),
+        (" ", "needs a name"),
+        ("llama:poet", "'llama:poet' begins with 'llama:', which clients may write before any adapter's name; take"),
+        ("llama:new", "begins with 'llama:'"),
+    ],
 )
 def test_a_name_that_cannot_be_given_is_refused(registry, name, words):
     with pytest.raises(AdapterError, match=words):

@@ -160,6 +160,13 @@ def test_a_tenant_uses_only_what_is_its_own(client, key, model, status):
         assert client.get(f"/v1/models/{model}", headers=bearer(key)).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("model", "status"), [("letters", 200), ("pirate", 200), ("acme-poet", 400), ("parrot", 403), ("owl", 403)]
+)
+def test_a_tenant_that_names_two_learns_nothing_of_what_is_not_its_own(client, model, status):
+    assert ask(client, ACME, model, lora_path="pirate").status_code == status
+
+
 def test_a_refusal_names_only_what_the_tenant_may_use(client):
     refused = error_of(ask(client, ACME, "parrot"))
     unknown = error_of(ask(client, ACME, "acme-owl"))
@@ -236,6 +243,26 @@ def test_a_minute_that_is_used_up_is_429_with_the_time_it_takes(client):
     assert 28 <= int(answers[2].headers["Retry-After"]) <= 30
     assert error_of(answers[2])["code"] == "rate_limit_exceeded"
     assert error_of(answers[2])["message"].startswith("Key 'slow' may have 2 requests a minute; come back in")
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ({"json": PROMPT | {"temperature": -1}}, 400),
+        ({"content": b"{"}, 400),
+        ({"json": PROMPT | {"model": "owl"}}, 404),
+        ({"json": PROMPT | {"prompt": "x" * 300}}, 413),
+    ],
+)
+def test_a_call_that_is_refused_for_what_it_says_counts_and_one_that_is_refused_by_the_limit_does_not(
+    tmp_path, asked, status
+):
+    with serving(tmp_path, letters_device(step_s=0.0), keys=RING) as client:
+        client.headers.update(bearer(SLOW))
+        answers = [client.post("/v1/completions", **asked) for _ in range(4)]
+
+    assert [answer.status_code for answer in answers] == [status, status, 429, 429]
+    assert int(answers[3].headers["Retry-After"]) <= 30, "the third has not made it longer"
 
 
 def test_tokens_of_prompts_and_answers_are_counted(client):

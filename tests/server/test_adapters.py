@@ -26,6 +26,7 @@ from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import until
 
 Serve = Callable[..., httpx.Client]
 PIRATE, POET = AdapterId(1), AdapterId(2)
@@ -161,6 +162,7 @@ def test_a_name_loaded_again_never_sees_the_kv_of_the_one_before(serve):
         ({"lora_name": "parrot", "lora_path": "/a/broken"}, "/a/broken is broken."),
         ({"lora_name": "poet", "lora_path": "/a/poet"}, "already loaded"),
         ({"lora_name": "letters", "lora_path": "/a/poet"}, "base model's name"),
+        ({"lora_name": "letters:poet", "lora_path": "/a/poet"}, "begins with 'letters:'"),
         ({"lora_name": "", "lora_path": "/a/poet"}, "needs a name"),
         ({"lora_name": "a\nb", "lora_path": "/a/poet"}, "all of them printable"),
         ({"lora_name": "a" * 201, "lora_path": "/a/poet"}, "at most 200 characters"),
@@ -206,7 +208,7 @@ def test_the_other_shape_lists_what_is_loaded(serve):
     ("route", "fields"),
     [
         ("/v1/load_lora_adapter", {"load_inplace": False, "is_3d_lora_weight": False}),
-        ("/load_lora_adapter", {"pinned": False, "lora_id": None, "rid": None}),
+        ("/load_lora_adapter", {"pinned": False, "lora_id": None, "rid": None, "added_tokens_config": None}),
     ],
 )
 def test_what_other_servers_clients_send_along_is_taken_where_it_changes_nothing(serve, route, fields):
@@ -217,10 +219,17 @@ def test_what_other_servers_clients_send_along_is_taken_where_it_changes_nothing
     assert client.post(route.replace("load", "unload", 1), json={"lora_name": "parrot", **unloading}).status_code == 200
 
 
-@pytest.mark.parametrize("field", ["load_inplace", "is_3d_lora_weight"])
-def test_what_would_change_the_load_and_cannot_is_refused_by_its_name(serve, field):
+@pytest.mark.parametrize(
+    ("route", "field"),
+    [
+        ("/v1/load_lora_adapter", "load_inplace"),
+        ("/v1/load_lora_adapter", "is_3d_lora_weight"),
+        ("/load_lora_adapter", "added_tokens_config"),
+    ],
+)
+def test_what_would_change_the_load_and_cannot_is_refused_by_its_name(serve, route, field):
     client = serve(FakeDevice())
-    refused = load(client, "parrot", **{field: True})
+    refused = client.post(route, json={"lora_name": "parrot", "lora_path": "/a/parrot", field: True})
 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
     assert "parrot" not in names(client)
@@ -243,8 +252,7 @@ def test_an_unload_makes_the_name_unknown_at_once_and_waits_for_whoever_runs(ser
         lines = stream.iter_lines()
         next(lines)
         unloading = threads.submit(unload, client, "poet")
-        while "poet" in names(client):
-            pass
+        assert until(lambda: "poet" not in names(client)), "its name is still known"
         assert ask(client, "poet").status_code == 404
         assert not unloading.done()
         GATE.set()
@@ -279,8 +287,7 @@ def test_a_request_for_an_adapter_that_is_being_read_waits_for_it(serve, gated):
     client = serve(gated)
     with ThreadPoolExecutor(2) as threads:
         loading = threads.submit(load, client, "parrot")
-        while "parrot" not in names(client):
-            pass
+        assert until(lambda: "parrot" in names(client)), "its name is not known yet"
         asking = threads.submit(ask, client, "parrot")
         GATE.set()
 
@@ -291,11 +298,9 @@ def test_an_adapter_unloaded_while_it_is_read_is_gone_and_whoever_loaded_it_hear
     client = serve(gated)
     with ThreadPoolExecutor(2) as threads:
         loading = threads.submit(load, client, "parrot")
-        while "parrot" not in names(client):
-            pass
+        assert until(lambda: "parrot" in names(client)), "its name is not known yet"
         unloading = threads.submit(unload, client, "parrot")
-        while "parrot" in names(client):
-            pass
+        assert until(lambda: "parrot" not in names(client)), "its name is still known"
         GATE.set()
 
         assert "was unloaded before it was read" in message_of(loading.result())

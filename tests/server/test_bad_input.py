@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -74,12 +75,14 @@ def test_a_body_that_is_no_json_object_is_refused(client, route, body, words):
         ('"stop_token_ids": [99999999999999999999999]', "should be less than or equal to"),
         ('"n": 129', "n must be between 1 and 128"),
         ('"stop": ["a", ""]', "stop must be a list of strings that are not empty"),
+        ('"stop": ["a", 1]', "stop.1 should be a valid string"),
         ('"stop": {"a": 1}', "stop must be a text or a list of texts"),
         ('"stop": ' + str(["x"] * 33).replace("'", '"'), "stop holds 33 texts; at most 32 are watched for"),
         ('"stop": "' + "x" * 1001 + '"', "stop holds a text of 1001 characters"),
         ('"stream": "yes"', "stream should be a valid boolean"),
         ('"model": 5', "model should be a valid string"),
         ('"model": ""', "There is no model or adapter named ''"),
+        ('"Prompt[0]": 1', "'Prompt[0]' is not a field"),
         ('"guided_json": {}', "'guided_json' is not a field; the fields are n, temperature,"),
         ('"stream": true, "stream_options": {"usage": 1}', "'stream_options.usage' is not a field"),
     ],
@@ -94,29 +97,33 @@ def test_a_wrong_value_is_named_and_nothing_is_made_of_it(client, route, field, 
 
 
 @pytest.mark.parametrize(
-    ("prompt", "words"),
+    ("prompt", "param", "words"),
     [
-        ('["a", 5]', "prompt must be a text, a list of texts, a list of token ids or a list of such lists"),
-        ("[5, true]", "prompt mixes token ids with something else"),
-        ("[[5], []]", "prompt is empty"),
-        ("[-1]", "prompt holds the token id -1; ids lie between 0 and 255"),
-        ("[99999999999999999999999]", "ids lie between 0 and 255"),
-        ("{}", "prompt must be a text"),
-        ("null", "prompt must be a text"),
-        (str([[7]] * 1025), "prompt asks for 1025 answers in one call; ask for at most 1024"),
+        ('["a", 5]', "prompt.1", "prompt.1 must be a text, as prompt.0 is"),
+        ('[[5], "a"]', "prompt.1", "prompt.1 must be a list of token ids, as prompt.0 is"),
+        ("[5, true]", "prompt.1", "prompt.1 must be a token id, as prompt is a list of them"),
+        ("[[5], [7, 300]]", "prompt.1.1", "prompt.1.1 is the token id 300"),
+        ("[[5], []]", "prompt.1", "prompt.1 is empty"),
+        ('["a", ""]', "prompt.1", "prompt.1 is empty"),
+        ("[-1]", "prompt.0", "prompt.0 is the token id -1; ids lie between 0 and 255"),
+        ("[99999999999999999999999]", "prompt.0", "ids lie between 0 and 255"),
+        ("{}", "prompt", "prompt must be a text, a list of texts, a list of token ids or a list of such lists"),
+        ("null", "prompt", "prompt must be a text"),
+        (str([[7]] * 1025), "prompt", "prompt asks for 1025 answers in one call; ask for at most 1024"),
     ],
 )
-def test_a_prompt_that_is_none_is_refused(client, prompt, words):
+def test_a_prompt_that_is_none_is_refused(client, prompt, param, words):
     response = post(client, f'{{"prompt": {prompt}}}')
 
-    assert (response.status_code, error_of(response)["param"]) == (400, "prompt")
+    assert (response.status_code, error_of(response)["param"]) == (400, param)
     assert words in error_of(response)["message"]
 
 
-def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(client):
-    response = client.post("/v1/completions", json={"prompt": "x" * 900_000})
+@pytest.mark.parametrize(("prompt", "param"), [("x" * 900_000, "prompt"), (["x", "x" * 900_000], "prompt.1")])
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenized(client, prompt, param):
+    response = client.post("/v1/completions", json={"prompt": prompt})
 
-    assert response.status_code == 413
+    assert (response.status_code, error_of(response)["param"]) == (413, param)
     assert error_of(response)["message"] == (
         "The prompt has 900000 characters, which cannot fit into the context of 200 tokens."
     )
@@ -145,6 +152,22 @@ def test_a_body_of_too_many_values_is_refused_before_they_become_objects(client,
 def test_a_body_at_the_limit_is_read(client):
     body = b'{"prompt": "abc", "max_tokens": 2}'
     assert post(client, body + b" " * (2**20 - len(body))).status_code == 200
+
+
+@pytest.mark.parametrize("route", [*ROUTES, "/generate", "/v1/tokenize", "/v1/load_lora_adapter"])
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "gzip, identity"])
+def test_a_compressed_body_is_415_and_says_what_to_do(client, route, encoding):
+    response = client.post(route, content=gzip.compress(b"{}"), headers={"Content-Encoding": encoding})
+
+    assert response.status_code == 415
+    assert error_of(response)["message"] == (
+        f"POST {route}: the body is encoded as '{encoding}'; send it uncompressed, without Content-Encoding."
+    )
+
+
+def test_a_body_that_says_it_is_not_encoded_is_read(client):
+    body = {"prompt": "abc", "max_tokens": 2}
+    assert client.post("/v1/completions", json=body, headers={"Content-Encoding": "identity"}).status_code == 200
 
 
 def test_a_client_that_leaves_in_the_middle_of_its_body_troubles_nobody(client):

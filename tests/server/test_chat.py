@@ -20,7 +20,7 @@ def device() -> FakeDevice:
 
 @pytest.fixture(scope="module")
 def client(device, tmp_path_factory) -> Iterator[httpx.Client]:
-    with serving(tmp_path_factory.mktemp("model"), device, adapters=("pirate",)) as client:
+    with serving(tmp_path_factory.mktemp("model"), device, adapters=("pirate", "poet")) as client:
         yield client
 
 
@@ -112,12 +112,20 @@ def test_an_adapter_answers_to_its_name(ask, device, names):
 
 @pytest.mark.parametrize(
     ("names", "status", "param"),
-    [({"lora_path": "nobody"}, 404, "model"), ({"model": "pirate", "lora_path": "letters"}, 400, "lora_path")],
+    [
+        ({"model": "pirate", "lora_path": "letters"}, 400, "lora_path"),
+        ({"model": "pirate", "lora_path": "poet"}, 400, "lora_path"),
+        ({"lora_path": "nobody"}, 404, "lora_path"),
+        ({"model": "letters", "lora_path": "nobody"}, 404, "lora_path"),
+        ({"model": "gpt-9", "lora_path": "pirate"}, 404, "model"),
+    ],
 )
-def test_two_names_that_do_not_go_together_are_refused(ask, names, status, param):
+def test_names_that_do_not_go_together_or_mean_nobody_are_refused(ask, names, status, param):
     refused = ask(**names, max_tokens=1)
+    words = "two different adapters" if status == 400 else "; known are: letters, pirate, poet."
 
-    assert (refused.status_code, refused.json()["error"]["param"]) == (status, param)
+    assert (refused.status_code, error_of(refused)["param"]) == (status, param)
+    assert words in error_of(refused)["message"]
 
 
 def test_logprobs_come_in_the_shape_of_chats(ask):
@@ -169,6 +177,7 @@ def test_fields_that_change_nothing_are_taken(ask):
         "safety_identifier": "u1",
         "prompt_cache_key": "k1",
         "reasoning_effort": None,
+        "min_tokens": 0,
     }
     assert ask(max_tokens=1, **harmless).status_code == 200
 
@@ -208,6 +217,8 @@ def test_fields_that_change_nothing_are_taken(ask):
         ({"logprobs": 2}, "logprobs", "logprobs should be a valid boolean"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens", "disagree; send one of them"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "max_completion_tokens must be at least 1"),
+        ({"min_tokens": 3}, "min_tokens", "min_tokens is not supported other than 0; leave it out"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages.0.content", "must be a text or a list of"),
         ({"prompt": "x"}, "prompt", "'prompt' is not a field; the fields are"),
     ],
 )
@@ -221,5 +232,8 @@ def test_what_is_not_supported_is_refused_by_name(ask, device, fields, param, wo
     assert len(device.plans) == before
 
 
-def test_a_conversation_longer_than_the_context_is_413(ask):
-    assert ask([{"role": "user", "content": "x" * CONTEXT}]).status_code == 413
+@pytest.mark.parametrize("length", [CONTEXT, 300 * CONTEXT])
+def test_a_conversation_longer_than_the_context_is_413_whether_it_is_tokenized_or_not(ask, length):
+    response = ask([{"role": "user", "content": "x" * length}])
+
+    assert (response.status_code, error_of(response)["param"]) == (413, "messages")

@@ -41,8 +41,11 @@ def test_a_conversation_is_rendered_first(client):
         ("tokenize", {"messages": CHAT, "add_special_tokens": True}, "add_special_tokens", "writes its own"),
         ("tokenize", {"messages": []}, "messages", "at least 1 item"),
         ("detokenize", {}, "tokens", "tokens is missing"),
-        ("detokenize", {"tokens": [300]}, "tokens", "tokens holds the token id 300"),
+        ("detokenize", {"tokens": [7, 300]}, "tokens.1", "tokens.1 is the token id 300"),
         ("detokenize", {"tokens": "abc"}, "tokens", "tokens should be a valid"),
+        ("tokenize", {"messages": CHAT, "continue_final_message": True}, "continue_final_message", "not supported"),
+        ("tokenize", {"messages": CHAT, "chat_template": "{{ x }}"}, "chat_template", "is not supported; leave it out"),
+        ("tokenize", {"messages": CHAT, "tools": [{"type": "function"}]}, "tools", "tools is not supported"),
     ],
 )
 def test_what_is_no_text_or_no_token_is_refused(client, route, fields, param, words):
@@ -50,6 +53,15 @@ def test_what_is_no_text_or_no_token_is_refused(client, route, fields, param, wo
 
     assert (response.status_code, error_of(response)["param"]) == (400, param)
     assert words in error_of(response)["message"]
+
+
+@pytest.mark.parametrize("prefix", ["", "/v1"])
+def test_fields_that_ask_for_nothing_are_taken(client, prefix):
+    nothing = {"continue_final_message": False, "chat_template": None, "tools": None}
+    chat = client.post(f"{prefix}/tokenize", json={"messages": CHAT} | nothing)
+    text = client.post(f"{prefix}/tokenize", json={"prompt": "a"} | nothing)
+
+    assert (chat.json()["count"], text.json()["count"]) == (3, 1)
 
 
 def test_an_unknown_model_is_404(client):

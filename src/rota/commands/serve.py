@@ -62,7 +62,16 @@ def serve_model(
     own_name = None if server.allow_anyone else server.host
     access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
-    app = create_app(service, tokenizer, registry, access=access, config=server, watchers=[feed], policy=config.policy)
+    app = create_app(
+        service,
+        tokenizer,
+        registry,
+        access=access,
+        config=server,
+        watchers=[feed],
+        policy=config.policy,
+        scheduler=config.scheduler,
+    )
     install_dashboard(app, Gallery(feed, service.send), access.operator_of, server.journal_dir)
     say = partial(print, flush=True)
 

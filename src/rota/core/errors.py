@@ -26,6 +26,7 @@ class FaultCode(StrEnum):
     DUPLICATE_ID = "duplicate_id"
     UNKNOWN_ADAPTER = "unknown_adapter"
     ADAPTER_FAILED = "adapter_failed"
+    NOT_A_NUMBER = "not_a_number"
     ENGINE_DIED = "engine_died"
     UNAUTHORIZED = "invalid_api_key"
     FORBIDDEN = "forbidden"

@@ -21,6 +21,7 @@ class Registry:
         self.base = Adapter(BASE, base_name, base_path)
         self._ids = count(BASE + 1)
         self._by_name: dict[str, Adapter] = {}
+        self._prefix = f"{base_name}:"
 
     @property
     def adapters(self) -> list[Adapter]:
@@ -37,6 +38,11 @@ class Registry:
             raise AdapterError("An adapter needs a name that is not empty.")
         if asked.name == self.base.name:
             raise AdapterError(f"'{asked.name}' is the base model's name; take another for this adapter.")
+        if asked.name.startswith(self._prefix):
+            raise AdapterError(
+                f"'{asked.name}' begins with '{self._prefix}', which clients may write before any adapter's name; "
+                "take another for this adapter."
+            )
         if asked.name in self._by_name:
             raise AdapterError(
                 f"An adapter named '{asked.name}' is already loaded; unload it first, or take another name."
@@ -65,7 +71,7 @@ class Registry:
         """As `find`, but None for an unknown name."""
         if model is None or model == self.base.name:
             return self.base
-        return self._by_name.get(model) or self._by_name.get(model.removeprefix(f"{self.base.name}:"))
+        return self._by_name.get(model.removeprefix(self._prefix))
 
     def find(self, model: str | None) -> Adapter:
         """Whom a client asks for: the base model, also by None; an adapter's name; or `base:adapter`.

@@ -10,7 +10,7 @@ from rota.core.lora_paths import LoraPath
 from rota.server.access.access import Access
 from rota.server.access.keys import Key
 from rota.server.adapters import AdapterFront
-from rota.server.fields import Fields, read_body
+from rota.server.fields import Fields, Unsupported, read_body, refuse_unless_nothing
 from rota.server.native.bodies import AdaptersBody
 from rota.server.openapi import gives, takes
 
@@ -56,6 +56,10 @@ class NativeLoadFields(NativeUnloadFields):
 
     lora_path: str
     pinned: bool | None = None
+    added_tokens_config: Unsupported = None
+
+    def refuse_unsupported(self) -> None:
+        refuse_unless_nothing(self, {"added_tokens_config": ()})
 
 
 def install_adapter_routes(app: FastAPI, adapters: AdapterFront, access: Access) -> None:
@@ -89,6 +93,7 @@ def install_adapter_routes(app: FastAPI, adapters: AdapterFront, access: Access)
         access.refuse_loads()
         if fields.pinned:
             access.operator_of(http)  # a slot for good is everybody's loss
+        fields.refuse_unsupported()
         try:
             _check_name(fields.lora_name)
             await adapters.load(LoraPath(fields.lora_name, fields.lora_path, bool(fields.pinned), key.weight))

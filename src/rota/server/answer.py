@@ -19,6 +19,14 @@ Tokens = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class SentAs:
+    """The fields by which a client sent what the engine knows as a request's prompt and model."""
+
+    prompt: str = "prompt"
+    model: str = "model"
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """One call, checked and tokenized: the requests that it makes, one for each choice, by position."""
 
@@ -29,10 +37,18 @@ class Ask:
     choices_per_prompt: int = 1
     # Whether the text goes on where its prompt ends; false for an answer in a chat.
     is_continuation: bool = True
-    # What each choice says before any token: the prompt, where it is echoed. A finished one needs no engine.
+    # What each choice says before any token: the prompt, where it is echoed.
     openings: tuple[Chunk, ...] = ()
     # Whether the tokens that its requests make are wanted; false where only prompts are scored.
     has_output: bool = True
+    # For each prompt.
+    sent_as: tuple[SentAs, ...] = (SentAs(),)
+
+    def in_client_words(self, fault: Fault, position: int) -> Fault:
+        """What the engine says of one request, with the field that the client knows."""
+        sent = self.sent_as[position // self.choices_per_prompt]
+        words = {"prompt": sent.prompt, "model": sent.model}
+        return replace(fault, param=words.get(fault.param or "", fault.param))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +85,10 @@ class Answer:
             for position, request in enumerate(ask.requests)
         ]
         self._opening = [Part(*opened) for opened in zip(self.choices, ask.openings, strict=False)]
-        for part in self._opening:
-            part.choice.is_finished = part.chunk.finish_reason is not None
         self._is_refused = False
         self._usage: Usage | None = None
         front.answers.check_free(ask.call.key, {ask.call.name, ask.answer_id, *map(name_of, ask.requests)})
-        self.reply = front.streams.open(() if self.is_finished else ask.requests, lull_s)
+        self.reply = front.streams.open(ask.requests, lull_s)
         self._entry = OpenAnswer(ask.call, ask.answer_id, ask.requests, self.reply)
         front.answers.add(self._entry)
         self._time_out = _fail_later(self.reply, front.request_timeout_s)
@@ -101,17 +115,15 @@ class Answer:
     async def next(self) -> list[Part]:
         """What comes next; nothing after a lull of `lull_s`. Raises RequestError, or ClientGone."""
         parts, self._opening = self._opening, []
-        if self.is_finished:
-            return parts
         deltas = await self.reply.next()
         self._usage = None
         for position, delta in deltas.items():
             choice = self.choices[position]
             try:
                 chunk = choice.push(delta)
-            except RequestError:
+            except RequestError as error:
                 self._is_refused = not self.usage.output_tokens
-                raise
+                raise RequestError(self._ask.in_client_words(error.fault, position)) from None
             if chunk.finish_reason:
                 self.reply.end(position)
             parts.append(Part(choice, chunk))

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import Depends, FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from rota.core.config import ServerConfig
+from rota.core.config import SchedulerConfig, ServerConfig
 from rota.core.policy_config import PolicyConfig
 from rota.observe.metrics import Metrics
 from rota.observe.observer import Observer
@@ -48,6 +48,7 @@ def create_app(
     config: ServerConfig | None = None,
     watchers: Sequence[Observer] = (),
     policy: PolicyConfig | None = None,
+    scheduler: SchedulerConfig | None = None,
 ) -> FastAPI:
     """An application that starts the service when it starts, and stops it when it ends; `watchers` see all it sees."""
     config = config or ServerConfig()
@@ -63,7 +64,15 @@ def create_app(
         lambda one: metrics.owned((request.request_id for request in one.requests), one.call.key.name, one.call.name)
     )
     front = Front(
-        service, streams, tokenizer, registry, access, answers, config.stream_keep_alive, config.request_timeout
+        service,
+        streams,
+        tokenizer,
+        registry,
+        access,
+        answers,
+        config.stream_keep_alive,
+        config.request_timeout,
+        scheduler.max_queued_requests if scheduler else None,
     )
 
     @asynccontextmanager
@@ -97,6 +106,7 @@ def create_app(
     install_docs_page(app)
 
     @app.get("/health")
+    @app.head("/health", include_in_schema=False)
     async def health() -> Response:
         """200 while requests are answered; 503 before, while the server is stopping, and when the engine is down."""
         state = service.state

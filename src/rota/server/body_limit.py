@@ -1,7 +1,9 @@
-"""A body may be so large and no larger, whether it says its length or streams without end."""
+"""A body may be so large and no larger, whether it says its length or streams without end, and not compressed."""
 
 from __future__ import annotations
 
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rota.core.errors import Fault, FaultCode, RequestError
@@ -17,11 +19,16 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        announced = next((int(value) for name, value in scope["headers"] if name == b"content-length"), 0)
+        headers = Headers(scope=scope)
+        announced = int(headers.get("content-length", 0))
+        encoding = headers.get("content-encoding", "identity")
         received = 0
 
         async def receive_within_limit() -> Message:
             nonlocal received
+            if encoding.lower() != "identity":
+                detail = f"the body is encoded as '{encoding[:200]}'; send it uncompressed, without Content-Encoding"
+                raise HTTPException(415, detail)
             if announced > self._max_bytes:
                 raise self._refusal()
             message = await receive()

@@ -39,12 +39,13 @@ class BoundedConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         was_in_head = self._is_in_head
+        if was_in_head:
+            self._head_bytes += len(data)  # before it is read: if the head ends in it, the rest is a body
         super().data_received(data)
         if not (was_in_head and self._is_in_head) or self.transport.is_closing():
             return
         if self._deadline is None:
             self._start_clock()
-        self._head_bytes += len(data)
         if self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.")
 

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
+from rota.server.names import HEADER, kept_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,9 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
         "Too many requests wait (`--max-queued-requests`), or too many pages watch.",
         retry_after_s=1,
     ),
+    FaultCode.NOT_A_NUMBER: ErrorKind(
+        500, "server_error", "The model or the adapter computed what is not a number; asking again will not help."
+    ),
     FaultCode.ENGINE_DIED: ErrorKind(
         503, "server_error", "The engine is down, or died under the request.", retry_after_s=5
     ),
@@ -81,14 +85,14 @@ def install_error_handlers(app: FastAPI) -> None:
         return await refuse(request, RequestError(Fault(FaultCode.ADAPTER_FAILED, str(error))))
 
     @app.exception_handler(RequestError)
-    async def refuse(_: Request, error: RequestError) -> Response:
+    async def refuse(request: Request, error: RequestError) -> Response:
         kind = ERROR_KINDS[error.fault.code]
-        return JSONResponse(error_body(error.fault), kind.status, _headers(error, kind))
+        return JSONResponse(error_body(error.fault), kind.status, _named(request) | _headers(error, kind))
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}."
-        return JSONResponse(_body(message, _INVALID), error.status_code, error.headers)
+        return JSONResponse(_body(message, _INVALID), error.status_code, _named(request) | dict(error.headers or {}))
 
     @app.exception_handler(RequestValidationError)
     async def bad_parameter(request: Request, error: RequestValidationError) -> Response:
@@ -102,9 +106,13 @@ def install_error_handlers(app: FastAPI) -> None:
         return Response(status_code=499)
 
     @app.exception_handler(Exception)
-    async def our_fault(_: Request, error: Exception) -> Response:
+    async def our_fault(request: Request, error: Exception) -> Response:
         message = f"The server failed with {type(error).__name__}; its log has the details."
-        return JSONResponse(_body(message, "server_error"), 500)
+        return JSONResponse(_body(message, "server_error"), 500, _named(request))
+
+
+def _named(request: Request) -> dict[str, str]:
+    return {HEADER: kept_name(request)}
 
 
 def _headers(error: RequestError, kind: ErrorKind) -> dict[str, str]:

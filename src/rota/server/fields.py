@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -54,7 +54,8 @@ def read_body(kind: type[Body], raw: bytes) -> Body:
     try:
         return kind.model_validate_json(raw)
     except ValidationError as error:
-        raise _explain(kind, error.errors(include_url=False, include_context=True, include_input=False)[0]) from None
+        problems = error.errors(include_url=False, include_context=True, include_input=False)
+        raise _explain(kind, _furthest(problems)) from None
 
 
 def refuse_unless_nothing(fields: BaseModel, meaningless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
@@ -67,8 +68,17 @@ def refuse_unless_nothing(fields: BaseModel, meaningless: Mapping[str, tuple[Any
         raise RequestError.bad_field(where + name, f"{where}{name} is not supported{allowed}; leave it out.")
 
 
+def _furthest(problems: Sequence[Any]) -> Any:
+    """The first problem; where a field may be of several kinds, the one that got furthest into what was sent."""
+    found, *others = problems
+    for other in others:
+        if _path(other).startswith(f"{_path(found)}."):
+            found = other
+    return found
+
+
 def _explain(kind: type[BaseModel], problem: Any) -> RequestError:
-    path = _path(problem["loc"])
+    path = _path(problem)
     match problem["type"]:
         case "json_invalid":
             return RequestError(Fault(FaultCode.BAD_FIELD, f"The body is not JSON: {problem['ctx']['error']}."))
@@ -83,6 +93,14 @@ def _explain(kind: type[BaseModel], problem: Any) -> RequestError:
     return RequestError.bad_field(path, f"{path or 'The body'} {wanted}.")
 
 
-def _path(location: tuple[int | str, ...]) -> str:
+def _path(problem: Any) -> str:
     """Where the problem is, without what pydantic adds for each kind that a field could have had."""
-    return ".".join(str(step) for step in location if step != "str" and "[" not in str(step))
+    steps: list[int | str] = list(problem["loc"])
+    # A field that nobody knows is the client's own word, whatever it looks like.
+    own = [steps.pop()] if problem["type"] == "extra_forbidden" else []
+    return ".".join(str(step) for step in [*(step for step in steps if not _is_kind(step)), *own])
+
+
+def _is_kind(step: int | str) -> bool:
+    """Whether it is a type's name; fields have small letters."""
+    return isinstance(step, str) and (step == "str" or "[" in step or step[:1].isupper())

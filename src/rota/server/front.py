@@ -9,7 +9,8 @@ from fastapi import Request as HttpRequest
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
-from rota.server.open_answers import Call, OpenAnswers, name_in
+from rota.server.names import name_in
+from rota.server.open_answers import Call, OpenAnswers
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 
@@ -26,6 +27,8 @@ class Front:
     answers: OpenAnswers
     keep_alive_s: float
     request_timeout_s: float | None = None
+    # Whatever is asked waits first, if only until the next step. None: as many as come.
+    max_queued_requests: int | None = None
 
     def greet(self, http: HttpRequest) -> Call:
         """Who calls a route that generates; raises RequestError for a key that is wrong or has used up its minute."""

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import re
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-
-from fastapi import Request as HttpRequest
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.ids import RequestId
@@ -16,9 +12,7 @@ from rota.core.request import Request
 from rota.server.access.keys import Key
 from rota.server.streams import Reply
 
-# What a URL and a log line can hold as it is.
-_NAME = re.compile(r"[A-Za-z0-9_.:@=+-]{1,128}")
-# No name holds it.
+# No name holds it: see `names`.
 _BEHIND_NAME = "#"
 _serials = itertools.count(1)
 
@@ -101,16 +95,3 @@ class OpenAnswers:
     def remove(self, answer: OpenAnswer) -> None:
         for name in answer.names:
             self._by_name.pop((answer.call.key.name, name), None)
-
-
-def name_in(http: HttpRequest) -> str:
-    """The name a client gives its call in a header, or a new one."""
-    given = http.headers.get("x-request-id")
-    return uuid.uuid4().hex if given is None else checked_name("X-Request-Id", given)
-
-
-def checked_name(param: str, name: str) -> str:
-    if not _NAME.fullmatch(name):
-        message = f"{param} must be 1 to 128 letters, digits or any of _ . : @ = + -, not {name[:200]!r}."
-        raise RequestError.bad_field(param, message)
-    return name

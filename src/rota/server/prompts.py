@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, WithJsonSchema
@@ -33,18 +33,34 @@ Prompt = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _T
 async def tokenized(front: Front, prompt: Any, param: str = "prompt") -> list[Tokens]:
     """Every prompt of a call as tokens; raises RequestError for what is no prompt, or cannot fit."""
     prompts = _many(prompt, param)
-    check_count(prompts, 1, param)
-    texts = [one for one in prompts if isinstance(one, str)]
-    for text in texts:
-        refuse_hopeless(front, len(text), param)
+    check_count(front, len(prompts), 1, param)
+    places = params_of(prompt, param)
+    characters = 0
+    for place, one in zip(places, prompts, strict=True):
+        if isinstance(one, str):
+            refuse_hopeless(front, len(one), place)
+            characters += len(one)
 
-    def encode_all() -> list[Tokens]:
-        return [
-            front.tokenizer.encode(one) if isinstance(one, str) else checked_tokens(front.tokenizer, one, param)
-            for one in prompts
-        ]
+    def encode(place: str, one: str | list[Any]) -> Tokens:
+        tokens = front.tokenizer.encode(one) if isinstance(one, str) else checked_tokens(front.tokenizer, one, place)
+        return not_empty(tokens, place)
 
-    return await off_the_loop_if_long(sum(map(len, texts)), encode_all)
+    return await off_the_loop_if_long(characters, lambda: list(map(encode, places, prompts)))
+
+
+def params_of(prompt: Any, param: str = "prompt") -> list[str]:
+    """What each prompt of a call is called: those in a list by their place."""
+    match prompt:
+        case [str() | list(), *_]:
+            return [f"{param}.{index}" for index in range(len(prompt))]
+    return [param]
+
+
+def not_empty(tokens: Tokens, param: str) -> Tokens:
+    """Raises RequestError for a prompt of no tokens: there is nothing to continue."""
+    if not tokens:
+        raise RequestError.bad_field(param, f"{param} is empty; send at least one token.")
+    return tokens
 
 
 async def encoded(front: Front, text: str, add_special_tokens: bool = True) -> Tokens:
@@ -65,11 +81,15 @@ async def rendered(front: Front, messages: list[dict[str, Any]], add_generation_
     return await off_the_loop_if_long(characters + 16 * len(messages), render)
 
 
-def check_count(prompts: Sequence[object], choices: int, param: str = "prompt") -> None:
-    """A call may not fill the queue on its own."""
-    if len(prompts) * choices > MAX_REQUESTS:
-        message = f"{param} asks for {len(prompts) * choices} answers in one call; ask for at most {MAX_REQUESTS}."
-        raise RequestError.bad_field(param, message)
+def check_count(front: Front, prompts: int, choices: int, param: str = "prompt", choices_param: str = "n") -> None:
+    """A call may not fill the queue on its own, and none is told to try again later that will never find room."""
+    most, why = MAX_REQUESTS, ""
+    if front.max_queued_requests is not None and front.max_queued_requests < most:
+        most, why = front.max_queued_requests, ", as many as may wait here (--max-queued-requests)"
+    if prompts * choices > most:
+        word = param if prompts > 1 else choices_param
+        message = f"{word} asks for {prompts * choices} answers in one call; ask for at most {most}{why}."
+        raise RequestError.bad_field(word, message)
 
 
 async def off_the_loop_if_long(characters: int, encode: Callable[[], Result]) -> Result:
@@ -96,9 +116,12 @@ def _many(prompt: Any, param: str) -> list[str] | list[list[Any]]:
             raise RequestError.bad_field(param, f"{param} is an empty list; send at least one token or text.")
         case [int(), *_]:
             return [prompt]
-        case [str(), *_] if all(type(one) is str for one in prompt):
-            return prompt
-        case [list(), *_] if all(type(one) is list for one in prompt):
+        case [str() | list() as first, *_]:
+            for index, one in enumerate(prompt):
+                if type(one) is not type(first):
+                    wanted = "a text" if isinstance(first, str) else "a list of token ids"
+                    place = f"{param}.{index}"
+                    raise RequestError.bad_field(place, f"{place} must be {wanted}, as {param}.0 is.")
             return prompt
     wanted = "must be a text, a list of texts, a list of token ids or a list of such lists"
     raise RequestError.bad_field(param, f"{param} {wanted}.")
@@ -106,10 +129,12 @@ def _many(prompt: Any, param: str) -> list[str] | list[list[Any]]:
 
 def checked_tokens(tokenizer: Tokenizer, tokens: list[Any], param: str) -> Tokens:
     """Raises RequestError for ids that are no tokens."""
-    for token in tokens:
+    most = tokenizer.vocab_size - 1
+    for index, token in enumerate(tokens):
         if type(token) is not int:
-            raise RequestError.bad_field(param, f"{param} mixes token ids with something else; send only ids.")
-        if not 0 <= token < tokenizer.vocab_size:
-            message = f"{param} holds the token id {token}; ids lie between 0 and {tokenizer.vocab_size - 1}."
-            raise RequestError.bad_field(param, message)
+            place = f"{param}.{index}"
+            raise RequestError.bad_field(place, f"{place} must be a token id, as {param} is a list of them.")
+        if not 0 <= token <= most:
+            place = f"{param}.{index}"
+            raise RequestError.bad_field(place, f"{place} is the token id {token}; ids lie between 0 and {most}.")
     return tuple(tokens)

@@ -14,6 +14,7 @@ from rota.core.errors import RequestError
 from rota.server.answer import Answer, Ask, Part
 from rota.server.errors import ClientGone, error_body
 from rota.server.front import Front
+from rota.server.names import HEADER
 from rota.server.sse import DONE, WAITING, EventStream, sse_event
 
 
@@ -46,7 +47,7 @@ async def respond(front: Front, http: HttpRequest, ask: Ask, shape: Shape, is_st
         watch.cancel()
         answer.close()
 
-    headers = {"X-Request-Id": ask.call.name}
+    headers = {HEADER: ask.call.name}
     try:
         parts = await answer.next()
         if is_streamed:

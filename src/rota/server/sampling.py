@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from rota.core.errors import RequestError
+from rota.core.errors import Fault, RequestError
+from rota.core.request import SamplingParams
 from rota.server.fields import Count, Fields, within
 
 MAX_CHOICES = 128
@@ -21,9 +24,6 @@ _SAME_NAMES = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_
 
 class CommonSampling(Fields):
     """What OpenAI's routes take and SGLang's take too."""
-
-    # Where these fields lie in a body, for sentences that name one.
-    WHERE: ClassVar[str] = ""
 
     n: Count | None = within(1, MAX_CHOICES)
     temperature: float | None = within(0.0, 100.0)
@@ -43,11 +43,27 @@ class CommonSampling(Fields):
         """How many answers each prompt gets."""
         count = 1 if self.n is None else self.n
         if not 1 <= count <= MAX_CHOICES:
-            raise RequestError.bad_field(f"{self.WHERE}n", f"n must be between 1 and {MAX_CHOICES}, not {count}.")
+            raise RequestError.bad_field("n", f"n must be between 1 and {MAX_CHOICES}, not {count}.")
         return count
 
-    def engine_fields(self, eos_ids: frozenset[int]) -> dict[str, Any]:
-        """What was given, by the engine's names."""
+    @property
+    def client_words(self) -> Mapping[str, str]:
+        """By the engine's words, where the client's are others."""
+        return {}
+
+    def engine_params(self, eos_ids: frozenset[int], **others: Any) -> SamplingParams:
+        """What was given, and what others say by the engine's words; raises RequestError in the client's."""
+        try:
+            return SamplingParams.from_fields(others | self._engine_fields(eos_ids))
+        except RequestError as error:
+            raise RequestError(self._in_client_words(error.fault)) from None
+
+    def _in_client_words(self, fault: Fault) -> Fault:
+        engine_word = fault.param or ""
+        word = self.client_words.get(engine_word)
+        return replace(fault, param=word, message=fault.message.replace(engine_word, word)) if word else fault
+
+    def _engine_fields(self, eos_ids: frozenset[int]) -> dict[str, Any]:
         given: dict[str, Any] = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
         # Clients of other servers say -1 or 0 for "off".
         given["top_k"] = None if self.top_k in (-1, 0) else self.top_k

@@ -92,8 +92,11 @@ class Access:
         if self._load_refusal:
             raise _refusal(FaultCode.FORBIDDEN, self._load_refusal, "lora_path")
 
-    def find(self, key: Key, model: str | None) -> Adapter:
-        """Whom a client asks for. A name that is not on the key's list is FORBIDDEN, whether it exists or not."""
+    def find(self, key: Key, model: str | None, param: str = "model") -> Adapter:
+        """Whom a client asks for, in the field `param`.
+
+        A name that is not on the key's list is FORBIDDEN, whether it exists or not.
+        """
         found = self._registry.get(model)
         if found is None:
             assert model is not None, "None is the base model"
@@ -101,12 +104,12 @@ class Access:
                 message = (
                     f"There is no model or adapter named '{model[:MOST_REPEATED]}'; known are: {self._listed(key)}."
                 )
-                raise _refusal(FaultCode.UNKNOWN_MODEL, message, "model")
+                raise _refusal(FaultCode.UNKNOWN_MODEL, message, param)
         elif self._is_open(key, found):
             return found
         asked = self._registry.base.name if model is None else model
         message = f"Key '{key.name}' may not use '{asked[:MOST_REPEATED]}'; {self._names(key)}."
-        raise _refusal(FaultCode.FORBIDDEN, message, "model")
+        raise _refusal(FaultCode.FORBIDDEN, message, param)
 
     def visible(self, key: Key) -> list[Adapter]:
         """What a key may use: the base model first, if it may, then adapters in the order they came."""

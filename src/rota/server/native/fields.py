@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
-from rota.core.errors import Fault, RequestError
+from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from rota.server.fields import Count, Fields, Unsupported, refuse_unless_nothing, within
 from rota.server.openai.sampling_fields import StreamOptions
@@ -17,8 +18,6 @@ DEFAULT_MAX_NEW_TOKENS = 128
 
 class NativeSampling(CommonSampling):
     """One prompt's sampling_params."""
-
-    WHERE: ClassVar[str] = "sampling_params."
 
     max_new_tokens: Count | None = within(1)
     sampling_seed: int | None = within(0, MAX_SEED)
@@ -36,30 +35,23 @@ class NativeSampling(CommonSampling):
     logit_bias: Unsupported = None
     custom_params: Unsupported = None
 
+    @property
+    def client_words(self) -> Mapping[str, str]:
+        return {"seed": "sampling_seed"}
+
     def sampling(self, logprobs: int | None, prompt_logprobs: int | None, eos_ids: frozenset[int]) -> SamplingParams:
         """Raises RequestError for values that cannot be, or that would change the answer and cannot."""
-        refuse_unless_nothing(self, {"stream_interval": (1,), **dict.fromkeys(_UNSUPPORTED_SAMPLING, ())}, self.WHERE)
+        refuse_unless_nothing(self, {"stream_interval": (1,), **dict.fromkeys(_UNSUPPORTED_SAMPLING, ())})
         if self.skip_special_tokens is False:
             message = "skip_special_tokens must be true: the text of special tokens is never part of an answer."
-            raise RequestError.bad_field(f"{self.WHERE}skip_special_tokens", message)
-        try:
-            return SamplingParams.from_fields(
-                {
-                    "max_new_tokens": DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens,
-                    "seed": self.sampling_seed,
-                    "logprobs": logprobs,
-                    "prompt_logprobs": prompt_logprobs,
-                    **self.engine_fields(eos_ids),
-                }
-            )
-        except RequestError as error:
-            raise _in_client_words(error.fault) from None
-
-
-def _in_client_words(fault: Fault) -> RequestError:
-    engine_word = fault.param or ""
-    word = "sampling_seed" if engine_word == "seed" else engine_word
-    return RequestError.bad_field(f"sampling_params.{word}", fault.message.replace(engine_word, word))
+            raise RequestError.bad_field("skip_special_tokens", message)
+        return self.engine_params(
+            eos_ids,
+            max_new_tokens=DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens,
+            seed=self.sampling_seed,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
 
 
 _UNSUPPORTED_SAMPLING = (
@@ -75,10 +67,6 @@ _UNSUPPORTED_SAMPLING = (
 )
 
 
-def _as_list(given: Any) -> Any:
-    return [given] if isinstance(given, dict) else given
-
-
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 # Checked by hand, in one pass, where it is tokenized.
 InputIds = Annotated[Any, WithJsonSchema({"anyOf": [_IDS, {"type": "array", "items": _IDS, "minItems": 1}]})]
@@ -89,7 +77,7 @@ class GenerateFields(Fields):
 
     text: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     input_ids: InputIds = None
-    sampling_params: Annotated[list[NativeSampling], BeforeValidator(_as_list)] | None = None
+    sampling_params: NativeSampling | Annotated[list[NativeSampling], Field(fail_fast=True)] | None = None
     lora_path: str | Annotated[list[str | None], Field(fail_fast=True)] | None = None
     rid: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stream: bool | None = None
@@ -132,6 +120,10 @@ class GenerateFields(Fields):
     @property
     def param(self) -> str:
         return "text" if self.text is not None else "input_ids"
+
+    @property
+    def choices_param(self) -> str:
+        return "sampling_params.0.n" if isinstance(self.sampling_params, list) else "sampling_params.n"
 
     def prompt(self) -> Any:
         """The texts or the ids, whichever was sent."""

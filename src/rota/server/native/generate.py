@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
 from rota.core.errors import RequestError
-from rota.core.request import Request
-from rota.server.answer import Ask, seeded
+from rota.core.request import Request, SamplingParams
+from rota.server.answer import Ask, SentAs, seeded
 from rota.server.fields import read_body
 from rota.server.front import Front
+from rota.server.names import checked_name, keep_name
 from rota.server.native.bodies import GenerateBody, GeneratedBody
 from rota.server.native.fields import GenerateFields, NativeSampling
 from rota.server.native.shape import GenerateShape, LogprobWords
-from rota.server.open_answers import Call, checked_name, name_of, request_id_for
+from rota.server.open_answers import Call, name_of, request_id_for
 from rota.server.openapi import gives, takes
-from rota.server.prompts import check_count, tokenized
+from rota.server.prompts import check_count, params_of, tokenized
 from rota.server.respond import respond
 
 Value = TypeVar("Value")
@@ -33,11 +35,12 @@ def install_generate_route(app: FastAPI, front: Front) -> None:
         fields = read_body(GenerateFields, await http.body())
         fields.refuse_unsupported()
         if isinstance(fields.rid, str):
-            call = Call(call.key, checked_name("rid", fields.rid))
-        requests, choices = await _requests(front, call, fields)
-        front.answers.check_free(call.key, set(map(name_of, requests)))
-        shape = GenerateShape(requests, fields.is_list or choices > 1, _logprob_words(front, fields))
-        return await respond(front, http, Ask(call, call.name, requests, choices), shape, bool(fields.stream))
+            call = Call(call.key, keep_name(http, checked_name("rid", fields.rid)))
+        ask = await _ask(front, call, fields)
+        front.answers.check_free(call.key, set(map(name_of, ask.requests)))
+        is_list = fields.is_list or ask.choices_per_prompt > 1
+        shape = GenerateShape(ask.requests, is_list, _logprob_words(front, fields))
+        return await respond(front, http, ask, shape, bool(fields.stream))
 
 
 def _logprob_words(front: Front, fields: GenerateFields) -> LogprobWords | None:
@@ -46,19 +49,15 @@ def _logprob_words(front: Front, fields: GenerateFields) -> LogprobWords | None:
     return LogprobWords(front.tokenizer.pieces, bool(fields.top_logprobs_num), bool(fields.return_text_in_logprobs))
 
 
-async def _requests(front: Front, call: Call, fields: GenerateFields) -> tuple[tuple[Request, ...], int]:
-    """A request for each choice of each prompt, and how many choices each prompt has."""
+async def _ask(front: Front, call: Call, fields: GenerateFields) -> Ask:
+    """A request for each choice of each prompt."""
     prompts = await tokenized(front, fields.prompt(), fields.param)
     count = len(prompts)
-    params = _one_each("sampling_params", fields.sampling_params or [NativeSampling()], count)
-    adapters = fields.lora_path if isinstance(fields.lora_path, list) else [fields.lora_path]
-    models = [front.access.find(call.key, name or None) for name in _one_each("lora_path", adapters, count)]
-    choices = params[0].choices()
-    if any(one.choices() != choices for one in params):
-        raise RequestError.bad_field("sampling_params", "n must be the same for all prompts of a call.")
-    check_count(prompts, choices, fields.param)
-    logprobs, eos_ids = (fields.logprobs(), fields.prompt_logprobs()), front.tokenizer.eos_ids
-    samplings = [one.sampling(*logprobs, eos_ids) for one in params]
+    adapters = _one_each("lora_path", _placed("lora_path", fields.lora_path), count)
+    models = [front.access.find(call.key, name or None, place) for place, name in adapters]
+    sent, choices = _samplings(front, fields)
+    samplings = _one_each("sampling_params", sent, count)
+    check_count(front, count, choices, fields.param, fields.choices_param)
     names = _names(call, fields, count)
     now = time.monotonic()
     requests = [
@@ -73,7 +72,32 @@ async def _requests(front: Front, call: Call, fields: GenerateFields) -> tuple[t
         for index in range(count)
         for choice in range(choices)
     ]
-    return tuple(requests), choices
+    places = zip(params_of(fields.prompt(), fields.param), adapters, strict=True)
+    sent_as = tuple(SentAs(prompt, model) for prompt, (model, _) in places)
+    return Ask(call, call.name, tuple(requests), choices, sent_as=sent_as)
+
+
+def _samplings(front: Front, fields: GenerateFields) -> tuple[list[SamplingParams], int]:
+    """As many as were sent, and how many answers each prompt gets."""
+    logprobs = fields.logprobs(), fields.prompt_logprobs()
+    samplings: list[SamplingParams] = []
+    choices: set[int] = set()
+    for place, one in _placed("sampling_params", fields.sampling_params or NativeSampling()):
+        with _inside(place):
+            choices.add(one.choices())
+            samplings.append(one.sampling(*logprobs, front.tokenizer.eos_ids))
+    if len(choices) > 1:
+        raise RequestError.bad_field("sampling_params", "n must be the same for all prompts of a call.")
+    return samplings, choices.pop()
+
+
+@contextmanager
+def _inside(place: str) -> Iterator[None]:
+    """What is wrong with an object's field is said of where the object lies."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError.bad_field(f"{place}.{error.fault.param}", error.fault.message) from None
 
 
 def _names(call: Call, fields: GenerateFields, count: int) -> list[str]:
@@ -82,8 +106,15 @@ def _names(call: Call, fields: GenerateFields, count: int) -> list[str]:
         if len(fields.rid) != count or len(set(fields.rid)) != count:
             message = f"rid must name each of {count} prompts, and no two alike; it holds {len(fields.rid)} names."
             raise RequestError.bad_field("rid", message)
-        return [checked_name("rid", name) for name in fields.rid]
+        return [checked_name(f"rid.{index}", name) for index, name in enumerate(fields.rid)]
     return [f"{call.name}-{index}" for index in range(count)] if fields.is_list else [call.name]
+
+
+def _placed(param: str, given: Value | list[Value]) -> list[tuple[str, Value]]:
+    """Each value that was sent, with where it lies in the body."""
+    if isinstance(given, list):
+        return [(f"{param}.{index}", one) for index, one in enumerate(given)]
+    return [(param, given)]
 
 
 def _one_each(param: str, given: Sequence[Value], count: int) -> Sequence[Value]:

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
-from rota.server.answer import Ask, requests_for
+from rota.server.answer import Ask, SentAs, requests_for
 from rota.server.choices import Choice, Chunk
 from rota.server.fields import read_body
 from rota.server.front import Front
@@ -17,7 +17,7 @@ from rota.server.openai.logprobs import chat_logprobs
 from rota.server.openai.sampling_fields import StreamOptions, model_for
 from rota.server.openai.shape import OpenAiShape
 from rota.server.openapi import gives, takes
-from rota.server.prompts import rendered
+from rota.server.prompts import check_count, not_empty, rendered
 from rota.server.respond import respond
 from rota.text.tokenizer import Tokenizer
 
@@ -32,13 +32,14 @@ def install_chat_route(app: FastAPI, front: Front) -> None:
         fields.refuse_unsupported()
         choices, options, logprobs = fields.choices(), fields.usage_wanted(), fields.alternatives()
         sampling = fields.sampling(fields.output_limit(), logprobs, front.tokenizer.eos_ids)
-        prompt = await rendered(front, conversation(fields.messages))
+        check_count(front, 1, choices)
+        prompt = not_empty(await rendered(front, conversation(fields.messages)), "messages")
         answer_id = f"chatcmpl-{call.name}"
         requests = requests_for(call, answer_id, model, [prompt], sampling, choices)
         shape = ChatShape(answer_id, model.name, options, front.tokenizer, logprobs is not None)
-        return await respond(
-            front, http, Ask(call, answer_id, requests, choices, is_continuation=False), shape, bool(fields.stream)
-        )
+        sent_as = (SentAs("messages", fields.model_param),)
+        ask = Ask(call, answer_id, requests, choices, is_continuation=False, sent_as=sent_as)
+        return await respond(front, http, ask, shape, bool(fields.stream))
 
 
 class ChatShape(OpenAiShape):

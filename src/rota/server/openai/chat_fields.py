@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -71,10 +71,7 @@ class ResponseFormat(Fields):
 class ChatFields(SamplingFields):
     """A conversation to be continued."""
 
-    CLIENT_WORDS: ClassVar[Mapping[str, str]] = {**SamplingFields.CLIENT_WORDS, "logprobs": "top_logprobs"}
-
     messages: Messages
-    max_completion_tokens: Count | None = within(1)
     logprobs: bool | None = None
     top_logprobs: Count | None = within(0, MAX_LOGPROBS)
     # Notes for whoever keeps or bills requests: they change nothing about the answer.
@@ -100,19 +97,17 @@ class ChatFields(SamplingFields):
     def refuse_unsupported(self) -> None:
         """Values that would change the answer and cannot."""
         names = ("store", "tools", "functions", "logit_bias", "audio", "prediction", "reasoning_effort", "verbosity")
-        refuse_unless_nothing(self, dict.fromkeys(names, ()))
+        refuse_unless_nothing(self, {"min_tokens": (0,), **dict.fromkeys(names, ())})
+
+    @property
+    def client_words(self) -> Mapping[str, str]:
+        return {**super().client_words, "logprobs": "top_logprobs"}
 
     def output_limit(self) -> int:
         """How many tokens are made at most; left out: as many as the context holds."""
-        old, new = self.max_tokens, self.max_completion_tokens
-        if old is not None and new is not None and old != new:
-            message = f"max_tokens ({old}) and max_completion_tokens ({new}) disagree; send one of them."
-            raise RequestError.bad_field("max_completion_tokens", message)
-        if new is not None and new < 1:
-            message = f"max_completion_tokens must be at least 1, not {new}."
-            raise RequestError.bad_field("max_completion_tokens", message)
+        asked = self.asked_tokens()
         # The engine stops at the end of the context in any case.
-        return new if new is not None else old if old is not None else MAX_COUNT
+        return MAX_COUNT if asked is None else asked
 
     def alternatives(self) -> int | None:
         """How many log-probabilities come with every token; None: not even its own."""

@@ -25,7 +25,7 @@ class CompletionFields(SamplingFields):
 
     def refuse_unsupported(self) -> None:
         """Values that would change the answer and cannot."""
-        refuse_unless_nothing(self, {"suffix": (), "logit_bias": ()})
+        refuse_unless_nothing(self, {"min_tokens": (0,), "suffix": (), "logit_bias": ()})
         if self.best_of is not None and self.best_of != self.choices():
             raise RequestError.bad_field("best_of", "best_of is not supported unless it equals n.")
 
@@ -45,7 +45,8 @@ class CompletionFields(SamplingFields):
 
     def output_limit(self) -> int:
         """How many tokens are made at most; 0 where only the prompt comes back."""
-        limit = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
-        if limit == 0 and not self.echo:
-            raise RequestError.bad_field("max_tokens", "max_tokens must be at least 1, not 0, unless echo is true.")
-        return limit
+        asked = self.asked_tokens()
+        if asked == 0 and not self.echo:
+            message = f"{self.limit_param} must be at least 1, not 0, unless echo is true."
+            raise RequestError.bad_field(self.limit_param, message)
+        return DEFAULT_MAX_TOKENS if asked is None else asked

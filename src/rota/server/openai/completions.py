@@ -7,8 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
-from rota.core.events import FinishReason
-from rota.server.answer import Ask, requests_for
+from rota.server.answer import Ask, SentAs, requests_for
 from rota.server.choices import Choice, Chunk
 from rota.server.fields import read_body
 from rota.server.front import Front
@@ -18,7 +17,7 @@ from rota.server.openai.logprobs import CompletionLogprobs
 from rota.server.openai.sampling_fields import StreamOptions, model_for
 from rota.server.openai.shape import OpenAiShape
 from rota.server.openapi import gives, takes
-from rota.server.prompts import Tokens, check_count, tokenized
+from rota.server.prompts import Tokens, check_count, params_of, tokenized
 from rota.server.respond import respond
 from rota.text.tokenizer import Tokenizer
 
@@ -34,7 +33,7 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
         limit, choices, options = fields.output_limit(), fields.choices(), fields.usage_wanted()
         sampling = fields.params(front.tokenizer.eos_ids)
         prompts = await tokenized(front, fields.prompt)
-        check_count(prompts, choices)
+        check_count(front, len(prompts), choices)
         answer_id = f"cmpl-{call.name}"
         ask = Ask(
             call,
@@ -43,6 +42,7 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
             choices,
             openings=tuple(_echoes(front.tokenizer, fields, prompts)) if fields.echo else (),
             has_output=limit > 0,
+            sent_as=tuple(SentAs(param, fields.model_param) for param in params_of(fields.prompt)),
         )
         logprobs = None
         if fields.logprobs is not None:
@@ -80,10 +80,8 @@ class CompletionShape(OpenAiShape):
 def _echoes(tokenizer: Tokenizer, fields: CompletionFields, prompts: list[Tokens]) -> list[Chunk]:
     """Each choice begins with its prompt, in the client's own words where it sent words."""
     given = [fields.prompt] if isinstance(fields.prompt, str) else fields.prompt
-    is_all = fields.output_limit() == 0 and not fields.is_prompt_scored
-    ending = FinishReason.LENGTH.value if is_all else None
     return [
-        Chunk(given[index] if isinstance(given[index], str) else tokenizer.decode(tokens), finish_reason=ending)
+        Chunk(given[index] if isinstance(given[index], str) else tokenizer.decode(tokens))
         for index, tokens in enumerate(prompts)
         for _ in range(fields.choices())
     ]

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 
 from rota.core.errors import RequestError
-from rota.server.fields import Fields, read_body
+from rota.server.fields import Fields, Unsupported, read_body, refuse_unless_nothing
 from rota.server.front import Front
 from rota.server.openai.bodies import DetokenizeBody, TokenizeBody
 from rota.server.openai.chat_fields import Messages, conversation
@@ -25,6 +25,13 @@ class TokenizeFields(Fields):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+    continue_final_message: Unsupported = None
+    chat_template: Unsupported = None
+    tools: Unsupported = None
+
+    def refuse_unsupported(self) -> None:
+        """Values that would change the tokens and cannot."""
+        refuse_unless_nothing(self, dict.fromkeys(("continue_final_message", "chat_template", "tools"), ()))
 
 
 class DetokenizeFields(Fields):
@@ -41,6 +48,7 @@ def install_tokenize_routes(app: FastAPI, front: Front) -> None:
         """The tokens of a text or a conversation, as the model would read them."""
         fields = read_body(TokenizeFields, await http.body())
         front.access.find(front.access.key_of(http), fields.model)
+        fields.refuse_unsupported()
         tokens = await _tokens_of(front, fields)
         capacity = front.service.state.capacity
         pieces = front.tokenizer.pieces
