@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from rota.engine.draw import argmax, choose, cutoff, draw, mix, sort_values, uniform
+from rota.core.plan import NO_TOKEN
+from rota.engine.draw import argmax, choose, cutoff, draw, mix, sort_values, uniform, unless_lost
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_draw = load("rota.engine.triton_draw")
@@ -165,3 +166,17 @@ def test_argmax_and_sort_do_as_torch_does():
     values = torch.randn(3, 50).round(decimals=1)
     assert torch.equal(argmax(values), values.argmax(-1))
     assert torch.equal(sort_values(values), values.sort(-1).values)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("way", [choose, triton_draw.choose], ids=["torch", "triton"])
+def test_where_logits_are_not_numbers_there_is_no_token(way, temperature):
+    logits = torch.randn(4, VOCABULARY)
+    logits[1, 50], logits[2], logits[3, 7] = torch.nan, torch.nan, torch.inf
+    logits = logits.to(DEVICE)
+    best, rows = argmax(logits), torch.zeros(4, dtype=torch.int32, device=DEVICE)
+    seeds = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    chosen = way(logits, best, rows, rows, parameters(temperature).to(DEVICE), seeds, False)
+
+    assert ((chosen >= 0) & (chosen < VOCABULARY)).all(), "a next step may look it up"
+    assert [token == NO_TOKEN for token in unless_lost(chosen, logits).tolist()] == [False, True, True, True]

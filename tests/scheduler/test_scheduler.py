@@ -7,7 +7,7 @@ from rota.core.errors import ConfigError, FaultCode
 from rota.core.events import Admitted, FinishReason, Preempted, Produced
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort
-from rota.core.plan import StepPlan, StepResult, TokenLogprobs
+from rota.core.plan import NO_TOKEN, StepPlan, StepResult, TokenLogprobs
 from rota.scheduler import Scheduler
 from tests.builders import abort, add_adapter, capacity, request, submit
 from tests.fakes import FakeDevice, continuation
@@ -242,3 +242,26 @@ def test_aborting_an_unknown_request_changes_nothing():
 def test_a_step_too_small_for_the_rows_is_refused_at_the_start():
     with pytest.raises(ConfigError, match="8 running requests"):
         scheduler(SchedulerConfig(chunked_prefill_size=7), rows=8)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_row_without_a_token_fails_and_nobody_beside_it_notices(depth):
+    books = scheduler()
+    for name in ("lost", "well"):
+        books.apply(submit(name, prompt=4, max_new_tokens=9, logprobs=0))
+    under_way = [books.plan(0.0) for _ in range(depth)]
+    events = []
+    for step in range(4):
+        plan = under_way.pop(0)
+        tokens = tuple(NO_TOKEN if step == 2 and i == 0 else 7 for i in range(len(plan.sampled_rows)))
+        logprobs = tuple((i, TokenLogprobs(-float(i), ())) for i in range(len(tokens)))
+        events += books.commit(plan, StepResult(float(step), tokens, logprobs))
+        books.check()
+        under_way.append(books.plan(0.0))
+
+    assert endings(events)["lost"].fault.code is FaultCode.NOT_A_NUMBER
+    assert endings(events)["lost"].output_tokens == 2
+    assert outputs(events) == {"lost": [7, 7], "well": [7] * 4}
+    told = [event.logprobs for event in events if isinstance(event, Produced)]
+    assert [[place for place, _ in each] for each in told] == [[0, 1], [0, 1], [0], [0]]
+    assert told[2][0][1].chosen == -1.0, "the log-probability is the other's own"

@@ -113,12 +113,16 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
+# In the place of a token where a row's logits were not numbers.
+NO_TOKEN = -1
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What the device did: one token per sampled row, one score per scored token."""
 
     at: float
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()  # or NO_TOKEN
     # By position in `tokens`, only for rows that asked.
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
     # Of the plan's scorings, one after the other.

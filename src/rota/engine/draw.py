@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rota.core.plan import NO_TOKEN
+
 # SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014; as signed numbers.
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -92,6 +94,15 @@ def argmax(values: Tensor) -> Tensor:
     if values.device.type == "cpu":
         return torch.from_numpy(values.numpy().argmax(-1))
     return values.argmax(-1)
+
+
+def unless_lost(tokens: Tensor, logits: Tensor) -> Tensor:
+    """The tokens that were chosen from the logits; NO_TOKEN where those are not numbers, for no choice means anything.
+
+    The best of a row is NaN if any of it is.
+    """
+    chosen = logits.gather(1, tokens[:, None])[:, 0]
+    return tokens.where(chosen.isfinite(), NO_TOKEN)
 
 
 def sort_values(values: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.messages import Message
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
-from rota.engine.draw import argmax
+from rota.engine.draw import argmax, unless_lost
 from rota.engine.frames import DecodeFrame, Frame, mixed_frames
 from rota.engine.graphs import StepGraphs, capture_graphs, decode_frames
 from rota.engine.inputs import Inputs, Rows
@@ -178,7 +178,7 @@ class Engine:
     def _sample(self, logits: Tensor, rows: Tensor, lengths: Tensor, host_rows: NDArray[np.integer]) -> Sampled:
         sampled = self._sampler.sample(logits, rows, lengths, host_rows)
         self._rows.newest_token[rows] = sampled.tokens
-        return sampled
+        return replace(sampled, tokens=unless_lost(sampled.tokens, logits))
 
     def _slots_of(self, rows: NDArray[np.integer]) -> Numbers | None:
         return self._adapters.slots_of(rows) if self._adapters is not None else None
@@ -207,7 +207,7 @@ class Engine:
         logits = self._model.logits(hidden)
         tokens = argmax(logits)
         self._rows.newest_token[rows] = tokens
-        return tokens, logits
+        return unless_lost(tokens, logits), logits
 
     def _framed_rows(self, inputs: Tensor, frame: Frame) -> tuple[Tensor, Tensor]:
         """The rows that a frame samples for, and how many tokens each knows; padding's among them."""

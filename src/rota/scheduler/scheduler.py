@@ -26,7 +26,7 @@ from rota.core.messages import (
     RemoveAdapter,
     Submit,
 )
-from rota.core.plan import StepPlan, StepResult, TokenLogprobs
+from rota.core.plan import NO_TOKEN, StepPlan, StepResult, TokenLogprobs
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
 from rota.policy.drainer import LoRADrainer
@@ -42,6 +42,12 @@ from rota.scheduler.group import Standing, waits_since
 from rota.scheduler.questions import explained, inspected, refusal_of
 from rota.scheduler.sequence import Phase, Refusal, Sequence
 from rota.scheduler.turns import Turns
+
+NOT_A_NUMBER = Fault(
+    FaultCode.NOT_A_NUMBER,
+    "The model computed something that is not a number, so there is no next token; weights that large are most often "
+    "an adapter's, trained or scaled wrongly.",
+)
 
 
 class Scheduler:
@@ -215,10 +221,15 @@ class Scheduler:
         request_ids: list[RequestId] = []
         tokens: list[int] = []
         ended: list[tuple[Sequence, FinishReason]] = []
+        lost: list[Sequence] = []
         dropped, finished = 0, Phase.FINISHED
         for sequence, token in zip(sequences, result.tokens, strict=True):
             if sequence.phase is finished:
                 dropped += 1
+                continue
+            if token == NO_TOKEN:
+                dropped += 1
+                lost.append(sequence)
                 continue
             sequence.tokens.append(token)
             request_ids.append(sequence.request_id)
@@ -241,10 +252,12 @@ class Scheduler:
         for sequence, reason in ended:
             self._publish(sequence)
             self._finish(sequence, reason, result.at)
+        for sequence in lost:
+            self._finish(sequence, FinishReason.FAILED, result.at, NOT_A_NUMBER)
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, at: float) -> None:
+    def _finish(self, sequence: Sequence, reason: FinishReason, at: float, fault: Fault | None = None) -> None:
         group = self._books.group_of(sequence)
-        self._books.finish(sequence, reason, at)
+        self._books.finish(sequence, reason, at, fault)
         self._desk.retire_if_done(group, at)
 
     def _publish(self, sequence: Sequence) -> None:
@@ -305,5 +318,6 @@ def _delayer(policy: PolicyConfig, capacity: Capacity) -> PrefillDelayer | None:
 def _renumber(sequences: list[Sequence], result: StepResult) -> tuple[tuple[int, TokenLogprobs], ...]:
     """The result's logprobs by position among the tokens that were kept."""
     by_position = dict(result.logprobs)
-    kept = [i for i, sequence in enumerate(sequences) if sequence.phase is not Phase.FINISHED]
+    results = zip(sequences, result.tokens, strict=True)
+    kept = [i for i, (one, token) in enumerate(results) if one.phase is not Phase.FINISHED and token != NO_TOKEN]
     return tuple((new, by_position[old]) for new, old in enumerate(kept) if old in by_position)

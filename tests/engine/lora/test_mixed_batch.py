@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from rota.core.adapter import Adapter
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.errors import FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, SlotChanged
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import RemoveAdapter
@@ -194,11 +195,12 @@ def test_an_adapter_that_makes_infinities_ruins_no_answer_but_its_own(world, tmp
     dice = random.Random(4)
     bad = [tuple(dice.randrange(3, 250) for _ in range(length)) for length in (9, 60, 100, 33)]
     ruined = [request(f"bad {i}", prompt=p, adapter=AdapterId(9), max_new_tokens=10) for i, p in enumerate(bad)]
-    server.serve(ruined)
+    faults = {ending.fault.code for ending in endings(server.serve(ruined)).values()}
     served = server.serve(
         [request(f"good {i}", prompt=p, temperature=0.0, max_new_tokens=NEW_TOKENS) for i, p in enumerate(prompts)]
         + [request(f"{one.request_id} again", prompt=one.prompt, adapter=AdapterId(9)) for one in ruined]
     )
 
+    assert faults == {FaultCode.NOT_A_NUMBER}
     said = outputs(served)
     assert [said[f"good {i}"] for i in range(len(prompts))] == [answers[prompt][0] for prompt in prompts]
