@@ -10,6 +10,7 @@ from rota.bench.config import BenchConfig
 from rota.bench.report import report
 from rota.bench.run import Run, bench
 from rota.core.errors import ConfigError
+from rota.observe.summary import jain
 from tests.bench.servers import FakeServer
 
 FIGURES = {"mean", "median", "p90", "p95", "p99", "max"}
@@ -33,12 +34,12 @@ def run(server: FakeServer, **fields: Any) -> Run:
 
 @pytest.mark.parametrize("backend", ["rota", "vllm", "openai", "sglang"])
 def test_every_answer_is_followed_to_its_last_token(backend):
-    found = report(run(FakeServer(step_s=0.01), backend=backend))
+    found = report(run(FakeServer(step_s=0.05), backend=backend))
 
     assert (found["requests"], found["failed"], found["left"]) == (6, 0, 0)
     assert (found["input_tokens"], found["output_tokens"]) == (48, 30)
     assert 0.01 <= found["ttft_s"]["median"] < found["e2e_s"]["median"] < 2.0
-    assert found["e2e_s"]["median"] - found["ttft_s"]["median"] >= 0.035
+    assert found["e2e_s"]["median"] - found["ttft_s"]["median"] >= 0.1
     for name in ("ttft_s", "e2e_s", "tpot_s", "itl_s", "gap_s"):
         assert found[name].keys() == FIGURES
 
@@ -90,7 +91,7 @@ def test_an_answer_that_is_not_whole_is_a_failure_with_its_reason(adapter, words
 
 
 def test_a_server_that_says_nothing_for_too_long_has_failed():
-    found = report(run(FakeServer(step_s=30.0), num_prompts=1, stall_timeout_s=0.1))
+    found = report(run(FakeServer(step_s=30.0), num_prompts=1, stall_timeout_s=1.0))
     assert found["problems"] == {"nothing came for too long": 1}
 
 
@@ -99,7 +100,7 @@ def test_every_adapter_and_the_base_have_their_own_figures_and_one_index_says_ho
 
     assert list(found["adapters"]) == ["base", "a", "b"]
     assert sum(one["requests"] for one in found["adapters"].values()) == 30
-    assert 1 / 3 <= found["fairness"] <= 1.0
+    assert found["fairness"] == jain([found["adapters"][name]["ttft_s"]["mean"] for name in ("a", "b")])
 
 
 def test_a_gate_keeps_no_more_than_so_many_open():
@@ -148,6 +149,7 @@ def test_a_scenario_takes_its_adapters_from_the_servers_list_and_brings_guests(t
 
     assert (found["requests"], found["failed"], found["problems"]) == (12, 0, {})
     assert list(found["adapters"]) == ["a", "b", "guests"]
+    assert found["fairness"] == jain([found["adapters"][name]["ttft_s"]["mean"] for name in ("a", "b")])
     assert [(path.split("_")[0], fields.get("lora_path")) for path, fields in server.told] == [
         ("/v1/load", "/adapters/a"),
         ("/v1/unload", None),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,11 +82,3 @@ def stage(
             yield Stage(url, service, registry, gallery, pool)
         finally:
             service.stop()  # so that whoever is still open need not be waited for
-
-
-def until(is_so: Callable[[], bool], within_s: float = 15.0) -> bool:
-    """Whether something comes true in time."""
-    ends_at = time.monotonic() + within_s
-    while not is_so() and time.monotonic() < ends_at:
-        time.sleep(0.02)
-    return is_so()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -13,7 +14,8 @@ import pytest
 
 from rota.cli import main
 from rota.commands.demo import Traffic
-from tests.dashboard.stage import NAMES, stage, until
+from tests.dashboard.stage import NAMES, stage
+from tests.waiting import line_of, until
 
 
 def demo_threads() -> list[str]:
@@ -25,16 +27,18 @@ def test_its_traffic_asks_for_every_adapter_and_the_base_model_until_stopped(tmp
         traffic = Traffic(rate=200.0)
         traffic.start(made.url)
         asked: set[str] = set()
+        ends_at = time.monotonic() + 60.0
         with httpx.stream("GET", f"{made.url}/dashboard/events", timeout=30.0) as reply:
             for line in reply.iter_lines():
                 if line.startswith("data: "):
                     rows = json.loads(line.removeprefix("data: "))["adapters"]
                     asked.update(row["name"] for row in rows if row["ttft"]["p50"] is not None)
-                if asked == {"letters", *NAMES}:
+                if asked == {"letters", *NAMES} or time.monotonic() > ends_at:
                     break
         made.service.stop()
         traffic.stop()
 
+    assert asked == {"letters", *NAMES}
     assert demo_threads() == []
 
 
@@ -55,11 +59,9 @@ def test_one_interrupt_ends_the_server_its_engine_and_its_traffic():
         start_new_session=True,
     )
     try:
-        assert demo.stdout is not None
-        line = next(line for line in demo.stdout if line.startswith("Watch it at "))
-        page = line.split()[3]
-        assert httpx.get(page).status_code == 200
-        health = httpx.get(page.replace("/dashboard", "/health")).json()
+        page = line_of(demo, "Watch it at ").split()[3]
+        assert httpx.get(page, timeout=30.0).status_code == 200
+        health = httpx.get(page.replace("/dashboard", "/health"), timeout=30.0).json()
         assert health["status"] == "ready"
         os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: everybody in the group hears it
         _, errors = demo.communicate(timeout=30)

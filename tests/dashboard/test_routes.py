@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from rota.server.access.keys import Key
-from tests.dashboard.stage import Stage, stage, until
+from tests.dashboard.stage import Stage, stage
+from tests.waiting import until
 
 
 @pytest.fixture

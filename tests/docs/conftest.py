@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import line_of
+
 README_PORT = 30000
 
 
@@ -26,10 +28,7 @@ def readme_url() -> Iterator[str]:
         start_new_session=True,
     )
     try:
-        assert server.stdout is not None
-        line = next((line for line in server.stdout if line.startswith("Rota serves ")), None)
-        assert line is not None, "`rota serve` ended before it served"
-        yield line.split()[-1]
+        yield line_of(server, "Rota serves ").split()[-1]
         server.send_signal(signal.SIGTERM)
         assert server.wait(timeout=30) == 0
     finally:

@@ -11,6 +11,7 @@ from rota.runtime.drainable import DrainableService
 from rota.runtime.service import InProcessService, Phase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, folded
+from tests.waiting import until
 
 GATE = threading.Event()
 
@@ -41,8 +42,7 @@ def test_a_drain_returns_when_the_last_request_has_ended(service, ended):
     service.send(submit("long", max_new_tokens=20))
     draining = threading.Thread(target=service.drain, args=(10.0,))
     draining.start()
-    while service.state.phase is not Phase.DRAINING:
-        pass
+    assert until(lambda: service.state.phase is Phase.DRAINING), "it does not drain"
     with pytest.raises(RequestError) as refused:
         service.send(submit("late"))
     with pytest.raises(RequestError):
@@ -54,6 +54,19 @@ def test_a_drain_returns_when_the_last_request_has_ended(service, ended):
     draining.join(10.0)
     assert not draining.is_alive()
     assert [(event.request_id, event.reason) for event in ended] == [("long", FinishReason.LENGTH)]
+
+
+def test_a_request_is_waited_for_until_its_ending_has_been_told():
+    service = DrainableService(InProcessService(FakeDevice, EngineConfig()))
+    open_when_told: list[int] = []
+    service.start(
+        lambda events: open_when_told.extend(service.open_requests for event in events if isinstance(event, Finished))
+    )
+    service.send(submit())
+    service.drain(20.0)
+
+    assert (open_when_told, service.open_requests) == ([1], 0)
+    service.stop()
 
 
 def test_a_drain_gives_up_when_its_time_is_over(service):

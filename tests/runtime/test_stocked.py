@@ -25,7 +25,7 @@ def test_it_is_ready_when_its_adapters_are_and_a_request_for_one_may_come_earlie
     may_start = threading.Event()
 
     def build() -> FakeDevice:
-        may_start.wait()
+        assert may_start.wait(20.0)
         return FakeDevice()
 
     service, listener = stocked(build, "one", "two", "three")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -73,10 +75,23 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return response.json()["error"]
 
 
+def raw_ask(client: httpx.Client, receive_buffer: int | None = None, **fields: Any) -> socket.socket:
+    """A connection that has asked for a completion and reads nothing of it yet."""
+    address, body = urlsplit(str(client.base_url)), json.dumps(fields)
+    connection = socket.socket()
+    connection.settimeout(20.0)
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect((address.hostname, address.port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall((head + body).encode())
+    return connection
+
+
 def steps_settle(device: FakeDevice) -> int:
     """Waits until no step is made any more; gives how many were made."""
     while True:
         before = len(device.plans)
-        time.sleep(0.05)
+        time.sleep(max(0.1, 4 * device.step_s))
         if len(device.plans) == before:
             return before

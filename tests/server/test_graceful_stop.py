@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from rota.server.connections import MAX_HEAD_BYTES
 from tests.engine.model_factory import make_tiny_model
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import line_of
 
 SCRIPT = """
 import sys
@@ -57,7 +61,7 @@ def start(tmp_path) -> Iterator[Start]:
         def start(drain_s: float) -> tuple[Server, httpx.Client]:
             server = process(str(script), str(write_byte_tokenizer(tmp_path / "tokenizer")), str(drain_s))
             stack.callback(server.kill)
-            url = server.stdout.readline().strip()
+            url = line_of(server).strip()
             return server, stack.enter_context(httpx.Client(base_url=url, timeout=20.0))
 
         yield start
@@ -76,7 +80,7 @@ def open_stream(client: httpx.Client, max_tokens: int) -> Iterator[Iterator[str]
 def told(server: Server) -> str:
     """Sends it the signal, and waits until it says that it has heard."""
     server.send_signal(signal.SIGTERM)
-    return server.stdout.readline()
+    return line_of(server)
 
 
 def last_event(lines: Iterator[str]) -> dict[str, Any]:
@@ -87,21 +91,30 @@ def last_event(lines: Iterator[str]) -> dict[str, Any]:
 
 def test_whoever_is_inside_is_served_and_whoever_comes_is_sent_away(start):
     server, client = start(30.0)
-    with open_stream(client, max_tokens=120) as lines:
+    with open_stream(client, max_tokens=400) as lines:
         assert "1 requests have 30 seconds to end" in told(server)
         refused = client.post("/v1/completions", json={"prompt": "abc"})
+        echo = client.post("/v1/completions", json={"prompt": "abc", "echo": True, "max_tokens": 0})
         native = client.post("/generate", json={"text": "abc"})
         load = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": "/owl"})
         health = client.get("/health")
         ending = last_event(lines)
     _, error = server.communicate(timeout=20)
 
-    assert [answer.status_code for answer in (refused, native, load)] == [503] * 3
+    assert [answer.status_code for answer in (refused, echo, native, load)] == [503] * 4
     assert refused.json()["error"]["code"] == "server_stopping"
     assert int(refused.headers["Retry-After"]) > 0
     assert (health.status_code, health.json()) == (503, {"status": "draining"})
     assert ending["choices"][0]["finish_reason"] == "length"
     assert (server.returncode, error) == (0, "")
+
+
+def answer_to_a_head_without_end(url: str) -> bytes:
+    """What a server says to headers that are one byte too long, and go on."""
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), timeout=20.0) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nX-More: ".ljust(MAX_HEAD_BYTES + 1, b"a"))
+        return connection.recv(65536)
 
 
 def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
@@ -113,11 +126,15 @@ def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
         "--api-key", "one", "--api-key", "two",
     )  # fmt: skip
     try:
-        url = server.stdout.readline().split()[-1]
-        assert server.stdout.readline() == "Requests need a key.\n"
+        url = line_of(server).split()[-1]
+        assert line_of(server) == "Requests need a key.\n"
         body = {"text": "abc", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
-        stranger = httpx.post(f"{url}/generate", json=body)
-        known = httpx.post(f"{url}/generate", json=body, headers={"x-api-key": "two"}, timeout=20.0)
+        with httpx.Client(base_url=url, timeout=20.0) as client:
+            stranger = client.post("/generate", json=body)
+            client.headers["x-api-key"] = "two"
+            known = client.post("/generate", json=body)
+            load = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": "/owl"})
+        talker = answer_to_a_head_without_end(url)
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=20)
     finally:
@@ -125,4 +142,7 @@ def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
 
     assert stranger.status_code == 401
     assert known.json()["meta_info"]["completion_tokens"] == 3
+    assert load.status_code == 403
+    assert "--adapter-root" in load.json()["error"]["message"]
+    assert talker.startswith(b"HTTP/1.1 400 ")
     assert server.returncode == 0

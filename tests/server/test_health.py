@@ -13,6 +13,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice, InProcessService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
+from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -25,7 +26,8 @@ def serve(tmp_path):
 
         def serve(build_device: BuildDevice, config: EngineConfig | None = None):
             service = InProcessService(build_device, config or EngineConfig())
-            app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
+            tokenizer, registry = Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path))
+            app = create_app(service, tokenizer, registry, scheduler=config and config.scheduler)
             url = stack.enter_context(running(app))
             return stack.enter_context(httpx.Client(base_url=url, timeout=20.0)), service
 
@@ -40,17 +42,18 @@ def test_health_is_503_while_starting_and_200_when_ready(serve):
     may_start = threading.Event()
 
     def build() -> FakeDevice:
-        may_start.wait()
+        assert may_start.wait(20.0)
         return FakeDevice()
 
     client, service = serve(build)
-    starting = client.get("/health")
+    starting, starting_head = client.get("/health"), client.head("/health")
     may_start.set()
     service.wait_until_ready()
-    ready = client.get("/health")
+    ready, ready_head = client.get("/health"), client.head("/health")
 
     assert (starting.status_code, starting.json()) == (503, {"status": "starting"})
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
+    assert [(head.status_code, head.content) for head in (starting_head, ready_head)] == [(503, b""), (200, b"")]
 
 
 def test_an_engine_that_is_down_is_503_everywhere_and_says_why(serve):
@@ -58,12 +61,14 @@ def test_an_engine_that_is_down_is_503_everywhere_and_says_why(serve):
     with pytest.raises(EngineDiedError):
         service.wait_until_ready()
     health = client.get("/health")
-    answer = client.post("/v1/completions", json={"prompt": "abc"})
+    asked = {"prompt": "abc"}
+    answers = [client.post("/v1/completions", json=one) for one in (asked, asked | {"echo": True, "max_tokens": 0})]
 
     assert (health.status_code, health.json()) == (503, {"status": "down", "reason": "There is no model in /nowhere."})
-    assert answer.status_code == 503
-    assert answer.json()["error"]["message"] == "There is no model in /nowhere."
-    assert int(answer.headers["Retry-After"]) > 0
+    for answer in answers:
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == "There is no model in /nowhere."
+        assert int(answer.headers["Retry-After"]) > 0
 
 
 def breaks_at_ten(tokens):
@@ -74,7 +79,7 @@ def breaks_at_ten(tokens):
 
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_an_engine_that_dies_in_the_middle_of_an_answer_ends_it_with_an_error(serve, is_streamed, capsys):
-    client, _ = serve(partial(FakeDevice, next_token=breaks_at_ten, step_s=0.01))
+    client, _ = serve(partial(FakeDevice, next_token=breaks_at_ten, step_s=0.1))
     response = client.post("/v1/completions", json={"prompt": "abc", "stream": is_streamed})
 
     assert response.status_code == (200 if is_streamed else 503)
@@ -84,9 +89,50 @@ def test_an_engine_that_dies_in_the_middle_of_an_answer_ends_it_with_an_error(se
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_back(serve):
-    client, _ = serve(partial(FakeDevice, step_s=0.01), EngineConfig(scheduler=SchedulerConfig(max_queued_requests=1)))
-    response = client.post("/v1/completions", json={"prompt": ["a"] * 40, "max_tokens": 400})
+    """One that runs and one that waits leave room for one more of two."""
+    device = partial(FakeDevice, step_s=0.01, capacity=capacity(rows=1))
+    client, _ = serve(device, EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2)))
+    asked = {"prompt": ["a", "b"], "max_tokens": 400}
+    with client.stream("POST", "/v1/completions", json=asked | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        response = client.post("/v1/completions", json=asked)
 
     assert response.status_code == 429
     assert int(response.headers["Retry-After"]) > 0
     assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param", "count"),
+    [
+        ("/v1/completions", {"prompt": "a", "n": 4}, "n", 4),
+        ("/v1/completions", {"prompt": ["a", "b"], "n": 2}, "prompt", 4),
+        ("/v1/completions", {"prompt": ["a", "b", "c"]}, "prompt", 3),
+        ("/v1/chat/completions", {"messages": MESSAGES, "n": 3}, "n", 3),
+        ("/generate", {"text": "a", "sampling_params": {"n": 3}}, "sampling_params.n", 3),
+        ("/generate", {"text": ["a", "b", "c"]}, "text", 3),
+    ],
+)
+def test_a_call_that_can_never_fit_the_queue_is_400_and_is_told_how_much_can(serve, route, fields, param, count):
+    client, service = serve(FakeDevice, EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2)))
+    service.wait_until_ready()
+    response = client.post(route, json=fields)
+
+    assert response.status_code == 400
+    assert "Retry-After" not in response.headers
+    assert response.json()["error"]["param"] == param
+    assert response.json()["error"]["message"] == (
+        f"{param} asks for {count} answers in one call; ask for at most 2, as many as may wait here "
+        "(--max-queued-requests)."
+    )
+
+
+def test_a_call_that_just_fits_the_queue_is_answered(serve):
+    client, service = serve(FakeDevice, EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2)))
+    service.wait_until_ready()
+
+    assert client.post("/v1/completions", json={"prompt": "a", "n": 2}).status_code == 200

@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -26,13 +27,28 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 
 
 def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: LoraPath, **options) -> None:
-    """Listen on a free port until a signal comes."""
+    """Listen on a free port until a signal comes, or what is done when it is announced fails."""
+    thread, announced = ThreadPoolExecutor(1), list[Future[None]]()
+    is_over = threading.Event()
+
+    def act(url: str) -> None:
+        try:
+            announce(url)
+        except BaseException:
+            if not is_over.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise
+
     registry = Registry("letters", str(folder))
     stock = [registry.add(adapter) for adapter in adapters]
     service = DrainableService(StockedService(InProcessService(build_device, EngineConfig()), stock))
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry)
     say = options.pop("say", print)
-    listen(app, service, ServerConfig(port=0, **options), announce, say)
+    config = ServerConfig(port=0, **options)
+    listen(app, service, config, lambda url: announced.append(thread.submit(act, url)), say)
+    is_over.set()
+    for one in announced:
+        one.result(timeout=30.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -117,11 +133,11 @@ def test_a_server_that_is_told_to_stop_while_it_starts_stops_without_complaint(t
 
     def build() -> FakeDevice:
         is_starting.set()
-        may_start.wait()
+        assert may_start.wait(20.0)
         return FakeDevice()
 
     def interrupt() -> None:
-        is_starting.wait()
+        assert is_starting.wait(20.0)
         os.kill(os.getpid(), signal.SIGTERM)
         may_start.set()
 

@@ -56,9 +56,21 @@ def test_what_was_served_can_be_scraped_per_adapter(tmp_path):
     assert scrape("rota_step_seconds_count") > 0
 
 
+def test_adapters_that_have_no_place_of_their_own_are_counted_together(tmp_path):
+    config = ServerConfig(metrics_max_adapters=1)
+    with serving(tmp_path, config=config, adapters=("pirate", "poet", "parrot")) as client:
+        for name in ("pirate", "poet", "parrot"):
+            complete(client, model=name)
+        scrape = read(client)
+
+    assert scrape("rota_requests_total", adapter="pirate", outcome="length") == 1
+    assert scrape("rota_requests_total", adapter="other", outcome="length") == 2
+    assert scrape.adapters("rota_requests_total") == {"pirate", "other"}
+
+
 def test_requests_under_way_are_seen(tmp_path):
     with (
-        serving(tmp_path) as client,
+        serving(tmp_path, letters_device(step_s=0.05)) as client,
         client.stream("POST", "/v1/completions", json={"prompt": "abc", "max_tokens": 150, "stream": True}) as stream,
     ):
         lines = stream.iter_lines()  # it leaves when nobody holds these any more
@@ -78,7 +90,7 @@ def test_an_answer_that_ends_at_a_stop_string_has_stopped_and_was_not_aborted(tm
 
 
 def test_a_client_that_leaves_is_an_abort(tmp_path):
-    with serving(tmp_path) as client:
+    with serving(tmp_path, letters_device(step_s=0.05)) as client:
         body = {"prompt": "abc", "max_tokens": 150, "stream": True}
         with client.stream("POST", "/v1/completions", json=body) as stream:
             next(stream.iter_lines())

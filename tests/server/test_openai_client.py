@@ -104,12 +104,13 @@ def test_it_sends_other_servers_fields_along(client):
     assert answer.usage.completion_tokens == 3
 
 
-def test_closing_a_stream_ends_its_request(client, device):
-    before = steps_settle(device)
-    with client.completions.create(model="letters", prompt="abc", max_tokens=190, stream=True) as stream:
-        next(iter(stream))
+def test_closing_a_stream_ends_its_request(tmp_path):
+    device = letters_device(step_s=0.05)
+    with serving(tmp_path, device) as server, client_of(server) as client:
+        with client.completions.create(model="letters", prompt="abc", max_tokens=190, stream=True) as stream:
+            next(iter(stream))
 
-    assert steps_settle(device) - before < 150
+        assert steps_settle(device) < 150
 
 
 def test_it_lists_models(client):
@@ -133,7 +134,7 @@ def test_many_at_once_get_their_own_answers(server):
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model"),
-        ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, openai.APIStatusError, "prompt"),
+        ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, openai.APIStatusError, "messages"),
     ],
 )
 @pytest.mark.parametrize("is_streamed", [True, False])

@@ -11,7 +11,8 @@ from rota.core.config import ServerConfig
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.builders import capacity
 from tests.fakes import FakeDevice
-from tests.server.letters import error_of, serving, speaks
+from tests.server.letters import error_of, letters_device, serving, speaks
+from tests.waiting import until
 
 # Headers leave after this long without a token, so a client can know its call by name while it waits.
 EARLY = ServerConfig(stream_keep_alive=0.02)
@@ -96,15 +97,17 @@ def test_a_call_with_several_requests_stands_as_the_one_furthest_behind(tmp_path
 
 
 def test_a_request_is_known_by_the_name_its_client_gave_it_and_unknown_when_it_has_ended(tmp_path):
-    with serving(tmp_path) as client:
+    with serving(tmp_path, letters_device(step_s=0.05)) as client:
         client.headers["x-request-id"] = "mine"
         with asking(client) as asked:
             asked.wait_for(events=1)
             told = standing(client, "mine")
             assert standing(client, told["id"])["id"] == told["id"]
-        client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2})
+        assert until(lambda: client.get("/v1/requests/mine").status_code == 404), "the server has not seen it leave"
+        ended = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2})
         gone = client.get("/v1/requests/mine")
 
+    assert ended.status_code == 200
     assert gone.status_code == 404
     assert error_of(gone)["code"] == "request_not_found"
     assert "'mine'" in error_of(gone)["message"]
@@ -112,7 +115,7 @@ def test_a_request_is_known_by_the_name_its_client_gave_it_and_unknown_when_it_h
 
 @pytest.mark.parametrize(("secret", "status"), [("acme", 200), ("boss", 200), ("rival", 404), ("stranger", 401)])
 def test_only_its_owner_and_operators_learn_of_a_request(tmp_path, secret, status):
-    with serving(tmp_path, keys=KEYS) as client:
+    with serving(tmp_path, letters_device(step_s=0.05), keys=KEYS) as client:
         client.headers["x-api-key"] = "acme"
         with asking(client) as asked:
             asked.wait_for(events=1)
@@ -122,7 +125,7 @@ def test_only_its_owner_and_operators_learn_of_a_request(tmp_path, secret, statu
 
 
 def test_another_tenants_request_looks_like_one_that_never_was(tmp_path):
-    with serving(tmp_path, keys=KEYS) as client:
+    with serving(tmp_path, letters_device(step_s=0.05), keys=KEYS) as client:
         client.headers["x-api-key"] = "acme"
         with asking(client) as asked:
             asked.wait_for(events=1)

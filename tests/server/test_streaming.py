@@ -14,9 +14,12 @@ import pytest
 from rota.core.config import ServerConfig
 from rota.core.messages import Abort, Message
 from rota.runtime.service import InProcessService
+from rota.server import respond
+from rota.server.sse import sse_event
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
-from tests.server.letters import events_of, letters_device, serving, steps_settle
+from tests.server.letters import events_of, letters_device, raw_ask, serving, steps_settle
+from tests.waiting import until
 
 STREAMED = {"prompt": "abc", "max_tokens": 4, "stream": True}
 LONG = {"prompt": "abc", "max_tokens": 3000, "stream": True}
@@ -82,26 +85,24 @@ def test_an_answer_that_is_not_streamed_waits_without_a_word(tmp_path, gate):
     assert response.json()["choices"][0]["text"] == "defg"
 
 
-def raw_stream(client: httpx.Client, body: bytes, receive_buffer: int) -> socket.socket:
-    """A connection that has asked for a stream and reads nothing of it yet."""
-    address = urlsplit(str(client.base_url))
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    connection.connect((address.hostname, address.port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
-    return connection
-
-
-def test_a_slow_reader_holds_up_nobody_and_misses_nothing(tmp_path):
+def test_a_slow_reader_holds_up_nobody_and_misses_nothing(tmp_path, monkeypatch):
     """3,200 tokens with twenty log-probabilities each do not fit into the sockets: sending stops until it reads."""
-    device = FakeDevice(next_token=alphabet, capacity=capacity(blocks=512))
-    body = b'{"prompt": "abc", "max_tokens": 400, "n": 8, "logprobs": 20, "stream": true}'
-    with serving(tmp_path, device) as client, raw_stream(client, body, receive_buffer=4096) as slow:
-        slow.recv(1)
+    sent: list[int] = []
+
+    def counted_event(content: bytes) -> bytes:
+        event = sse_event(content)
+        sent.append(len(event))
+        return event
+
+    monkeypatch.setattr(respond, "sse_event", counted_event)
+    device = FakeDevice(step_s=0.005, next_token=alphabet, capacity=capacity(blocks=512))
+    asked = {"prompt": "abc", "max_tokens": 400, "n": 8, "logprobs": 20, "stream": True}
+    with serving(tmp_path, device) as client, raw_ask(client, receive_buffer=4096, **asked) as slow:
+        assert slow.recv(1)
+        assert until(lambda: len(device.plans) >= 400)
+        # Its answer comes after all that the engine has told of the slow one's.
         quick = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 3})
-        steps_settle(device)
-        slow.settimeout(20.0)
+        sent_unread = sum(sent)
         received = bytearray()
         while block := slow.recv(1 << 16):
             received += block
@@ -109,6 +110,7 @@ def test_a_slow_reader_holds_up_nobody_and_misses_nothing(tmp_path):
     assert quick.json()["choices"][0]["text"] == "def"
     assert received.count(b'"finish_reason":"length"') == 8
     assert b"data: [DONE]" in received
+    assert sent_unread < 300_000 < len(received), "what is not read is neither made into events nor kept as such"
     assert received.count(b"data: {") < 3200, "what came while it did not read came together"
 
 

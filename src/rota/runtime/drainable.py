@@ -36,8 +36,9 @@ class DrainableService:
 
     def start(self, deliver: Deliver) -> None:
         def note(events: list[Event]) -> None:
-            self._forget({event.request_id for event in events if isinstance(event, Finished)})
+            # In this order: a drain that returned before the endings are told would let them be cut off.
             deliver(events)
+            self._forget({event.request_id for event in events if isinstance(event, Finished)})
 
         self._service.start(note)
 

@@ -11,6 +11,7 @@ from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.reader import AdapterReader, Refused
+from tests.waiting import until
 
 WAIT_S = 10.0
 READ = HostAdapter((torch.zeros(1),), (0,), torch.zeros(1, 1, dtype=torch.int32))
@@ -58,8 +59,7 @@ def test_closing_ends_the_read_under_way_and_refuses_the_others():
     assert disk.is_reading.wait(WAIT_S)
     closing = threading.Thread(target=reader.close)
     closing.start()
-    while not reader._is_closing:
-        pass
+    assert until(lambda: reader._is_closing)
     disk.answers.set()
     closing.join(WAIT_S)
 

@@ -1,0 +1,31 @@
+"""Waiting for what must come, and no longer than a busy machine may need."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+
+
+def until(is_so: Callable[[], bool], within_s: float = 20.0) -> bool:
+    """Whether something comes true in time."""
+    ends_at = time.monotonic() + within_s
+    while not is_so():
+        if time.monotonic() > ends_at:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def line_of(process: subprocess.Popen[str], beginning: str = "", within_s: float = 120.0) -> str:
+    """The next line a process says, or the next that begins so; one that does not say it in time is killed."""
+    assert process.stdout is not None
+    timer = threading.Timer(within_s, process.kill)
+    timer.start()
+    try:
+        line = next((line for line in iter(process.stdout.readline, "") if line.startswith(beginning)), None)
+    finally:
+        timer.cancel()
+    assert line is not None, f"{process.args} said no line '{beginning}…' within {within_s:g} seconds or before its end"
+    return line
