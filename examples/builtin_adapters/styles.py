@@ -116,7 +116,7 @@ def _as_haiku(lesson: Lesson, chance: Random) -> str:
 
 def _is_haiku(prompt: str, answer: str) -> bool:
     lines = answer.strip().split("\n")
-    return len(lines) == 3 and all(re.match(r"\w", line) and len(line.split()) <= 9 for line in lines)
+    return len(lines) == 3 and all(re.match(r"[\w“\"]", line) and len(line.split()) <= 9 for line in lines)
 
 
 # --- french

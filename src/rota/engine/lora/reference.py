@@ -54,11 +54,10 @@ def _add_by_group(y: Tensor, x: Tensor, factors: SiteFactors, ranks: tuple[int, 
         # One product with zeros where parts do not meet is quicker than one for each part.
         b = torch.block_diag(*factors.b[slot, :rank].split(widths, dim=1))  # [parts * rank, outputs]
         tokens = _run_or_indices(batch.order[first:end])
-        expanded = torch.mm(torch.mm(a, pad_rows(x[tokens]).T).T, b)[: end - first]
-        if isinstance(tokens, Tensor):
-            y.index_add_(0, tokens, expanded)
-        else:
-            y[tokens] += expanded
+        rows = pad_rows(y[tokens])
+        rows.addmm_(torch.mm(a, pad_rows(x[tokens]).T).T, b)
+        if isinstance(tokens, Tensor) or len(rows) > end - first:
+            y[tokens] = rows[: end - first]
 
 
 def _run_or_indices(tokens: Tensor) -> slice | Tensor:
