@@ -25,6 +25,7 @@ from front.serving import Served, started
 
 from rota.bench.config import BenchConfig
 from rota.bench.run import Run, bench
+from rota.workload.scenario import read_scenario
 
 SCENARIO = Path(__file__).parent / "scenarios" / "cancel-storm-cpu.toml"
 LOOK_EVERY_S = 10.0
@@ -84,13 +85,14 @@ def measure(scenario: Path) -> dict[str, Any]:
         time.sleep(2.0)  # for the last ones to be called off
         found = metrics(served.url)
     summary = run.recorder.summary()
+    asked = read_scenario(scenario)
     return {
         "minutes": round(took_s / 60.0, 1),
+        "asked": sum(clients.requests for clients in asked.clients) + asked.guests,
         "requests": summary["requests"],
         "left": summary["left"],
         "failed": summary["failed"],
         "problems": dict(run.problems),
-        "ended_in_the_engine": int(found["rota_requests_total"]),
         "left_over": {name: found[name] for name in LEFT_OVER},
         "restarts": found.get("rota_engine_restarts_total", 0.0),
         "rotations": int(found["rota_rotations_total"]),
@@ -103,6 +105,7 @@ def measure(scenario: Path) -> dict[str, Any]:
 
 def verdicts(found: dict[str, Any]) -> dict[str, bool]:
     return {
+        "nobody is lost": found["requests"] == found["asked"],
         "nothing failed": not found["failed"] and not found["problems"],
         "no engine died": not found["restarts"],
         "nothing is left over": not any(found["left_over"].values()),

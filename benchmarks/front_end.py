@@ -1,5 +1,6 @@
 """Measures what the front end adds: the server as `rota serve` builds it, its engine process around a device that
 only keeps time. How old is a token when its client has it, does that or the memory grow, how soon is the first one?
+And how old would it be with the least of servers, which is what of it the machine and the client take?
 
 python benchmarks/front_end.py [--duration 300] [--output FILE]
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from front import bare
 from front.clients import Window, first_tokens, token_ages
 from front.serving import model_folder, serve, serving
 from front.ticks import TickReader
@@ -34,10 +36,10 @@ WARM_UP = 20  # first requests that do not count: the server imports and compile
 ASKED = {"token_p99_ms": 10.0, "first_token_median_ms": 5.0}
 
 
-def measure_tokens(duration_s: float, tokenizer: Tokenizer) -> dict[str, Any]:
+def measure_tokens(duration_s: float, tokenizer: Tokenizer, is_bare: bool = False) -> dict[str, Any]:
     window_s = max(1.0, duration_s / 10.0)
     ticks = TickReader(tokenizer, STEP_S)
-    with serving(Path(__file__), STEP_S) as served:
+    with serving(Path(__file__), STEP_S, is_bare) as served:
         before = {"client": time.process_time(), **served.cpu_s()}
         windows = asyncio.run(token_ages(served, ticks, STREAMS, ANSWER_TOKENS, duration_s, window_s))
         after = {"client": time.process_time(), **served.cpu_s()}
@@ -86,10 +88,11 @@ def _milliseconds(seconds: Any) -> dict[str, float]:
 
 
 def print_results(found: dict[str, Any]) -> None:
-    tokens, first = found["tokens"], found["first_token"]
+    tokens, first, floor = found["tokens"], found["first_token"], found["bare_server"]
     print(f"{tokens['streams']} streams, {tokens['tokens_per_s']:,} of {tokens['asked_tokens_per_s']:,} tokens/s")
     print(f"added to a token       {tokens['added_ms']}  (asked: p99 ≤ {ASKED['token_p99_ms']:g} ms)")
-    print(f"CPU, µs a token        {tokens['cpu_us_per_token']}")
+    print(f"  by a bare server     {floor['added_ms']}")
+    print(f"CPU, µs a token        {tokens['cpu_us_per_token']}, a bare server {floor['cpu_us_per_token']}")
     print(f"added to a first token {first['added_ms']}  (asked: median ≤ {ASKED['first_token_median_ms']:g} ms)")
     print(f"  of which tokenizing  {first['of_which_tokenizing_median_ms']} ms")
     for number, window in enumerate(tokens["windows"]):
@@ -101,9 +104,13 @@ def main() -> None:
     parser.add_argument("--duration", type=float, default=60.0, help="seconds of streaming; 300 for the record")
     parser.add_argument("--output", type=Path, help="write the numbers as JSON")
     parser.add_argument("--serve", type=float, metavar="STEP_S", help=argparse.SUPPRESS)
+    parser.add_argument("--serve-bare", type=float, metavar="STEP_S", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
         serve(options.serve)
+        return
+    if options.serve_bare is not None:
+        bare.serve(options.serve_bare)
         return
     if options.duration < 3.0:
         parser.error("--duration must be at least 3 seconds")
@@ -114,6 +121,7 @@ def main() -> None:
         "load_before": os.getloadavg()[0],
         "asked": ASKED,
         "tokens": measure_tokens(options.duration, tokenizer),
+        "bare_server": measure_tokens(max(3.0, options.duration / 5.0), tokenizer, is_bare=True),
         "first_token": measure_first_tokens(tokenizer),
     }
     print_results(found)

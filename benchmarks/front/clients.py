@@ -15,6 +15,7 @@ from front.serving import Served
 from front.ticks import TickReader
 from rota.bench.prompts import random_text
 from rota.bench.sse import DONE, EventReader
+from rota.runtime.settle import settle
 
 
 class _Choice(msgspec.Struct):
@@ -43,6 +44,7 @@ async def token_ages(
 
     First answers are of all lengths, so that streams do not end and begin all at once for ever after.
     """
+    settle()
     windows = [Window()]
     ends_at = time.monotonic() + duration_s
 

@@ -27,15 +27,14 @@ class Served:
     """A running server and its processes."""
 
     url: str
-    server_pid: int
-    engine_pid: int
+    pids: dict[str, int]
 
     def cpu_s(self) -> dict[str, float]:
         """Seconds of a core each process has used so far."""
-        return {"server": _cpu_s(self.server_pid), "engine": _cpu_s(self.engine_pid)}
+        return {name: _cpu_s(pid) for name, pid in self.pids.items()}
 
     def rss_mb(self) -> dict[str, float]:
-        return {"server": _rss_mb(self.server_pid), "engine": _rss_mb(self.engine_pid)}
+        return {name: _rss_mb(pid) for name, pid in self.pids.items()}
 
 
 def serve(step_s: float) -> None:
@@ -58,9 +57,9 @@ def model_folder() -> Path:
 
 
 @contextmanager
-def serving(script: Path, step_s: float) -> Iterator[Served]:
-    """Start `script --serve` and wait for its address."""
-    with started([sys.executable, str(script), "--serve", str(step_s)]) as served:
+def serving(script: Path, step_s: float, is_bare: bool = False) -> Iterator[Served]:
+    """Start `script --serve` and wait for its address; `is_bare`: what `bare.py` serves."""
+    with started([sys.executable, str(script), "--serve-bare" if is_bare else "--serve", str(step_s)]) as served:
         yield served
 
 
@@ -71,7 +70,7 @@ def started(command: list[str]) -> Iterator[Served]:
         assert process.stdout is not None
         try:
             url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))
-            yield Served(url, process.pid, _engine_pid(process.pid))
+            yield Served(url, {"server": process.pid, **_engine_pid(process.pid)})
         finally:
             process.terminate()
             process.wait()
@@ -79,13 +78,13 @@ def started(command: list[str]) -> Iterator[Served]:
         raise RuntimeError(f"the server ended with {process.returncode}")
 
 
-def _engine_pid(server_pid: int) -> int:
-    """Of the server's children the one that runs the engine, and not Python's resource tracker."""
+def _engine_pid(server_pid: int) -> dict[str, int]:
+    """Of the server's children the one that runs the engine, and not Python's resource tracker; if it has one."""
     for task in Path(f"/proc/{server_pid}/task").iterdir():
         for child in (task / "children").read_text().split():
             if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
-                return int(child)
-    raise RuntimeError("the server has no engine process")
+                return {"engine": int(child)}
+    return {}
 
 
 def _cpu_s(pid: int) -> float:
