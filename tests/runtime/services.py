@@ -1,11 +1,16 @@
-"""A listener for tests of services: keeps events and waits for endings."""
+"""For tests of services: a listener that keeps events and waits for endings, and a service in its own process."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished
+from rota.runtime.process import Patience
+from rota.runtime.service import BuildDevice
+from rota.runtime.supervisor import SupervisedService
 from tests.worlds import endings, outputs
 
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved
@@ -46,3 +51,15 @@ class Listener:
     def _wait_for(self, claim: Callable[[], bool], timeout_s: float) -> None:
         with self._changed:
             assert self._changed.wait_for(claim, timeout_s), f"not within {timeout_s} s: {self.events[-3:]}"
+
+
+@contextmanager
+def supervised(
+    build_device: BuildDevice, patience: Patience | None = None
+) -> Iterator[tuple[SupervisedService, Listener]]:
+    service, listener = SupervisedService(build_device, EngineConfig(), patience), Listener()
+    service.start(listener)
+    try:
+        yield service, listener
+    finally:
+        service.stop()

@@ -11,7 +11,7 @@ from rota.core.plan import StepPlan
 from rota.runtime.process import Patience
 from tests.builders import submit
 from tests.fakes import FakeDevice, FakeTicket
-from tests.runtime.test_supervisor import supervised
+from tests.runtime.services import supervised
 
 LONG_S = 3600.0
 

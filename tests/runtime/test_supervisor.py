@@ -6,8 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,32 +13,20 @@ from pathlib import Path
 import pytest
 
 from rota.core.adapter import Adapter
-from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, EngineRestarted, FinishReason
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
-from rota.runtime.service import BuildDevice, Phase
-from rota.runtime.supervisor import Patience, SupervisedService
+from rota.runtime.process import Patience
+from rota.runtime.service import Phase
+from rota.runtime.supervisor import SupervisedService
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation
-from tests.runtime.services import Listener
+from tests.runtime.services import Listener, supervised
 from tests.waiting import line_of, until
 from tests.worlds import outputs
 
 SLOW = partial(FakeDevice, step_s=0.02)
-
-
-@contextmanager
-def supervised(
-    build_device: BuildDevice, patience: Patience | None = None
-) -> Iterator[tuple[SupervisedService, Listener]]:
-    service, listener = SupervisedService(build_device, EngineConfig(), patience), Listener()
-    service.start(listener)
-    try:
-        yield service, listener
-    finally:
-        service.stop()
 
 
 def is_alive(pid: int) -> bool:
@@ -260,7 +246,10 @@ def test_two_threads_may_stop_it_at_once():
 
 PARENT = """
 import time
-from tests.runtime.test_supervisor import SLOW, Listener, EngineConfig, SupervisedService
+from rota.core.config import EngineConfig
+from rota.runtime.supervisor import SupervisedService
+from tests.runtime.services import Listener
+from tests.runtime.test_supervisor import SLOW
 if __name__ == "__main__":
     service = SupervisedService(SLOW, EngineConfig())
     service.start(Listener())
