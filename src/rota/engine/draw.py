@@ -99,10 +99,11 @@ def argmax(values: Tensor) -> Tensor:
 def unless_lost(tokens: Tensor, logits: Tensor) -> Tensor:
     """The tokens that were chosen from the logits; NO_TOKEN where those are not numbers, for no choice means anything.
 
-    The best of a row is NaN if any of it is.
+    The best of a row is NaN if any of it is. Few small operations, and none that copies a number from the host: a
+    captured graph runs this in every step.
     """
     chosen = logits.gather(1, tokens[:, None])[:, 0]
-    return tokens.where(chosen.isfinite(), NO_TOKEN)
+    return tokens.masked_fill(chosen - chosen != 0.0, NO_TOKEN)
 
 
 def sort_values(values: Tensor) -> Tensor:
