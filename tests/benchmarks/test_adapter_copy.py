@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from benchmarks.h200.assets import make_adapter, make_model
+from benchmarks.h200.shapes import SHAPES
+from rota.engine.lora.bank import Bank
+from rota.engine.lora.checkpoint import read_checkpoint
+from rota.engine.model.spec import read_spec
+
+
+@pytest.fixture
+def script(monkeypatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import adapter_copy
+
+    return adapter_copy
+
+
+def test_what_is_measured_is_an_adapter_that_arrives_in_every_slot(script, tmp_path):
+    model = make_model(tmp_path / "model", SHAPES["tiny"].config)
+    make_adapter(tmp_path / "adapter", model, 4)
+    spec = read_spec(model)
+    bank = Bank(spec, script.SLOTS, 8, spec.dtype, torch.device("cpu"))
+    script.measure(bank, read_checkpoint(tmp_path / "adapter", spec, spec.dtype, 8), 4, repeats=1)
+
+    for layer in range(spec.layers):
+        factors = bank.factors(layer, "down")
+        assert factors.ranks.tolist() == [4] * script.SLOTS
+        assert bool((factors.a[:, :4] != 0).any(dim=(1, 2)).all()) and not bool((factors.a[:, 4:] != 0).any())
+
+
+def test_a_rate_is_that_of_the_median(script):
+    assert script.told([0.002, 0.004, 0.1], 84_000_000) == {"median_ms": 4.0, "max_ms": 100.0, "gb_per_s": 21.0}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
+def test_the_script_measures_a_tiny_bank_on_a_cpu_and_leaves_the_device_out(script, tmp_path, capsys):
+    path = tmp_path / "new" / "copy.json"
+    script.main(["--shape", "tiny", "--ranks", "16", "4", "--repeats", "2", "--output", str(path)])
+
+    found = json.loads(path.read_text())
+    assert [one["rank"] for one in found["adapters"]] == [4, 16] and found["max_rank"] == 16
+    small, large = found["adapters"]
+    assert large["size_mb"] == pytest.approx(4 * small["size_mb"], rel=0.1)
+    for one in found["adapters"]:
+        assert one["device"] is None and 0.0 < one["wall"]["median_ms"] <= one["wall"]["max_ms"]
+    assert "No GPU here: times on the device are left out" in capsys.readouterr().out
