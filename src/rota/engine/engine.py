@@ -17,7 +17,7 @@ from rota.core.messages import Message
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.engine.draw import argmax, unless_lost
-from rota.engine.frames import DecodeFrame, Frame, mixed_frames
+from rota.engine.frames import MOST_CHUNKS, DecodeFrame, Frame, mixed_frames
 from rota.engine.graphs import StepGraphs, capture_graphs, decode_frames
 from rota.engine.inputs import Inputs, Rows
 from rota.engine.kv_cache import KVCache
@@ -41,8 +41,8 @@ class Model(Protocol):
         """[tokens, hidden size]; writes the tokens' keys and values into the cache."""
         ...
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden size] -> [n, vocabulary] float32"""
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[n, hidden size] -> [n, vocabulary] in the model's precision, written to `out` if there is one."""
         ...
 
 
@@ -72,9 +72,9 @@ class Engine:
     def capture(self, most_prompt_tokens: int, quiet: bool = False) -> None:
         """Replay steps as CUDA graphs from now on; the attention must not read lengths on the host."""
         frames, has_bank = self._frames(most_prompt_tokens), self._adapters is not None
-        self._graphs = capture_graphs(
-            self.compute_framed, self._padding, frames, self.spec.vocab_size, self._device, quiet, has_bank
-        )
+        most = max(frame.decodes for frame in frames) + MOST_CHUNKS
+        logits = torch.empty(most, self.spec.vocab_size, dtype=self._cache.dtype, device=self._device)
+        self._graphs = capture_graphs(self.compute_framed, self._padding, frames, logits, quiet, has_bank)
 
     def rehearse(self, most_prompt_tokens: int) -> None:
         """Compute a step in every frame, and the first ones of a request: whatever has to be compiled is compiled."""
@@ -176,6 +176,7 @@ class Engine:
         return self._sample(self._model.logits(hidden), inputs.rows, inputs.lengths, inputs.host_rows)
 
     def _sample(self, logits: Tensor, rows: Tensor, lengths: Tensor, host_rows: NDArray[np.integer]) -> Sampled:
+        logits = logits.float()
         sampled = self._sampler.sample(logits, rows, lengths, host_rows)
         self._rows.newest_token[rows] = sampled.tokens
         return replace(sampled, tokens=unless_lost(sampled.tokens, logits))
@@ -184,10 +185,13 @@ class Engine:
         return self._adapters.slots_of(rows) if self._adapters is not None else None
 
     @torch.inference_mode()
-    def compute_framed(self, inputs: Tensor, frame: Frame, has_adapters: bool) -> tuple[Tensor, Tensor]:
+    def compute_framed(
+        self, inputs: Tensor, frame: Frame, has_adapters: bool, logits: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """A whole greedy step that is right for whoever is in it, however long they are: the body of a graph.
 
-        Gives tokens and logits of every row that the frame has room to sample for.
+        Gives tokens and logits of every row that the frame has room to sample for; these are written to the beginning
+        of `logits` if it is there.
         """
         lora = None
         if self._adapters is not None and has_adapters:
@@ -204,7 +208,7 @@ class Engine:
             step = self._rows.device_step(framed.rows, framed.lengths, longest, framed.chunks, lora)
             hidden = self._model.forward(step, self._cache.layers)
             hidden = torch.cat([hidden[: frame.decodes], hidden[framed.chunks.last]])
-        logits = self._model.logits(hidden)
+        logits = self._model.logits(hidden, None if logits is None else logits[: len(hidden)])
         tokens = argmax(logits)
         self._rows.newest_token[rows] = tokens
         return unless_lost(tokens, logits), logits

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.plan import StepPlan
-from rota.engine.frames import MOST_CHUNKS, DecodeFrame, Frame, MixedFrame
+from rota.engine.frames import DecodeFrame, Frame, MixedFrame
 from rota.engine.progress import tracked
 
-# Inputs, frame and whether adapters take part in; greedy tokens and logits of the rows that sample out: a whole step.
-# It must not look inside a tensor.
-StepBody = Callable[[Tensor, Frame, bool], tuple[Tensor, Tensor]]
+# Inputs, frame, whether adapters take part, and where logits go in; greedy tokens and logits of the rows that sample
+# out: a whole step. It must not look inside a tensor.
+StepBody = Callable[[Tensor, Frame, bool, Tensor], tuple[Tensor, Tensor]]
 # The inputs of a step in this frame, with adapters or without, in which nobody takes part.
 Padding = Callable[[Frame, bool], NDArray[np.int32]]
 
@@ -29,7 +29,7 @@ class StepGraph:
     graph: torch.cuda.CUDAGraph
     inputs: Tensor  # [numbers] int32: the frame's, and slots behind them if it has adapters
     tokens: Tensor  # [sampled] int64, greedy
-    logits: Tensor  # [sampled, vocabulary] float32, a view of a buffer that all graphs write to
+    logits: Tensor  # [sampled, vocabulary], a view of a buffer that all graphs write to
 
 
 def decode_frames(rows: int) -> list[DecodeFrame]:
@@ -67,26 +67,25 @@ def capture_graphs(
     body: StepBody,
     padding: Padding,
     frames: list[Frame],
-    vocabulary: int,
-    device: torch.device,
+    logits: Tensor,
     quiet: bool,
     has_bank: bool = False,
 ) -> StepGraphs:
-    """Capture `body` in every frame, over inputs that are only padding: nothing a ledger gives away is touched."""
+    """Capture `body` in every frame, over inputs that are only padding: nothing a ledger gives away is touched.
+
+    All graphs write to the same `logits` [rows that sample at most, vocabulary]: one for each would take gigabytes.
+    """
     graphs: dict[tuple[Frame, bool], StepGraph] = {}
-    most = max(frame.decodes for frame in frames) + MOST_CHUNKS
-    buffer = torch.empty(most, vocabulary, dtype=torch.float32, device=device)
     pool = torch.cuda.graph_pool_handle()
     # Largest first: the smaller ones then fit into memory the pool already has.
     largest_first = sorted(frames, key=lambda frame: frame.tokens, reverse=True)
     kinds = list(itertools.product(largest_first, (True, False) if has_bank else (False,)))
     for frame, has_adapters in tracked(kinds, "Capturing CUDA graphs", is_quiet=quiet):
-        inputs = torch.from_numpy(padding(frame, has_adapters)).to(device)
+        inputs = torch.from_numpy(padding(frame, has_adapters)).to(logits.device)
         # Once outside the graph: kernels are compiled and workspaces allocated at their first use.
-        body(inputs, frame, has_adapters)
+        body(inputs, frame, has_adapters, logits)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            tokens, logits = body(inputs, frame, has_adapters)
-            buffer[: len(logits)].copy_(logits)
-        graphs[frame, has_adapters] = StepGraph(graph, inputs, tokens, buffer[: len(logits)])
+            tokens, written = body(inputs, frame, has_adapters, logits)
+        graphs[frame, has_adapters] = StepGraph(graph, inputs, tokens, written)
     return StepGraphs(frames, graphs)

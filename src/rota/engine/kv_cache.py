@@ -68,6 +68,7 @@ class KVCache:
 
     def __init__(self, blocks: int, shape: CacheShape, device: torch.device) -> None:
         self.device = device
+        self.dtype = shape.dtype
         self.scratch_block = blocks
         size = (blocks + 1, shape.kv_heads, shape.block_size, shape.head_dim)
         self.layers: list[tuple[Tensor, Tensor]] = [

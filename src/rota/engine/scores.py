@@ -37,7 +37,7 @@ def score(plan: StepPlan, rows: Rows, hidden: Tensor, logits_of: Logits, at_once
     tokens = send(known, hidden.device).to(torch.int64)
     most = max(one.top for one in plan.scorings)
     slices = zip(before.split(at_once), tokens.split(at_once), strict=True)
-    parts = [judged(logits_of(some), chosen, most) for some, chosen in slices]
+    parts = [judged(logits_of(some).float(), chosen, most) for some, chosen in slices]
     chosen, top_tokens, top = (torch.cat(part) for part in zip(*parts, strict=True))
     wanted = enumerate(np.repeat([one.top for one in plan.scorings], lengths).tolist())
     return Logprobs(chosen, top_tokens, top, tuple(wanted))

@@ -49,9 +49,11 @@ class Llama:
         return x
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[n, vocab] float32; ask only for the rows that sample."""
-        return self._weights.head(hidden).float()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[n, vocabulary] in the model's precision, into `out` if given; ask only for the rows that sample."""
+        head = self._weights.head
+        assert out is None or len(out) == len(hidden), "torch would put the logits elsewhere"
+        return head(hidden) if out is None else torch.mm(hidden, head.weight.T, out=out)
 
     def _project(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Tensor:
         """A matrix product, and what each token's adapter adds to it."""

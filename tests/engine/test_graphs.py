@@ -1,0 +1,39 @@
+"""Capturing, with CUDA's part played by nobody: what a graph reads and writes is settled then."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota.engine.frames import MOST_CHUNKS, DecodeFrame, Frame, MixedFrame
+from rota.engine.graphs import capture_graphs
+
+FRAMES: list[Frame] = [DecodeFrame(1), DecodeFrame(4), MixedFrame(1, 32), MixedFrame(4, 8)]
+
+
+def sampled(frame: Frame) -> int:
+    return frame.decodes + (MOST_CHUNKS if isinstance(frame, MixedFrame) else 0)
+
+
+def test_all_graphs_write_their_logits_to_the_same_place_whatever_they_hold(monkeypatch):
+    """The largest step is captured first, and need not be the one that samples for most."""
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    logits = torch.zeros(4 + MOST_CHUNKS, 7)
+
+    def body(inputs: Tensor, frame: Frame, has_adapters: bool, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros(sampled(frame)), logits[: sampled(frame)]
+
+    def padding(frame: Frame, has_adapters: bool) -> np.ndarray:
+        return np.zeros(frame.numbers, np.int32)
+
+    graphs = capture_graphs(body, padding, FRAMES, logits, quiet=True, has_bank=True)
+
+    assert set(graphs._graphs) == {(frame, has_adapters) for frame in FRAMES for has_adapters in (False, True)}
+    for (frame, _), graph in graphs._graphs.items():
+        assert graph.logits.data_ptr() == logits.data_ptr()
+        assert graph.logits.shape == (sampled(frame), 7)
