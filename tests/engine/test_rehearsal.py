@@ -17,6 +17,7 @@ class Rehearsing:
     def __init__(self, error: Exception | None = None) -> None:
         self.may_go_on = threading.Event()
         self.rehearsed: list[int] = []
+        self.is_closed = False
         self._error = error
 
     def rehearse(self, most_prompt_tokens: int) -> None:
@@ -25,13 +26,16 @@ class Rehearsing:
             raise self._error
         self.rehearsed.append(most_prompt_tokens)
 
+    def close(self) -> None:
+        self.is_closed = True
+
 
 def test_it_runs_beside_the_body_and_is_over_when_that_ends():
     engine = Rehearsing()
     with rehearsal(lambda: engine, 512):
         assert engine.rehearsed == []
         engine.may_go_on.set()
-    assert engine.rehearsed == [512]
+    assert engine.rehearsed == [512] and engine.is_closed
 
 
 def test_a_device_without_room_for_it_goes_without():

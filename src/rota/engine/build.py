@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from rota.core.errors import ConfigError
 from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.builtin import builtin_model_folder
 from rota.engine.device import (
+    DeviceMemory,
     choose_backend,
     choose_device,
     choose_dtype,
@@ -23,6 +25,7 @@ from rota.engine.device import (
 from rota.engine.engine import Engine
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
+from rota.engine.lora.annex import annex_rows, annexed_sites
 from rota.engine.lora.bank import Bank, count_slots
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import project_with_lora
@@ -32,7 +35,7 @@ from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.rehearsal import rehearsal
 from rota.engine.step import Attention, Operations
-from rota.engine.weights import dummy_weights, load_weights
+from rota.engine.weights import dummy_weights, load_weights, weight_bytes
 
 REHEARSED_BLOCKS = 16
 
@@ -50,13 +53,20 @@ def build_engine(config: EngineConfig) -> Engine:
     budget = config.scheduler.chunked_prefill_size
     has_graphs = backend != "torch" and config.model.enable_cuda_graphs
     lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
-    with rehearsal(lambda: _one_layer(config, spec, device, dtype, context), budget) if has_graphs else nullcontext():
+    # Before anything is read: it decides where adapters lie, and whoever asks for too many hears it at once.
+    slots = count_slots(config.lora, spec, dtype, _memory_with_weights(spec, dtype, device), device)
+    places, max_rank = slots + LANDINGS, config.lora.max_lora_rank
+    sites = annexed_sites(spec, places, max_rank, dtype) if lora_backend == "triton" else ()
+    annex = annex_rows(spec, sites, places, max_rank)
+    one_layer = functools.partial(_one_layer, config, spec, device, dtype, context, sites)
+    with rehearsal(one_layer, budget) if has_graphs else nullcontext():
         if config.model.load_format == "dummy":
-            weights = dummy_weights(spec, device, dtype)
+            weights = dummy_weights(spec, device, dtype, annex=annex)
         else:
-            weights = load_weights(folder, spec, device, dtype, config.quiet)
+            weights = load_weights(folder, spec, device, dtype, config.quiet, annex)
     rows = config.scheduler.max_running_requests
-    slots, adapters = _adapters(config.lora, spec, dtype, device, lora_backend, weights.size_bytes, rows)
+    bank = Bank(spec, places, max_rank, dtype, device, weights.annexes)
+    adapters = _adapters(config.lora, bank, spec, lora_backend, rows)
     model = Llama(spec, weights, *_kernels(backend, device, spec.head_dim, dtype), adapters)
 
     shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, dtype)
@@ -71,12 +81,21 @@ def build_engine(config: EngineConfig) -> Engine:
     return engine
 
 
-def _one_layer(config: EngineConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype, context: int) -> Engine:
+def _one_layer(
+    config: EngineConfig,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    context: int,
+    sites: tuple[str, ...],
+) -> Engine:
     """An engine that needs every kernel the real one needs, and hardly any memory."""
-    spec = replace(spec, layers=1)
+    spec, slots, max_rank = replace(spec, layers=1), 1, config.lora.max_lora_rank
     rows, block_size = config.scheduler.max_running_requests, config.cache.kv_block_size
-    weights = dummy_weights(spec, device, dtype)
-    slots, adapters = _adapters(replace(config.lora, max_loras_per_batch=1), spec, dtype, device, "triton", 0, rows)
+    places = slots + LANDINGS
+    weights = dummy_weights(spec, device, dtype, annex=annex_rows(spec, sites, places, max_rank))
+    bank = Bank(spec, places, max_rank, dtype, device, weights.annexes)
+    adapters = _adapters(config.lora, bank, spec, "triton", rows)
     model = Llama(spec, weights, *_kernels("triton", device, spec.head_dim, dtype), adapters)
     shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, block_size, dtype)
     capacity = Capacity(REHEARSED_BLOCKS, block_size, rows, context, slots)
@@ -92,25 +111,29 @@ def _context_length(config: ModelConfig, spec: ModelSpec) -> int:
     return config.context_length or spec.context_length
 
 
-def _adapters(
-    config: LoraConfig,
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    device: torch.device,
-    backend: str,
-    weight_bytes: int,
-    rows: int,
-) -> tuple[int, Adapters]:
-    """Slots that fit, and the adapters' side of the engine. The bank is made before KV takes what is left."""
-    slots = count_slots(config, spec, dtype, device_memory(device, weight_bytes), device)
-    bank = Bank(spec, slots + LANDINGS, config.max_lora_rank, dtype, device)
+def _memory_with_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DeviceMemory:
+    """What the device will have once the weights are there."""
+    size = weight_bytes(spec, dtype)
+    memory = device_memory(device, size)
+    if device.type == "cpu":
+        return memory
+    if size > memory.total - memory.taken:
+        raise ConfigError(
+            f"The model's weights take {size >> 20} MiB, but only {(memory.total - memory.taken) >> 20} of the GPU's "
+            f"{memory.total >> 20} MiB are free; free some, or serve a smaller model."
+        )
+    return DeviceMemory(memory.total, memory.taken + size)
+
+
+def _adapters(config: LoraConfig, bank: Bank, spec: ModelSpec, backend: str, rows: int) -> Adapters:
+    """The adapters' side of the engine. The bank is made before KV takes what is left."""
     project: Project = project_with_lora
     if backend == "triton":
         from rota.engine.lora.triton_ops import BesideProduct
 
-        project = BesideProduct(device)
+        project = BesideProduct(bank.device)
     read = checkpoint_reader(bank, spec, config.adapter_root)
-    return slots, Adapters(bank, read, project, rows, config.enable_lora_overlap_loading)
+    return Adapters(bank, read, project, rows, config.enable_lora_overlap_loading)
 
 
 def _kernels(backend: str, device: torch.device, head_dim: int, dtype: torch.dtype) -> tuple[Operations, Attention]:

@@ -93,6 +93,11 @@ class Engine:
         if self._adapters is not None:
             self._adapters.listen(post)
 
+    def close(self) -> None:
+        """End the threads that bring adapters."""
+        if self._adapters is not None:
+            self._adapters.close()
+
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Ticket:
         """Start a step; on a CPU this is where it is computed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import torch
 class Rehearsed(Protocol):
     def rehearse(self, most_prompt_tokens: int) -> None: ...
 
+    def close(self) -> None: ...
+
 
 @contextmanager
 def rehearsal(build: Callable[[], Rehearsed], most_prompt_tokens: int) -> Iterator[None]:
@@ -22,7 +25,11 @@ def rehearsal(build: Callable[[], Rehearsed], most_prompt_tokens: int) -> Iterat
     def rehearse() -> None:
         try:
             with torch.inference_mode():
-                build().rehearse(most_prompt_tokens)
+                engine = build()
+                engine.rehearse(most_prompt_tokens)
+                engine.close()
+                del engine
+                gc.collect()  # or what it held would be missing when memory is counted
         except torch.OutOfMemoryError:
             pass  # the weights leave no room for it: kernels are compiled when the real model first needs them
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 from rota.engine.lora import reference
 from rota.engine.lora.batch import BatchFrame, make_batch
 from rota.engine.lora.layout import LoraBatch, SiteFactors, SiteShape
+from rota.engine.model.linear import Matrix
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_ops = load("rota.engine.lora.triton_ops")
@@ -29,11 +31,27 @@ WIDE = Tuning(
     ExpandTuning(columns=64, ranks=64, warps=4),
 )
 AddLora = Callable[[Tensor, Tensor, SiteFactors, LoraBatch], None]
+
+
+def add_through_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
+    """The matrix itself is nought; what lies beyond a slot's rank is nought in a bank."""
+    factors = replace(factors, a=factors.a.nan_to_num(), b=factors.b.nan_to_num())
+    add_from_annex(y, x, factors, batch, tuning)
+
+
+def add_from_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
+    nothing = torch.zeros(factors.shape.outputs, factors.shape.inputs, dtype=x.dtype, device=x.device)
+    annex = Matrix(torch.cat([nothing, factors.a.flatten(0, 1)]))
+    y += triton_ops.project_with_annex(annex, x, factors, batch, tuning)
+
+
 WAYS = {
     "torch": (reference.add_lora, DEVICE),
     "triton": (triton_ops.add_lora, DEVICE),
     "triton small": (partial(triton_ops.add_lora, tuning=SMALL), DEVICE),
     "triton wide": (partial(triton_ops.add_lora, tuning=WIDE), DEVICE),
+    "annex": (partial(add_through_annex, tuning=SMALL), DEVICE),
+    "annex wide": (partial(add_through_annex, tuning=WIDE), DEVICE),
 }
 BOUNDS = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -166,6 +184,19 @@ def test_a_step_with_nothing_to_add_changes_nothing(way, token_slots):
     before = y.clone()
     add_lora(y, x, factors, batch_of(token_slots, 2, 16, device))
     assert torch.equal(y, before)
+
+
+def test_what_other_slots_hold_does_not_matter():
+    """A slot that is being loaded may hold anything meanwhile."""
+    factors = random_factors(QKV, [8, 8], 16, torch.float32, DEVICE)
+    a, b = factors.a.nan_to_num(), factors.b.nan_to_num()
+    y, x = random_rows(4, QKV, torch.float32, DEVICE)
+    expected = token_by_token(y, x, replace(factors, a=a, b=b), [0, 2, 0, 2])
+    a[1] = torch.nan
+
+    add_from_annex(y, x, replace(factors, a=a, b=b), batch_of([0, 2, 0, 2], 2, 16, DEVICE), SMALL)
+
+    assert relative_error(y, expected) < BOUNDS[torch.float32]
 
 
 def test_base_tokens_in_a_mixed_step_keep_every_bit(way):

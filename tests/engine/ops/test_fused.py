@@ -52,6 +52,16 @@ def test_add_rms_norm_returns_the_norm_of_the_sum_and_the_sum(dtype):
     assert relative_error(norm, expected_norm) < BOUNDS[dtype]
 
 
+def test_add_rms_norm_leaves_alone_what_lies_between_rows():
+    wide, residual, weight = random(7, 640), random(7, 576), random(576)
+    beside, x = wide[:, 576:].clone(), wide[:, :576]
+    expected_norm, expected_total = reference.add_rms_norm(x, residual, weight, EPSILON)
+    norm, total = fused.add_rms_norm(x, residual, weight, EPSILON)
+    assert relative_error(total, expected_total) < BOUNDS[torch.float32]
+    assert relative_error(norm, expected_norm) < BOUNDS[torch.float32]
+    assert torch.equal(wide[:, 576:], beside)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [96, 2500])
 def test_silu_multiply_gates_the_second_half_with_the_first(width, dtype):

@@ -47,6 +47,10 @@ class Adapters:
         """Whoever listens last hears everything from then on."""
         self._post = post
 
+    def close(self) -> None:
+        """End the loader's threads; nothing may be ordered afterwards."""
+        self._loader.close()
+
     def _tell(self, message: Message) -> None:
         assert self._post is not None, "somebody must listen before adapters are loaded"
         self._post(message)

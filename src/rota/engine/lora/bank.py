@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from rota.engine.lora.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 
 MEBIBYTE = 1 << 20
+NO_ANNEXES: Mapping[str, Tensor] = {}
 
 
 def slot_bytes(spec: ModelSpec, max_rank: int, dtype: torch.dtype) -> int:
@@ -46,9 +47,20 @@ def count_slots(
 
 
 class Bank:
-    """The factors of every slot, per site [layers, slots, …]; beyond a slot's rank they are zero."""
+    """The factors of every slot, per site [layers, slots, …]; beyond a slot's rank they are zero.
 
-    def __init__(self, spec: ModelSpec, slots: int, max_rank: int, dtype: torch.dtype, device: torch.device) -> None:
+    Where a site has an annex, [layers, slots * parts * max_rank, inputs] of zeros, that is where its A lie.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        annexes: Mapping[str, Tensor] = NO_ANNEXES,
+    ) -> None:
         self.slots = slots
         self.max_rank = max_rank
         self.dtype = dtype
@@ -57,7 +69,9 @@ class Bank:
         self.layers = spec.layers
         self._shapes = site_shapes(spec)
         self._a = [
-            _zeros((spec.layers, slots, len(shape.parts) * max_rank, shape.inputs), dtype, device)
+            annexes[shape.name].unflatten(1, (slots, -1))
+            if shape.name in annexes
+            else _zeros((spec.layers, slots, len(shape.parts) * max_rank, shape.inputs), dtype, device)
             for shape in self._shapes
         ]
         self._b = [_zeros((spec.layers, slots, max_rank, shape.outputs), dtype, device) for shape in self._shapes]

@@ -28,8 +28,9 @@ from rota.engine.model.spec import ModelSpec
 
 def checkpoint_reader(bank: Bank, spec: ModelSpec, adapter_root: str | None = None) -> Callable[[str], HostAdapter]:
     """Reads PEFT folders into the kind of host memory that copies into this bank are quickest from."""
-    is_pinned = bank.device.type == "cuda"
-    return lambda path: read_checkpoint(path, spec, bank.dtype, bank.max_rank, adapter_root, is_pinned)
+    # Not the bank itself: a reader's thread may outlive its engine, and must not keep the device's memory.
+    dtype, max_rank, is_pinned = bank.dtype, bank.max_rank, bank.device.type == "cuda"
+    return lambda path: read_checkpoint(path, spec, dtype, max_rank, adapter_root, is_pinned)
 
 
 class AdapterLoader:

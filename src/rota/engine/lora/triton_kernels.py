@@ -118,9 +118,10 @@ def expand_kernel(
     tile_slots,
     tile_starts,
     tile_counts,
-    partial,  # -> [SHARES, tokens in their order, PARTS * MAX_RANK] float32
+    shrunk,  # -> [SHARES, tokens in their order, PARTS * MAX_RANK]; BY_TOKEN: [tokens, slots, PARTS * MAX_RANK]
     tokens,
     y_stride,
+    row_stride,  # of shrunk, BY_TOKEN
     FIRST: tl.constexpr,  # widths of the parts, 0 where there is none
     SECOND: tl.constexpr,
     THIRD: tl.constexpr,
@@ -131,6 +132,7 @@ def expand_kernel(
     COLUMNS: tl.constexpr,
     RANKS: tl.constexpr,  # ranks per iteration
     OPERAND: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
 ):
     tile = tl.program_id(1)
     part, begin, end = _columns(tl.program_id(0), FIRST, SECOND, THIRD, COLUMNS)
@@ -148,11 +150,15 @@ def expand_kernel(
     y_at = y + token[:, None] * y_stride + column[None, :]
     is_real = is_token[:, None] & inside
     base = tl.load(y_at, mask=is_real, other=0.0)
-    s_at = partial + place[:, None] * (PARTS * MAX_RANK) + part * MAX_RANK + nth[None, :]
+    s_at = shrunk + part * MAX_RANK + nth[None, :]
+    if BY_TOKEN:
+        s_at += token[:, None] * row_stride + slot * (PARTS * MAX_RANK)
+    else:
+        s_at += place[:, None] * (PARTS * MAX_RANK)
     total = tl.zeros([TILE, COLUMNS], tl.float32)
     for _ in range(0, rank, RANKS):
         is_stored = is_token[:, None] & ((nth < _padded(rank)) & (nth < MAX_RANK))[None, :]
-        s = tl.load(s_at, mask=is_stored, other=0.0)
+        s = tl.load(s_at, mask=is_stored, other=0.0).to(tl.float32)
         # Not a static_range: of an unrolled sum the compiler would take each share through shared memory by itself.
         for share in range(1, SHARES):
             s += tl.load(s_at + share * tokens * (PARTS * MAX_RANK), mask=is_stored, other=0.0)

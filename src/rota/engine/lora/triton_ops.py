@@ -1,4 +1,4 @@
-"""Adapters on a GPU: two launches a site, whatever the number of adapters, with grids that shapes alone decide.
+"""Adapters on a GPU: a launch or two a site, whatever the number of adapters, with grids that shapes alone decide.
 
 What varies from step to step (slots, ranks, tiles) is read on the device, so a captured CUDA graph serves any
 assignment of tokens to adapters.
@@ -16,7 +16,7 @@ from torch import Tensor
 from rota.engine.lora.batch import DECODE_TILE
 from rota.engine.lora.layout import LoraBatch, SiteFactors
 from rota.engine.lora.triton_kernels import expand_kernel, shrink_kernel
-from rota.engine.model.linear import Projection
+from rota.engine.model.linear import Matrix, Projection
 
 # The smallest number of rows a matrix instruction takes.
 SMALLEST_DOT = 16
@@ -66,16 +66,28 @@ def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tunin
     expand(y, shrink(x, factors, batch, tuning), factors, batch, tuning)
 
 
+def project_with_annex(
+    matrix: Matrix, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning | None = None
+) -> Tensor:
+    """A matrix product, and what each token's adapter adds to it; rows of the result lie apart from each other."""
+    y, shrunk = matrix(x).tensor_split([factors.shape.outputs], dim=1)
+    expand(y, shrunk, factors, batch, tuning or tuning_for(batch))
+    return y
+
+
 class BesideProduct:
     """A projection with adapters, whose shrink runs beside the base product: both read x, neither needs the other.
 
-    Only while a graph is captured: there a fork costs nothing on the host, and a replay keeps it.
+    Only while a graph is captured: there a fork costs nothing on the host, and a replay keeps it. And only where the
+    site has no annex, by which shrink is part of the product.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._side = torch.cuda.Stream(device)
 
     def __call__(self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
+        if project.annex is not None:
+            return project_with_annex(project.annex, x, factors, batch)
         if not torch.cuda.is_current_stream_capturing():
             y = project(x)
             add_lora(y, x, factors, batch)
@@ -115,18 +127,22 @@ def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) ->
     return partial
 
 
-def expand(y: Tensor, partial: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
-    """y += (the sum of the shares) @ B, each part with its own columns. Must follow shrink on the same stream."""
+def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
+    """y += shrunk @ B, each part with its own columns.
+
+    shrunk: the shares that shrink gave on the same stream, or x @ A.T of all slots [tokens, slots * parts * max_rank].
+    """
     b, widths, shapes = factors.b, factors.shape.widths, tuning.expand
     assert y.stride(1) == 1 and b.is_contiguous() and y.dtype == b.dtype
     first, second, third = (*widths, 0, 0)[:3]
     # Float32 multiplies from registers, and its numbers take two of what others take one: half the columns.
     columns = _at_most(shapes.columns * 2 // y.element_size(), max(widths))
+    by_token = shrunk.dim() == 2
     expand_kernel[(sum(triton.cdiv(width, columns) for width in widths), len(batch.tile_slots))](
-        y, b, factors.ranks, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, partial,
-        y.shape[0], y.stride(0), FIRST=first, SECOND=second, THIRD=third, PARTS=len(widths),
-        MAX_RANK=factors.max_rank, SHARES=partial.shape[0], TILE=batch.tile_size, COLUMNS=columns,
-        RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=_operand(b),
+        y, b, factors.ranks, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, shrunk,
+        y.shape[0], y.stride(0), shrunk.stride(-2), FIRST=first, SECOND=second, THIRD=third, PARTS=len(widths),
+        MAX_RANK=factors.max_rank, SHARES=1 if by_token else shrunk.shape[0], TILE=batch.tile_size, COLUMNS=columns,
+        RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=_operand(b), BY_TOKEN=by_token,
         num_warps=shapes.warps, num_stages=1,
     )  # fmt: skip
 

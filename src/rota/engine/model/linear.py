@@ -12,7 +12,7 @@ from rota.engine.padding import pad_rows
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Matrix:
     """x Wᵀ + b, the weight as [outputs, inputs]."""
 
     weight: Tensor
@@ -20,6 +20,13 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Matrix):
+    """A matrix of the model, and where there is one the same with rows of adapters below: see `lora/annex.py`."""
+
+    annex: Matrix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class PackedLinear:
 
     weight: Tensor
     bias: Tensor | None = None
+    annex: Matrix | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]

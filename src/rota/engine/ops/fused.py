@@ -28,11 +28,14 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """(norm(x + residual), x + residual), written over x and over residual."""
-    assert x.is_contiguous() and residual.is_contiguous()
+    """(norm(x + residual), x + residual), the sum written over residual, the norm over x if that is in one piece."""
+    assert residual.is_contiguous()
     tokens, width = x.shape
-    rms_norm_kernel[(tokens,)](x, residual, weight, x, epsilon, width, WIDTH=width, **_row_shape(width), ADD=True)
-    return x, residual
+    output = x if x.is_contiguous() else torch.empty_like(residual)
+    rms_norm_kernel[(tokens,)](
+        x, residual, weight, output, epsilon, x.stride(0), WIDTH=width, **_row_shape(width), ADD=True
+    )
+    return output, residual
 
 
 def silu_multiply(gate_up: Tensor) -> Tensor:
