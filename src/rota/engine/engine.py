@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -36,6 +36,10 @@ NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))
 
 class Model(Protocol):
     """What the engine asks of a model."""
+
+    def learn(self, rows: Iterable[int]) -> None:
+        """Find out how steps of so many tokens are computed quickest, before they are captured."""
+        ...
 
     def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
         """[tokens, hidden size]; writes the tokens' keys and values into the cache."""
@@ -72,6 +76,7 @@ class Engine:
     def capture(self, most_prompt_tokens: int, quiet: bool = False) -> None:
         """Replay steps as CUDA graphs from now on; the attention must not read lengths on the host."""
         frames, has_bank = self._frames(most_prompt_tokens), self._adapters is not None
+        self._model.learn(sorted({frame.tokens for frame in frames}))
         most = max(frame.decodes for frame in frames) + MOST_CHUNKS
         logits = torch.empty(most, self.spec.vocab_size, dtype=self._cache.dtype, device=self._device)
         self._graphs = capture_graphs(self.compute_framed, self._padding, frames, logits, quiet, has_bank)

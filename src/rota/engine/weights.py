@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rota.engine.model.linear import Linear, Matrix, Projection, projection
 from rota.engine.model.spec import ModelSpec
+from rota.engine.model.ways import Ways
 from rota.engine.progress import BYTES, Progress
 from rota.engine.shards import Shards
 
@@ -102,6 +103,7 @@ class _Builder:
         self._layers = layers
         self._annex_rows = annex
         self._blocks: dict[str, Tensor] = {}
+        self._ways: dict[tuple[int, ...], Ways] = {}
         self.annexes: dict[str, Tensor] = {}
         self.size_bytes = 0
 
@@ -117,7 +119,7 @@ class _Builder:
         bias = self._empty((sum(outputs),)) if has_bias else None
         if bias is not None:
             self._fill_parts(names, "bias", bias, outputs)
-        return projection(weight, bias)
+        return projection(weight, bias, self._ways_of(weight, bias))
 
     def site(
         self, site: str, layer: int, names: list[str], outputs: list[int], inputs: int, has_bias: bool
@@ -139,8 +141,16 @@ class _Builder:
             self._fill_parts(names, "bias", bias[:own], outputs)
         own_bias = None if bias is None else bias[:own]
         self.size_bytes += weight[:own].nbytes + (0 if own_bias is None else own_bias.nbytes)
-        annex = Matrix(weight, bias)
-        return Linear(weight[:own], own_bias, annex)
+        annex = Matrix(weight, bias, self._ways_of(weight, bias))
+        return Linear(weight[:own], own_bias, self._ways_of(weight[:own], own_bias), annex)
+
+    def _ways_of(self, weight: Tensor, bias: Tensor | None) -> Ways | None:
+        """The same for all matrices of a shape; a CPU has one way, and so has a matrix with a bias."""
+        if self._device.type != "cuda" or bias is not None:
+            return None
+        if weight.shape not in self._ways:
+            self._ways[weight.shape] = Ways(weight.shape[0], weight.dtype, weight.device)
+        return self._ways[weight.shape]
 
     def _fill_parts(self, names: list[str], what: str, target: Tensor, outputs: list[int]) -> None:
         for name, part in zip(names, torch.split(target, outputs), strict=True):

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rota.engine.model.ways import Ways
 from rota.engine.padding import pad_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """x Wᵀ + b, the weight as [outputs, inputs]."""
+    """x Wᵀ + b, the weight as [outputs, inputs], in the way that was found to be quicker."""
 
     weight: Tensor
     bias: Tensor | None = None
+    ways: Ways | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
+        bias = self.bias
+        if bias is None and self.ways is not None:
+            bias = self.ways.bias_for(len(x))
+        return functional.linear(x, self.weight, bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +57,19 @@ class PackedLinear:
 Projection = Linear | PackedLinear
 
 
-def projection(weight: Tensor, bias: Tensor | None = None) -> Projection:
+def projection(weight: Tensor, bias: Tensor | None = None, ways: Ways | None = None) -> Projection:
     """The quickest form of a matrix where it lies; a packed one is a copy, and the caller may drop `weight`."""
     if weight.device.type != "cpu" or not _packs(weight.dtype):
-        return Linear(weight, bias)
+        return Linear(weight, bias, ways)
     return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
+
+
+def learn_ways(projections: Sequence[Projection], rows: Iterable[int]) -> None:
+    """Find out how matrices of one shape, one for each layer, are multiplied quickest; the same below an annex."""
+    matrices = [one for one in projections if isinstance(one, Linear)]
+    for some in (matrices, [one.annex for one in matrices if one.annex is not None]):
+        if some and (ways := some[0].ways) is not None:
+            ways.learn([one.weight for one in some], rows)
 
 
 def _packs(dtype: torch.dtype) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rota.engine.lora.adapters import Adapters
-from rota.engine.model.linear import Projection
+from rota.engine.model.linear import Projection, learn_ways
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
 from rota.engine.step import Attention, DeviceStep, Operations
@@ -33,6 +35,14 @@ class Llama:
         self._rotary = rotary_table(spec.rotary, spec.head_dim, spec.context_length, weights.embedding.device)
         # A layer ends with the norm its successor begins with: adding and norming are one operation.
         self._next_norms = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
+
+    def learn(self, rows: Iterable[int]) -> None:
+        """Find out how products of so many rows are quickest; before anything is captured."""
+        rows, layers = tuple(rows), self._weights.layers
+        learn_ways([layer.qkv for layer in layers], rows)
+        learn_ways([layer.output for layer in layers], rows)
+        learn_ways([layer.gate_up for layer in layers], rows)
+        learn_ways([layer.down for layer in layers], rows)
 
     @torch.inference_mode()
     def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
