@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rota.core.errors import ConfigError
+
 from .fidelity import compare, fit_costs
 from .peers import ISOLATION, START, TAIL_FIGURES, TAILS, TARGETS, figure
 from .results import Result, read_results
@@ -131,7 +133,10 @@ def _loads(results: Mapping[str, Result]) -> list[str]:
 def _fidelity(folder: Path, results: Mapping[str, Result]) -> list[str]:
     """Steps and loads measured here, a cost model from them, and its word for the runs that are here too."""
     loads: Any = results.get("loads", {}).get("beside_loads", {}).get("load ms")
-    fit = fit_costs(folder, loads["median"] / 1e3 if loads else None)
+    try:
+        fit = fit_costs(folder, loads["median"] / 1e3 if loads else None)
+    except ConfigError as error:  # too few steps: the rest of the report is worth having
+        return [str(error)]
     if fit is None:
         return []
     rows = []
