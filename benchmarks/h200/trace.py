@@ -17,6 +17,7 @@ from typing import Any
 
 MARK = "rota step"
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+ON_DEVICE_AGAIN = "gpu_user_annotation"
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 # A step with this share of the kernels of the fullest one has all of them: a few come and go with page changes.
 WHOLE = 0.9
@@ -51,7 +52,9 @@ class Kernel:
 def read_kernels(trace: dict[str, Any]) -> list[Kernel]:
     """All kernels of marked steps in order of their beginning, from a trace in Chrome's format."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    marks = sorted((float(event["ts"]), float(event["dur"])) for event in events if event["name"] == MARK)
+    # The profiler tells of a mark a second time, where the device did what lay in it: those are no steps of their own.
+    told = [event for event in events if event["name"] == MARK and event.get("cat") != ON_DEVICE_AGAIN]
+    marks = sorted((float(event["ts"]), float(event["dur"])) for event in told)
     if any(event.get("cat") in ON_DEVICE for event in events):
         launched = {
             event["args"]["correlation"]: float(event["ts"])

@@ -15,6 +15,8 @@ def trace(steps: int, idle_us: float) -> dict:
     events = []
     for step in range(steps):
         events.append({"ph": "X", "name": MARK, "cat": "user_annotation", "ts": step * 100.0, "dur": 20.0})
+        # Where the device did it: a step later, while the host goes on.
+        events.append({"ph": "X", "name": MARK, "cat": "gpu_user_annotation", "ts": step * 100.0 + 50, "dur": 30.0})
         launch = {"ph": "X", "name": "cudaGraphLaunch", "cat": "cuda_runtime", "ts": step * 100.0 + 5, "dur": 5.0}
         events.append({**launch, "args": {"correlation": step}})
         begin = 1000.0 + step * (30.0 + idle_us)
