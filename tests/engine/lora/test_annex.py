@@ -18,9 +18,10 @@ from rota.engine.lora.checkpoint import read_checkpoint
 from rota.engine.lora.layout import SITES
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import project_with_lora
+from rota.engine.matrices import ALIGNMENT
 from rota.engine.model.linear import Linear
 from rota.engine.model.spec import ModelSpec, read_spec
-from rota.engine.weights import ALIGNMENT, LayerWeights, Weights, load_weights, weight_bytes
+from rota.engine.weights import LayerWeights, Weights, load_weights, weight_bytes
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 

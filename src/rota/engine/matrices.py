@@ -1,0 +1,86 @@
+"""Matrices are allocated as the forward pass wants them and filled part by part, by whoever has the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from rota.engine.lora.layout import SiteShape
+from rota.engine.lora.sites import module_name
+from rota.engine.model.linear import Linear, Matrix, Projection, projection
+from rota.engine.model.ways import Ways
+
+# Writes the tensor of a name into the part of a matrix that waits for it.
+Fill = Callable[[str, Tensor], None]
+# By site: rows to leave for adapters below its matrices.
+AnnexRows = Mapping[str, int]
+NO_ANNEX: AnnexRows = {}
+# In numbers: a product's rows begin where every kernel reads them at full width.
+ALIGNMENT = 64
+
+
+class MatrixBuilder:
+    """Makes a model's matrices, and counts their bytes; those of an annex are not the model's."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, fill: Fill, layers: int, annex: AnnexRows) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._fill = fill
+        self._layers = layers
+        self._annex_rows = annex
+        self._blocks: dict[str, Tensor] = {}
+        self._ways: dict[tuple[int, ...], Ways] = {}
+        self.annexes: dict[str, Tensor] = {}  # by site, [layers, rows, inputs]: where adapters' rows lie
+        self.size_bytes = 0
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        target = self._empty(*shape)
+        self.size_bytes += target.nbytes
+        self._fill(name, target)
+        return target
+
+    def head(self, name: str, outputs: int, inputs: int) -> Projection:
+        weight = self.tensor(f"{name}.weight", outputs, inputs)
+        return projection(weight, ways=self._ways_of(weight, None))
+
+    def site(self, shape: SiteShape, layer: int, has_bias: bool) -> Projection:
+        """The matrices of a site's parts, one below the other; and adapters' rows below them, if it has an annex."""
+        rows = self._annex_rows.get(shape.name, 0)
+        weight = self._block(shape, rows)[layer] if rows else self._empty(shape.outputs, shape.inputs)
+        # A bias adds nothing to what is not the model's.
+        bias = torch.zeros(len(weight), dtype=self._dtype, device=self._device) if has_bias else None
+        own, own_bias = weight[: shape.outputs], None if bias is None else bias[: shape.outputs]
+        self._fill_parts(shape, layer, "weight", own)
+        if own_bias is not None:
+            self._fill_parts(shape, layer, "bias", own_bias)
+        if not rows:
+            return projection(own, own_bias, self._ways_of(own, own_bias))
+        annex = Matrix(weight, bias, self._ways_of(weight, bias))
+        return Linear(own, own_bias, self._ways_of(own, own_bias), annex)
+
+    def _block(self, shape: SiteShape, rows: int) -> Tensor:
+        """One for all layers, so that an adapter's share of all of them is copied at once; zeros below the model's."""
+        if shape.name not in self._blocks:
+            all_rows = -(-(shape.outputs + rows) // ALIGNMENT) * ALIGNMENT
+            block = self._blocks[shape.name] = self._empty(self._layers, all_rows, shape.inputs)
+            block[:, shape.outputs :].zero_()
+            self.annexes[shape.name] = block[:, shape.outputs : shape.outputs + rows]
+        return self._blocks[shape.name]
+
+    def _fill_parts(self, shape: SiteShape, layer: int, what: str, target: Tensor) -> None:
+        self.size_bytes += target.nbytes
+        for (name, _), part in zip(shape.parts, torch.split(target, list(shape.widths)), strict=True):
+            self._fill(f"{module_name(layer, name)}.{what}", part)
+
+    def _ways_of(self, weight: Tensor, bias: Tensor | None) -> Ways | None:
+        """The same for all matrices of a shape; a CPU has one way, and so has a matrix with a bias."""
+        if self._device.type != "cuda" or bias is not None:
+            return None
+        if weight.shape not in self._ways:
+            self._ways[weight.shape] = Ways(weight.shape[0], weight.dtype, weight.device)
+        return self._ways[weight.shape]
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
