@@ -129,9 +129,9 @@ def _adapters(config: LoraConfig, bank: Bank, spec: ModelSpec, backend: str, row
     """The adapters' side of the engine. The bank is made before KV takes what is left."""
     project: Project = project_with_lora
     if backend == "triton":
-        from rota.engine.lora.triton_ops import BesideProduct
+        from rota.engine.lora.triton_ops import TritonProjector
 
-        project = BesideProduct(bank.device)
+        project = TritonProjector(bank.device)
     read = checkpoint_reader(bank, spec, config.adapter_root)
     return Adapters(bank, read, project, rows, config.enable_lora_overlap_loading)
 

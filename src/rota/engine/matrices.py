@@ -17,7 +17,7 @@ Fill = Callable[[str, Tensor], None]
 # By site: rows to leave for adapters below its matrices.
 AnnexRows = Mapping[str, int]
 NO_ANNEX: AnnexRows = {}
-# In numbers: a product's rows begin where every kernel reads them at full width.
+# In elements: a product's rows begin where every kernel reads them at full width.
 ALIGNMENT = 64
 
 
@@ -70,6 +70,7 @@ class MatrixBuilder:
         return self._blocks[shape.name]
 
     def _fill_parts(self, shape: SiteShape, layer: int, what: str, target: Tensor) -> None:
+        """Part by part, and count them."""
         self.size_bytes += target.nbytes
         for (name, _), part in zip(shape.parts, torch.split(target, list(shape.widths)), strict=True):
             self._fill(f"{module_name(layer, name)}.{what}", part)

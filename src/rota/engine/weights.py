@@ -38,7 +38,7 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Projection
-    size_bytes: int
+    size_bytes: int  # without annexes
     # By site, [layers, rows, inputs]: where adapters' A lie below the matrices.
     annexes: Mapping[str, Tensor] = field(default_factory=dict)
 

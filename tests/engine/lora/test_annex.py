@@ -64,11 +64,11 @@ def test_one_product_gives_the_model_s_outputs_and_every_slot_s_share(folder, sp
     plain = load_weights(folder / "model", spec, CPU, torch.float32, quiet=True)
     for number, (layer, other) in enumerate(zip(weights.layers, plain.layers, strict=True)):
         wide, own = projection_of(layer, site), projection_of(other, site)
-        assert wide.annex is not None
+        assert wide.widened is not None
         x = torch.randn(5, own.weight.shape[1])
         factors = apart.factors(number, site)
         expected = torch.cat([own(x), x @ factors.a.flatten(0, 1).T], dim=1)
-        product = wide.annex(x)
+        product = wide.widened(x)
         torch.testing.assert_close(product[:, : expected.shape[1]], expected)
         assert product.stride(0) % ALIGNMENT == 0 and not product[:, expected.shape[1] :].any()
         torch.testing.assert_close(wide(x), own(x))

@@ -42,7 +42,7 @@ def add_through_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBat
 def add_from_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
     nothing = torch.zeros(factors.shape.outputs, factors.shape.inputs, dtype=x.dtype, device=x.device)
     annex = Matrix(torch.cat([nothing, factors.a.flatten(0, 1)]))
-    y += triton_ops.project_with_annex(annex, x, factors, batch, tuning)
+    y += triton_ops.project_widened(annex, x, factors, batch, tuning)
 
 
 WAYS = {

@@ -42,8 +42,8 @@ def test_matrices_with_an_annex_are_tried_with_it_too_and_only_where_ways_differ
     some = matrices(Ways(OUTPUTS, torch.float32, CPU), 12)
     learn_ways(some, [1, 16, 64, 256, 1024])
     assert clock == [(64, module.MOST_MATRICES, False), (64, module.MOST_MATRICES, True)] * 2
-    assert some[0].annex is not None and some[0].annex.ways is not None
-    assert some[0].annex.ways.bias_for(64) is not None
+    assert some[0].widened is not None and some[0].widened.ways is not None
+    assert some[0].widened.ways.bias_for(64) is not None
 
 
 def test_the_product_is_the_same_either_way(clock):

@@ -6,10 +6,9 @@
                            [ …              ]
 
 A product of few rows takes as long as reading its matrix does, and a small bank adds little to that. What it saves is a
-kernel and a fork at every site: with six adapters of rank 16 a step of 64 tokens takes 6.8 instead of 7.0 ms, one of
-64 and a prompt of 512 17.4 instead of 18.6 (Llama-8B, H200, 2026-11-15; without expand it would take what the base
-model's step takes). Columns of slots that a token does not use are computed for nothing and read by nobody, whatever is
-in them.
+kernel and a fork at every site: with six adapters of rank 16 a step of 64 tokens takes 6.81 instead of 7.03 ms, one of
+64 and a prompt of 512 17.4 instead of 18.6 (Llama-8B, H200, 2026-11-15). Columns of slots that a token does not use are
+computed for nothing and read by nobody, whatever is in them.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from rota.engine.lora.layout import SiteShape
 from rota.engine.lora.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 
-# What an H200 reads in a microsecond, which is about what shrink's own kernel costs a step.
+# What an H200 reads in a microsecond, which is about what shrink's own kernel costs at a site.
 LARGEST_BYTES = 4 << 20
 # Of a matrix's own rows, for prompts: they take as long as multiplying does.
 LARGEST_SHARE = 1 / 8
 
 
-def annexed_sites(spec: ModelSpec, slots: int, max_rank: int, dtype: torch.dtype) -> tuple[str, ...]:
-    """The sites at which so many slots are worth an annex."""
+def annexed_sites(spec: ModelSpec, places: int, max_rank: int, dtype: torch.dtype) -> tuple[str, ...]:
+    """The sites at which so many places, slots and landings, are worth an annex."""
 
     def is_small(shape: SiteShape) -> bool:
-        rows = _rows(shape, slots, max_rank)
+        rows = _rows(shape, places, max_rank)
         return rows * shape.inputs * dtype.itemsize <= LARGEST_BYTES and rows <= LARGEST_SHARE * shape.outputs
 
     return tuple(shape.name for shape in site_shapes(spec) if is_small(shape))
 
 
-def annex_rows(spec: ModelSpec, sites: Collection[str], slots: int, max_rank: int) -> dict[str, int]:
-    """How many rows the slots take at each of these sites."""
-    return {shape.name: _rows(shape, slots, max_rank) for shape in site_shapes(spec) if shape.name in sites}
+def annex_rows(spec: ModelSpec, sites: Collection[str], places: int, max_rank: int) -> dict[str, int]:
+    """How many rows the places take at each of these sites."""
+    return {shape.name: _rows(shape, places, max_rank) for shape in site_shapes(spec) if shape.name in sites}
 
 
-def _rows(shape: SiteShape, slots: int, max_rank: int) -> int:
-    return slots * len(shape.parts) * max_rank
+def _rows(shape: SiteShape, places: int, max_rank: int) -> int:
+    return places * len(shape.parts) * max_rank

@@ -66,28 +66,28 @@ def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tunin
     expand(y, shrink(x, factors, batch, tuning), factors, batch, tuning)
 
 
-def project_with_annex(
+def project_widened(
     matrix: Matrix, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning | None = None
 ) -> Tensor:
-    """A matrix product, and what each token's adapter adds to it; rows of the result lie apart from each other."""
+    """A product with a matrix that has an annex, and what each token's adapter adds to it: a view, not contiguous."""
     y, shrunk = matrix(x).tensor_split([factors.shape.outputs], dim=1)
     expand(y, shrunk, factors, batch, tuning or tuning_for(batch))
     return y
 
 
-class BesideProduct:
-    """A projection with adapters, whose shrink runs beside the base product: both read x, neither needs the other.
+class TritonProjector:
+    """A projection with what adapters add. Where the site has an annex, shrink is part of the product.
 
-    Only while a graph is captured: there a fork costs nothing on the host, and a replay keeps it. And only where the
-    site has no annex, by which shrink is part of the product.
+    Elsewhere shrink runs beside it, since both read x and neither needs the other; but only while a graph is captured:
+    there a fork costs nothing on the host, and a replay keeps it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._side = torch.cuda.Stream(device)
 
     def __call__(self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
-        if project.annex is not None:
-            return project_with_annex(project.annex, x, factors, batch)
+        if project.widened is not None:
+            return project_widened(project.widened, x, factors, batch)
         if not torch.cuda.is_current_stream_capturing():
             y = project(x)
             add_lora(y, x, factors, batch)
@@ -130,7 +130,8 @@ def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) ->
 def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
     """y += shrunk @ B, each part with its own columns.
 
-    shrunk: the shares that shrink gave on the same stream, or x @ A.T of all slots [tokens, slots * parts * max_rank].
+    shrunk: the shares that shrink gave on the same stream; or x @ A.T of all slots, [tokens, slots * parts * max_rank
+    or more].
     """
     b, widths, shapes = factors.b, factors.shape.widths, tuning.expand
     assert y.stride(1) == 1 and b.is_contiguous() and y.dtype == b.dtype

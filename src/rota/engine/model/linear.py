@@ -30,9 +30,9 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Linear(Matrix):
-    """A matrix of the model, and where there is one the same with rows of adapters below: see `lora/annex.py`."""
+    """A matrix of the model; and, where its site has an annex, the same with adapters' rows below (`lora/annex.py`)."""
 
-    annex: Matrix | None = None
+    widened: Matrix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class PackedLinear:
 
     weight: Tensor
     bias: Tensor | None = None
-    annex: Matrix | None = None
+    widened: None = None  # an annex is a GPU's: there is none to ask for
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
@@ -65,9 +65,10 @@ def projection(weight: Tensor, bias: Tensor | None = None, ways: Ways | None = N
 
 
 def learn_ways(projections: Sequence[Projection], rows: Iterable[int]) -> None:
-    """Find out how matrices of one shape, one for each layer, are multiplied quickest; the same below an annex."""
+    """Find out how matrices of one shape, one for each layer, are multiplied quickest; and the same with an annex
+    below them."""
     matrices = [one for one in projections if isinstance(one, Linear)]
-    for some in (matrices, [one.annex for one in matrices if one.annex is not None]):
+    for some in (matrices, [one.widened for one in matrices if one.widened is not None]):
         if some and (ways := some[0].ways) is not None:
             ways.learn([one.weight for one in some], rows)
 
