@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from rota.server.access.keys import Key
 
 MINUTE_S = 60.0
+# Far more than sums of floats are off by, and nothing to anybody: who comes back when told must not be sent away again.
+NO_WAIT_S = 1e-6
 
 
 class Bucket:
@@ -21,7 +23,8 @@ class Bucket:
 
     def wait_s(self, needed: float, now: float) -> float:
         """How long until `needed` is there, if nobody spends meanwhile; 0: it is there."""
-        return max(0.0, (needed - self._level_at(now)) / self._rate)
+        missing_s = (needed - self._level_at(now)) / self._rate
+        return missing_s if missing_s > NO_WAIT_S else 0.0
 
     def spend(self, amount: float, now: float) -> None:
         self._level = self._level_at(now) - amount
