@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -37,7 +37,7 @@ NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))
 class Model(Protocol):
     """What the engine asks of a model."""
 
-    def learn(self, rows: Iterable[int]) -> None:
+    def learn(self, rows: Sequence[int]) -> None:
         """Find out how steps of so many tokens are computed quickest, before they are captured."""
         ...
 

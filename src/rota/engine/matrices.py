@@ -41,10 +41,6 @@ class MatrixBuilder:
         self._fill(name, target)
         return target
 
-    def head(self, name: str, outputs: int, inputs: int) -> Projection:
-        weight = self.tensor(f"{name}.weight", outputs, inputs)
-        return projection(weight, ways=self._ways_of(weight, None))
-
     def site(self, shape: SiteShape, layer: int, has_bias: bool) -> Projection:
         """The matrices of a site's parts, one below the other; and adapters' rows below them, if it has an annex."""
         rows = self._annex_rows.get(shape.name, 0)
@@ -57,8 +53,8 @@ class MatrixBuilder:
             self._fill_parts(shape, layer, "bias", own_bias)
         if not rows:
             return projection(own, own_bias, self._ways_of(own, own_bias))
-        annex = Matrix(weight, bias, self._ways_of(weight, bias))
-        return Linear(own, own_bias, self._ways_of(own, own_bias), annex)
+        widened = Matrix(weight, bias, self._ways_of(weight, bias))
+        return Linear(own, own_bias, self._ways_of(own, own_bias), widened)
 
     def _block(self, shape: SiteShape, rows: int) -> Tensor:
         """One for all layers, so that an adapter's share of all of them is copied at once; zeros below the model's."""

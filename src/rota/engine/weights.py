@@ -95,7 +95,7 @@ def _build(
         head = projection(embedding)
         size_bytes = builder.size_bytes + (0 if head.weight is embedding else embedding.nbytes)
     else:
-        head = builder.head("lm_head", spec.vocab_size, spec.hidden_size)
+        head = projection(builder.tensor("lm_head.weight", spec.vocab_size, spec.hidden_size))
         size_bytes = builder.size_bytes
     return Weights(embedding, layers, norm, head, size_bytes, builder.annexes)
 

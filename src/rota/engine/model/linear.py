@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,9 +64,8 @@ def projection(weight: Tensor, bias: Tensor | None = None, ways: Ways | None = N
     return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
 
 
-def learn_ways(projections: Sequence[Projection], rows: Iterable[int]) -> None:
-    """Find out how matrices of one shape, one for each layer, are multiplied quickest; and the same with an annex
-    below them."""
+def learn_ways(projections: Sequence[Projection], rows: Sequence[int]) -> None:
+    """Find out how matrices of one shape, one for each layer, are multiplied quickest; widened ones by themselves."""
     matrices = [one for one in projections if isinstance(one, Linear)]
     for some in (matrices, [one.widened for one in matrices if one.widened is not None]):
         if some and (ways := some[0].ways) is not None:

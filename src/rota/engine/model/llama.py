@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,9 +36,9 @@ class Llama:
         # A layer ends with the norm its successor begins with: adding and norming are one operation.
         self._next_norms = [layer.attention_norm for layer in weights.layers[1:]] + [weights.norm]
 
-    def learn(self, rows: Iterable[int]) -> None:
+    def learn(self, rows: Sequence[int]) -> None:
         """Find out how products of so many rows are quickest; before anything is captured."""
-        rows, layers = tuple(rows), self._weights.layers
+        layers = self._weights.layers
         learn_ways([layer.qkv for layer in layers], rows)
         learn_ways([layer.output for layer in layers], rows)
         learn_ways([layer.gate_up for layer in layers], rows)

@@ -7,7 +7,7 @@ Llama-8B's `down` on an H200 (2026-11-15), without and with a bias of noughts: 3
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ class Ways:
         return self._noughts if rows in self._with_bias else None
 
     @torch.inference_mode()
-    def learn(self, weights: Sequence[Tensor], rows: Iterable[int]) -> None:
+    def learn(self, weights: Sequence[Tensor], rows: Sequence[int]) -> None:
         """Try both with so many rows: a few milliseconds for each number."""
         weights = weights[:MOST_MATRICES]
         for count in rows:
