@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from rota.engine.lora.batch import make_batch
 from rota.engine.model.rotary import RotarySpec, rotary_table
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
@@ -20,8 +22,9 @@ def same_dice() -> None:
     torch.manual_seed(0)
 
 
-def step_of(positions: list[int], slots: list[int]) -> DeviceStep:
+def step_of(positions: list[int], slots: list[int], has_adapters: bool = False) -> DeviceStep:
     nothing = int32([])
+    adapters = make_batch(np.zeros(len(slots), np.int32), 1, torch.device("cpu"))
     return DeviceStep(
         torch.zeros(len(slots), dtype=torch.int64),
         torch.tensor(positions),
@@ -30,6 +33,7 @@ def step_of(positions: list[int], slots: list[int]) -> DeviceStep:
         nothing,
         nothing,
         0,
+        lora=adapters if has_adapters else None,
     )
 
 
@@ -57,7 +61,7 @@ def test_rotating_and_storing_does_what_the_reference_does(dtype, has_norms):
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("operations", [CPUOperations(), reference], ids=["cpu", "reference"])
-def test_what_is_stored_is_finite_and_otherwise_as_it_was(operations, dtype):
+def test_what_adapters_store_is_finite_and_otherwise_as_it_was(operations, dtype):
     rotary = rotary_table(RotarySpec(10_000.0), HEAD_DIM, 64)
     qkv = torch.randn(4, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(dtype)
     well = qkv.clone()
@@ -65,13 +69,31 @@ def test_what_is_stored_is_finite_and_otherwise_as_it_was(operations, dtype):
     qkv[1, -1], qkv[2], qkv[3, -3 * HEAD_DIM :] = torch.nan, torch.inf, largest
     caches = torch.zeros(2, 2, 5, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=dtype)
     for cache, rows in zip(caches, (well, qkv), strict=True):
-        operations.rotate_and_store(rows, rotary, step_of([3, 4, 5, 6], [0, 1, 2, 3]), *cache, None)
+        operations.rotate_and_store(rows, rotary, step_of([3, 4, 5, 6], [0, 1, 2, 3], has_adapters=True), *cache, None)
 
     expected, found = caches[0], caches[1]
     assert found.isfinite().all()
     assert (found.float().abs() <= 2e30).all()
     assert torch.equal(found[:, 0, :, 0], expected[:, 0, :, 0])
     assert torch.equal(found[0, 0, :, 1], expected[0, 0, :, 1])
+
+
+def test_sixteen_bits_of_range_too_short_for_a_model_are_stored_finite_without_adapters_too():
+    rotary = rotary_table(RotarySpec(10_000.0), HEAD_DIM, 64)
+    qkv = torch.full((1, (HEADS + 2 * KV_HEADS) * HEAD_DIM), torch.inf, dtype=torch.float16)
+    cache = torch.zeros(2, 5, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=torch.float16)
+    CPUOperations().rotate_and_store(qkv, rotary, step_of([3], [0]), *cache, None)
+    assert cache.isfinite().all() and cache.any()
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_norms_of_rows_large_and_small_are_the_reference_s(dtype):
+    operations, weights = CPUOperations(), [torch.rand(64).to(dtype) for _ in range(3)]
+    x = (torch.randn(5, 64) * torch.tensor([1e-3, 0.1, 1.0, 10.0, 100.0])[:, None]).to(dtype)
+    for weight in weights:
+        found, expected = operations.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5)
+        assert found.is_contiguous()
+        assert relative_error(found, expected) < BOUNDS[dtype]
 
 
 def test_the_small_operations_do_what_the_reference_does():

@@ -27,13 +27,20 @@ class CPUOperations:
 
     def __init__(self) -> None:
         self._turn: _Turn | None = None
+        # By the identity of a weight: the weight, so that no other takes its place, and twice the weight.
+        self._doubled: dict[int, tuple[Tensor, Tensor]] = {}
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        return functional.rms_norm(x, weight.shape, weight, epsilon)
+        """torch's is nine operations on a CPU; a layer norm is one, and the same of (x, -x), whose mean is nought."""
+        if id(weight) not in self._doubled:
+            self._doubled[id(weight)] = (weight, torch.cat((weight, weight)))
+        _, doubled = self._doubled[id(weight)]
+        normed = functional.layer_norm(torch.cat((x, -x), 1), doubled.shape, doubled, None, epsilon)
+        return normed[:, : len(weight)].contiguous()
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         residual.add_(x)
-        return functional.rms_norm(residual, weight.shape, weight, epsilon), residual
+        return self.rms_norm(residual, weight, epsilon), residual
 
     def silu_multiply(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, dim=-1)
@@ -58,8 +65,11 @@ class CPUOperations:
             turned = _normed(turned.flatten(2), kv_heads, norms).view(turned.shape)
         # (a, b) turned is (a, b) · cosine + (b, a) · (-sine, sine).
         rotated = torch.addcmul(turned * turn.cosine, turned.flip(2), turn.sine).flatten(2)
+        # What the model makes by itself is finite: its weights are, and these precisions reach far enough.
+        is_finite = step.lora is None and qkv.dtype is not torch.float16
         for cache, new in ((keys, rotated[:, -kv_heads:]), (values, value)):
-            cache.view(-1, head_dim).index_copy_(0, turn.places, reference.storable(new).reshape(-1, head_dim))
+            stored = new if is_finite else reference.storable(new)
+            cache.view(-1, head_dim).index_copy_(0, turn.places, stored.reshape(-1, head_dim))
         return rotated[:, :-kv_heads]
 
 
