@@ -29,6 +29,7 @@ from rota.engine.lora.annex import annex_rows, annexed_sites
 from rota.engine.lora.bank import Bank, count_slots
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import project_with_lora
+from rota.engine.lora.stacked import StackedProjector
 from rota.engine.model.llama import Llama
 from rota.engine.model.spec import ModelSpec, read_spec
 from rota.engine.ops import reference
@@ -127,7 +128,7 @@ def _memory_with_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.devi
 
 def _adapters(config: LoraConfig, bank: Bank, spec: ModelSpec, backend: str, rows: int) -> Adapters:
     """The adapters' side of the engine. The bank is made before KV takes what is left."""
-    project: Project = project_with_lora
+    project: Project = StackedProjector(bank) if bank.device.type == "cpu" else project_with_lora
     if backend == "triton":
         from rota.engine.lora.triton_ops import TritonProjector
 

@@ -1,4 +1,4 @@
-"""Both ways to apply adapters against a loop over tokens in float64; kernels run interpreted where there is no GPU."""
+"""Every way to apply adapters against a loop over tokens in float64; kernels run interpreted where there is no GPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from rota.engine.lora import reference
 from rota.engine.lora.batch import BatchFrame, make_batch
 from rota.engine.lora.layout import LoraBatch, SiteFactors, SiteShape
+from rota.engine.lora.stacked import StackedProjector
 from rota.engine.model.linear import Matrix
 from tests.engine.triton_interpreter import DEVICE, load
 
@@ -45,8 +46,20 @@ def add_from_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch,
     y += triton_ops.project_widened(annex, x, factors, batch, tuning)
 
 
+class FirstTenants:
+    """A bank into whose slots one adapter each has come."""
+
+    def generation(self, slot: int) -> int:
+        return 1
+
+
+def add_stacked(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:
+    StackedProjector(FirstTenants())(lambda _: y, x, factors, batch)
+
+
 WAYS = {
     "torch": (reference.add_lora, DEVICE),
+    "stacked": (add_stacked, "cpu"),
     "triton": (triton_ops.add_lora, DEVICE),
     "triton small": (partial(triton_ops.add_lora, tuning=SMALL), DEVICE),
     "triton wide": (partial(triton_ops.add_lora, tuning=WIDE), DEVICE),

@@ -78,6 +78,7 @@ class Bank:
         self._ranks = torch.zeros(spec.layers, len(SITES), slots, dtype=torch.int32, device=device)
         # How many ranks of each slot's sites are not zero.
         self._filled = [[0] * len(SITES) for _ in range(slots)]
+        self._generations = [0] * slots
         # Where an adapter arrives on the device before its factors go each to their place.
         self._stage: Tensor | None = None
         if _staged_slots(device):
@@ -89,6 +90,10 @@ class Bank:
         index = SITES.index(site)
         return SiteFactors(self._shapes[index], self._a[index][layer], self._b[index][layer], self._ranks[layer, index])
 
+    def generation(self, slot: int) -> int:
+        """How many adapters came into the slot so far: what was made of its factors is as old as this number."""
+        return self._generations[slot]
+
     @torch.inference_mode()
     def copy_in(self, slot: Slot, adapter: HostAdapter) -> None:
         """Replace whoever is in the slot; queued on the current stream, and from pinned memory without waiting.
@@ -99,6 +104,7 @@ class Bank:
         for index, site in enumerate(stacked_sites(run, self._shapes, self.layers, adapter.site_ranks)):
             self._place(slot, index, site, adapter.site_ranks[index])
         self._ranks[:, :, slot].copy_(adapter.ranks, non_blocking=True)
+        self._generations[slot] += 1
 
     def _arrive(self, stage: Tensor, pieces: Sequence[Tensor]) -> Tensor:
         run = stage[: sum(piece.numel() for piece in pieces)]
