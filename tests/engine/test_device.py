@@ -10,23 +10,16 @@ import torch
 from rota.core.config import LoraConfig, ModelConfig
 from rota.core.errors import ConfigError
 from rota.engine.device import (
-    can_compute,
     choose_backend,
     choose_device,
-    choose_dtype,
     choose_lora_backend,
     device_memory,
     fetch,
     send,
-    usable_processors,
 )
 
 CPU = torch.device("cpu")
 HAS_GPU = torch.cuda.is_available()
-
-
-def only_float32(dtype: torch.dtype, device: torch.device) -> bool:
-    return dtype is torch.float32
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there is a GPU")
@@ -60,25 +53,6 @@ def test_flashinfer_needs_a_gpu_and_to_be_installed(monkeypatch):
     assert choose_lora_backend(LoraConfig(), "flashinfer", gpu, has_graphs=True) == "triton"
 
 
-def test_auto_takes_the_precision_of_the_folder():
-    assert choose_dtype(ModelConfig(), torch.float32, CPU) is torch.float32
-    assert choose_dtype(ModelConfig(dtype="float32"), torch.bfloat16, CPU) is torch.float32
-
-
-def test_a_precision_the_device_cannot_do_is_refused_with_those_it_can():
-    with pytest.raises(ConfigError, match=r"'float16', which this cpu cannot.*one of float32"):
-        choose_dtype(ModelConfig(dtype="float16"), torch.float32, CPU, only_float32)
-
-
-def test_auto_falls_back_to_what_the_device_can_do():
-    assert choose_dtype(ModelConfig(), torch.float16, CPU, only_float32) is torch.float32
-
-
-def test_a_device_is_asked_and_not_assumed_to_compute_a_precision():
-    assert can_compute(torch.float32, CPU)
-    assert not can_compute(torch.int8, CPU)
-
-
 def test_a_container_s_memory_limit_counts_and_no_limit_means_the_machine_s(tmp_path: Path):
     machine = device_memory(CPU, weights=7, limits=tmp_path / "none")
     (tmp_path / "memory.max").write_text("1048576\n")
@@ -86,12 +60,6 @@ def test_a_container_s_memory_limit_counts_and_no_limit_means_the_machine_s(tmp_
     (tmp_path / "memory.max").write_text("max\n")
     assert device_memory(CPU, weights=7, limits=tmp_path) == machine
     assert machine.taken == 7
-
-
-@pytest.mark.parametrize(("quota", "usable"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 8)])
-def test_a_container_s_processor_time_limits_the_threads(tmp_path: Path, quota: str, usable: int):
-    (tmp_path / "cpu.max").write_text(quota)
-    assert usable_processors(8, tmp_path) == usable
 
 
 def test_arrays_go_to_the_device_and_come_back():

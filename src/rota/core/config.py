@@ -22,7 +22,20 @@ class ModelConfig:
     load_format: Literal["auto", "dummy"] = option("auto", "'dummy' makes random weights of the model's shape.")
     device: Literal["auto", "cuda", "cpu"] = option("auto", "Where the model runs; 'auto' prefers a GPU.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = option(
-        "auto", "Precision of weights and KV; 'auto' takes what the model folder says."
+        "auto",
+        "Precision of weights and KV; 'auto' takes what the model folder says, or the nearest that the device "
+        "multiplies in hardware: on a CPU without bf16 arithmetic that is float32.",
+    )
+    quantization: Literal["auto", "int4", "none"] = option(
+        "auto",
+        "'int4' computes the layers in four bits, in groups of 32 (CPU only). On x86 it holds both, and computes steps "
+        "of up to 4 tokens in four bits (8 in float32), with activations in bf16. On ARM it holds four bits alone, and "
+        "rounds the activations of each token to eight. 'auto' takes int4 for the built-in model, if dtype is 'auto'.",
+    )
+    cpu_threads: int | Literal["auto"] = option(
+        "auto",
+        "Threads that compute on a CPU; 'auto' tries one and all that the container grants, for small and for larger "
+        "steps. OMP_NUM_THREADS says how many there are.",
     )
     context_length: int | None = option(None, "Longest prompt plus output; left out: what the model allows.")
     attention_backend: Literal["auto", "torch", "triton", "flashinfer"] = option(
@@ -38,6 +51,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _at_least("context_length", self.context_length, 2)
+        if self.cpu_threads != "auto":
+            _at_least("cpu_threads", self.cpu_threads, 1)
         for name in ("tensor_parallel_size", "data_parallel_size"):
             if getattr(self, name) != 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but a server runs one copy on one device; use 1.")

@@ -100,6 +100,11 @@ class StepPlan:
         return bool(self.chunks or self.decodes or self.fetches or self.loads or self.drops)
 
     @property
+    def tokens(self) -> int:
+        """How many the step computes."""
+        return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
+
+    @property
     def sampled_rows(self) -> tuple[Row, ...]:
         """The rows that get a token, in the order of `StepResult.tokens`: decodes, then chunks that sample."""
         return self.decodes + tuple(chunk.row for chunk in self.chunks if chunk.samples)

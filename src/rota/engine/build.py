@@ -13,15 +13,7 @@ from rota.core.config import LANDINGS, Capacity, EngineConfig, LoraConfig, Model
 from rota.core.errors import ConfigError
 from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.builtin import builtin_model_folder
-from rota.engine.device import (
-    DeviceMemory,
-    choose_backend,
-    choose_device,
-    choose_dtype,
-    choose_lora_backend,
-    device_memory,
-    set_threads,
-)
+from rota.engine.device import DeviceMemory, choose_backend, choose_device, choose_lora_backend, device_memory
 from rota.engine.engine import Engine
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
@@ -34,8 +26,13 @@ from rota.engine.model.llama import Llama
 from rota.engine.model.spec import ModelSpec, read_spec
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
+from rota.engine.precision import choose_dtype, choose_quantization
+from rota.engine.processor import look
+from rota.engine.quantised.files import GroupsFile
+from rota.engine.quantised.matrices import FourBit
 from rota.engine.rehearsal import rehearsal
 from rota.engine.step import Attention, Operations
+from rota.engine.threads import choose_threads, set_threads
 from rota.engine.weights import dummy_weights, load_weights, weight_bytes
 
 REHEARSED_BLOCKS = 16
@@ -44,12 +41,16 @@ REHEARSED_BLOCKS = 16
 @torch.inference_mode()
 def build_engine(config: EngineConfig) -> Engine:
     """Everything from a model folder to an engine that is ready for its first plan."""
-    set_threads()
+    processors = set_threads()
     folder = Path(config.model.model_path) if config.model.model_path else builtin_model_folder(config.quiet)
     spec = read_spec(folder)
     context = _context_length(config.model, spec)
     device = choose_device(config.model)
-    dtype = choose_dtype(config.model, spec.dtype, device)
+    processor = look()
+    dtype = choose_dtype(config.model, spec.dtype, device, processor)
+    groups = GroupsFile(folder)
+    quantization = choose_quantization(config.model, groups.is_there, device, processor)
+    four_bit = FourBit(quantization, groups) if quantization is not None else None
     backend = choose_backend(config.model, device)
     budget = config.scheduler.chunked_prefill_size
     has_graphs = backend != "torch" and config.model.enable_cuda_graphs
@@ -62,9 +63,9 @@ def build_engine(config: EngineConfig) -> Engine:
     one_layer = functools.partial(_one_layer, config, spec, device, dtype, context, sites)
     with rehearsal(one_layer, budget) if has_graphs else nullcontext():
         if config.model.load_format == "dummy":
-            weights = dummy_weights(spec, device, dtype, annex=annex)
+            weights = dummy_weights(spec, device, dtype, annex=annex, four_bit=four_bit)
         else:
-            weights = load_weights(folder, spec, device, dtype, config.quiet, annex)
+            weights = load_weights(folder, spec, device, dtype, config.quiet, annex, four_bit)
     rows = config.scheduler.max_running_requests
     bank = Bank(spec, places, max_rank, dtype, device, weights.annexes)
     adapters = _adapters(config.lora, bank, spec, lora_backend, rows)
@@ -76,6 +77,8 @@ def build_engine(config: EngineConfig) -> Engine:
     capacity = Capacity(blocks, shape.block_size, rows, context, slots, spec.vocab_size)
     engine = Engine(model, spec, KVCache(blocks, shape, device), capacity, adapters)
     engine.warm_up()  # also of what fits into no graph
+    if device.type == "cpu":
+        engine.share_threads(choose_threads(config.model.cpu_threads, processors, engine.seconds_of_step))
     if has_graphs:
         engine.capture(budget, config.quiet)
         engine.warm_up()

@@ -1,9 +1,8 @@
-"""The machine answers what was asked of it: which device, which precision, how much memory, how many threads."""
+"""The machine answers what was asked of it: which device, whose kernels, how much memory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,15 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from rota.core.config import LoraConfig, ModelConfig
 from rota.core.errors import ConfigError
-from rota.engine.model.spec import DTYPES
 
 # Where Linux says what a container may use.
 LIMITS = Path("/sys/fs/cgroup")
-IsAble = Callable[[torch.dtype, torch.device], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,36 +75,6 @@ def choose_lora_backend(config: LoraConfig, attention: str, device: torch.device
     return config.lora_backend
 
 
-def choose_dtype(
-    config: ModelConfig, folder_dtype: torch.dtype, device: torch.device, is_able: IsAble | None = None
-) -> torch.dtype:
-    """The precision that was asked for; 'auto' takes the folder's, or the nearest that the device can do."""
-    is_able = is_able or can_compute
-    if config.dtype == "auto":
-        candidates = (folder_dtype, torch.bfloat16, torch.float16)
-        return next((dtype for dtype in candidates if is_able(dtype, device)), torch.float32)
-    dtype = DTYPES[config.dtype]
-    if not is_able(dtype, device):
-        usable = [name for name, other in DTYPES.items() if is_able(other, device)]
-        raise ConfigError(
-            f"dtype is '{config.dtype}', which this {device.type} cannot compute with; use one of {', '.join(usable)}."
-        )
-    return dtype
-
-
-def can_compute(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a model of this precision runs on the device, at hardware speed where it is a GPU."""
-    if device.type == "cuda" and dtype is torch.bfloat16:
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    try:
-        x = torch.ones(2, 8, dtype=dtype, device=device)
-        functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
-        functional.rms_norm(functional.linear(x, x), (2,))
-    except RuntimeError:
-        return False
-    return True
-
-
 def device_memory(device: torch.device, weights: int, limits: Path = LIMITS) -> DeviceMemory:
     """What the device has, once `weights` bytes of weights are loaded."""
     if device.type == "cuda":
@@ -117,27 +83,8 @@ def device_memory(device: torch.device, weights: int, limits: Path = LIMITS) -> 
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(total, total - free)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _read_words(limits / "memory.max")  # a number, or "max"
+    limit = read_words(limits / "memory.max")  # a number, or "max"
     return DeviceMemory(min(total, int(limit[0])) if limit and limit[0].isdigit() else total, weights)
-
-
-def set_threads() -> None:
-    """Let torch use the processors this process may use; a user's OMP_NUM_THREADS stands."""
-    # oneDNN keeps a thousand compiled products, and torch's layer above it as many descriptions of them: hundreds of
-    # megabytes for the many lengths of a server's life. 256 hold what padded rows ask for; with 64 a prompt's adapter
-    # products took twice as long. Both look at this before their first product.
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, "256")
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(usable_processors(torch.get_num_threads()))
-
-
-def usable_processors(found: int, limits: Path = LIMITS) -> int:
-    """Of the processors found, those a container grants the time of: "200000 100000" means two."""
-    quota = _read_words(limits / "cpu.max")
-    if quota and quota[0].isdigit():
-        return min(found, max(1, int(quota[0]) // int(quota[1])))
-    return found
 
 
 def send(values: NDArray[np.generic], device: torch.device) -> Tensor:
@@ -160,7 +107,7 @@ def fetch(values: Tensor) -> Tensor:
     return staged.copy_(values, non_blocking=True)
 
 
-def _read_words(path: Path) -> list[str]:
+def read_words(path: Path) -> list[str]:
     try:
         return path.read_text().split()
     except OSError:

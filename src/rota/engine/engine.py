@@ -23,15 +23,19 @@ from rota.engine.inputs import Inputs, Rows
 from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.spec import ModelSpec
+from rota.engine.processor import quickest
 from rota.engine.sampler import Sampled, Sampler
 from rota.engine.scores import score, tokens_at_once
 from rota.engine.step import DeviceStep
+from rota.engine.threads import Threads
 from rota.engine.ticket import Ticket, send_home
 
 Numbers = NDArray[np.int32]
 
 NOBODY: Numbers = np.empty(0, np.int32)
 NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))
+# Steps that are timed for each number of threads.
+TRIES = 2
 
 
 class Model(Protocol):
@@ -71,6 +75,7 @@ class Engine:
         self._sampler = Sampler(capacity.rows, spec.vocab_size, self._device)
         self._scored_at_once = tokens_at_once(spec.vocab_size)
         self._graphs: StepGraphs | None = None
+        self._threads: Threads | None = None
 
     @torch.inference_mode()
     def capture(self, most_prompt_tokens: int, quiet: bool = False) -> None:
@@ -93,6 +98,17 @@ class Engine:
         rows = self.capacity.rows
         return [*decode_frames(rows), *mixed_frames(rows, most_prompt_tokens)]
 
+    def share_threads(self, threads: Threads) -> None:
+        """Compute with so many threads from now on: a CPU's."""
+        self._threads = threads
+
+    def seconds_of_step(self, tokens: int, threads: int) -> float:
+        """How long a decode step of so many tokens takes on a CPU with so many threads."""
+        torch.set_num_threads(threads)
+        frame = DecodeFrame(tokens)
+        inputs = torch.from_numpy(self._padding(frame, has_adapters=False))
+        return quickest(lambda: self.compute_framed(inputs, frame, has_adapters=False), TRIES)
+
     def listen(self, post: Callable[[Message], None]) -> None:
         """Tell of adapters through `post`, from the loader's threads."""
         if self._adapters is not None:
@@ -106,6 +122,8 @@ class Engine:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Ticket:
         """Start a step; on a CPU this is where it is computed."""
+        if self._threads is not None:
+            self._threads.use(plan.tokens)
         if self._adapters is not None:
             self._adapters.accept(plan)
         if plan.seats:

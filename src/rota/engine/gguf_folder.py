@@ -1,9 +1,8 @@
-"""A GGUF file of a small Llama becomes a folder in Hugging Face format."""
+"""A GGUF file of a small Llama becomes a folder in Hugging Face format, and keeps its groups of 4 and 8 bits there."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rota.core.errors import ModelError
 from rota.engine.progress import tracked
+from rota.engine.quantised.files import GROUPS_FILE
+from rota.engine.quantised.gguf_groups import Part, group_parts
+from rota.engine.safetensors_writer import Entry, write_safetensors
 
 OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -57,7 +59,10 @@ def convert_gguf(source: Path, folder: Path, quiet: bool) -> None:
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
     _tokenizer(fields).save(str(folder / "tokenizer.json"))
     unpacked = tracked(tensors, f"Unpacking {source.stem}", "tensors", quiet)
-    _write_safetensors(folder / "model.safetensors", tensors, (_bfloat16(_weights(t)) for t in unpacked))
+    entries = [Entry(tensor.name, "BF16", tensor.shape, 2) for tensor in tensors]
+    write_safetensors(folder / "model.safetensors", entries, (_bfloat16(_weights(tensor)) for tensor in unpacked))
+    parts = [part for tensor in tensors for part in _groups(tensor)]
+    write_safetensors(folder / GROUPS_FILE, [part.entry for part in parts], (part.values for part in parts))
 
 
 def _check(source: Path, fields: dict[str, Any]) -> None:
@@ -84,34 +89,29 @@ def _placed(tensor: gguf.ReaderTensor, fields: dict[str, Any]) -> _Tensor:
 
 def _weights(tensor: _Tensor) -> npt.NDArray[np.float32]:
     weights: npt.NDArray[np.float32] = gguf.dequantize(tensor.source.data, tensor.source.tensor_type)
-    if not tensor.shuffled_heads:
-        return weights
-    # llama.cpp rotates neighbours, Hugging Face rotates halves: in every head the rows
-    #     0, h, 1, h + 1, …, h - 1, 2h - 1    become    0, 1, …, 2h - 1.
-    rows, columns = tensor.shape
-    pairs = weights.reshape(tensor.shuffled_heads, rows // tensor.shuffled_heads // 2, 2, columns)
-    return pairs.swapaxes(1, 2).reshape(rows, columns)
+    return _in_order(weights, tensor.shuffled_heads)
+
+
+def _groups(tensor: _Tensor) -> list[Part]:
+    """The tensor's codes, scales and minima as they are in the file; none if it is not in groups."""
+    parts = group_parts(tensor.name, tensor.source.data, tensor.source.tensor_type, tensor.shape)
+    return [part._replace(values=_in_order(part.values, tensor.shuffled_heads)) for part in parts]
+
+
+def _in_order(rows: npt.NDArray[Any], shuffled_heads: int) -> npt.NDArray[Any]:
+    """llama.cpp rotates neighbours, Hugging Face rotates halves: in every head the rows
+    0, h, 1, h + 1, …, h - 1, 2h - 1    become    0, 1, …, 2h - 1.
+    """
+    if not shuffled_heads:
+        return rows
+    pairs = rows.reshape(shuffled_heads, len(rows) // shuffled_heads // 2, 2, -1)
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
 def _bfloat16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """The upper halves of the floats, rounded to nearest and to even between; NumPy has no such type."""
     bits = np.ascontiguousarray(weights, dtype=np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
-
-
-def _write_safetensors(path: Path, tensors: list[_Tensor], data: Iterator[npt.NDArray[np.uint16]]) -> None:
-    """By hand, because the library's writer wants all tensors in memory and has changed its arguments."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in tensors:
-        start, end = end, end + 2 * int(np.prod(tensor.shape))
-        header[tensor.name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for array in data:
-            file.write(array.tobytes())
 
 
 def _config(fields: dict[str, Any], has_tied_embeddings: bool) -> dict[str, Any]:

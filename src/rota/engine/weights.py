@@ -11,9 +11,10 @@ from torch import Tensor
 
 from rota.engine.lora.sites import site_shapes
 from rota.engine.matrices import NO_ANNEX, AnnexRows, Fill, MatrixBuilder
-from rota.engine.model.linear import Projection, projection
+from rota.engine.model.linear import Projection
 from rota.engine.model.spec import ModelSpec
 from rota.engine.progress import BYTES, Progress
+from rota.engine.quantised.matrices import FourBit
 from rota.engine.shards import Shards
 
 
@@ -55,6 +56,7 @@ def load_weights(
     dtype: torch.dtype,
     quiet: bool = False,
     annex: AnnexRows = NO_ANNEX,
+    four_bit: FourBit | None = None,
 ) -> Weights:
     """Copy a folder's safetensors to the device; every name and shape is checked before the first copy."""
     with Shards(folder) as shards:
@@ -66,11 +68,16 @@ def load_weights(
                 shards.copy(name, target)
                 progress.update(target.nbytes)
 
-            return _build(spec, device, dtype, fill, annex)
+            return _build(spec, device, dtype, fill, annex, four_bit)
 
 
 def dummy_weights(
-    spec: ModelSpec, device: torch.device, dtype: torch.dtype, seed: int = 0, annex: AnnexRows = NO_ANNEX
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    annex: AnnexRows = NO_ANNEX,
+    four_bit: FourBit | None = None,
 ) -> Weights:
     """Random weights of the model's shape, drawn on the device; activations neither vanish nor explode."""
     generator = torch.Generator(device).manual_seed(seed)
@@ -81,23 +88,26 @@ def dummy_weights(
         else:
             target.normal_(0.0, target.shape[-1] ** -0.5, generator=generator)
 
-    return _build(spec, device, dtype, fill, annex)
+    return _build(spec, device, dtype, fill, annex, four_bit)
 
 
 def _build(
-    spec: ModelSpec, device: torch.device, dtype: torch.dtype, fill: Fill, annex: AnnexRows = NO_ANNEX
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    fill: Fill,
+    annex: AnnexRows = NO_ANNEX,
+    four_bit: FourBit | None = None,
 ) -> Weights:
-    builder = MatrixBuilder(device, dtype, fill, spec.layers, annex)
+    builder = MatrixBuilder(device, dtype, fill, spec.layers, annex, four_bit)
     embedding = builder.tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = tuple(_build_layer(spec, builder, index) for index in range(spec.layers))
     norm = builder.tensor("model.norm.weight", spec.hidden_size)
     if spec.has_tied_embeddings:
-        head = projection(embedding)
-        size_bytes = builder.size_bytes + (0 if head.weight is embedding else embedding.nbytes)
+        head = builder.tied_head("model.embed_tokens.weight", embedding)
     else:
-        head = projection(builder.tensor("lm_head.weight", spec.vocab_size, spec.hidden_size))
-        size_bytes = builder.size_bytes
-    return Weights(embedding, layers, norm, head, size_bytes, builder.annexes)
+        head = builder.head("lm_head.weight", spec.vocab_size, spec.hidden_size)
+    return Weights(embedding, layers, norm, head, builder.size_bytes, builder.annexes)
 
 
 def _build_layer(spec: ModelSpec, builder: MatrixBuilder, index: int) -> LayerWeights:

@@ -12,6 +12,7 @@ from rota.engine.model.llama import Llama
 from rota.engine.model.spec import read_spec
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
+from rota.engine.quantised.matrices import FourBit
 from rota.engine.step import DeviceStep, Operations, PrefillPart, int32
 from rota.engine.weights import load_weights
 
@@ -25,10 +26,15 @@ class Sequences:
     """Rows that sit before one model; tokens are given by hand, logits come back."""
 
     def __init__(
-        self, folder: Path, rows: int = 1, operations: str = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        folder: Path,
+        rows: int = 1,
+        operations: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        four_bit: FourBit | None = None,
     ) -> None:
         spec = read_spec(folder)
-        weights = load_weights(folder, spec, CPU, dtype, quiet=True)
+        weights = load_weights(folder, spec, CPU, dtype, quiet=True, four_bit=four_bit)
         attention = TorchAttention(scale=spec.head_dim**-0.5)
         self.model = Llama(spec, weights, FAMILIES_OF_OPERATIONS[operations], attention)
         size = (rows * PAGES, spec.kv_heads, BLOCK_SIZE, spec.head_dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +14,27 @@ from rota.engine.model.ways import Ways
 from rota.engine.padding import pad_rows
 
 
+class Projection(Protocol):
+    """A product by a matrix of the model, in whatever form the matrix lies."""
+
+    @property
+    def widened(self) -> Matrix | None:
+        """The same with adapters' rows below, where the matrix's site has an annex."""
+        ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    @property
+    def keeps_weight(self) -> bool:
+        """Whether the tensor that the projection was made of is part of it."""
+        ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[rows, inputs] -> [rows, outputs]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """x Wᵀ + b, the weight as [outputs, inputs], in the way that was found to be quicker."""
@@ -20,6 +42,11 @@ class Matrix:
     weight: Tensor
     bias: Tensor | None = None
     ways: Ways | None = None
+    keeps_weight: ClassVar[bool] = True
+
+    @property
+    def size_bytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         bias = self.bias
@@ -46,15 +73,17 @@ class PackedLinear:
     weight: Tensor
     bias: Tensor | None = None
     widened: None = None  # an annex is a GPU's: there is none to ask for
+    keeps_weight: ClassVar[bool] = False
+
+    @property
+    def size_bytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
         padded, bias = pad_rows(x), self.bias
         product: Tensor = torch.ops.mkldnn._linear_pointwise.default(padded, self.weight, bias, "none", [], "")
         return product[:rows]
-
-
-Projection = Linear | PackedLinear
 
 
 def projection(weight: Tensor, bias: Tensor | None = None, ways: Ways | None = None) -> Projection:

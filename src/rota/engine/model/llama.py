@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.engine.lora.adapters import Adapters
-from rota.engine.model.linear import Projection, learn_ways
+from rota.engine.model.linear import Linear, Projection, learn_ways
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
 from rota.engine.step import Attention, DeviceStep, Operations
@@ -63,7 +63,10 @@ class Llama:
         """[n, vocabulary] in the model's precision, into `out` if given; ask only for the rows that sample."""
         head = self._weights.head
         assert out is None or len(out) == len(hidden), "torch would put the logits elsewhere"
-        return head(hidden) if out is None else torch.mm(hidden, head.weight.T, out=out)
+        if out is None:
+            return head(hidden)
+        assert isinstance(head, Linear), "graphs keep logits, and they are a GPU's"
+        return torch.mm(hidden, head.weight.T, out=out)
 
     def _project(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Tensor:
         """A matrix product, and what each token's adapter adds to it."""

@@ -1,0 +1,82 @@
+"""Precision is chosen by what the device multiplies in hardware: numbers of 16 bits, of 32, or weights of four."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from rota.core.config import ModelConfig
+from rota.core.errors import ConfigError
+from rota.engine.model.spec import DTYPES
+from rota.engine.processor import Processor, do_without_onednn, slowdown
+from rota.engine.quantised.matrices import Kind
+
+LOG = logging.getLogger("rota.engine")
+
+IsAble = Callable[[torch.dtype], bool]
+
+
+def choose_dtype(
+    config: ModelConfig,
+    folder_dtype: torch.dtype,
+    device: torch.device,
+    processor: Processor,
+    is_able: IsAble | None = None,
+) -> torch.dtype:
+    """The precision that was asked for; 'auto' takes the folder's, or the nearest that the device does in hardware."""
+    is_able = is_able or (lambda dtype: can_compute(dtype, device))
+    is_native = is_able if device.type == "cuda" else processor.multiplies.__contains__
+    if config.dtype == "auto":
+        halves = (folder_dtype, torch.bfloat16, torch.float16) if folder_dtype is not torch.float32 else ()
+        return next((dtype for dtype in halves if is_native(dtype)), torch.float32)
+    dtype = DTYPES[config.dtype]
+    if not is_able(dtype):
+        usable = [name for name, other in DTYPES.items() if is_able(other)]
+        raise ConfigError(
+            f"dtype is '{config.dtype}', which this {device.type} cannot compute with; use one of {', '.join(usable)}."
+        )
+    if device.type == "cpu" and dtype is not torch.float32 and not is_native(dtype):
+        do_without_onednn()
+        LOG.warning(
+            f"dtype is {config.dtype}, which this processor has no arithmetic for: a product takes "
+            f"{slowdown(dtype):.1f} times as long as in float32. --dtype auto would take float32."
+        )
+    return dtype
+
+
+def choose_quantization(
+    config: ModelConfig, is_builtin: bool, device: torch.device, processor: Processor
+) -> Kind | None:
+    """The 4-bit product for a model's layers; None: its weights are computed with as they are.
+
+    'auto' takes one for the built-in model alone, which was in four bits before, and whose adapters were examined so.
+    An exact precision and rounded weights do not go together, so it takes none where a precision was asked for.
+    """
+    can_do = device.type == "cpu" and processor.four_bit is not None
+    if config.quantization == "int4" and not can_do:
+        reason = (
+            f"the model runs on the {device.type}; 4-bit products are there for CPUs"
+            if device.type != "cpu"
+            else "this processor has no quick product for it, which takes AVX2, AVX-512 or ARM's dot product"
+        )
+        raise ConfigError(f"quantization is 'int4', but {reason}. Use --quantization none.")
+    is_wanted = config.quantization == "int4" or (
+        config.quantization == "auto" and config.dtype == "auto" and is_builtin
+    )
+    return processor.four_bit if is_wanted and can_do else None
+
+
+def can_compute(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a model of this precision runs on the device, at hardware speed where it is a GPU."""
+    if device.type == "cuda" and dtype is torch.bfloat16:
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    try:
+        x = torch.ones(2, 8, dtype=dtype, device=device)
+        functional.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])
+        functional.rms_norm(functional.linear(x, x), (2,))
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,79 @@
+"""A Processor says what a CPU does in hardware, as far as that decides how a model is computed on it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from rota.engine.quantised.groups import GROUP
+from rota.engine.quantised.matrices import Kind
+
+# Sixteen rows: with one even emulated numbers take no longer than reading the matrix does.
+TRIED_ROWS, TRIED_SIZE, TRIES = 16, 512, 5
+# Vector units that torch has a 4-bit product for.
+WEIGHT_ONLY = ("AVX2", "AVX512")
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What was found."""
+
+    multiplies: frozenset[torch.dtype]  # precisions of 16 bits, where they are quicker than float32
+    four_bit: Kind | None  # the 4-bit product that it has instructions for
+
+
+@functools.cache
+def look() -> Processor:
+    """What the processor at hand does; some milliseconds the first time."""
+    halves = (torch.bfloat16, torch.float16)
+    return Processor(frozenset(dtype for dtype in halves if _is_native(dtype)), _four_bit())
+
+
+def do_without_onednn() -> None:
+    """For numbers it has no arithmetic for: it refuses each product with a page of C++, and torch does it then."""
+    torch._C._set_mkldnn_enabled(False)
+
+
+def slowdown(dtype: torch.dtype) -> float:
+    """How many times as long as in float32 a product takes."""
+    return _seconds(dtype) / _seconds(torch.float32)
+
+
+def _is_native(dtype: torch.dtype) -> bool:
+    """oneDNN multiplies; where it says yes it may still emulate (AVX-512 without bf16), and only the clock knows."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    mkldnn = torch.ops.mkldnn
+    knows = mkldnn._is_mkldnn_bf16_supported if dtype is torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported
+    return bool(knows()) and slowdown(dtype) < 1.0
+
+
+def _four_bit() -> Kind | None:
+    """KleidiAI packs bytes; where it is missing torch keeps floats, and computes with them one at a time."""
+    codes = torch.zeros(GROUP, GROUP // 2, dtype=torch.uint8)
+    scales = torch.ones(GROUP, 1, dtype=torch.bfloat16)
+    packed = torch.ops.aten._dyn_quant_pack_4bit_weight(codes, scales, None, GROUP, GROUP, GROUP)
+    if packed.dtype is torch.uint8:
+        return "dynamic"
+    return "weight-only" if torch.backends.cpu.get_cpu_capability() in WEIGHT_ONLY else None
+
+
+def _seconds(dtype: torch.dtype) -> float:
+    x, weight = torch.ones(TRIED_ROWS, TRIED_SIZE, dtype=dtype), torch.ones(TRIED_SIZE, TRIED_SIZE, dtype=dtype)
+    return quickest(lambda: functional.linear(x, weight), TRIES)
+
+
+def quickest(work: Callable[[], object], tries: int) -> float:
+    """The least of some tries in seconds, after one that does not count: a busy machine only adds."""
+    work()
+    found = []
+    for _ in range(tries):
+        started_at = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - started_at)
+    return min(found)

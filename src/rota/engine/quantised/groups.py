@@ -1,0 +1,98 @@
+"""Groups are a matrix in four bits: 32 neighbours in a row share a scale and a middle.
+
+    weight = (code - 8) * scale + middle          code: 0 … 15
+
+A matrix of eight bits is two such matrices side by side, since a code of eight bits is two of four:
+
+    code = 16 * upper + lower                     upper: -8 … 7, lower: 0 … 15
+    W x  = [ 16 * upper | lower ] [ x ]
+                                  [ x ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUP = 32
+# The code that means a group's middle.
+MIDDLE = 8
+LARGEST_CODE = 15
+LARGEST_CODE_OF_EIGHT_BITS = 127
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """A matrix [outputs, inputs] in four bits."""
+
+    codes: Tensor  # [outputs, inputs / 2] uint8, two a byte, that of the even input in the lower half
+    scales: Tensor  # [outputs, inputs / GROUP] float32
+    middles: Tensor  # [outputs, inputs / GROUP] float32
+
+    @property
+    def outputs(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return 2 * self.codes.shape[1]
+
+    def unpacked(self) -> Tensor:
+        """[outputs, inputs] uint8, a code each."""
+        return torch.stack((self.codes & LARGEST_CODE, self.codes >> 4), dim=2).flatten(1)
+
+    def weights(self) -> Tensor:
+        """[outputs, inputs] float32: the matrix itself."""
+        codes = self.unpacked().view(self.outputs, -1, GROUP)
+        return ((codes.float() - MIDDLE) * self.scales[:, :, None] + self.middles[:, :, None]).flatten(1)
+
+
+def stacked(parts: Sequence[Groups]) -> Groups:
+    """Matrices of the same inputs, one below the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Groups(
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat([part.middles for part in parts]),
+    )
+
+
+def packed(codes: Tensor) -> Tensor:
+    """[outputs, inputs] of codes, two to a byte."""
+    codes = codes.to(torch.uint8)
+    return codes[:, 0::2] | (codes[:, 1::2] << 4)
+
+
+def in_four_bits(weight: Tensor) -> Groups:
+    """The nearest codes for a matrix; a group's lowest and highest weights have codes of their own."""
+    grouped = weight.float().unflatten(1, (-1, GROUP))
+    lowest, highest = grouped.amin(2), grouped.amax(2)
+    # Rounded as the products want it before anything is divided by it, so that no weight is rounded twice.
+    scales = ((highest - lowest) / LARGEST_CODE).bfloat16().float()
+    divisors = scales.where(scales > 0, 1.0)
+    codes = ((grouped - lowest[:, :, None]) / divisors[:, :, None]).round_().clamp_(0, LARGEST_CODE)
+    return Groups(packed(codes.flatten(1)), scales, lowest + MIDDLE * scales)
+
+
+def in_eight_bits(weight: Tensor) -> Groups:
+    """The nearest codes of eight bits, as two matrices of four side by side."""
+    grouped = weight.float().unflatten(1, (-1, GROUP))
+    scales = (grouped.abs().amax(2) / LARGEST_CODE_OF_EIGHT_BITS).bfloat16().float()
+    divisors = scales.where(scales > 0, 1.0)
+    most = LARGEST_CODE_OF_EIGHT_BITS
+    codes = (grouped / divisors[:, :, None]).round_().clamp_(-most, most)
+    return side_by_side(codes.flatten(1).to(torch.int8), scales)
+
+
+def side_by_side(codes: Tensor, scales: Tensor) -> Groups:
+    """A matrix of eight bits, codes [outputs, inputs] int8 and their groups' scales, as Groups of twice the inputs."""
+    upper, lower = (codes >> 4) + MIDDLE, codes & LARGEST_CODE
+    return Groups(
+        packed(torch.cat((upper, lower), 1)),
+        torch.cat((16 * scales, scales), 1),
+        torch.cat((torch.zeros_like(scales), MIDDLE * scales), 1),
+    )

@@ -1,0 +1,50 @@
+"""The processor at hand is asked what it does; acting an older one shows that the answer counts."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from rota.engine import processor
+from rota.engine.processor import look, slowdown
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+SAY = "from rota.engine.processor import look; print(len(look().multiplies), look().four_bit)"
+
+
+def acted(**limits: str) -> str:
+    """What an engine finds where torch and oneDNN are told to use no more than this."""
+    found = subprocess.run(
+        [sys.executable, "-c", SAY], env={**os.environ, **limits}, capture_output=True, text=True, check=True
+    )
+    assert found.stderr == ""
+    return found.stdout.strip()
+
+
+def test_a_processor_is_looked_at_once():
+    assert look() is look()
+
+
+def test_an_emulated_precision_is_not_taken_for_arithmetic_whatever_the_library_says(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(processor, "slowdown", lambda dtype: 2.3)
+    look.cache_clear()
+    try:
+        assert look().multiplies == frozenset()
+    finally:
+        look.cache_clear()
+    assert slowdown(torch.float32) > 0.0
+
+
+@pytest.mark.skipif(not X86, reason="acts older x86 processors, whose limits other processors do not know")
+@pytest.mark.parametrize(
+    ("vectors", "isa", "found"),
+    [("default", "SSE41", "0 None"), ("avx2", "AVX2", "0 weight-only")],
+)
+def test_an_older_processor_multiplies_float32_alone(vectors, isa, found):
+    assert acted(ATEN_CPU_CAPABILITY=vectors, ONEDNN_MAX_CPU_ISA=isa) == found

@@ -1,0 +1,58 @@
+"""Threads are what was asked for, or what was quicker when it was tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rota.engine.threads import FEW_TOKENS, Threads, choose_threads, usable_processors
+
+
+def never(tokens: int, threads: int) -> float:
+    raise AssertionError("nothing has to be tried")
+
+
+def test_a_number_that_was_asked_for_is_taken_without_a_trial():
+    assert choose_threads(3, 8, never) == Threads(3, 3)
+
+
+def test_one_processor_leaves_no_choice():
+    assert choose_threads("auto", 1, never) == Threads(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "chosen"),
+    [
+        # Milliseconds with one thread and with all eight.
+        ((10.0, 6.0), (40.0, 9.0), Threads(8, 8)),
+        ((10.0, 14.0), (40.0, 25.0), Threads(1, 8)),
+        ((10.0, 14.0), (40.0, 70.0), Threads(1, 1)),
+        # All of them have to be worth it.
+        ((10.0, 9.8), (40.0, 39.0), Threads(1, 1)),
+    ],
+)
+def test_one_or_all_whichever_was_quicker_for_small_steps_and_for_larger_ones(few, many, chosen):
+    def seconds(tokens: int, threads: int) -> float:
+        return (few if tokens <= FEW_TOKENS else many)[threads > 1]
+
+    assert choose_threads("auto", 8, seconds) == chosen
+
+
+def test_a_step_is_computed_by_as_many_as_its_size_is_worth():
+    before = torch.get_num_threads()
+    try:
+        threads = Threads(few=1, many=2)
+        threads.use(FEW_TOKENS)
+        assert torch.get_num_threads() == 1
+        threads.use(FEW_TOKENS + 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("quota", "usable"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 8)])
+def test_a_container_s_processor_time_limits_the_threads(tmp_path: Path, quota: str, usable: int):
+    (tmp_path / "cpu.max").write_text(quota)
+    assert usable_processors(8, tmp_path) == usable
