@@ -26,8 +26,9 @@ from h200.assets import make_adapter, make_model
 from h200.report import number, table
 from h200.shapes import SHAPES, Shape
 
+from rota.core.adapter import Adapter
 from rota.core.config import ModelConfig
-from rota.core.ids import Slot
+from rota.core.ids import AdapterId, Slot
 from rota.engine.device import choose_device
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.host import HostAdapter
@@ -99,7 +100,7 @@ def measure_all(folder: Path, shape: Shape, ranks: Sequence[int], repeats: int) 
     for rank in sorted(set(ranks)):
         path = folder / f"rank{rank}"
         make_adapter(path, model, rank, device.type)
-        results.append(measure(bank, read(str(path)), rank, repeats))
+        results.append(measure(bank, read(Adapter(AdapterId(rank), path.name, str(path))), rank, repeats))
         print(f"rank {rank}: {results[-1]}", flush=True)
     return results
 

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from rota import LLM, SamplingParams
-from rota.core.config import LoraConfig
+from rota.core.config import EngineConfig, LoraConfig
 from rota.core.errors import AdapterError, ConfigError, ModelError, RequestError
-from rota.llm import with_builtin_adapters
+from rota.core.lora_paths import LoraPath
+from rota.engine.builtin import builtin_adapters
+from rota.llm import first_adapters
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.terminal import Terminal
@@ -157,10 +157,17 @@ def test_an_adapter_is_given_by_name_or_as_the_flag_of_the_server_says(folder):
         named.generate("one", GREEDY, adapter="parrot")
 
 
-def test_built_in_adapters_give_way_to_ones_own_and_to_an_adapter_root():
-    builtin = {"pirate": Path("/ours/pirate"), "poet": Path("/ours/poet")}
-    own = LoraConfig(lora_paths=("poet=/mine/poet",))
-    rooted = LoraConfig(adapter_root="/mine")
+def test_a_name_of_ones_own_goes_before_a_built_in_adapter():
+    builtin = tuple(LoraPath(name, f"/ours/{name}", is_builtin=True) for name in ("pirate", "poet"))
+    config = EngineConfig(lora=LoraConfig(lora_paths=("poet=/mine/poet",)), builtin_adapters=builtin)
 
-    assert with_builtin_adapters(own, builtin).lora_paths == ("pirate=/ours/pirate", "poet=/mine/poet")
-    assert with_builtin_adapters(rooted, builtin) == rooted
+    assert first_adapters(config) == [builtin[0], LoraPath("poet", "/mine/poet")]
+
+
+def test_built_in_adapters_are_served_beside_an_adapter_root_and_cannot_be_named_by_their_folder(tmp_path):
+    options = {"quiet": True, "device": "cpu", "load_format": "dummy", "kv_blocks": 16, "max_running_requests": 2}
+    llm = LLM(adapter_root=str(tmp_path), max_lora_rank=8, max_loras_per_batch=1, **options)
+
+    assert len(llm.generate([[1, 2]], SamplingParams(max_new_tokens=1, ignore_eos=True), adapter="pirate")) == 1
+    with pytest.raises(AdapterError, match="outside the adapter root"):
+        llm.load_adapter("mine", builtin_adapters()["pirate"])

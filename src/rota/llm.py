@@ -75,7 +75,7 @@ class LLM:
         self._scheduler = Scheduler.from_config(config, self._device.capacity)
         self._registry = Registry(Path(config.model.model_path).resolve().name, config.model.model_path)
         self._doorbell = Doorbell()
-        wanted = {entry.name: entry for entry in parse_lora_paths(config.lora.lora_paths)}
+        wanted = {entry.name: entry for entry in first_adapters(config)}
         wanted |= {name: LoraPath(name, str(path)) for name, path in (adapters or {}).items()}
         for entry in wanted.values():
             self._load(entry)
@@ -273,16 +273,15 @@ def locate_model(config: EngineConfig) -> EngineConfig:
         return replace(config, model=replace(config.model, model_path=str(model_folder(config.model.model_path))))
     folder = builtin_model_folder(config.quiet)
     model = replace(config.model, model_path=str(folder))
-    return replace(config, model=model, lora=with_builtin_adapters(config.lora, builtin_adapters()))
+    builtin = tuple(LoraPath(name, str(path), is_builtin=True) for name, path in builtin_adapters().items())
+    return replace(config, model=model, builtin_adapters=builtin)
 
 
-def with_builtin_adapters(lora: LoraConfig, builtin: Mapping[str, Path]) -> LoraConfig:
-    """A name of one's own goes before a built-in one; and with an adapter root, only what lies there may be loaded."""
-    if lora.adapter_root is not None:
-        return lora
-    taken = {entry.name for entry in parse_lora_paths(lora.lora_paths)}
-    offered = (f"{name}={path}" for name, path in builtin.items() if name not in taken)
-    return replace(lora, lora_paths=(*offered, *lora.lora_paths))
+def first_adapters(config: EngineConfig) -> list[LoraPath]:
+    """The adapters to start with: the built-in ones, but for names that were given to others, and those asked for."""
+    asked = parse_lora_paths(config.lora.lora_paths)
+    taken = {entry.name for entry in asked}
+    return [*(entry for entry in config.builtin_adapters if entry.name not in taken), *asked]
 
 
 def build_device(config: EngineConfig) -> Device[Any]:

@@ -10,9 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from rota.core.lora_paths import LoraPath
 from rota.llm import build_device, engine_config
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
+from rota.runtime.stocked import StockedService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
@@ -24,7 +26,7 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A root with one adapter and two traps, and an adapter outside of it."""
+    """A root with one adapter and two traps, and an adapter outside of it that counts as built in."""
     folder = tmp_path_factory.mktemp("disk")
     model = make_tiny_model(write_byte_tokenizer(folder / "tiny"), "smollm2")
     root = folder / "root"
@@ -43,7 +45,8 @@ def client(folder) -> Iterator[httpx.Client]:
     options |= {"model_path": str(folder / "tiny"), "adapter_root": str(folder / "root")}
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(folder / "tiny"))
-    service = InProcessService(partial(build_device, config), config)
+    builtin = registry.add(LoraPath("parrot", str(folder / "secret"), is_builtin=True))
+    service = StockedService(InProcessService(partial(build_device, config), config), [builtin])
     with (
         running(create_app(service, Tokenizer(folder / "tiny"), registry)) as url,
         httpx.Client(base_url=url, timeout=30.0) as client,
@@ -73,7 +76,13 @@ def test_no_path_leads_out_of_the_root(client, folder, route, path):
 
     assert refused.status_code == 400
     assert "outside the adapter root" in refused.text
-    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny"]
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["tiny", "parrot"]
+
+
+def test_what_came_with_rota_is_served_although_it_lies_outside_the_root(client):
+    answered = client.post("/v1/completions", json={"model": "parrot", "prompt": "a", "max_tokens": 1})
+
+    assert answered.status_code == 200
 
 
 @pytest.mark.parametrize("path", ["pirate", "./pirate", "{root}/pirate"])

@@ -12,9 +12,9 @@ import typer
 from rota.commands.flags import config_file, make_command, parameter, quiet_flag, with_file
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
-from rota.core.lora_paths import parse_lora_path, parse_lora_paths
+from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
-from rota.llm import ENGINE_CONFIGS, build_device, engine_config, locate_model
+from rota.llm import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model
 from rota.runtime.world import Device
 
 SERVE_CONFIGS = (*ENGINE_CONFIGS, ServerConfig)
@@ -57,7 +57,7 @@ def serve_model(
     name = server.served_model_name or found
     tokenizer = Tokenizer(folder)
     registry = Registry(name, str(folder))
-    adapters = [registry.add(entry) for entry in parse_lora_paths(config.lora.lora_paths)]
+    adapters = [registry.add(entry) for entry in first_adapters(config)]
     service = DrainableService(StockedService(SupervisedService(partial(make_device, config), config), adapters))
     own_name = None if server.allow_anyone else server.host
     access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)

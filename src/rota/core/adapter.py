@@ -17,6 +17,7 @@ class Adapter:
     path: str
     weight: float = 1.0  # its share of slot time relative to others
     is_pinned: bool = False
+    is_builtin: bool = False  # it came with Rota, so no adapter root binds it
 
     def __post_init__(self) -> None:
         if not self.weight > 0.0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rota.core.errors import ConfigError
-from rota.core.lora_paths import parse_lora_paths
+from rota.core.lora_paths import LoraPath, parse_lora_paths
 from rota.core.options import option
 from rota.core.policy_config import PolicyConfig
 
@@ -110,7 +110,9 @@ class LoraConfig:
     max_lora_rank: int = option(64, "Largest rank an adapter may have; every place on the device is this large.")
     max_loaded_loras: int = option(128, "Adapters kept in host memory; one more takes the place of an idle one.")
     adapter_root: str | None = option(
-        None, "Only adapters in this folder may be loaded, and relative paths start there; left out: any folder."
+        None,
+        "Only adapters in this folder may be loaded, and relative paths start there; left out: any folder. Built-in "
+        "adapters are served either way.",
     )
     lora_backend: Literal["auto", "torch", "triton"] = option(
         "auto", "Kernels that apply adapters; 'auto' takes the same as for attention."
@@ -190,6 +192,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    builtin_adapters: tuple[LoraPath, ...] = ()
     quiet: bool = False
 
 

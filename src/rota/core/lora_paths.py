@@ -23,6 +23,8 @@ class LoraPath:
     path: str
     is_pinned: bool = False
     weight: float = 1.0
+    # Comes with Rota. No entry and no client can say so of its own.
+    is_builtin: bool = False
 
 
 def parse_lora_paths(entries: Sequence[str]) -> tuple[LoraPath, ...]:

@@ -47,7 +47,8 @@ class Registry:
             raise AdapterError(
                 f"An adapter named '{asked.name}' is already loaded; unload it first, or take another name."
             )
-        adapter = Adapter(AdapterId(next(self._ids)), asked.name, asked.path, asked.weight, asked.is_pinned)
+        adapter_id = AdapterId(next(self._ids))
+        adapter = Adapter(adapter_id, asked.name, asked.path, asked.weight, asked.is_pinned, asked.is_builtin)
         self._by_name[asked.name] = adapter
         return adapter
 

@@ -50,13 +50,13 @@ class Disk:
         self.gate.set()
         self._read = checkpoint_reader(bank, spec)
 
-    def read(self, path: str) -> HostAdapter:
-        self.reads.append(Path(path).name)
+    def read(self, adapter: Adapter) -> HostAdapter:
+        self.reads.append(Path(adapter.path).name)
         self.is_reading.set()
         assert self.gate.wait(WAIT_S)
-        if path.endswith("explosive"):
+        if adapter.path.endswith("explosive"):
             raise ZeroDivisionError("boom")
-        return self._read(path)
+        return self._read(adapter)
 
 
 @pytest.fixture(scope="module")

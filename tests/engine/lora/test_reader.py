@@ -28,9 +28,9 @@ class Disk:
         self.is_reading = threading.Event()
         self.answers = threading.Event()
 
-    def __call__(self, path: str) -> HostAdapter:
+    def __call__(self, adapter: Adapter) -> HostAdapter:
         self.is_reading.set()
-        if path == "hangs":
+        if adapter.path == "hangs":
             assert self.answers.wait(WAIT_S)
         return READ
 
@@ -69,7 +69,7 @@ def test_closing_ends_the_read_under_way_and_refuses_the_others():
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("no header")])
 def test_whatever_goes_wrong_is_told_in_a_sentence(error):
-    def fails(path: str) -> HostAdapter:
+    def fails(adapter: Adapter) -> HostAdapter:
         raise error
 
     reader = AdapterReader(fails)

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rota.core.adapter import Adapter
 from rota.core.ids import BASE, AdapterId, Slot
 from rota.core.messages import Message
 from rota.core.plan import StepPlan
@@ -31,7 +32,7 @@ class Adapters:
     """Bank, loader, and the map from rows to slots."""
 
     def __init__(
-        self, bank: Bank, read: Callable[[str], HostAdapter], project: Project, rows: int, overlaps: bool
+        self, bank: Bank, read: Callable[[Adapter], HostAdapter], project: Project, rows: int, overlaps: bool
     ) -> None:
         self.bank = bank
         self._project = project

@@ -26,11 +26,16 @@ from rota.engine.lora.reader import AdapterReader, Copy, Refused, reason_for
 from rota.engine.model.spec import ModelSpec
 
 
-def checkpoint_reader(bank: Bank, spec: ModelSpec, adapter_root: str | None = None) -> Callable[[str], HostAdapter]:
+def checkpoint_reader(bank: Bank, spec: ModelSpec, adapter_root: str | None = None) -> Callable[[Adapter], HostAdapter]:
     """Reads PEFT folders into the kind of host memory that copies into this bank are quickest from."""
     # Not the bank itself: a reader's thread may outlive its engine, and must not keep the device's memory.
     dtype, max_rank, is_pinned = bank.dtype, bank.max_rank, bank.device.type == "cuda"
-    return lambda path: read_checkpoint(path, spec, dtype, max_rank, adapter_root, is_pinned)
+
+    def read(adapter: Adapter) -> HostAdapter:
+        root = None if adapter.is_builtin else adapter_root
+        return read_checkpoint(adapter.path, spec, dtype, max_rank, root, is_pinned)
+
+    return read
 
 
 class AdapterLoader:
@@ -41,7 +46,7 @@ class AdapterLoader:
     """
 
     def __init__(
-        self, bank: Bank, read: Callable[[str], HostAdapter], post: Callable[[Message], None], overlaps: bool = True
+        self, bank: Bank, read: Callable[[Adapter], HostAdapter], post: Callable[[Message], None], overlaps: bool = True
     ) -> None:
         """Without overlap, `load` waits for its copy."""
         self._bank = bank

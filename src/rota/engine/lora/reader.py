@@ -37,7 +37,7 @@ class AdapterReader:
 
     def __init__(
         self,
-        read: Callable[[str], HostAdapter],
+        read: Callable[[Adapter], HostAdapter],
         prepare: Callable[[], None] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -85,7 +85,7 @@ class AdapterReader:
         if self._is_closing:
             return Refused(f"Adapter '{adapter.name}' was not read: the engine is stopping.")
         try:
-            return self._read(adapter.path)
+            return self._read(adapter)
         except Exception as error:
             return Refused(reason_for(adapter, error))
 
