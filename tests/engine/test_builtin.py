@@ -17,7 +17,8 @@ from rota.core.errors import ModelError
 from rota.engine.builtin import MODEL_NAME, builtin_adapters, builtin_model_folder, unpack_once
 from tests.engine.tiny_gguf import tiny_llama, write_tiny_gguf
 
-FILES = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+JSON_FILES = {"config.json", "generation_config.json", "manifest.json", "tokenizer.json", "tokenizer_config.json"}
+FILES = JSON_FILES | {"model.safetensors"}
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +93,12 @@ assert "torch" not in sys.modules
     assert {path.name for path in first.iterdir()} == FILES
 
 
-def test_many_who_unpack_at_the_same_moment_leave_one_whole_folder(tiny_source: Path, tmp_path: Path):
+@pytest.mark.parametrize("is_damaged", [False, True], ids=["new", "damaged"])
+def test_many_who_unpack_at_the_same_moment_leave_one_whole_folder(tiny_source: Path, tmp_path: Path, is_damaged: bool):
     folder = tmp_path / "cache" / "tiny"
+    if is_damaged:
+        unpack_once(tiny_source, folder, quiet=True)
+        spoil(folder, "model.safetensors", "truncated")
     barrier = threading.Barrier(4)
     failures: list[Exception] = []
 
@@ -127,6 +132,36 @@ def test_it_is_unpacked_only_once(tiny_source: Path, tmp_path: Path):
     unpack_once(tiny_source, tmp_path / "tiny", quiet=True)
     tiny_source.unlink()
     unpack_once(tiny_source, tmp_path / "tiny", quiet=True)
+
+
+def spoil(folder: Path, name: str, kind: str) -> None:
+    path = folder / name
+    whole = path.read_bytes()
+    match kind:
+        case "missing":
+            path.unlink()
+        case "empty":
+            path.write_bytes(b"")
+        case "truncated":
+            path.write_bytes(whole[:-2])  # of a text, more than its last newline
+        case "zeros":
+            path.write_bytes(bytes(len(whole)))
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "truncated", "zeros"])
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_damaged_cache_is_made_anew_with_a_line_that_says_so(tiny_source: Path, tmp_path: Path, caplog, name, kind):
+    folder = tmp_path / "cache" / "tiny"
+    unpack_once(tiny_source, folder, quiet=True)
+    assert caplog.messages == []
+    whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+    spoil(folder, name, kind)
+    unpack_once(tiny_source, folder, quiet=True)
+
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
+    (line,) = caplog.messages
+    assert line.startswith(f"The unpacked model in {folder} is damaged ({name} ") and line.endswith("made anew.")
 
 
 def test_a_broken_source_leaves_nothing_behind(tiny_source: Path, tmp_path: Path):

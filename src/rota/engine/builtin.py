@@ -7,15 +7,22 @@ Rota ships no weights itself.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import importlib.resources
 import importlib.util
+import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rota.core.errors import ModelError
+from rota.engine.manifest import damage_of, write_manifest
+
+LOG = logging.getLogger("rota.engine")
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 # Raise it when the converter writes something else: what older revisions left in the cache is then not used.
@@ -37,9 +44,12 @@ def builtin_adapters(package: str = "rota") -> dict[str, Path]:
 
 
 def unpack_once(source: Path, folder: Path, quiet: bool) -> None:
-    """Make `folder` from a GGUF file unless it is there; whole or not at all, also when two processes try."""
-    if folder.is_dir():
+    """Make `folder` from a GGUF file unless it is there undamaged; whole or not at all, also when two processes try."""
+    damage = damage_of(folder)
+    if not damage:
         return
+    if folder.exists():
+        LOG.warning("The unpacked model in %s is damaged (%s); it is made anew.", folder, damage)
     # Here because they take time to load, and are needed only once.
     from rota.engine.gguf_folder import convert_gguf
 
@@ -48,6 +58,7 @@ def unpack_once(source: Path, folder: Path, quiet: bool) -> None:
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         try:
             convert_gguf(source, unfinished, quiet)
+            write_manifest(unfinished)
             _move(unfinished, folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -60,11 +71,24 @@ def unpack_once(source: Path, folder: Path, quiet: bool) -> None:
 
 def _move(unfinished: Path, folder: Path) -> None:
     unfinished.chmod(0o755)  # temporary folders are private, and a cache may be shared
-    try:
+    with _alone_in(folder.parent):
+        if not damage_of(folder):  # another process was first, with the same content
+            return
+        if folder.exists():
+            shutil.rmtree(folder)
         unfinished.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # else another process was first, with the same content
-            raise
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Other processes wait, so that none removes what another has just put there."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network disks know no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _find_source() -> Path:
