@@ -171,6 +171,24 @@ def test_a_tensor_nobody_reads_is_refused(single):
     assert "holds the tensor 'model.layers.0.self_attn.q_proj.bias'" in refusal(single)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+)
+def test_weights_that_are_not_finite_are_refused_by_name(single, name, value):
+    spoilt = load_file(single / SINGLE)[name]
+    spoilt.view(-1)[-1] = value
+    change_tensors(single / SINGLE, **{name: spoilt})
+    assert f"{single / SINGLE}: the tensor '{name}' has values that are NaN or infinite" in refusal(single)
+
+
+def test_a_weight_too_large_for_the_precision_is_refused_by_name(single):
+    change_tensors(single / SINGLE, model__norm__weight=torch.full((64,), 1e5))
+    load(single)
+    with pytest.raises(ModelError, match=r"'model.norm.weight' has values too large for torch.float16; serve .* float"):
+        load(single, torch.float16)
+
+
 def test_stored_rotary_frequencies_are_passed_over(single):
     change_tensors(single / SINGLE, model__layers__0__self_attn__rotary_emb__inv_freq=torch.zeros(8))
     load(single)

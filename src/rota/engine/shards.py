@@ -7,10 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rota.core.errors import ModelError
+from rota.engine.finite import is_finite
 from rota.engine.model.config_file import ConfigFile
 
 SINGLE = "model.safetensors"
@@ -84,6 +86,18 @@ class Shards:
     def copy(self, name: str, target: Tensor) -> None:
         """Copy a checked tensor into the target, to its device and precision."""
         target.copy_(self._files[self._places[name]].get_tensor(name))
+
+    def unreal(self, name: str, dtype: torch.dtype) -> ModelError:
+        """Why a tensor that was copied in this precision has values that are not finite."""
+        path = self._folder / self._places[name]
+        if is_finite(self._files[self._places[name]].get_tensor(name)):
+            return ModelError(
+                f"{path}: the tensor '{name}' has values too large for {dtype}; serve the model in bfloat16 or float32."
+            )
+        return ModelError(
+            f"{path}: the tensor '{name}' has values that are NaN or infinite, so the model cannot answer; get weights "
+            "that are whole."
+        )
 
     def _read_index(self) -> dict[str, str]:
         index = ConfigFile(self._folder / INDEX)

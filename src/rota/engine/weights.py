@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rota.engine.finite import FiniteCheck
 from rota.engine.lora.sites import site_shapes
 from rota.engine.matrices import NO_ANNEX, AnnexRows, Fill, MatrixBuilder
 from rota.engine.model.linear import Projection
@@ -58,17 +59,22 @@ def load_weights(
     annex: AnnexRows = NO_ANNEX,
     four_bit: FourBit | None = None,
 ) -> Weights:
-    """Copy a folder's safetensors to the device; every name and shape is checked before the first copy."""
+    """Copy a folder's safetensors to the device; names and shapes are checked before the first copy, values after."""
     with Shards(folder) as shards:
         expected = _build(spec, torch.device("meta"), dtype, shards.check)
         shards.check_all_known()
+        finite = FiniteCheck()
         with Progress(f"Loading {folder.name}", expected.size_bytes, BYTES, quiet) as progress:
 
             def fill(name: str, target: Tensor) -> None:
                 shards.copy(name, target)
+                finite.note(name, target)
                 progress.update(target.nbytes)
 
-            return _build(spec, device, dtype, fill, annex, four_bit)
+            weights = _build(spec, device, dtype, fill, annex, four_bit)
+            for name in finite.unreal():
+                raise shards.unreal(name, dtype)
+            return weights
 
 
 def dummy_weights(

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.checks import is_finite, refusals, unreal_values
+from rota.engine.finite import is_finite
+from rota.engine.lora.checks import refusals, unreal_values
 from rota.engine.lora.folder import AdapterFolder
 from rota.engine.lora.host import HostAdapter, StackedSite, pin, run_length, stacked_sites
 from rota.engine.lora.layout import SiteShape
