@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import UnionType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from rota.core.errors import ConfigError
 
 # Whom the next request asks for: any adapter; few of them often, as 1/rank^exponent or each `skew` times as often as
 # the next one; or one after the other.
 Distribution = Literal["uniform", "zipf", "skewed", "distinct"]
+
+Kind = TypeVar("Kind")
+
+_KINDS = {int: "a whole number", float: "a number", str: "a text"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,13 @@ class Client:
             low, high = getattr(self, name)
             if not 1 <= low <= high:
                 raise ConfigError(f"{name} must be [low, high] with 1 <= low <= high, not [{low}, {high}].")
+        _check_least(self, requests=0, concurrency=1, adapters=0, zipf_exponent=0, cancel_within_s=0)
+        _check_above_0(self, "skew")
+        if self.rate_per_s is not None and not self.rate_per_s > 0.0:
+            raise ConfigError(f"rate_per_s must be above 0, not {self.rate_per_s}.")
+        for name in ("base_share", "cancel_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} must be between 0 and 1, not {getattr(self, name)}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,8 @@ class Scenario:
     guest_every_s: float = 2.0
 
     def __post_init__(self) -> None:
+        _check_least(self, slots=0, max_running_requests=1, kv_blocks=2, guests=0)
+        _check_above_0(self, "guest_every_s")
         if self.guests and not self.adapters:
             raise ConfigError("guests are copies of adapters, and no client asks for one.")
 
@@ -67,23 +83,62 @@ class Scenario:
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Read a scenario file; unknown names in it are errors."""
+    """Read a scenario file; unknown names in it and values of another type are errors."""
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no scenario file {path}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise ConfigError(f"Cannot read the scenario {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}.") from None
-    clients = tuple(_build(Client, client, path) for client in table.pop("clients", []))
-    if not clients:
+    listed = table.pop("clients", [])
+    if not isinstance(listed, list) or not all(isinstance(client, dict) for client in listed):
+        raise ConfigError(f"{path}: clients must be tables: write [[clients]] above the fields of each.")
+    if not listed:
         raise ConfigError(f"{path} has no [[clients]]: nobody would ask anything.")
-    scenario: Scenario = _build(Scenario, {"name": path.stem, **table, "clients": clients}, path)
-    return scenario
+    clients = tuple(_build(Client, client, f"{path}, client {number}") for number, client in enumerate(listed, start=1))
+    return _build(Scenario, {"name": path.stem, **table}, str(path), clients=clients)
 
 
-def _build(kind: type[Any], table: dict[str, Any], path: Path) -> Any:
-    known = {one.name for one in fields(kind)}
-    for name in table:
-        if name not in known:
-            raise ConfigError(f"{path}: '{name}' is not a field of {kind.__name__.lower()}; known are {sorted(known)}.")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
+def _build(kind: type[Kind], table: Mapping[str, Any], place: str, **made: Any) -> Kind:
+    """One dataclass from a table of a file; what is wrong is said with its place there."""
+    hints = get_type_hints(kind)
+    known = {one.name: one for one in fields(kind) if one.name not in made}  # type: ignore[arg-type]
+    try:
+        for name in table:
+            if name not in known:
+                raise ConfigError(f"'{name}' is not a field of {kind.__name__.lower()}; known are {sorted(known)}.")
+        for name, one in known.items():
+            if name not in table and one.default is MISSING and one.default_factory is MISSING:
+                raise ConfigError(f"'{name}' is missing.")
+        return kind(**{name: _fitting(name, value, hints[name]) for name, value in table.items()}, **made)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error}") from None
+
+
+def _fitting(name: str, value: Any, hint: Any) -> Any:
+    """The value as its field takes it; raises ConfigError for a value of another type."""
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list) or [type(one) for one in value] != [int, int]:
+            raise ConfigError(f"{name} must be two whole numbers, [low, high], not {value!r}.")
+        return tuple(value)
+    kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+    if get_origin(kind) is Literal:
+        kind = str
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        raise ConfigError(f"{name} must be {_KINDS[kind]}, not {value!r}.")
+    return value
+
+
+def _check_least(owner: object, **least: int) -> None:
+    for name, low in least.items():
+        value = getattr(owner, name)
+        if value is not None and not low <= value < math.inf:
+            raise ConfigError(f"{name} must be finite and at least {low}, not {value}.")
+
+
+def _check_above_0(owner: object, *names: str) -> None:
+    for name in names:
+        if not 0.0 < getattr(owner, name) < math.inf:
+            raise ConfigError(f"{name} must be a finite number above 0, not {getattr(owner, name)}.")
