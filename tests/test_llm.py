@@ -153,6 +153,8 @@ def test_an_adapter_is_given_by_name_or_as_the_flag_of_the_server_says(folder):
     assert flagged.generate("one", GREEDY, adapter="poet") == [tuned]
     with pytest.raises(AdapterError, match="already loaded"):
         named.load_adapter("poet", folder / "poet")
+    with pytest.raises(AdapterError, match="cannot be called 'base'"):
+        LLM(folder, lora_paths=[f"base={folder / 'poet'}"], **options)
     with pytest.raises(RequestError, match=r"known are: .*, poet"):
         named.generate("one", GREEDY, adapter="parrot")
 

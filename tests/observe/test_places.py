@@ -110,14 +110,6 @@ def test_a_request_that_came_just_after_its_adapter_went_leaves_nothing_behind()
     assert 7 not in metrics._labels
 
 
-def test_an_adapter_called_base_is_not_taken_for_the_base_model():
-    metrics = make(name_of={1: "base", 2: "other"}.get)
-    for adapter in (0, 1, 2):
-        ask_and_end(metrics, adapter)
-
-    assert counted(metrics) == {"base": 1, "adapter:base": 1, "adapter:other": 1}
-
-
 def test_waiting_requests_of_adapters_without_a_place_add_up():
     metrics = make(most=1)
     for adapter in (1, 2, 3):

@@ -164,6 +164,8 @@ def test_a_name_loaded_again_never_sees_the_kv_of_the_one_before(serve):
         ({"lora_name": "letters", "lora_path": "/a/poet"}, "base model's name"),
         ({"lora_name": "letters:poet", "lora_path": "/a/poet"}, "begins with 'letters:'"),
         ({"lora_name": "", "lora_path": "/a/poet"}, "needs a name"),
+        ({"lora_name": "base", "lora_path": "/a/poet"}, "cannot be called 'base'"),
+        ({"lora_name": "other", "lora_path": "/a/poet"}, "cannot be called 'other'"),
         ({"lora_name": "a\nb", "lora_path": "/a/poet"}, "all of them printable"),
         ({"lora_name": "a" * 201, "lora_path": "/a/poet"}, "at most 200 characters"),
         ({"lora_name": "parrot"}, "lora_path is missing"),

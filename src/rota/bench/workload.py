@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rota.core.adapter import BASE_LABEL
 from rota.core.ids import BASE, AdapterId, RequestId
 
 Prompt: TypeAlias = "str | array[int]"  # quoted: arrays have no parameter at run time
@@ -60,5 +61,5 @@ class Workload:
 
     def name_of(self, adapter: AdapterId) -> str:
         if adapter == BASE:
-            return "base"
+            return BASE_LABEL
         return "guests" if adapter == self.guest_id else self.names[adapter - 1]

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from rota.core.errors import ConfigError
 from rota.core.ids import AdapterId
 
+# What metrics, logs and tables call the base model, and all adapters without metrics of their own together.
+BASE_LABEL = "base"
+OTHER_LABEL = "other"
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:

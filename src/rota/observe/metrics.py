@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from rota.core.adapter import BASE_LABEL, OTHER_LABEL
 from rota.core.errors import FaultCode
 from rota.core.events import (
     AdapterAdded,
@@ -26,7 +27,7 @@ from rota.core.ids import BASE, AdapterId, RequestId, Slot
 from rota.core.policy_config import PolicyConfig
 from rota.observe.journey import Journey, OnEnd
 from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, count
-from rota.observe.places import BASE_LABEL, MOST_ADAPTERS, Places, label_of
+from rota.observe.places import MOST_ADAPTERS, Places
 
 # What the scheduler calls it when an adapter takes a slot from one that still has work.
 ROTATION = "its turn has come"
@@ -148,7 +149,7 @@ class Metrics:
 
     def _label(self, adapter: AdapterId) -> str:
         """Of one that was asked for it is remembered: names are unknown sooner than the last requests have ended."""
-        return self._labels.get(adapter) or label_of(self._name_of(adapter))
+        return self._labels.get(adapter) or self._name_of(adapter) or OTHER_LABEL
 
     def _added(self, event: AdapterAdded) -> None:
         self.loaded.add(event.adapter_id)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
+from rota.core.adapter import BASE_LABEL, OTHER_LABEL
 from rota.observe.meters import AdapterMeters
-
-BASE_LABEL = "base"
-OTHER_LABEL = "other"
 
 MOST_ADAPTERS = 50
 
@@ -72,10 +70,3 @@ class Places:
             return False
         del self._taken[longest_idle.label]
         return True
-
-
-def label_of(name: str | None) -> str:
-    """An adapter's name, unless it is a word that means something else here."""
-    if name is None:
-        return OTHER_LABEL
-    return f"adapter:{name}" if name in (BASE_LABEL, OTHER_LABEL) else name

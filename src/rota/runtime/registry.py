@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from rota.core.adapter import Adapter
+from rota.core.adapter import BASE_LABEL, OTHER_LABEL, Adapter
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.core.ids import BASE, AdapterId
 from rota.core.lora_paths import LoraPath
@@ -38,6 +38,11 @@ class Registry:
             raise AdapterError("An adapter needs a name that is not empty.")
         if asked.name == self.base.name:
             raise AdapterError(f"'{asked.name}' is the base model's name; take another for this adapter.")
+        if asked.name in (BASE_LABEL, OTHER_LABEL):
+            raise AdapterError(
+                f"An adapter cannot be called '{asked.name}': metrics and logs have that word for something else; take "
+                "another name for this adapter."
+            )
         if asked.name.startswith(self._prefix):
             raise AdapterError(
                 f"'{asked.name}' begins with '{self._prefix}', which clients may write before any adapter's name; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from rota.core.adapter import Adapter
+from rota.core.adapter import BASE_LABEL, Adapter
 from rota.core.config import Capacity, LoraConfig, SchedulerConfig
 from rota.core.events import AdapterAdded, Event, Finished
 from rota.core.ids import BASE, AdapterId, RequestId
@@ -42,7 +42,7 @@ def lora_config(scenario: Scenario, slots: int | None = None) -> LoraConfig:
 
 
 def adapter_name(adapter_id: AdapterId) -> str:
-    return "base" if adapter_id == BASE else f"adapter{adapter_id}"
+    return BASE_LABEL if adapter_id == BASE else f"adapter{adapter_id}"
 
 
 @dataclass(slots=True)
