@@ -287,7 +287,9 @@ def test_operators_are_told_what_runs_here(client):
     assert (info["model_path"], info["is_generation"], info["context_length"]) == ("/models/letters", True, CONTEXT)
     assert server["loaded_adapters"] == {"pirate": "/adapters/pirate", "poet": "/adapters/poet"}
     assert (server["status"], server["max_running_requests"], server["max_total_num_tokens"]) == ("ready", 8, 1024)
-    assert server["internal_states"][0]["num_running_reqs"] == 0
+    (state,) = server["internal_states"]
+    assert (state["num_running_reqs"], state["kv_blocks_used"]) == (0, 0)
+    assert state["age_s"] >= 0.0
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -371,6 +373,19 @@ def test_a_request_is_aborted_by_its_name_and_says_so(tmp_path):
 
     assert '"finish_reason":{"type":"abort"' in ending
     assert done == "data: [DONE]"
+
+
+def test_operators_are_told_the_last_known_state_while_a_step_takes_long(tmp_path):
+    body = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 9}}
+    with gated(tmp_path) as client:
+        (before,) = client.get("/server_info").json()["internal_states"]
+        with client.stream("POST", "/generate", json=body) as stream:
+            next(stream.iter_lines())  # the engine is at the step that takes long, or about to begin it
+            (during,) = client.get("/server_info").json()["internal_states"]
+            GATE.set()
+
+    assert during.keys() == before.keys()
+    assert during["age_s"] >= 0.0
 
 
 def test_one_of_several_is_aborted_by_its_own_name(tmp_path):

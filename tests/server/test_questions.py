@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.core.events import CacheFlushed, Explained, Inspected, Whereabouts
+from rota.core.events import CacheFlushed, EngineRestarted, Explained, Inspected, Whereabouts
 from rota.core.messages import Explain, FlushCache, Inspect, Message
 from rota.runtime.service import Phase, ServiceState
 from rota.server.questions import Questions
@@ -71,6 +71,45 @@ def test_an_engine_that_does_not_answer_in_time_is_asked_anew_the_next_time():
     sent, answers = asyncio.run(ask())
     assert answers == [None, None]
     assert len(sent) == 2
+
+
+def test_during_a_long_step_the_last_answer_is_recalled_also_one_that_came_late():
+    async def ask():
+        service = FakeService()
+        questions = Questions(service, patience_s=0.01)
+        assert await questions.inspect() is None
+        questions.observe([STANDING])  # too late for whoever asked
+        return await questions.inspect(), await questions.inspect_or_recall()
+
+    assert asyncio.run(ask()) == (None, STANDING)
+
+
+def test_before_the_first_answer_a_long_step_is_waited_for():
+    async def ask():
+        service = FakeService()
+        questions = Questions(service, patience_s=0.01)
+        asked = asyncio.create_task(questions.inspect_or_recall())
+        while len(service.sent) < 3:  # it has been patient twice, in vain
+            await asyncio.sleep(0)
+        questions.observe([STANDING])
+        return await asked
+
+    assert asyncio.run(ask()) is STANDING
+
+
+def test_what_a_dead_engine_told_is_not_recalled():
+    async def ask(is_replaced: bool):
+        service = FakeService()
+        questions = Questions(service, patience_s=0.001)
+        questions.observe([STANDING])
+        if is_replaced:
+            questions.observe([EngineRestarted(2.0, "It died.")])
+        else:
+            service.state = ServiceState(Phase.DOWN)
+        return await questions.inspect_or_recall()
+
+    assert asyncio.run(ask(is_replaced=True)) is None
+    assert asyncio.run(ask(is_replaced=False)) is None
 
 
 def test_an_engine_that_is_not_there_is_not_waited_for():

@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from rota.core.errors import RequestError
-from rota.core.events import Answer, CacheFlushed, Event, Explained, Inspected
+from rota.core.events import Answer, CacheFlushed, EngineRestarted, Event, Explained, Inspected
 from rota.core.ids import RequestId
 from rota.core.messages import Explain, FlushCache, Inspect, Question
 from rota.runtime.service import Service
 
 # Longer than the longest step of a small machine, shorter than what scrapers wait.
 PATIENCE_S = 3.0
+# So often the patience, for what no earlier answer stands in for.
+FIRST_TRIES = 20
 
 Subject = RequestId | type[Inspected] | type[CacheFlushed]
 
@@ -26,10 +28,25 @@ class Questions:
         self._service = service
         self._patience_s = patience_s
         self._open: dict[Subject, asyncio.Future[Any]] = {}
+        # What this engine told last, whoever asked, and however late.
+        self._last: Inspected | None = None
 
     async def inspect(self) -> Inspected | None:
         """How things stand; None if nobody answers in time."""
         return await self._ask(Inspected, Inspect(time.monotonic()))
+
+    async def inspect_or_recall(self) -> Inspected | None:
+        """How things stand, or how they stood by the last answer if the engine is at a long step.
+
+        Before the first answer it waits longer. None if there is no engine.
+        """
+        for _ in range(FIRST_TRIES):
+            told = await self.inspect()
+            if self._service.state.capacity is None:
+                return None
+            if told or self._last:
+                return told or self._last
+        return None
 
     async def explain(self, request_id: RequestId) -> Explained | None:
         """Why a request waits; None if nobody answers in time."""
@@ -40,14 +57,17 @@ class Questions:
         return await self._ask(CacheFlushed, FlushCache(time.monotonic()))
 
     def observe(self, events: Iterable[Event]) -> None:
-        if not self._open:
-            return  # nearly always
-        for event in events:
+        for event in events:  # nearly always a step's tokens
             match event:
                 case Explained(request_id):
                     self._settle(request_id, event)
-                case Inspected() | CacheFlushed():
-                    self._settle(type(event), event)
+                case Inspected():
+                    self._last = event
+                    self._settle(Inspected, event)
+                case CacheFlushed():
+                    self._settle(CacheFlushed, event)
+                case EngineRestarted():
+                    self._last = None
 
     async def _ask(self, subject: Subject, question: Question) -> Any:
         """Whoever asks the same while it is open waits for the same answer."""

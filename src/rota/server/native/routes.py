@@ -69,11 +69,11 @@ def install_native_routes(app: FastAPI, front: Front, questions: Questions, prob
     @app.get("/server_info", responses=gives(ServerInfoBody))
     @app.get("/get_server_info", include_in_schema=False)
     async def server_info(http: HttpRequest) -> dict[str, Any]:
-        """What the server can hold, which adapters it has, and what it is doing."""
+        """What the server can hold, which adapters it has, and what it is doing, or did `age_s` seconds ago."""
         front.access.operator_of(http)
         base, state = front.registry.base, front.service.state
         capacity = state.capacity
-        standing = await questions.inspect()
+        standing = await questions.inspect_or_recall()
         return {
             "version": version("rota"),
             "status": state.phase.value,
@@ -122,8 +122,9 @@ def _probe(front: Front) -> Request:
 
 
 def _described(standing: Inspected) -> dict[str, Any]:
-    """All adapters together; each by itself is in the metrics."""
+    """All adapters together; each by itself is in the metrics. During a long step it is the last that was told."""
     return {
+        "age_s": round(max(0.0, time.monotonic() - standing.at), 3),
         "steps": standing.steps,
         "num_running_reqs": sum(one.running for one in standing.adapters),
         "num_waiting_reqs": sum(one.waiting for one in standing.adapters),
