@@ -189,6 +189,13 @@ def test_logprobs_come_in_the_shape_of_completions(ask):
     }
 
 
+def test_logprobs_show_special_tokens_as_they_are_written_and_they_take_no_room_in_the_text(ask):
+    logprobs = ask("<1>a<1>end", max_tokens=1, logprobs=0, echo=True).json()["choices"][0]["logprobs"]
+
+    assert logprobs["tokens"] == ["<1>", "a", "<1>", "e", "n", "d", "<end>"]
+    assert logprobs["text_offset"] == [0, 0, 1, 1, 2, 3, 4]
+
+
 def test_a_streams_logprobs_count_their_offsets_through(ask):
     events = events_of(ask("abc", max_tokens=4, logprobs=0, stream=True))
 

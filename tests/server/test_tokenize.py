@@ -31,6 +31,12 @@ def test_a_conversation_is_rendered_first(client):
     assert body["token_strs"] == ["a", "b", "|"]
 
 
+def test_a_special_token_is_shown_as_it_is_written(client):
+    body = client.post("/v1/tokenize", json={"prompt": "<1>a<end>", "return_token_strs": True}).json()
+
+    assert (body["tokens"], body["token_strs"]) == ([1, ord("a"), 2], ["<1>", "a", "<end>"])
+
+
 @pytest.mark.parametrize(
     ("route", "fields", "param", "words"),
     [

@@ -109,3 +109,10 @@ def test_a_special_token_before_the_text_does_not_keep_the_space(sentencepiece: 
     detokenizer = Detokenizer(TokenPieces(sentencepiece))
     assert detokenizer.push([1]) == ""
     assert detokenizer.push([sentencepiece.token_to_id("▁the")]) == "the"
+
+
+def test_a_token_by_itself_is_shown_by_its_text_or_as_a_special_token_is_written(sentencepiece: tokenizers.Tokenizer):
+    pieces, no_token = TokenPieces(sentencepiece), sentencepiece.get_vocab_size()
+    tokens = [1, sentencepiece.token_to_id("▁the"), 2, no_token]
+
+    assert [pieces.name_of(token) for token in tokens] == ["<s>", " the", "</s>", ""]

@@ -46,6 +46,10 @@ class TokenPieces(dict[int, bytes]):
         piece = self[token] = b"" if content is None else self._spell(content)
         return piece
 
+    def name_of(self, token: int) -> str:
+        """How a token is shown by itself: as its text, or as a special token is written, which no text holds."""
+        return self[token].decode("utf-8", "replace") or self._library.id_to_token(token) or ""
+
 
 def _state(library: LibraryTokenizer) -> dict[str, Any] | None:
     decoder = library.decoder

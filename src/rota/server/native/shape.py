@@ -37,7 +37,7 @@ class LogprobWords:
         return told
 
     def _entry(self, value: float | None, token: int) -> tuple[float | None, int, str | None]:
-        return value, token, self.pieces[token].decode("utf-8", "replace") if self.has_text else None
+        return value, token, self.pieces.name_of(token) if self.has_text else None
 
 
 @dataclass(slots=True)

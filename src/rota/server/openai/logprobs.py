@@ -25,17 +25,16 @@ class CompletionLogprobs:
         scores, self._unscored = [*self._unscored, *chunk.scores], []
         entries = [*scores, *chunk.logprobs]
         tokens = [*itertools.islice(self._echoed, len(scores)), *chunk.tokens]
-        texts = [_text_of(self._pieces, token) for token in tokens]
         offsets = []
-        for text in texts:
+        for token in tokens:
             offsets.append(self._offset)
-            self._offset += len(text)
+            self._offset += len(self._pieces[token].decode("utf-8", "replace"))
         return {
-            "tokens": texts,
+            "tokens": [self._pieces.name_of(token) for token in tokens],
             "token_logprobs": [entry.chosen if entry else None for entry in entries],
             # From worst to best: where two tokens look alike the better one stays.
             "top_logprobs": [
-                {_text_of(self._pieces, token): value for token, value in reversed(entry.top)} if entry else None
+                {self._pieces.name_of(token): value for token, value in reversed(entry.top)} if entry else None
                 for entry in entries
             ],
             "text_offset": offsets,
@@ -53,8 +52,4 @@ def chat_logprobs(pieces: TokenPieces, chunk: Chunk) -> dict[str, Any]:
 
 
 def _entry(pieces: TokenPieces, token: int, logprob: float) -> dict[str, Any]:
-    return {"token": _text_of(pieces, token), "logprob": logprob, "bytes": list(pieces[token])}
-
-
-def _text_of(pieces: TokenPieces, token: int) -> str:
-    return pieces[token].decode("utf-8", "replace")
+    return {"token": pieces.name_of(token), "logprob": logprob, "bytes": list(pieces[token])}

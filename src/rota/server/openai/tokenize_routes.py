@@ -52,12 +52,12 @@ def install_tokenize_routes(app: FastAPI, front: Front) -> None:
         tokens = await _tokens_of(front, fields)
         capacity = front.service.state.capacity
         pieces = front.tokenizer.pieces
-        texts = [pieces[token].decode("utf-8", "replace") for token in tokens] if fields.return_token_strs else None
+        names = [pieces.name_of(token) for token in tokens] if fields.return_token_strs else None
         return {
             "tokens": tokens,
             "count": len(tokens),
             "max_model_len": capacity and capacity.max_sequence_tokens,
-            "token_strs": texts,
+            "token_strs": names,
         }
 
     @app.post("/v1/detokenize", openapi_extra=takes(DetokenizeFields), responses=gives(DetokenizeBody))
