@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Finished, FinishReason
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Admitted, Finished, FinishReason
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import RemoveAdapter
 from rota.runtime.promises import Promises
@@ -24,6 +24,18 @@ def test_whoever_is_open_when_the_engine_goes_hears_of_it_once():
     assert (refused.adapter_id, refused.reason) == (1, "The engine is gone.")
     assert isinstance(removed, AdapterRemoved) and removed.adapter_id == 2
     assert promises.break_all("Again.") == []
+
+
+def test_the_end_of_a_lost_request_says_how_long_its_prompt_was_and_what_was_cached_of_it():
+    promises = Promises()
+    promises.note_message(submit("admitted", prompt=40))
+    promises.note_message(submit("waiting", prompt=7))
+    # It was preempted once, and then found its own answer in the cache.
+    promises.note_events([Admitted(RequestId("admitted"), at, cached) for at, cached in ((1.0, 16), (2.0, 48))])
+    admitted, waiting = promises.break_all("The engine is gone.")
+
+    assert (admitted.prompt_tokens, admitted.cached_tokens) == (40, 16)
+    assert (waiting.prompt_tokens, waiting.cached_tokens) == (7, 0)
 
 
 def test_an_adapter_is_introduced_once_it_was_added():

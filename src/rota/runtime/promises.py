@@ -5,20 +5,33 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
-from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished, FinishReason
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Admitted, Event, Finished, FinishReason
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter, Submit
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not ended, and what its end can say without the engine.
+
+    Not how long its answer is: whoever was told of every token has counted them.
+    """
+
+    made_at: float
+    prompt_tokens: int
+    cached_tokens: int | None = None  # when it was first admitted
 
 
 class Promises:
     """Made by messages, kept by events; whoever calls holds a lock."""
 
     def __init__(self) -> None:
-        # When each was made, the oldest first.
-        self._requests: dict[RequestId, float] = {}
+        # The oldest first.
+        self._requests: dict[RequestId, _Open] = {}
         self._coming: dict[AdapterId, Adapter] = {}
         self._leaving: dict[AdapterId, None] = {}
         self._known: dict[AdapterId, Adapter] = {}
@@ -26,7 +39,7 @@ class Promises:
     def note_message(self, message: Message) -> None:
         match message:
             case Submit(request):
-                self._requests[request.request_id] = time.monotonic()
+                self._requests[request.request_id] = _Open(time.monotonic(), len(request.prompt))
             case AddAdapter(adapter):
                 self._coming[adapter.adapter_id] = adapter
             case RemoveAdapter(adapter_id):
@@ -38,6 +51,9 @@ class Promises:
             match event:
                 case Finished(request_id):
                     self._requests.pop(request_id, None)
+                case Admitted(request_id, _, cached_tokens):
+                    if (one := self._requests.get(request_id)) and one.cached_tokens is None:
+                        one.cached_tokens = cached_tokens
                 case AdapterAdded(adapter_id):
                     adapter = self._coming.pop(adapter_id, None)
                     if adapter and adapter_id not in self._leaving:
@@ -51,7 +67,7 @@ class Promises:
 
     def oldest_at(self) -> float:
         """Since when the oldest open request is open; infinity if none is."""
-        return next(iter(self._requests.values()), math.inf)
+        return next((one.made_at for one in self._requests.values()), math.inf)
 
     def introductions(self) -> list[AddAdapter]:
         """What a new engine must be told first: every adapter that was added and not removed."""
@@ -64,7 +80,17 @@ class Promises:
         """
         now = time.monotonic()
         fault = Fault(FaultCode.ENGINE_DIED, reason)
-        events: list[Event] = [Finished(one, now, FinishReason.FAILED, fault=fault) for one in self._requests]
+        events: list[Event] = [
+            Finished(
+                request_id,
+                now,
+                FinishReason.FAILED,
+                prompt_tokens=one.prompt_tokens,
+                cached_tokens=one.cached_tokens or 0,
+                fault=fault,
+            )
+            for request_id, one in self._requests.items()
+        ]
         events += [AdapterRefused(adapter_id, now, reason) for adapter_id in self._coming]
         events += [AdapterRemoved(adapter_id, now) for adapter_id in self._leaving]
         self._requests, self._coming, self._leaving = {}, {}, {}
