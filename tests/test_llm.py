@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rota import LLM, SamplingParams
@@ -95,6 +97,18 @@ def test_a_prompt_s_own_tokens_are_scored_if_asked(llm):
 
     assert len(scored.prompt_logprobs) == 3
     assert scored.prompt_logprobs[-1].top == ((continued[-1], scored.prompt_logprobs[-1].chosen),)
+
+
+def test_positions_are_held_for_the_context_that_is_served_not_for_all_the_model_allows(tmp_path):
+    make_tiny_model(tmp_path, "smollm2")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 100_000}))
+    options = {"quiet": True, "device": "cpu", "dtype": "float32", "kv_blocks": 16, "max_running_requests": 2}
+    short = LLM(write_byte_tokenizer(tmp_path), context_length=40, **options)
+    (answer,) = short.generate("x" * 30, SamplingParams(temperature=0.0, max_new_tokens=10, ignore_eos=True))
+
+    assert len(answer.token_ids) == 10  # up to the last position there is
+    assert short._device._model._rotary.shape[0] == 40
 
 
 def test_a_conversation_goes_through_the_chat_template(llm):

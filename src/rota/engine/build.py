@@ -45,6 +45,8 @@ def build_engine(config: EngineConfig) -> Engine:
     folder = Path(config.model.model_path) if config.model.model_path else builtin_model_folder(config.quiet)
     spec = read_spec(folder)
     context = _context_length(config.model, spec)
+    # What is served, not what the model allows: the rotary table of a million positions takes half a gigabyte.
+    spec = replace(spec, context_length=context)
     device = choose_device(config.model)
     processor = look()
     dtype = choose_dtype(config.model, spec.dtype, device, processor)
