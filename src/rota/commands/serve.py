@@ -29,11 +29,23 @@ def serve_model(
     make_device: Callable[[EngineConfig], Device[Any]] = build_device,
 ) -> None:
     """Serve a model over HTTP until told to stop, the engine in a process of its own; `on_ready` hears the address."""
+    from rota.observe.logs import logs_as
+
+    with logs_as(server.log_format, server.log_level, config.quiet):
+        _serve(config, server, on_ready, make_device)
+
+
+def _serve(
+    config: EngineConfig,
+    server: ServerConfig,
+    on_ready: Callable[[str], None] | None,
+    make_device: Callable[[EngineConfig], Device[Any]],
+) -> None:
     # Here, so that `rota --help` does not wait for them.
+    from rota.commands.logged import build_logged
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import install_dashboard
     from rota.dashboard.stream import Gallery
-    from rota.observe.logs import set_up_logs
     from rota.runtime.drainable import DrainableService
     from rota.runtime.registry import Registry
     from rota.runtime.stocked import StockedService
@@ -47,7 +59,6 @@ def serve_model(
 
     keys = read_keys(server.api_key, server.api_key_file)
     refuse_open_doors(server, keys)
-    set_up_logs(server.log_format, server.log_level, config.quiet)
     asked = config.model.model_path
     config = locate_model(config)
     assert config.model.model_path is not None
@@ -58,7 +69,8 @@ def serve_model(
     tokenizer = Tokenizer(folder)
     registry = Registry(name, str(folder))
     adapters = [registry.add(entry) for entry in first_adapters(config)]
-    service = DrainableService(StockedService(SupervisedService(partial(make_device, config), config), adapters))
+    build = partial(build_logged, make_device, config, server)
+    service = DrainableService(StockedService(SupervisedService(build, config), adapters))
     own_name = None if server.allow_anyone else server.host
     access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)

@@ -167,7 +167,9 @@ class ServerConfig:
     journal_dir: str | None = option(
         None, "A folder of journals (.jsonl) that the dashboard replays by name: /dashboard?journal=run.jsonl."
     )
-    log_format: Literal["text", "json"] = option("text", "How log lines on stderr look.")
+    log_format: Literal["text", "json"] = option(
+        "text", "How log lines on stderr look; with 'json' every line there is a JSON object, whoever writes it."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = option(
         "info", "The least that is logged; 'info' has a line for every request."
     )

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
-from typing import Any, Literal
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, TextIO
 
 import msgspec
+
+from rota.core.errors import RotaError
+from rota.observe.stray_lines import stray_lines
+
+LOG = logging.getLogger("rota")
 
 # Printable ASCII without spaces, quotes and equals signs.
 _PLAIN = re.compile(r"[!#-<>-~]+")
@@ -16,14 +27,74 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
-def set_up_logs(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> None:
-    """Let everything under `rota` be written so; the quiet hear only what is wrong."""
-    handler = logging.StreamHandler()
+@contextmanager
+def logs_as(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> Iterator[None]:
+    """A server's logs while it serves: as JSON, everything on stderr is, also the sentence that ends the server."""
+    hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
+    handler = set_up_logs(form, level, is_quiet)
+    if form == "text":
+        yield
+        return
+    with stray_lines(partial(_take_in, handler)) as stderr:
+        handler.setStream(stderr)
+        try:
+            yield
+        except RotaError as error:
+            LOG.error("%s", error)
+            raise SystemExit(2) from None
+        except Exception as error:
+            LOG.critical("The server failed.", exc_info=error)
+            raise SystemExit(1) from None
+        finally:
+            handler.setStream(sys.stderr)
+            sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
+            logging.captureWarnings(False)
+
+
+def set_up_logs(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> logging.StreamHandler[TextIO]:
+    """Let all be written so: what is under `rota` from this level on, or warnings for the quiet, and others' warnings.
+
+    As JSON, also what Python itself would print: warnings, and errors that nobody caught.
+    """
+    handler = _Lines()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
-    logger = logging.getLogger("rota")
+    logger, root = logging.getLogger("rota"), logging.getLogger()
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(max(logging.getLevelNamesMapping()[level.upper()], logging.WARNING if is_quiet else 0))
+    root.handlers = [handler, *(other for other in root.handlers if not isinstance(other, _Lines))]
+    if form == "json":
+        logging.captureWarnings(True)
+        sys.excepthook = _log_uncaught
+        sys.unraisablehook = lambda told: _log_uncaught(told.exc_type, told.exc_value, told.exc_traceback)
+        threading.excepthook = lambda told: _log_uncaught(told.exc_type, told.exc_value, told.exc_traceback)
+    return handler
+
+
+class _Lines(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing: a log that cannot be written has nowhere to say so."""
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    LOG.error("Nobody caught %s.", kind.__name__, exc_info=(kind, error or kind(), trace))
+
+
+def _take_in(handler: logging.StreamHandler[TextIO], line: str) -> None:
+    """A stray line as a log line; one that a child process has made for the log stays as it is."""
+    if _is_log_line(line):
+        with handler.lock or nullcontext():
+            handler.stream.write(f"{line}\n")
+            handler.flush()
+    else:
+        handler.handle(logging.makeLogRecord({"msg": "%s", "args": (line,), "levelname": "INFO"}))
+
+
+def _is_log_line(line: str) -> bool:
+    try:
+        return line.startswith("{") and {"time", "level", "message"} <= msgspec.json.decode(line).keys()
+    except msgspec.DecodeError:
+        return False
 
 
 class TextLines(logging.Formatter):

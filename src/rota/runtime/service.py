@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -156,8 +156,8 @@ class InProcessService:
 
 
 def explain(error: Exception) -> str:
-    """One sentence about an error that ends an engine; what is not our own is also traced on stderr."""
+    """One sentence about an error that ends an engine; what is not our own is also told with its trace."""
     if isinstance(error, RotaError):
         return str(error)
-    traceback.print_exception(error)
+    sys.excepthook(type(error), error, error.__traceback__)  # on stderr, or in the log if it holds everything
     return f"The engine failed with {type(error).__name__}: {error}"

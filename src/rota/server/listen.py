@@ -36,6 +36,7 @@ class GracefulServer(uvicorn.Server):
                 app,
                 http=BoundedConnection,
                 ws="none",
+                log_config=None,  # as everybody else's lines
                 log_level="warning",
                 lifespan="on",
                 timeout_graceful_shutdown=_READ_S,

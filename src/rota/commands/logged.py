@@ -1,0 +1,16 @@
+"""The engine's process logs like the server's: it is told how before it builds anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rota.core.config import EngineConfig, ServerConfig
+from rota.observe.logs import set_up_logs
+from rota.runtime.world import Device
+
+
+def build_logged(make_device: Callable[[EngineConfig], Device[Any]], config: EngineConfig, server: ServerConfig) -> Any:
+    """Runs in the engine's process; a module of its own, since that process need not load a command line."""
+    set_up_logs(server.log_format, server.log_level, config.quiet)
+    return make_device(config)
