@@ -47,8 +47,9 @@ def command(*words: str) -> str:
     if name == "serve":
         parts += [_group(config, options) for config, options in groups.items()]
     elif groups:
-        links = " and ".join(f"[{_title(config)}](#{_title(config).lower()})" for config in groups)
-        parts.append(f"It also takes the flags of `rota serve` under {links}.")
+        *links, last = [f"[{_title(config)}](#{_title(config).lower()})" for config in groups]
+        listed = " and ".join(filter(None, (", ".join(links), last)))
+        parts.append(f"It also takes the flags of `rota serve` under {listed}.")
     return "\n\n".join(parts)
 
 

@@ -46,7 +46,7 @@ def make_app(serve: Serve, followers: Collection[str] = ()) -> typer.Typer:
     app.command(name="serve")(serve_command(serve, followers))
     app.command(name="bench")(bench_command())
     app.command(name="simulate")(simulate_command())
-    app.command(name="demo")(demo_command())
+    app.command(name="demo")(demo_command(followers=followers))
     app.add_typer(adapters_app(), name="adapters")
     return app
 

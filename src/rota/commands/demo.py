@@ -1,4 +1,4 @@
-"""`rota demo`: the built-in model, more adapters than slots, and somebody who asks for all of them."""
+"""`rota demo`: more adapters than slots, and traffic that asks for all of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import json
 import threading
 import urllib.request
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from rota.commands.flags import make_command, quiet_flag
-from rota.commands.serve import serve_model
+from rota.commands.flags import config_file, make_command, quiet_flag, with_file
+from rota.commands.serve import chosen_engine, model_argument, serve_model
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.options import build, option, options_of
-from rota.core.policy_config import PolicyConfig
-from rota.llm import engine_config
+from rota.llm import ENGINE_CONFIGS
 from rota.workload.arrivals import Ask, asks
 from rota.workload.scenario import Client
 
@@ -41,17 +40,31 @@ class DemoConfig:
     port: int = option(30000, "Port to listen on; 0 picks a free one.")
     rate: float = option(3.0, "Requests a second.")
     browser: bool = option(True, "Open the dashboard in a browser.")
-    slots: int = option(3, "Adapters on the device at a time; there are six, so they take turns.")
+    slots: int = option(
+        3,
+        "Adapters on the device at a time, unless max_loras_per_batch is given; six are built in, so they take turns.",
+    )
 
     def __post_init__(self) -> None:
         if not 0.0 < self.rate <= 1000.0:
             raise ConfigError(f"rate must lie above 0 and at most 1000, not {self.rate}.")
 
 
-def demo_command(serve: Callable[..., None] = serve_model) -> Callable[..., None]:
+DEMO_CONFIGS = (DemoConfig, *ENGINE_CONFIGS)
+
+
+def demo_command(serve: Callable[..., None] = serve_model, followers: Collection[str] = ()) -> Callable[..., None]:
+    """`followers` are those of `serve_command`."""
+
     def act(given: dict[str, Any]) -> None:
-        demo = build(DemoConfig, given)
-        config = engine_config({"max_loras_per_batch": demo.slots, **given}, given.get("quiet", False))
+        chosen = with_file(given, *DEMO_CONFIGS)
+        demo = build(DemoConfig, chosen)
+        slots = chosen.setdefault("max_loras_per_batch", demo.slots)
+        if "slots" in chosen and slots != demo.slots:
+            raise ConfigError(
+                f"slots is {demo.slots} and max_loras_per_batch {slots}, but they are the same thing; give one of them."
+            )
+        config = chosen_engine(chosen, followers)
         traffic = Traffic(demo.rate)
 
         def begin(url: str) -> None:
@@ -68,9 +81,11 @@ def demo_command(serve: Callable[..., None] = serve_model) -> Callable[..., None
 
     return make_command(
         act,
-        "Watch six adapters share three slots. Serves the built-in model, sends it mixed traffic and opens the "
-        "dashboard; ctrl-C ends all of it.",
-        options_of(DemoConfig, PolicyConfig).values(),
+        "Watch adapters share slots: six of the built-in model on three slots, or those of MODEL. Serves it on this "
+        "machine alone, sends it mixed traffic and opens the dashboard; ctrl-C ends all of it.",
+        options_of(*DEMO_CONFIGS).values(),
+        model_argument(),
+        config_file(),
         quiet_flag(),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -100,25 +101,33 @@ def serve_command(serve: Serve, followers: Collection[str] = ()) -> Callable[...
 
     def act(given: dict[str, Any]) -> None:
         chosen = with_file(given, *SERVE_CONFIGS)
-        model, quiet = chosen.pop("model", None), chosen.pop("quiet", False)
-        if model is not None and chosen.setdefault("model_path", model) != model:
-            raise ConfigError(f"The model is named twice: {model} and {chosen['model_path']}; name it once.")
-        if "model_path" not in chosen:
-            _refuse_doubtful(chosen.get("lora_paths", ()), followers)
-        serve(engine_config(chosen, quiet), build(ServerConfig, chosen))
+        serve(chosen_engine(chosen, followers), build(ServerConfig, chosen))
 
     return make_command(
         act,
         "Serve MODEL over HTTP: a folder in Hugging Face format or a hub's name. Without it, the small built-in model.",
         options_of(*SERVE_CONFIGS).values(),
-        parameter(
-            "model",
-            str | None,
-            typer.Argument(None, metavar="MODEL", help="The model's folder or hub name, as with --model-path."),
-        ),
+        model_argument(),
         config_file(),
         quiet_flag("No progress bars, and only warnings in the log."),
     )
+
+
+def model_argument() -> inspect.Parameter:
+    """MODEL, which `chosen_engine` takes for --model-path."""
+    sentence = "The model's folder or hub name, as with --model-path."
+    return parameter("model", str | None, typer.Argument(None, metavar="MODEL", help=sentence))
+
+
+def chosen_engine(chosen: dict[str, Any], followers: Collection[str]) -> EngineConfig:
+    """The engine that a command's options ask for; raises ConfigError if they leave open which model that is."""
+    model = chosen.get("model")
+    model_path = chosen.get("model_path", model)
+    if model is not None and model_path != model:
+        raise ConfigError(f"The model is named twice: {model} and {model_path}; name it once.")
+    if model_path is None:
+        _refuse_doubtful(chosen.get("lora_paths", ()), followers)
+    return engine_config({**chosen, "model_path": model_path}, chosen.get("quiet", False))
 
 
 def _refuse_doubtful(lora_paths: Collection[str], followers: Collection[str]) -> None:
