@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,14 @@ def acted(**limits: str) -> str:
 
 def test_a_processor_is_looked_at_once():
     assert look() is look()
+
+
+@pytest.mark.skipif(
+    X86, reason="asks an ARM processor whether it has the dot products that its own line of features names"
+)
+def test_an_arm_processor_with_dot_products_has_a_quick_product_in_four_bits():
+    features = Path("/proc/cpuinfo").read_text()
+    assert (look().four_bit == "dynamic") == ("asimddp" in features)
 
 
 def test_an_emulated_precision_is_not_taken_for_arithmetic_whatever_the_library_says(monkeypatch):

@@ -55,9 +55,10 @@ def _is_native(dtype: torch.dtype) -> bool:
 
 def _four_bit() -> Kind | None:
     """KleidiAI packs bytes; where it is missing torch keeps floats, and computes with them one at a time."""
-    codes = torch.zeros(GROUP, GROUP // 2, dtype=torch.uint8)
-    scales = torch.ones(GROUP, 1, dtype=torch.bfloat16)
-    packed = torch.ops.aten._dyn_quant_pack_4bit_weight(codes, scales, None, GROUP, GROUP, GROUP)
+    outputs, inputs = GROUP, 2 * GROUP  # one group a row would be another product
+    codes = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
+    scales = torch.ones(outputs, inputs // GROUP, dtype=torch.bfloat16)
+    packed = torch.ops.aten._dyn_quant_pack_4bit_weight(codes, scales, None, GROUP, inputs, outputs)
     if packed.dtype is torch.uint8:
         return "dynamic"
     return "weight-only" if torch.backends.cpu.get_cpu_capability() in WEIGHT_ONLY else None
