@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from collections.abc import Callable
+
+from tests.processes import Program
 
 
 def until(is_so: Callable[[], bool], within_s: float = 20.0) -> bool:
@@ -18,7 +19,7 @@ def until(is_so: Callable[[], bool], within_s: float = 20.0) -> bool:
     return True
 
 
-def line_of(process: subprocess.Popen[str], beginning: str = "", within_s: float = 120.0) -> str:
+def line_of(process: Program, beginning: str = "", within_s: float = 120.0) -> str:
     """The next line a process says, or the next that begins so; one that does not say it in time is killed."""
     assert process.stdout is not None
     timer = threading.Timer(within_s, process.kill)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,24 +18,18 @@ from rota.core.errors import EngineDiedError, FaultCode, ModelError, RequestErro
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, EngineRestarted, FinishReason
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
+from rota.core.plan import StepPlan
 from rota.runtime.process import Patience
 from rota.runtime.service import Phase
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import abort, add_adapter, submit
-from tests.fakes import FakeDevice, continuation
+from tests.fakes import FakeDevice, FakeTicket, continuation
+from tests.processes import Program, is_alive, started
 from tests.runtime.services import Listener, supervised
 from tests.waiting import line_of, until
 from tests.worlds import outputs
 
 SLOW = partial(FakeDevice, step_s=0.02)
-
-
-def is_alive(pid: int) -> bool:
-    """A zombie is dead: nobody may be left to reap it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_succeeds():
@@ -244,36 +239,55 @@ def test_two_threads_may_stop_it_at_once():
         assert not any(stopper.is_alive() for stopper in stoppers)
 
 
+class DeafDevice(FakeDevice):
+    """Is inside a call that lets no other thread run, from its first step on."""
+
+    def submit(self, plan: StepPlan) -> FakeTicket:
+        print("inside", flush=True)
+        ctypes.PyDLL(None).sleep(3600)
+        raise AssertionError
+
+
 PARENT = """
-import time
+import sys, time
 from rota.core.config import EngineConfig
 from rota.runtime.supervisor import SupervisedService
+from tests.builders import submit
 from tests.runtime.services import Listener
-from tests.runtime.test_supervisor import SLOW
+from tests.runtime.test_supervisor import SLOW, DeafDevice
 if __name__ == "__main__":
-    service = SupervisedService(SLOW, EngineConfig())
+    service = SupervisedService(DeafDevice if sys.argv[1:] == ["deaf"] else SLOW, EngineConfig())
     service.start(Listener())
     service.wait_until_ready()
     print(service.engine_pid, flush=True)
+    service.send(submit("a"))
     time.sleep(3600.0)
 """
 
 
-def test_the_engine_dies_with_its_parent_and_leaves_nothing_behind(tmp_path):
-    script = tmp_path / "parent.py"
-    script.write_text(PARENT)
+def parent_in(folder: Path, kind: str) -> AbstractContextManager[Program]:
+    """A process that serves and keeps what it writes in this folder."""
+    (folder / "parent.py").write_text(PARENT)
     path = os.pathsep.join(entry for entry in sys.path if entry)
-    parent = subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)},
-    )
-    engine_pid = int(line_of(parent))
-    assert is_alive(engine_pid)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)}
+    return started([sys.executable, folder / "parent.py", kind], env=environment)
 
-    assert until(lambda: not is_alive(engine_pid)), "the engine has outlived its parent"
-    assert list(tmp_path.iterdir()) == [script]
+
+@pytest.mark.parametrize("kind", ["idle", "deaf"])
+def test_the_engine_dies_with_its_parent_and_leaves_nothing_behind(tmp_path, kind):
+    with parent_in(tmp_path, kind) as parent:
+        engine_pid = int(line_of(parent))
+        if kind == "deaf":
+            assert line_of(parent) == "inside\n"
+        assert is_alive(engine_pid)
+        parent.kill()
+
+        assert until(lambda: not is_alive(engine_pid), within_s=5.0), "the engine has outlived its parent"
+        assert [file.name for file in tmp_path.iterdir()] == ["parent.py"]
+
+
+def test_an_engine_and_its_server_that_are_killed_at_once_leave_nothing_behind(tmp_path):
+    with parent_in(tmp_path, "idle") as parent:
+        line_of(parent)
+
+    assert [file.name for file in tmp_path.iterdir()] == ["parent.py"]  # with the block the whole group was killed

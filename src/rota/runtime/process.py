@@ -11,7 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 
@@ -19,6 +20,7 @@ import zmq
 
 from rota.core.config import Capacity, EngineConfig
 from rota.core.events import Event
+from rota.runtime.lifeline import die_with
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.service import BuildDevice, Deliver, explain
@@ -30,6 +32,10 @@ from rota.scheduler import Scheduler
 _LINGER_S = 2.0
 # Words that left a process before it died may still be on their way to the reader's side of the socket.
 _LATE_S = 0.05
+# Two processes on one machine find each other in milliseconds; what waits for it must not wait for ever.
+_MEET_S = 10.0
+# How often the sender tries again while the engine's process is not there yet.
+_KNOCK_MS = 10
 
 OnReady = Callable[[Capacity], None]
 # Since when the oldest of all open questions waits for its answer; infinity if there is none.
@@ -89,12 +95,15 @@ class Death:
 
 def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endpoints) -> None:
     """Build, report, serve until told to stop; exits with 1 after saying why it failed."""
-    threading.Thread(target=_die_with_parent, args=(endpoints,), name="rota-parent-watch", daemon=True).start()
+    _die_with_parent(endpoints)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = open_socket(context, zmq.PULL)
-    inbox.bind(endpoints.messages)
     outbox = open_socket(context, zmq.PUSH, _LINGER_S)
-    outbox.connect(endpoints.events)
+    with _handshake(inbox) as to_hear, _handshake(outbox) as to_speak:
+        inbox.bind(endpoints.messages)
+        outbox.connect(endpoints.events)
+        if all(monitor.poll(int(_MEET_S * 1000.0)) for monitor in (to_hear, to_speak)):
+            endpoints.remove()  # sockets that are connected need no path, and now no death can leave one behind
 
     def emit(events: list[Event]) -> None:
         outbox.send(encode(events))
@@ -121,13 +130,28 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
 def _die_with_parent(endpoints: Endpoints) -> None:
     """An engine without its server would hold the GPU's memory for nobody.
 
-    Watching the parent works everywhere; Linux's PDEATHSIG would fire when the starting *thread* ends.
+    Linux kills the engine when its server ends. A thread that watches the server does it on other systems, as soon as
+    the engine lets a thread of Python's run.
     """
     parent = multiprocessing.parent_process()
-    assert parent is not None, "engine_main runs in a child process"
-    parent.join()
-    endpoints.remove()
-    os._exit(1)
+    assert parent is not None and parent.pid is not None, "engine_main runs in a child process"
+    die_with(parent.pid)
+
+    def watch() -> None:
+        parent.join()
+        endpoints.remove()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="rota-parent-watch", daemon=True).start()
+
+
+@contextmanager
+def _handshake(socket: zmq.Socket[bytes]) -> Iterator[zmq.Socket[bytes]]:
+    """A socket on which something comes once the other socket has met its peer."""
+    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+    yield monitor
+    socket.disable_monitor()
+    monitor.close()
 
 
 class EngineProcess:
@@ -139,6 +163,7 @@ class EngineProcess:
         # ipc paths are limited to some hundred characters and guarded by the folder's permissions.
         self._endpoints = endpoints = Endpoints(tempfile.mkdtemp(prefix="rota-"))
         self._outbox = open_socket(context, zmq.PUSH)
+        self._outbox.reconnect_ivl = _KNOCK_MS
         # The sender connects: a pipe that queues exists from then on, also before anybody binds.
         self._outbox.connect(endpoints.messages)
         self._inbox = open_socket(context, zmq.PULL)
@@ -152,6 +177,7 @@ class EngineProcess:
         return self._process.pid
 
     def start(self) -> None:
+        """The calling thread must live as long as the process may: Linux kills the process when that thread ends."""
         # Started with the first process otherwise, and it unblocks SIGINT whatever it was before.
         resource_tracker.ensure_running()
         # Inherited by the process: Ctrl-C reaches the whole group, but only the parent decides what it means.

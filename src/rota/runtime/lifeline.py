@@ -1,0 +1,38 @@
+"""A process ends with the process that started it, however that one ends.
+
+As a program, `python lifeline.py PARENT COMMAND …` becomes COMMAND, and Linux kills COMMAND when process PARENT ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+_PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+
+def die_with(parent: int) -> None:
+    """Let Linux kill this process when its parent ends, also in the middle of a long call; survives `exec`.
+
+    To Linux a parent is the *thread* that started this process: that thread must live as long as the process may.
+    Other systems have no such call, and nothing happens there.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call above
+        os._exit(1)
+
+
+def tied(command: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The same command, in a process that dies with this one; start it from a thread that lives as long."""
+    # Without the site's packages Python is there in 20 ms; this file needs none of them.
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *(os.fspath(word) for word in command)]
+
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[1]))
+    os.execvp(sys.argv[2], sys.argv[2:])
