@@ -17,6 +17,7 @@ from pathlib import Path
 from rota.bench.config import BenchConfig
 from rota.bench.report import report
 from rota.bench.run import bench
+from rota.runtime.lifeline import tied
 
 STREAMS = 64
 TOKENS = 1000
@@ -76,7 +77,7 @@ def _packet(content: bytes) -> bytes:
 
 
 def measure() -> dict[str, object]:
-    with subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(tied([sys.executable, __file__, "--serve"]), stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         config = BenchConfig(
             port=int(server.stdout.readline()),

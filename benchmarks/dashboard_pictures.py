@@ -14,6 +14,8 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 
+from rota.runtime.lifeline import tied
+
 ROTA = Path(sys.executable).with_name("rota")
 ROOT = Path(__file__).parent.parent
 IMAGES = ROOT / "docs" / "images"
@@ -24,7 +26,7 @@ TRAFFIC_MS = 75_000  # until the strip and the charts are full
 
 def main() -> None:
     chromium = shutil.which("chromium") or sys.exit("There is no chromium on this machine.")
-    demo = subprocess.Popen([ROTA, "demo", "--no-browser", "--port", "0"], stdout=subprocess.PIPE, text=True)
+    demo = subprocess.Popen(tied([ROTA, "demo", "--no-browser", "--port", "0"]), stdout=subprocess.PIPE, text=True)
     try:
         assert demo.stdout is not None
         page = next(line.split()[3] for line in demo.stdout if line.startswith("Watch it at "))
@@ -76,7 +78,7 @@ def simulate(journal: Path) -> Path:
     """The tail of first tokens under `drain`, so that drains are seen."""
     policy = ["--lora-policy", "drain", "--lora-drain-wait-threshold", "2"]
     scenario = ROOT / "benchmarks" / "scenarios" / "tail-ttft.toml"
-    subprocess.run([ROTA, "simulate", scenario, *policy, "--journal", journal, "--quiet"], check=True)
+    subprocess.run(tied([ROTA, "simulate", scenario, *policy, "--journal", journal, "--quiet"]), check=True)
     return journal
 
 

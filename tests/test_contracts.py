@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import Done, run_program
 
 ROOT = Path(__file__).parent.parent
 
@@ -17,13 +18,13 @@ ROOT = Path(__file__).parent.parent
 )
 def test_a_room_without_tensors_loads_no_torch(room):
     program = f"import sys, {room}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    run_program([sys.executable, "-c", program])
 
 
-def lint(folder: Path) -> subprocess.CompletedProcess[str]:
+def lint(folder: Path) -> Done:
     linter = Path(sys.executable).with_name("lint-imports")
     environment = {"PYTHONPATH": str(folder / "src"), "PATH": "/usr/bin:/bin"}
-    return subprocess.run([linter, "--no-cache"], cwd=folder, env=environment, capture_output=True, text=True)
+    return run_program([linter, "--no-cache"], check=False, cwd=folder, env=environment)
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ import venv
 from dataclasses import dataclass
 from pathlib import Path
 
+from rota.runtime.lifeline import tied
+
 HERE = Path(__file__).parent
 INSTALL_S, RUN_S = 600, 300
 
@@ -89,9 +91,9 @@ def prepare(client: Client, folder: Path) -> Path:
         packages = sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)})
         (Path(packages) / "zz_rota.pth").write_text(sysconfig.get_path("purelib"))
         pip = [str(home / "bin/pip"), "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--no-deps", client.package], check=True, timeout=INSTALL_S)
+        subprocess.run(tied([*pip, "--no-deps", client.package]), check=True, timeout=INSTALL_S)
         # pip warns of all the dependencies that are left out on purpose.
-        subprocess.run([*pip, *client.needs], check=True, timeout=INSTALL_S, stderr=subprocess.DEVNULL)
+        subprocess.run(tied([*pip, *client.needs]), check=True, timeout=INSTALL_S, stderr=subprocess.DEVNULL)
     return home
 
 
@@ -103,7 +105,7 @@ def run(client: Client, home: Path, words: dict[str, str], folder: Path) -> tupl
     # Clients leave reports behind, and lm_eval looks for the task's questions where it is started.
     (folder / "tiny_generate.jsonl").write_text((HERE / "tiny_generate.jsonl").read_text())
     done = subprocess.run(
-        [str(home / "bin" / program), *arguments],
+        tied([home / "bin" / program, *arguments]),
         cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_S,
     )  # fmt: skip
     shown = done.stdout + done.stderr

@@ -17,6 +17,7 @@ from front.ticks import tick_tokens
 from rota.commands.serve import serve_model
 from rota.core.config import ServerConfig
 from rota.llm import engine_config, locate_model
+from rota.runtime.lifeline import tied
 from rota.text.tokenizer import Tokenizer
 
 PAGE_BYTES = 4096
@@ -66,7 +67,7 @@ def serving(script: Path, step_s: float, is_bare: bool = False) -> Iterator[Serv
 @contextmanager
 def started(command: list[str]) -> Iterator[Served]:
     """Start a server that prints its address; stopped politely in the end, and its exit code must be 0."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(tied(command), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             url = next(found[0] for line in process.stdout if (found := re.search(r"http://\S+", line)))

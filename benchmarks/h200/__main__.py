@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rota.core.errors import RotaError
+from rota.runtime.lifeline import tied
 
 from .assets import is_made
 from .in_process import InProcessServer
@@ -131,7 +132,7 @@ def prepare(folder: Path, shape: Shape, has_weights: bool) -> dict[str, Any]:
     """Make what is missing, in a process that gives the device back; returns what measures, in words."""
     if not is_made(folder, has_weights):
         make = [sys.executable, "-m", "benchmarks.h200.assets", str(folder), shape.name]
-        subprocess.run([*make, *([] if has_weights else ["--dummy"])], check=True)
+        subprocess.run(tied([*make, *([] if has_weights else ["--dummy"])]), check=True)
     machine = (folder / "machine").read_text("utf-8")
     return {"machine": machine, "date": date.today().isoformat(), "shape": shape.name}
 

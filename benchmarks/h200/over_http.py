@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rota.runtime.lifeline import tied
 from rota.workload.scenario import Scenario
 
 from .server import Asked, Outcome, peak_rss_gb
@@ -41,7 +42,7 @@ class HttpServer:
         started_at = time.monotonic()
         with self._log.open("wb") as log:
             command = [sys.executable, "-c", "from rota.cli import main; main()", "serve", "--quiet", "--config"]
-            self._process = subprocess.Popen([*command, str(config)], stdout=log, stderr=log)
+            self._process = subprocess.Popen(tied([*command, config]), stdout=log, stderr=log)
         self._url = self._wait_until_ready(started_at + START_S)
         self.start_s = time.monotonic() - started_at
 

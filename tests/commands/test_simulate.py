@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rota.core.options import options_of
 from rota.core.policy_config import PolicyConfig
 from rota.sim.cost import LinearCost
 from tests.engine.terminal import Terminal
+from tests.processes import run_program
 
 SCENARIOS = Path(__file__).parents[2] / "benchmarks/scenarios"
 FIGURES = {"mean", "median", "p90", "p95", "p99", "max"}
@@ -246,4 +246,4 @@ def test_simulating_loads_neither_torch_nor_matplotlib():
     program = (
         "import sys, rota.commands.simulate, rota.sim.run; sys.exit(bool({'torch', 'matplotlib'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+    run_program([sys.executable, "-c", program])

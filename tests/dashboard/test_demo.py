@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import pytest
 from rota.cli import main
 from rota.commands.demo import Traffic
 from tests.dashboard.stage import NAMES, stage
+from tests.processes import PIPE, started
 from tests.waiting import line_of, until
 
 
@@ -51,32 +51,23 @@ def test_a_rate_that_makes_no_sense_is_refused(capsys):
 
 
 def test_one_interrupt_ends_the_server_its_engine_and_its_traffic():
-    demo = subprocess.Popen(
-        [Path(sys.executable).with_name("rota"), "demo", "--no-browser", "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
+    command = [Path(sys.executable).with_name("rota"), "demo", "--no-browser", "--port", "0"]
+    with started(command, stderr=PIPE) as demo:
         page = line_of(demo, "Watch it at ").split()[3]
         assert httpx.get(page, timeout=30.0).status_code == 200
         health = httpx.get(page.replace("/dashboard", "/health"), timeout=30.0).json()
         assert health["status"] == "ready"
         os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: everybody in the group hears it
-        _, errors = demo.communicate(timeout=30)
-    except BaseException:
-        os.killpg(demo.pid, signal.SIGKILL)
-        raise
+        _, errors = demo.communicate()
 
-    assert demo.returncode == 0
-    assert "Traceback" not in errors
-    assert until(lambda: not is_alive(demo.pid))
+        assert demo.returncode == 0
+        assert "Traceback" not in errors
+        assert until(lambda: not is_a_group(demo.pid))
 
 
-def is_alive(group: int) -> bool:
+def is_a_group(number: int) -> bool:
     try:
-        os.killpg(group, 0)
+        os.killpg(number, 0)
     except ProcessLookupError:
         return False
     return True

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.processes import started
 from tests.waiting import line_of
 
 README_PORT = 30000
@@ -21,19 +20,11 @@ README_PORT = 30000
 def readme_url() -> Iterator[str]:
     """`rota serve` on the port that the README names; on another where that one is taken."""
     options = [] if is_free(README_PORT) else ["--port", "0"]
-    server = subprocess.Popen(
-        [Path(sys.executable).with_name("rota"), "serve", "--quiet", *options],
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
+    command = [Path(sys.executable).with_name("rota"), "serve", "--quiet", *options]
+    with started(command) as server:
         yield line_of(server, "Rota serves ").split()[-1]
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=30) == 0
-    finally:
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGKILL)
+        assert server.wait() == 0
 
 
 def is_free(port: int) -> bool:

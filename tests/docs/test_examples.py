@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import runpy
 import shutil
-import subprocess
 import sys
 
 import pytest
 
 from docs.generate.pages import DOCS
 from examples.builtin_adapters.styles import STYLES
+from tests.processes import run_program
 
 EXAMPLES = DOCS.parent / "examples"
 FILES = sorted(path for path in EXAMPLES.iterdir() if path.is_file())
@@ -26,9 +26,7 @@ def test_an_example_is_short_and_there_is_a_test_of_it(path):
     shutil.which("curl") is None, reason="runs the curl command, which is not installed on this machine"
 )
 def test_the_example_with_curl_gets_an_answer_to_everything_it_asks(readme_url):
-    said = subprocess.run(
-        ["sh", str(EXAMPLES / "curl.sh"), readme_url], capture_output=True, text=True, check=True
-    ).stdout
+    said = run_program(["sh", EXAMPLES / "curl.sh", readme_url]).stdout
 
     assert '"status":"ready"' in said
     assert '"id":"pirate"' in said

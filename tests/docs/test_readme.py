@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 
 import pytest
 
 from docs.generate.pages import DOCS
 from examples.builtin_adapters.styles import STYLES
 from tests.docs.fences import blocks
+from tests.processes import run_program
 
 ROOT = DOCS.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -26,7 +26,7 @@ def the_block(kind: str, word: str) -> str:
 def test_two_commands_serve_and_ask():
     assert blocks(README, "console")[0] == "make serve\n"
     command = ["make", "--dry-run", "--no-print-directory", "serve"]
-    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    shown = run_program(command, cwd=ROOT).stdout
 
     assert shown.splitlines()[-1].split() == [".venv/bin/rota", "serve"]
 
@@ -37,10 +37,7 @@ def test_two_commands_serve_and_ask():
 @pytest.mark.parametrize(("model", "is_pirate"), [("SmolLM2-135M-Instruct", False), ("pirate", True)])
 def test_its_curl_commands_are_answered_each_by_whom_they_ask(readme_url, model, is_pirate):
     command = the_block("console", f'"model": "{model}"')
-    said = subprocess.run(
-        ["bash", "-c", command.replace(README_URL, readme_url)], capture_output=True, text=True, check=True
-    ).stdout
-    answer = json.loads(said)
+    answer = json.loads(run_program(["bash", "-c", command.replace(README_URL, readme_url)]).stdout)
 
     assert answer["model"] == model
     assert STYLES["pirate"].check("What is the moon?", answer["choices"][0]["message"]["content"]) == is_pirate

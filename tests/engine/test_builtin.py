@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rota.core.errors import ModelError
 from rota.engine.builtin import MODEL_NAME, builtin_adapters, builtin_model_folder, unpack_once
 from tests.engine.tiny_gguf import tiny_llama, write_tiny_gguf
+from tests.processes import started
 
 JSON_FILES = {"config.json", "generation_config.json", "manifest.json", "tokenizer.json", "tokenizer_config.json"}
 FILES = JSON_FILES | {"model.safetensors"}
@@ -82,12 +82,10 @@ assert "torch" not in sys.modules
 """
     path = os.pathsep.join([str(tiny_source.parent.parent), *sys.path])
     environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    first, second = (Path(process.communicate()[0].strip()) for process in processes)
-    assert [process.returncode for process in processes] == [0, 0]
+    command = [sys.executable, "-c", program]
+    with started(command, env=environment) as one, started(command, env=environment) as two:
+        first, second = (Path(program.communicate()[0].strip()) for program in (one, two))
+    assert [one.returncode, two.returncode] == [0, 0]
     assert first == second
     assert first.is_relative_to(tmp_path / "cache" / "rota")
     assert {path.name for path in first.iterdir()} == FILES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +17,7 @@ from rota.runtime.loop import run
 from rota.scheduler import Scheduler
 from rota.sim import ConstantCost, VirtualWorld
 from tests.builders import abort, add_adapter, capacity, submit
+from tests.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 POLICIES = {
@@ -60,9 +60,7 @@ def test_events_do_not_depend_on_how_python_hashes():
     digests = set()
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
-        outcome = subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-        )
+        outcome = run_program([sys.executable, "-c", program], cwd=ROOT, env=environment)
         digests.add(outcome.stdout.strip())
 
     assert digests == {digest()}

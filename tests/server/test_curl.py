@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
+from tests.processes import run_program
 from tests.server.letters import serving
 
 Curl = Callable[..., str]
@@ -29,7 +29,7 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
 def curl(client) -> Curl:
     def curl(path: str, *arguments: str) -> str:
         command = ["curl", "--silent", "--show-error", "--max-time", "20", f"{client.base_url}{path}", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return run_program(command).stdout
 
     return curl
 

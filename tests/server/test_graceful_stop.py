@@ -6,10 +6,9 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +17,7 @@ import pytest
 
 from rota.server.connections import MAX_HEAD_BYTES
 from tests.engine.model_factory import make_tiny_model
+from tests.processes import PIPE, Program, started
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import line_of
 
@@ -40,15 +40,12 @@ if __name__ == "__main__":
     listen(app, service, config, partial(print, flush=True), partial(print, flush=True))
 """
 
-Server = subprocess.Popen[str]
-Start = Callable[[float], tuple[Server, httpx.Client]]
+Start = Callable[[float], tuple[Program, httpx.Client]]
 
 
-def process(*command: str) -> Server:
+def python(*arguments: str) -> AbstractContextManager[Program]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    return subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    return started([sys.executable, *arguments], stderr=PIPE, env=environment)
 
 
 @pytest.fixture
@@ -58,9 +55,9 @@ def start(tmp_path) -> Iterator[Start]:
     script.write_text(SCRIPT)
     with ExitStack() as stack:
 
-        def start(drain_s: float) -> tuple[Server, httpx.Client]:
-            server = process(str(script), str(write_byte_tokenizer(tmp_path / "tokenizer")), str(drain_s))
-            stack.callback(server.kill)
+        def start(drain_s: float) -> tuple[Program, httpx.Client]:
+            folder = write_byte_tokenizer(tmp_path / "tokenizer")
+            server = stack.enter_context(python(str(script), str(folder), str(drain_s)))
             url = line_of(server).strip()
             return server, stack.enter_context(httpx.Client(base_url=url, timeout=20.0))
 
@@ -77,7 +74,7 @@ def open_stream(client: httpx.Client, max_tokens: int) -> Iterator[Iterator[str]
         yield lines
 
 
-def told(server: Server) -> str:
+def told(server: Program) -> str:
     """Sends it the signal, and waits until it says that it has heard."""
     server.send_signal(signal.SIGTERM)
     return line_of(server)
@@ -99,7 +96,7 @@ def test_whoever_is_inside_is_served_and_whoever_comes_is_sent_away(start):
         load = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": "/owl"})
         health = client.get("/health")
         ending = last_event(lines)
-    _, error = server.communicate(timeout=20)
+    _, error = server.communicate()
 
     assert [answer.status_code for answer in (refused, echo, native, load)] == [503] * 4
     assert refused.json()["error"]["code"] == "server_stopping"
@@ -120,12 +117,12 @@ def answer_to_a_head_without_end(url: str) -> bytes:
 def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
     folder = write_byte_tokenizer(tmp_path / "tiny")
     make_tiny_model(folder, "smollm2")
-    server = process(
+    arguments = (
         "-c", "from rota.cli import main; main()", "serve", str(folder), "--port", "0", "--device", "cpu", "--quiet",
         "--kv-blocks", "32",
         "--api-key", "one", "--api-key", "two",
     )  # fmt: skip
-    try:
+    with python(*arguments) as server:
         url = line_of(server).split()[-1]
         assert line_of(server) == "Requests need a key.\n"
         body = {"text": "abc", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
@@ -136,9 +133,7 @@ def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
             load = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": "/owl"})
         talker = answer_to_a_head_without_end(url)
         server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=20)
-    finally:
-        server.kill()
+        server.communicate()
 
     assert stranger.status_code == 401
     assert known.json()["meta_info"]["completion_tokens"] == 3

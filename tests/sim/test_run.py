@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ from rota.observe.summary import jain
 from rota.sim.cost import ConstantCost, read_cost
 from rota.sim.run import Simulation, adapter_name
 from rota.workload.scenario import Client, Scenario
+from tests.processes import run_program
 
 COST = ConstantCost(0.01, load_s=0.002, fetch_s=0.05)
 CROWD = Scenario("crowd", slots=2, clients=(Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(1, 80)),))
@@ -38,12 +38,7 @@ def test_a_run_does_not_depend_on_how_python_hashes():
         "from tests.sim.test_run import *\n"
         "print(repr(Simulation(CROWD, COST, PolicyConfig(lora_policy='rotate')).run().summary()))"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True
-        ).stdout
-        for seed in ("1", "2")
-    }
+    outputs = {run_program([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
     assert len(outputs) == 1 and "ttft_s" in outputs.pop()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from tokenizers import decoders
 
 from rota.core.errors import ModelError, RequestError
 from rota.text.tokenizer import Tokenizer
+from tests.processes import run_program
 from tests.text.conftest import CHAT_TEMPLATE, Write
 
 
@@ -134,4 +134,4 @@ assert "transformers" not in sys.modules
 tokenizer.apply_chat_template([{{"role": "user", "content": "hello"}}])
 assert "torch" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    run_program([sys.executable, "-c", program])

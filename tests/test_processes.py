@@ -1,0 +1,92 @@
+"""The suite leaves no process behind, however it ends."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.engine.model_factory import make_tiny_model
+from tests.processes import is_alive, marked, run_program, started
+from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import line_of, until
+
+ROOT = Path(__file__).parent.parent
+
+# What a test does: it starts a program, waits until the program is there, and goes on.
+PARENT = """
+import sys, time
+from tests.processes import started
+with started(sys.argv[1:]) as program:
+    print(next(line for line in program.stdout if line.startswith(("Rota serves", "here"))), flush=True)
+    time.sleep(3600.0)
+"""
+SLEEPER = "import time; print('here', flush=True); time.sleep(3600.0)"
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> list[str | Path]:
+    """The command that serves a tiny model."""
+    folder = write_byte_tokenizer(tmp_path / "tiny")
+    make_tiny_model(folder, "smollm2")
+    rota = Path(sys.executable).with_name("rota")
+    return [rota, "serve", folder, "--port", "0", "--device", "cpu", "--quiet", "--kv-blocks", "32"]
+
+
+def left_of(command: list[str | Path], folder: Path) -> list[int]:
+    """The processes that still live five seconds after the one that started them was killed."""
+    mark = uuid.uuid4().hex
+    (folder / "parent.py").write_text(PARENT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "ROTA_TEST_MARK": mark}
+    with started([sys.executable, folder / "parent.py", *command], env=environment) as parent:
+        line_of(parent)
+        assert len(marked(mark)) > 1
+        parent.kill()
+        until(lambda: not marked(mark), within_s=5.0)
+        return marked(mark)
+
+
+def test_a_program_dies_with_the_test_run_that_started_it(tmp_path):
+    assert left_of([sys.executable, "-c", SLEEPER], tmp_path) == []
+
+
+def test_a_server_and_its_engine_die_with_the_test_run_that_started_them(serve, tmp_path):
+    assert left_of(serve, tmp_path) == []
+
+
+def test_a_program_whose_parent_has_gone_already_does_not_start():
+    from rota.runtime import lifeline
+
+    said = run_program([sys.executable, lifeline.__file__, "1", "echo", "started"], check=False)
+
+    assert (said.returncode, said.stdout) == (1, "")
+
+
+def test_a_program_dies_with_the_block_that_started_it():
+    with started([sys.executable, "-c", SLEEPER]) as program:
+        line_of(program)
+        assert is_alive(program.pid)
+
+    assert not is_alive(program.pid)
+
+
+def calls_of_subprocess(file: Path) -> list[ast.Call]:
+    calls = [node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Call)]
+    return [call for call in calls if ast.unparse(call.func).startswith(("subprocess.", "os.spawn", "os.system"))]
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "docs"])
+def test_every_program_that_is_started_is_tied_to_the_one_that_starts_it(folder):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    loose = [
+        f"{file.relative_to(ROOT)}:{call.lineno}"
+        for file in files
+        for call in calls_of_subprocess(file)
+        if not ast.unparse(call.args[0]).startswith("tied(")
+    ]
+
+    assert loose == []
