@@ -1,0 +1,62 @@
+"""Every test has a time limit, and tests that take long are left to `make test-long`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+
+class OverdueError(pytest.fail.Exception, SystemExit):
+    """Ends a test that takes too long; an event loop lets a `SystemExit` pass, and keeps other exceptions to itself."""
+
+    __module__ = "builtins"  # so that pytest shows the bare name, as it does for its own
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, Any, Any]:
+    """pytest-timeout's own exception would end a test as well, but not one that waits in an event loop."""
+    is_set = yield
+    if settings.method == "signal":
+        show_stacks = signal.getsignal(signal.SIGALRM)
+
+        def end(number: int, frame: FrameType | None) -> None:
+            __tracebackhide__ = True
+            try:
+                show_stacks(number, frame)  # type: ignore[operator]
+            except pytest.fail.Exception:
+                sentence = f"The test did not end within {settings.timeout:g} seconds, which is every test's limit."
+                raise OverdueError(sentence) from None
+
+        signal.signal(signal.SIGALRM, end)
+    return is_set
+
+
+def reason_of(item: pytest.Item) -> str | None:
+    """Why a test takes long: `@pytest.mark.long("…")`."""
+    mark = item.get_closest_marker("long")
+    return None if mark is None else str(mark.args[0])
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if reason := reason_of(item):
+        item.user_properties.append(("long", reason))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What takes long, and why: tests that were left out, or those that ran and how long they took."""
+    stats = terminalreporter.stats
+    left_out = [(item.nodeid, reason) for item in stats.get("deselected", []) if (reason := reason_of(item))]
+    if left_out:
+        terminalreporter.section(f"{len(left_out)} long tests were left out; `make test-long` runs them")
+        for name, reason in left_out:
+            terminalreporter.line(f"{name}: {reason}")
+    reports = [report for outcome in ("passed", "failed") for report in stats.get(outcome, ()) if report.when == "call"]
+    long = [(report, reason) for report in reports if (reason := dict(report.user_properties).get("long"))]
+    if long:
+        terminalreporter.section("long tests")
+        for report, reason in long:
+            terminalreporter.line(f"{report.duration:6.1f} s  {report.outcome}  {report.nodeid}: {reason}")
