@@ -1,4 +1,4 @@
-"""Every test has a time limit, and tests that take long are left to `make test-long`."""
+"""Every test has a time limit that no slow machine reaches, and tests that take long are left to `make test-long`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Generator
 from types import FrameType
 from typing import Any
 
+import hypothesis
 import pytest
+
+# A slow machine may take its time to draw an example and to try it.
+hypothesis.settings.register_profile("rota", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("rota")
 
 
 class OverdueError(pytest.fail.Exception, SystemExit):

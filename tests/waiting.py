@@ -1,4 +1,4 @@
-"""Waiting for what must come, and no longer than a busy machine may need."""
+"""Waiting for what must come, and no longer than a slow and busy machine may need."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from collections.abc import Callable
 
 from tests.processes import Program
 
+# For whatever must come: only a test that fails waits so long. It is less than a test's limit, so that the test itself
+# says what has not come.
+PATIENCE_S = 120.0
 
-def until(is_so: Callable[[], bool], within_s: float = 20.0) -> bool:
+
+def until(is_so: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
     """Whether something comes true in time."""
     ends_at = time.monotonic() + within_s
     while not is_so():
@@ -19,7 +23,7 @@ def until(is_so: Callable[[], bool], within_s: float = 20.0) -> bool:
     return True
 
 
-def line_of(process: Program, beginning: str = "", within_s: float = 120.0) -> str:
+def line_of(process: Program, beginning: str = "", within_s: float = PATIENCE_S) -> str:
     """The next line a process says, or the next that begins so; one that does not say it in time is killed."""
     assert process.stdout is not None
     timer = threading.Timer(within_s, process.kill)

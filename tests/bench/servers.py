@@ -20,9 +20,13 @@ DONE = "data: [DONE]\n\n"
 
 @dataclass
 class FakeServer:
-    """Answers with a token every `step_s`; an adapter's name may say what shall go wrong with its answers."""
+    """Answers with a token every `step_s`; an adapter's name may say what shall go wrong with its answers.
+
+    No answer begins before so many requests as `answers_from` says have been open at a time.
+    """
 
     step_s: float = 0.0
+    answers_from: int = 0
     adapters: tuple[str, ...] = ("a", "b", "c")
     asked: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -84,6 +88,8 @@ class FakeServer:
 
     async def _completion(self, model: str, tokens: int, prompt: Any) -> AsyncIterator[str]:
         yield ": a comment keeps the connection alive\n\n"
+        while self.most_open < self.answers_from:
+            await asyncio.sleep(0.01)
         for number in range(tokens):
             if self.step_s:
                 await asyncio.sleep(self.step_s)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from rota.bench.run import Run, bench
 from rota.core.errors import ConfigError
 from rota.observe.summary import jain
 from tests.bench.servers import FakeServer
+from tests.waiting import PATIENCE_S
 
 FIGURES = {"mean", "median", "p90", "p95", "p99", "max"}
 
@@ -104,26 +104,24 @@ def test_every_adapter_and_the_base_have_their_own_figures_and_one_index_says_ho
 
 
 def test_a_gate_keeps_no_more_than_so_many_open():
-    server = FakeServer(step_s=0.002)
+    server = FakeServer(answers_from=3)
     run(server, num_prompts=20, max_concurrency=3)
     assert server.most_open == 3
 
 
 def test_an_open_loop_does_not_wait_for_answers():
-    server = FakeServer(step_s=0.05)
+    server = FakeServer(answers_from=20)
     found = run(server, num_prompts=20, request_rate=400.0)
-    assert server.most_open > 10
+    assert server.most_open == 20
     assert len(found.late_s) == 20
 
 
 def test_clients_who_leave_close_their_connection_and_have_not_failed():
     server = FakeServer(step_s=0.02)
-    began = time.monotonic()
     found = report(run(server, num_prompts=4, random_output_len=500, cancel_share=1.0, cancel_within_s=0.2))
 
     assert (found["failed"], found["left"], found["problems"]) == (0, 4, {})
-    assert time.monotonic() - began < 5.0
-    assert server.gone.wait(5.0)
+    assert server.gone.wait(PATIENCE_S)
 
 
 def test_a_warm_up_is_asked_and_not_counted():

@@ -29,6 +29,7 @@ from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
 
 NAMES = ("pirate", "haiku", "french", "json", "bullets", "refusal")
 
@@ -46,7 +47,7 @@ class Stage:
     def ask(self, model: str, tokens: int = 40) -> None:
         """A request in the background."""
         body = {"model": model, "prompt": f"to {model}", "max_tokens": tokens, "ignore_eos": True}
-        self.pool.submit(httpx.post, f"{self.url}/v1/completions", json=body, timeout=60.0)
+        self.pool.submit(httpx.post, f"{self.url}/v1/completions", json=body, timeout=PATIENCE_S)
 
     def ask_everybody(self, tokens: int = 40) -> None:
         for name in ("letters", *NAMES):

@@ -15,7 +15,7 @@ from rota.cli import main
 from rota.commands.demo import Traffic
 from tests.dashboard.stage import NAMES, stage
 from tests.processes import PIPE, started
-from tests.waiting import line_of, until
+from tests.waiting import PATIENCE_S, line_of, until
 
 
 def demo_threads() -> list[str]:
@@ -27,8 +27,8 @@ def test_its_traffic_asks_for_every_adapter_and_the_base_model_until_stopped(tmp
         traffic = Traffic(rate=200.0)
         traffic.start(made.url)
         asked: set[str] = set()
-        ends_at = time.monotonic() + 60.0
-        with httpx.stream("GET", f"{made.url}/dashboard/events", timeout=30.0) as reply:
+        ends_at = time.monotonic() + PATIENCE_S
+        with httpx.stream("GET", f"{made.url}/dashboard/events", timeout=PATIENCE_S) as reply:
             for line in reply.iter_lines():
                 if line.startswith("data: "):
                     rows = json.loads(line.removeprefix("data: "))["adapters"]
@@ -54,8 +54,8 @@ def test_one_interrupt_ends_the_server_its_engine_and_its_traffic():
     command = [Path(sys.executable).with_name("rota"), "demo", "--no-browser", "--port", "0"]
     with started(command, stderr=PIPE) as demo:
         page = line_of(demo, "Watch it at ").split()[3]
-        assert httpx.get(page, timeout=30.0).status_code == 200
-        health = httpx.get(page.replace("/dashboard", "/health"), timeout=30.0).json()
+        assert httpx.get(page, timeout=PATIENCE_S).status_code == 200
+        health = httpx.get(page.replace("/dashboard", "/health"), timeout=PATIENCE_S).json()
         assert health["status"] == "ready"
         os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: everybody in the group hears it
         _, errors = demo.communicate()

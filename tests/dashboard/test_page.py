@@ -20,7 +20,7 @@ from tests.builders import capacity
 from tests.dashboard.stage import stage
 from tests.waiting import until
 
-WAIT_MS = 15_000
+WAIT_MS = 60_000
 
 
 @pytest.fixture

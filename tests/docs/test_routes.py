@@ -11,6 +11,7 @@ import pytest
 from docs.generate.routes import RIGHTS, Right, all_routes
 from rota.server.access.keys import Key
 from tests.dashboard.stage import stage
+from tests.waiting import PATIENCE_S
 
 NOTHING: dict[str, Any] = {"may_use_base": False, "may_load": False, "may_operate": False}
 KEYS = {
@@ -42,7 +43,10 @@ NAMES = {"{name:path}": "letters", "{name}": "page.js", "{id}": "none-of-mine"}
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory) -> Iterator[httpx.Client]:
-    with stage(tmp_path_factory.mktemp("model"), keys=KEYS) as made, httpx.Client(base_url=made.url) as client:
+    with (
+        stage(tmp_path_factory.mktemp("model"), keys=KEYS) as made,
+        httpx.Client(base_url=made.url, timeout=PATIENCE_S) as client,
+    ):
         yield client
 
 

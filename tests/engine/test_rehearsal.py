@@ -9,6 +9,7 @@ import torch
 
 from rota.core.errors import ModelError
 from rota.engine.rehearsal import rehearsal
+from tests.waiting import PATIENCE_S
 
 
 class Rehearsing:
@@ -21,7 +22,7 @@ class Rehearsing:
         self._error = error
 
     def rehearse(self, most_prompt_tokens: int) -> None:
-        assert self.may_go_on.wait(30.0)
+        assert self.may_go_on.wait(PATIENCE_S)
         if self._error:
             raise self._error
         self.rehearsed.append(most_prompt_tokens)

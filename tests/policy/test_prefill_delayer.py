@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.policy.prefill_delayer import Outcome, PrefillDelayer, RankReport, Verdict
+from tests.waiting import PATIENCE_S
 
 
 class Others:
@@ -217,7 +218,7 @@ class RoundTable:
 
     def __init__(self, ranks: int) -> None:
         self.reports: list[RankReport | None] = [None] * ranks
-        self.barrier = threading.Barrier(ranks, timeout=5)
+        self.barrier = threading.Barrier(ranks, timeout=PATIENCE_S)
 
 
 class Chair:

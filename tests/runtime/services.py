@@ -11,6 +11,7 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
 from rota.runtime.process import Patience
 from rota.runtime.service import BuildDevice
 from rota.runtime.supervisor import SupervisedService
+from tests.waiting import PATIENCE_S
 from tests.worlds import endings, outputs
 
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved
@@ -30,15 +31,15 @@ class Listener:
             self.events.extend(events)
             self._changed.notify_all()
 
-    def wait_for_tokens(self, request_id: str, count: int = 1, timeout_s: float = 20.0) -> None:
+    def wait_for_tokens(self, request_id: str, count: int = 1, timeout_s: float = PATIENCE_S) -> None:
         self._wait_for(lambda: len(outputs(self.events).get(request_id, [])) >= count, timeout_s)
 
-    def wait_for_ending(self, request_id: str, timeout_s: float = 20.0) -> Finished:
+    def wait_for_ending(self, request_id: str, timeout_s: float = PATIENCE_S) -> Finished:
         self._wait_for(lambda: request_id in endings(self.events), timeout_s)
         return endings(self.events)[request_id]
 
     def wait_for_adapter(
-        self, adapter_id: int, kind: type[AdapterEvent], times: int = 1, timeout_s: float = 20.0
+        self, adapter_id: int, kind: type[AdapterEvent], times: int = 1, timeout_s: float = PATIENCE_S
     ) -> AdapterEvent:
         """The event of this kind that tells of an adapter for the so-manieth time."""
 

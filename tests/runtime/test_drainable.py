@@ -11,13 +11,13 @@ from rota.runtime.drainable import DrainableService
 from rota.runtime.service import InProcessService, Phase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, folded
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 GATE = threading.Event()
 
 
 def gated(tokens) -> int:
-    assert len(tokens) < 6 or GATE.wait(10.0)
+    assert len(tokens) < 6 or GATE.wait(PATIENCE_S)
     return folded(tokens)
 
 
@@ -51,7 +51,7 @@ def test_a_drain_returns_when_the_last_request_has_ended(service, ended):
     assert refused.value.fault.code is FaultCode.STOPPING
     assert (service.open_requests, draining.is_alive()) == (1, True)
     GATE.set()
-    draining.join(10.0)
+    draining.join(PATIENCE_S)
     assert not draining.is_alive()
     assert [(event.request_id, event.reason) for event in ended] == [("long", FinishReason.LENGTH)]
 

@@ -12,6 +12,7 @@ from rota.runtime.stocked import StockedService
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice
 from tests.runtime.services import Listener
+from tests.waiting import PATIENCE_S
 
 
 def stocked(build_device: BuildDevice, *paths: str) -> tuple[StockedService, Listener]:
@@ -25,7 +26,7 @@ def test_it_is_ready_when_its_adapters_are_and_a_request_for_one_may_come_earlie
     may_start = threading.Event()
 
     def build() -> FakeDevice:
-        assert may_start.wait(20.0)
+        assert may_start.wait(PATIENCE_S)
         return FakeDevice()
 
     service, listener = stocked(build, "one", "two", "three")

@@ -26,7 +26,7 @@ from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket, continuation
 from tests.processes import Program, is_alive, started
 from tests.runtime.services import Listener, supervised
-from tests.waiting import line_of, until
+from tests.waiting import PATIENCE_S, line_of, until
 from tests.worlds import outputs
 
 SLOW = partial(FakeDevice, step_s=0.02)
@@ -41,7 +41,7 @@ def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_su
         os.kill(pid, signal.SIGKILL)
 
         for name in "ab":
-            ending = listener.wait_for_ending(name, timeout_s=10.0)
+            ending = listener.wait_for_ending(name)
             assert ending.reason is FinishReason.FAILED
             assert ending.fault.code is FaultCode.ENGINE_DIED
             assert "killed by SIGKILL" in ending.fault.message
@@ -105,7 +105,7 @@ def test_adapters_are_known_to_a_request_that_comes_as_soon_as_the_engine_is_dea
         service.send(submit("lost", max_new_tokens=400, adapter=adapter))
         listener.wait_for_tokens("lost")
         os.kill(service.engine_pid, signal.SIGKILL)
-        listener.wait_for_ending("lost", timeout_s=10.0)
+        listener.wait_for_ending("lost")
         service.send(submit("again", adapter=adapter))
 
         assert listener.wait_for_ending("again").reason is FinishReason.LENGTH
@@ -121,8 +121,8 @@ def test_what_was_asked_about_adapters_is_answered_when_the_engine_dies():
         service.send(add_adapter(2))
         os.kill(service.engine_pid, signal.SIGKILL)
 
-        assert "killed by SIGKILL" in listener.wait_for_adapter(2, AdapterRefused, timeout_s=10.0).reason
-        listener.wait_for_adapter(1, AdapterRemoved, timeout_s=10.0)
+        assert "killed by SIGKILL" in listener.wait_for_adapter(2, AdapterRefused).reason
+        listener.wait_for_adapter(1, AdapterRemoved)
         service.send(submit("late", adapter=adapter))
         assert listener.wait_for_ending("late").fault.code is FaultCode.UNKNOWN_ADAPTER
 
@@ -222,9 +222,7 @@ def test_an_engine_that_keeps_dying_stays_down_and_says_why():
 
 def test_stopping_does_not_wait_for_an_engine_that_is_still_loading():
     with supervised(sleep_for_ever) as (service, _):
-        began = time.monotonic()
-        service.stop()
-        assert time.monotonic() - began < 10.0  # loading would take for ever
+        service.stop()  # loading would take for ever
 
 
 def test_two_threads_may_stop_it_at_once():
@@ -234,7 +232,7 @@ def test_two_threads_may_stop_it_at_once():
         for stopper in stoppers:
             stopper.start()
         for stopper in stoppers:
-            stopper.join(timeout=15.0)
+            stopper.join(PATIENCE_S)
 
         assert not any(stopper.is_alive() for stopper in stoppers)
 

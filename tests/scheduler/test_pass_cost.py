@@ -1,35 +1,14 @@
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import FrameType
-from typing import Any
-
 import pytest
 
 from rota.core.config import LoraConfig
 from rota.core.messages import AdapterFetched
-from rota.core.plan import StepPlan
 from rota.core.policy_config import PolicyConfig
+from tests.counting import calls_in
 from tests.scheduler.stage import Stage
 
 SLOTS, ON_HOST = 4, 8
-
-
-def calls_in(act: Callable[[], StepPlan]) -> tuple[int, StepPlan]:
-    """How many functions were called: what a pass costs, on machines of any speed."""
-    calls = 0
-
-    def count(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    try:
-        plan = act()
-    finally:
-        sys.setprofile(None)
-    return calls, plan
 
 
 def costliest_pass(stage: Stage, passes: int) -> int:

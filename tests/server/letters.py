@@ -26,6 +26,7 @@ from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
 
 CONTEXT = 200
 
@@ -59,7 +60,7 @@ def serving(
     service = StockedService(InProcessService(lambda: device or letters_device(), EngineConfig()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     app = create_app(service, tokenizer, registry, access=Access(registry, keys, load_refusal), config=config)
-    with running(app) as url, httpx.Client(base_url=url, timeout=20.0) as client:
+    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         service.wait_until_ready()
         yield client
 
@@ -79,7 +80,7 @@ def raw_ask(client: httpx.Client, receive_buffer: int | None = None, **fields: A
     """A connection that has asked for a completion and reads nothing of it yet."""
     address, body = urlsplit(str(client.base_url)), json.dumps(fields)
     connection = socket.socket()
-    connection.settimeout(20.0)
+    connection.settimeout(PATIENCE_S)
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect((address.hostname, address.port))

@@ -22,6 +22,7 @@ from tests.fakes import FakeDevice
 from tests.server.letters import error_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
 
 OPERATOR = Key("operator")
 ACME = Key("acme", frozenset({"pirate", "acme-*"}), may_use_base=False, may_operate=False, weight=3.0, priority=7)
@@ -222,7 +223,9 @@ def test_a_keys_priority_goes_to_its_requests(tmp_path):
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=Access(registry, ring))
     with running(app) as url:
         for route, body in (("/v1/completions", PROMPT), ("/generate", {"text": "abc"})):
-            assert httpx.post(url + route, json=body, headers={"x-api-key": "soon"}).status_code == 200
+            assert (
+                httpx.post(url + route, json=body, headers={"x-api-key": "soon"}, timeout=PATIENCE_S).status_code == 200
+            )
 
     assert [message.request.priority for message in service.sent if isinstance(message, Submit)] == [7, 7]
 
@@ -373,8 +376,8 @@ def test_without_keys_a_name_that_was_made_to_lead_here_is_refused(tmp_path, pat
     access = Access(registry, own_name="127.0.0.1")
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=access)
     with running(app) as url:
-        here = httpx.get(url + path, timeout=20.0)
-        elsewhere = httpx.get(url + path, headers={"Host": "evil.example"}, timeout=20.0)
+        here = httpx.get(url + path, timeout=PATIENCE_S)
+        elsewhere = httpx.get(url + path, headers={"Host": "evil.example"}, timeout=PATIENCE_S)
 
     assert (here.status_code, elsewhere.status_code) == (200, 403)
     assert "'evil.example'" in error_of(elsewhere)["message"]

@@ -22,6 +22,7 @@ from tests.engine.model_factory import make_tiny_model
 from tests.server.letters import error_of, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def client(folder) -> Iterator[httpx.Client]:
     service = StockedService(InProcessService(partial(build_device, config), config), [builtin])
     with (
         running(create_app(service, Tokenizer(folder / "tiny"), registry)) as url,
-        httpx.Client(base_url=url, timeout=30.0) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         service.wait_until_ready(30.0)
         yield client

@@ -26,7 +26,7 @@ from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 Serve = Callable[..., httpx.Client]
 PIRATE, POET = AdapterId(1), AdapterId(2)
@@ -38,13 +38,13 @@ def serve(tmp_path) -> Iterator[Serve]:
     """Starts a server of letters with two adapters, pirate and poet, around a device."""
     with ExitStack() as stack:
 
-        def serve(device: FakeDevice, patience_s: float = 20.0) -> httpx.Client:
+        def serve(device: FakeDevice, patience_s: float = PATIENCE_S) -> httpx.Client:
             registry = Registry("letters", "/models/letters")
             adapters = [registry.add(LoraPath(name, f"/adapters/{name}")) for name in ("pirate", "poet")]
             service = StockedService(InProcessService(lambda: device, EngineConfig()), adapters)
             app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, patience_s)
             url = stack.enter_context(running(app))
-            return stack.enter_context(httpx.Client(base_url=url, timeout=20.0))
+            return stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S))
 
         yield serve
 
@@ -57,12 +57,12 @@ class GatedDevice(FakeDevice):
 
     def fetch(self, adapter: Adapter) -> Message:
         if "new" in adapter.path:
-            assert GATE.wait(10.0)
+            assert GATE.wait(PATIENCE_S)
         return super().fetch(adapter)
 
 
 def gated_alphabet(tokens: Sequence[int]) -> int:
-    assert len(tokens) < 6 or GATE.wait(10.0)
+    assert len(tokens) < 6 or GATE.wait(PATIENCE_S)
     return alphabet(tokens)
 
 

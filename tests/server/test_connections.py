@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from rota.server.connections import MAX_HEAD_BYTES, BoundedConnection
+from tests.waiting import PATIENCE_S
 
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n"
 
@@ -33,7 +34,7 @@ class Answering:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.is_asked.set()
-        await asyncio.to_thread(self.may_answer.wait, 20.0)
+        await asyncio.to_thread(self.may_answer.wait, PATIENCE_S)
         request = Request(scope, receive)
         await request.body()
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -55,7 +56,7 @@ def connect(app: Answering) -> Iterator[socket.socket]:
     server = uvicorn.Server(uvicorn.Config(app, http=Hasty, ws="none", lifespan="off", log_level="critical"))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    with closing(socket.create_connection(listener.getsockname(), timeout=20.0)) as connection:
+    with closing(socket.create_connection(listener.getsockname(), timeout=PATIENCE_S)) as connection:
         yield connection
     app.may_answer.set()
     server.should_exit = True
@@ -110,7 +111,7 @@ def test_a_body_that_comes_with_its_headers_is_not_counted_as_theirs(connect):
 def test_whoever_waits_for_an_answer_is_left_alone_whatever_line_follows_the_request(connect, app):
     app.may_answer.clear()
     connect.sendall(GET + b"\r\n")
-    assert app.is_asked.wait(20.0)
+    assert app.is_asked.wait(PATIENCE_S)
     connect.sendall(b"\r\n")
     # Twice as long as a head may take.
     threading.Timer(2 * Hasty.head_s, app.may_answer.set).start()
@@ -121,7 +122,7 @@ def test_whoever_waits_for_an_answer_is_left_alone_whatever_line_follows_the_req
 def test_a_client_that_never_reads_its_answer_is_given_up(connect, app):
     connect.sendall(GET + b"X-Megabytes: 50\r\n\r\n")
 
-    assert app.has_answered.wait(20.0), "whoever writes waits until the client is given up"
+    assert app.has_answered.wait(PATIENCE_S), "whoever writes waits until the client is given up"
     assert not read_to_end(connect).endswith(b"well\r\n0\r\n\r\n")
 
 

@@ -19,11 +19,13 @@ from rota.server.connections import MAX_HEAD_BYTES
 from tests.engine.model_factory import make_tiny_model
 from tests.processes import PIPE, Program, started
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import line_of
+from tests.waiting import PATIENCE_S, line_of
 
+# It says six letters, and the rest once there is a file called "go".
 SCRIPT = """
 import sys
 from functools import partial
+from pathlib import Path
 from rota.core.config import EngineConfig, ServerConfig
 from rota.runtime.drainable import DrainableService
 from rota.runtime.registry import Registry
@@ -31,10 +33,16 @@ from rota.runtime.supervisor import SupervisedService
 from rota.server.app import create_app
 from rota.server.listen import listen
 from rota.text.tokenizer import Tokenizer
-from tests.fakes import FakeDevice
+from tests.fakes import FakeDevice, alphabet
+from tests.waiting import until
+
+def next_letter(go, tokens):
+    assert len(tokens) < 9 or until(go.exists)
+    return alphabet(tokens)
 
 if __name__ == "__main__":
-    service = DrainableService(SupervisedService(partial(FakeDevice, step_s=0.02), EngineConfig()))
+    device = partial(FakeDevice, next_token=partial(next_letter, Path(sys.argv[1]) / "go"))
+    service = DrainableService(SupervisedService(device, EngineConfig()))
     app = create_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
     config = ServerConfig(port=0, drain_timeout=float(sys.argv[2]))
     listen(app, service, config, partial(print, flush=True), partial(print, flush=True))
@@ -50,7 +58,7 @@ def python(*arguments: str) -> AbstractContextManager[Program]:
 
 @pytest.fixture
 def start(tmp_path) -> Iterator[Start]:
-    """Starts a server with an engine process that makes 50 tokens a second."""
+    """Starts a server whose answers end when they may."""
     script = tmp_path / "serve.py"
     script.write_text(SCRIPT)
     with ExitStack() as stack:
@@ -59,7 +67,7 @@ def start(tmp_path) -> Iterator[Start]:
             folder = write_byte_tokenizer(tmp_path / "tokenizer")
             server = stack.enter_context(python(str(script), str(folder), str(drain_s)))
             url = line_of(server).strip()
-            return server, stack.enter_context(httpx.Client(base_url=url, timeout=20.0))
+            return server, stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S))
 
         yield start
 
@@ -86,15 +94,16 @@ def last_event(lines: Iterator[str]) -> dict[str, Any]:
     return json.loads(ending.removeprefix("data: "))
 
 
-def test_whoever_is_inside_is_served_and_whoever_comes_is_sent_away(start):
-    server, client = start(30.0)
-    with open_stream(client, max_tokens=400) as lines:
-        assert "1 requests have 30 seconds to end" in told(server)
+def test_whoever_is_inside_is_served_and_whoever_comes_is_sent_away(start, tmp_path):
+    server, client = start(300.0)
+    with open_stream(client, max_tokens=20) as lines:
+        assert "1 requests have 300 seconds to end" in told(server)
         refused = client.post("/v1/completions", json={"prompt": "abc"})
         echo = client.post("/v1/completions", json={"prompt": "abc", "echo": True, "max_tokens": 0})
         native = client.post("/generate", json={"text": "abc"})
         load = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": "/owl"})
         health = client.get("/health")
+        (tmp_path / "tokenizer" / "go").touch()
         ending = last_event(lines)
     _, error = server.communicate()
 
@@ -109,7 +118,7 @@ def test_whoever_is_inside_is_served_and_whoever_comes_is_sent_away(start):
 def answer_to_a_head_without_end(url: str) -> bytes:
     """What a server says to headers that are one byte too long, and go on."""
     address = urlsplit(url)
-    with socket.create_connection((address.hostname, address.port), timeout=20.0) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nX-More: ".ljust(MAX_HEAD_BYTES + 1, b"a"))
         return connection.recv(65536)
 
@@ -126,7 +135,7 @@ def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
         url = line_of(server).split()[-1]
         assert line_of(server) == "Requests need a key.\n"
         body = {"text": "abc", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
-        with httpx.Client(base_url=url, timeout=20.0) as client:
+        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
             stranger = client.post("/generate", json=body)
             client.headers["x-api-key"] = "two"
             known = client.post("/generate", json=body)

@@ -17,6 +17,7 @@ from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def serve(tmp_path):
             tokenizer, registry = Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path))
             app = create_app(service, tokenizer, registry, scheduler=config and config.scheduler)
             url = stack.enter_context(running(app))
-            return stack.enter_context(httpx.Client(base_url=url, timeout=20.0)), service
+            return stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S)), service
 
         yield serve
 
@@ -42,7 +43,7 @@ def test_health_is_503_while_starting_and_200_when_ready(serve):
     may_start = threading.Event()
 
     def build() -> FakeDevice:
-        assert may_start.wait(20.0)
+        assert may_start.wait(PATIENCE_S)
         return FakeDevice()
 
     client, service = serve(build)

@@ -18,6 +18,7 @@ from tests.observe.scraped import Scrape
 from tests.server.letters import letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
 
 
 def read(client: httpx.Client, **headers: str) -> Scrape:
@@ -123,7 +124,7 @@ def breaks_at_ten(tokens):
 def test_when_the_engine_is_down_what_is_known_is_served(tmp_path, capsys):
     service = InProcessService(partial(FakeDevice, next_token=breaks_at_ten), EngineConfig())
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
-    with running(app) as url, httpx.Client(base_url=url, timeout=20.0) as client:
+    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         assert complete(client, max_tokens=50).status_code == 503
         assert service.state.phase is Phase.DOWN
         scrape = read(client)

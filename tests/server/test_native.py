@@ -29,6 +29,7 @@ from tests.fakes import FakeDevice, alphabet
 from tests.server.letters import CONTEXT, error_of, events_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +332,7 @@ def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
     install_native_routes(app, front, Questions(service), probe_s=0.2)
     with running(app) as url:
         service.wait_until_ready()
-        answer = httpx.get(f"{url}/health_generate")
+        answer = httpx.get(f"{url}/health_generate", timeout=PATIENCE_S)
 
     assert (answer.status_code, answer.json()["reason"]) == (503, "No token came within 0.2 seconds.")
 
@@ -341,7 +342,7 @@ GATE = threading.Event()
 
 def stuck(tokens: Sequence[int]) -> int:
     """Gets no further than a few letters until the gate is open."""
-    assert len(tokens) < 6 or GATE.wait(20.0)
+    assert len(tokens) < 6 or GATE.wait(PATIENCE_S)
     return alphabet(tokens)
 
 
@@ -443,10 +444,10 @@ def test_a_request_that_takes_longer_than_it_may_ends_with_an_error_even_if_the_
     tmp_path, route, is_streamed
 ):
     body = {"text": "abc"} if route == "/generate" else {"prompt": "abc"}
-    with gated(tmp_path, config=ServerConfig(request_timeout=1.0)) as client:
+    with gated(tmp_path, config=ServerConfig(request_timeout=2.0)) as client:
         answer = client.post(route, json=body | {"stream": is_streamed})
 
     assert answer.status_code == (200 if is_streamed else 504)
     error = events_of(answer)[-1]["error"] if is_streamed else error_of(answer)
     assert error["code"] == "request_timed_out"
-    assert error["message"] == "The request did not end within 1 seconds, the limit of this server."
+    assert error["message"] == "The request did not end within 2 seconds, the limit of this server."

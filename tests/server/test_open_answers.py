@@ -25,7 +25,7 @@ from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.letters import error_of, serving
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 ALICE = Key("alice", priority=3)
 
@@ -173,7 +173,7 @@ def test_a_second_call_under_an_open_name_is_refused_and_harms_nobody(tmp_path):
     may_go = threading.Event()
 
     def waits(tokens: Sequence[int]) -> int:
-        assert may_go.wait(20.0)
+        assert may_go.wait(PATIENCE_S)
         return alphabet(tokens)
 
     asked = {"prompt": "abc", "max_tokens": 2, "stream": True}

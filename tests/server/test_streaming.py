@@ -19,7 +19,7 @@ from rota.server.sse import sse_event
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
 from tests.server.letters import events_of, letters_device, raw_ask, serving, steps_settle
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 STREAMED = {"prompt": "abc", "max_tokens": 4, "stream": True}
 LONG = {"prompt": "abc", "max_tokens": 3000, "stream": True}
@@ -32,7 +32,7 @@ class Gate:
         self.is_open = threading.Event()
 
     def __call__(self, tokens: Sequence[int]) -> int:
-        assert self.is_open.wait(20.0)
+        assert self.is_open.wait(PATIENCE_S)
         return alphabet(tokens)
 
 
@@ -125,26 +125,33 @@ def test_a_client_that_leaves_is_noticed_while_its_request_still_waits(tmp_path,
     monkeypatch.setattr(InProcessService, "send", listening_send)
     device = FakeDevice(next_token=gate)
     with serving(tmp_path, device) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/completions", json=LONG, timeout=0.2)
-        assert called_off.wait(10.0)
+        with raw_ask(client, **LONG):
+            assert until(lambda: device.plans), "it has not been asked for a token"
+        assert called_off.wait(PATIENCE_S)
         gate.is_open.set()
         assert steps_settle(device) <= 3, "no more than were under way"
 
 
+def processor_s(client: httpx.Client) -> float:
+    """The processor's seconds that an answer costs server and client; of several, since accepting others costs too."""
+    costs = []
+    for _ in range(10):
+        began_at = time.process_time()
+        events = events_of(client.post("/v1/completions", json=STREAMED))
+        costs.append(time.process_time() - began_at)
+        assert "".join(event["choices"][0]["text"] for event in events) == "defg"
+    return min(costs)
+
+
 def test_thousands_of_idle_connections_cost_others_nothing(tmp_path):
     with serving(tmp_path, letters_device()) as client:
+        alone = processor_s(client)
         address = urlsplit(str(client.base_url))
         idle = [socket.create_connection((address.hostname, address.port)) for _ in range(2000)]
         half = [connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n") for connection in idle[:1000]]
-        began_at = time.monotonic()
-        events = events_of(client.post("/v1/completions", json=STREAMED))
-        took_s = time.monotonic() - began_at
+        among_many = processor_s(client)
         for connection in idle:
             connection.close()
-        after = client.post("/v1/completions", json=STREAMED)
 
     assert len(half) == 1000
-    assert "".join(event["choices"][0]["text"] for event in events) == "defg"
-    assert took_s < 5.0
-    assert after.status_code == 200
+    assert among_many < 5 * alone

@@ -22,6 +22,7 @@ from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
 
 PROMPT = "once upon a time"
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24, ignore_eos=True)
@@ -43,7 +44,7 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
     )
     with (
         running(create_app(service, Tokenizer(folder), registry)) as url,
-        httpx.Client(base_url=url, timeout=30.0) as client,
+        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
         ThreadPoolExecutor(3) as threads,
     ):
         service.wait_until_ready(30.0)

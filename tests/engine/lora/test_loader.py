@@ -17,8 +17,7 @@ from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.loader import AdapterLoader, checkpoint_reader
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import make_adapter
-
-WAIT_S = 5.0
+from tests.waiting import PATIENCE_S, until
 
 
 class Mailbox:
@@ -36,7 +35,7 @@ class Mailbox:
     def wait_for(self, count: int) -> list[tuple[type, int]]:
         """The first messages, as kind and adapter id."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.messages) >= count, WAIT_S), self.messages
+            assert self._changed.wait_for(lambda: len(self.messages) >= count, PATIENCE_S), self.messages
             return [(type(message), message.adapter_id) for message in self.messages]
 
 
@@ -53,7 +52,7 @@ class Disk:
     def read(self, adapter: Adapter) -> HostAdapter:
         self.reads.append(Path(adapter.path).name)
         self.is_reading.set()
-        assert self.gate.wait(WAIT_S)
+        assert self.gate.wait(PATIENCE_S)
         if adapter.path.endswith("explosive"):
             raise ZeroDivisionError("boom")
         return self._read(adapter)
@@ -197,9 +196,11 @@ def test_closing_ends_everything_with_a_message(bank, disk, mailbox, adapters):
     loader.fetch(adapters["a"])
     loader.load(AdapterId(1), Slot(0))
     loader.fetch(adapters["b"])
-    assert disk.is_reading.wait(WAIT_S)
-    threading.Timer(0.05, disk.gate.set).start()
+    assert disk.is_reading.wait(PATIENCE_S)
+    opening = threading.Thread(target=lambda: (until(lambda: loader._reader._is_closing), disk.gate.set()))
+    opening.start()
     loader.close()
+    opening.join()
 
     assert sorted(mailbox.wait_for(3), key=str) == [(AdapterFailed, 2), (AdapterFetched, 1), (AdapterReady, 1)]
     assert [message.reason for message in mailbox.messages if isinstance(message, AdapterFailed)] == [

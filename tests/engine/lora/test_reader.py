@@ -11,9 +11,8 @@ from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.reader import AdapterReader, Refused
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
-WAIT_S = 10.0
 READ = HostAdapter((torch.zeros(1),), (0,), torch.zeros(1, 1, dtype=torch.int32))
 
 
@@ -31,23 +30,23 @@ class Disk:
     def __call__(self, adapter: Adapter) -> HostAdapter:
         self.is_reading.set()
         if adapter.path == "hangs":
-            assert self.answers.wait(WAIT_S)
+            assert self.answers.wait(PATIENCE_S)
         return READ
 
 
 def test_a_read_that_hangs_is_given_up_and_the_next_ones_are_read():
     disk, threads = Disk(), []
-    reader = AdapterReader(disk, prepare=lambda: threads.append(threading.current_thread()), patience_s=0.05)
+    reader = AdapterReader(disk, prepare=lambda: threads.append(threading.current_thread()), patience_s=0.5)
     hangs, *others = [reader.submit(adapter(path)) for path in ("hangs", "b", "c")]
 
-    assert hangs.result(WAIT_S) == Refused("Adapter 'parrot' could not be read from hangs within 0.05 seconds.")
-    assert [other.result(WAIT_S) for other in others] == [READ, READ]
+    assert hangs.result(PATIENCE_S) == Refused("Adapter 'parrot' could not be read from hangs within 0.5 seconds.")
+    assert [other.result(PATIENCE_S) for other in others] == [READ, READ]
     # The one that hung comes back too late: nobody hears of it, and it reads nothing more.
     disk.answers.set()
-    threads[0].join(WAIT_S)
+    threads[0].join(PATIENCE_S)
     assert not threads[0].is_alive()
     assert isinstance(hangs.result(), Refused)
-    assert reader.submit(adapter("d")).result(WAIT_S) is READ
+    assert reader.submit(adapter("d")).result(PATIENCE_S) is READ
     reader.close()
     assert len(threads) == 2
 
@@ -56,15 +55,15 @@ def test_closing_ends_the_read_under_way_and_refuses_the_others():
     disk = Disk()
     reader = AdapterReader(disk)
     copies = [reader.submit(adapter(path)) for path in ("hangs", "b")]
-    assert disk.is_reading.wait(WAIT_S)
+    assert disk.is_reading.wait(PATIENCE_S)
     closing = threading.Thread(target=reader.close)
     closing.start()
     assert until(lambda: reader._is_closing)
     disk.answers.set()
-    closing.join(WAIT_S)
+    closing.join(PATIENCE_S)
 
-    assert copies[0].result(WAIT_S) is READ
-    assert copies[1].result(WAIT_S) == Refused("Adapter 'parrot' was not read: the engine is stopping.")
+    assert copies[0].result(PATIENCE_S) is READ
+    assert copies[1].result(PATIENCE_S) == Refused("Adapter 'parrot' was not read: the engine is stopping.")
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("no header")])
@@ -73,6 +72,6 @@ def test_whatever_goes_wrong_is_told_in_a_sentence(error):
         raise error
 
     reader = AdapterReader(fails)
-    refused = reader.submit(adapter("/a")).result(WAIT_S)
+    refused = reader.submit(adapter("/a")).result(PATIENCE_S)
     assert refused == Refused(f"Adapter 'parrot' could not be loaded from /a ({type(error).__name__}: {error}).")
     reader.close()
