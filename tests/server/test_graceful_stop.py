@@ -31,7 +31,7 @@ from rota.runtime.drainable import DrainableService
 from rota.runtime.registry import Registry
 from rota.runtime.supervisor import SupervisedService
 from rota.server.app import create_app
-from rota.server.listen import listen
+from rota.server.listen import hold_port, listen
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.waiting import until
@@ -45,7 +45,7 @@ if __name__ == "__main__":
     service = DrainableService(SupervisedService(device, EngineConfig()))
     app = create_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
     config = ServerConfig(port=0, drain_timeout=float(sys.argv[2]))
-    listen(app, service, config, partial(print, flush=True), partial(print, flush=True))
+    listen(hold_port(config.host, 0), app, service, config, partial(print, flush=True), partial(print, flush=True))
 """
 
 Start = Callable[[float], tuple[Program, httpx.Client]]

@@ -19,7 +19,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice, InProcessService
 from rota.runtime.stocked import StockedService
 from rota.server.app import create_app
-from rota.server.listen import listen
+from rota.server.listen import hold_port, listen
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -45,7 +45,14 @@ def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: Lo
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry)
     say = options.pop("say", print)
     config = ServerConfig(port=0, **options)
-    listen(app, service, config, lambda url: announced.append(thread.submit(act, url)), say)
+    listen(
+        hold_port(config.host, config.port),
+        app,
+        service,
+        config,
+        lambda url: announced.append(thread.submit(act, url)),
+        say,
+    )
     is_over.set()
     for one in announced:
         one.result(timeout=PATIENCE_S)
@@ -96,7 +103,21 @@ def test_a_port_that_is_taken_is_refused_with_advice():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"port {port} .*--port"):
-            listen(None, None, ServerConfig(port=port), print)
+            hold_port("127.0.0.1", port)
+
+
+def test_a_port_that_is_held_lets_no_connection_in_before_there_is_a_server():
+    with hold_port("127.0.0.1", 0) as holder, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(holder.getsockname())
+
+
+def test_of_two_that_hold_a_port_the_first_to_listen_has_it():
+    with hold_port("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with hold_port("127.0.0.1", port) as second:
+            first.listen()
+            with pytest.raises(ConfigError, match=rf"port {port} .*--port"):
+                listen(second, None, None, ServerConfig(port=port), print)
 
 
 @pytest.mark.parametrize(("drain_s", "signals"), [(0.2, 1), (600.0, 2)])

@@ -55,11 +55,13 @@ def _serve(
     from rota.server.access.exposure import describe, load_refusal, refuse_open_doors
     from rota.server.access.key_file import read_keys
     from rota.server.app import create_app
-    from rota.server.listen import listen
+    from rota.server.listen import hold_port, listen
     from rota.text.tokenizer import Tokenizer
 
     keys = read_keys(server.api_key, server.api_key_file)
     refuse_open_doors(server, keys)
+    # A port that is taken is said now, and not when the model has been read.
+    holder = hold_port(server.host, server.port)
     asked = config.model.model_path
     config = locate_model(config)
     assert config.model.model_path is not None
@@ -93,7 +95,7 @@ def _serve(
         if on_ready:
             on_ready(url)
 
-    listen(app, service, server, announce, say)
+    listen(holder, app, service, server, announce, say)
 
 
 def serve_command(serve: Serve, followers: Collection[str] = ()) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""Listening: a port, a server on it, and a clean end when a signal asks for one."""
+"""Listening: a server on a port that is held from the start, and a clean end when a signal asks for one."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from rota.server.connections import BoundedConnection
 
 Say = Callable[[str], None]
 
+# Connections that wait until the server takes them in.
+_BACKLOG = 2048
 # How long a client may take to read the end of its answer when all have ended.
 _READ_S = 2
 
@@ -83,14 +85,41 @@ class GracefulServer(uvicorn.Server):
         self.force_exit = self._signals > 2
 
 
+def hold_port(host: str, port: int) -> socket.socket:
+    """A socket that keeps a port and lets no connection in yet; raises ConfigError if the port is taken.
+
+    It is not asked to listen here: clients that come while the model is read are refused at once, and do not hang.
+    """
+    is_six = ":" in host
+    holder = socket.socket(socket.AF_INET6 if is_six else socket.AF_INET)
+    try:
+        # Connections of a server that has just ended would keep the port from the next one for a minute.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_six:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        holder.bind((host, port))
+    except (OSError, OverflowError) as error:
+        holder.close()
+        raise _taken(host, port, error) from error
+    return holder
+
+
 def listen(
-    app: FastAPI, service: DrainableService, config: ServerConfig, announce: Callable[[str], None], say: Say = print
+    holder: socket.socket,
+    app: FastAPI,
+    service: DrainableService,
+    config: ServerConfig,
+    announce: Callable[[str], None],
+    say: Say = print,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `announce` hears the URL as soon as requests are answered.
+    """Serve on a port that is held, until SIGINT or SIGTERM; `announce` hears the URL as soon as requests are answered.
 
     Raises RotaError with the reason when the service cannot even start.
     """
-    listener = _open_port(config.host, config.port)
+    try:
+        holder.listen(_BACKLOG)
+    except OSError as error:  # two servers may hold a port that none of them listens on yet; the first to listen has it
+        raise _taken(config.host, config.port, error) from error
     server = GracefulServer(app, service, config.drain_timeout, say)
     failures: list[RotaError] = []
 
@@ -98,28 +127,24 @@ def listen(
         try:
             service.wait_until_ready()
             settle()
-            announce(_url(listener))
+            announce(_url(holder))
         except RotaError as error:
             if not server.was_told_to_stop:
                 failures.append(error)
                 server.should_exit = True
 
     threading.Thread(target=wait, name="rota-announce", daemon=True).start()
-    server.run([listener])
+    server.run([holder])
     if failures:
         raise failures[0]
 
 
-def _open_port(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"Cannot listen on {host}, port {port} ({error}); choose another with --host and --port (0: any free port)."
-        ) from error
+def _taken(host: str, port: int, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"Cannot listen on {host}, port {port} ({error}); choose another with --host and --port (0: any free port)."
+    )
 
 
-def _url(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
+def _url(holder: socket.socket) -> str:
+    host, port = holder.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
