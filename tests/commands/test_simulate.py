@@ -189,6 +189,14 @@ def test_a_plot_is_a_picture(scenario, tmp_path, ending):
     assert file.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
 
 
+def test_without_matplotlib_a_plot_is_refused_before_anything_is_simulated(scenario, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # what Python takes for a module that is not there
+    monkeypatch.setattr("rota.commands.simulate.Simulation", lambda *given: pytest.fail("it simulated"))
+
+    assert simulate(scenario, "--plot", str(tmp_path / "picture.png")) == 2
+    assert "--plot needs matplotlib" in capsys.readouterr().err
+
+
 def test_calibration_writes_a_cost_model_that_a_simulation_takes(scenario, tmp_path, capsys):
     timings = tmp_path / "timings.json"
     steps = [

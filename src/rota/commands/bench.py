@@ -15,7 +15,7 @@ import typer
 
 from rota.bench.config import BenchConfig
 from rota.commands.flags import config_file, make_command, quiet_flag, with_file
-from rota.core.errors import ConfigError
+from rota.commands.outputs import check_outputs
 from rota.core.options import build, options_of
 from rota.engine.progress import Progress
 
@@ -40,7 +40,7 @@ def bench(given: dict[str, Any]) -> None:
 
     chosen = with_file(given, BenchConfig)
     config = build(BenchConfig, chosen)
-    _check_files(config)
+    check_outputs((config.json, config.output_file), config.plot)
     run = _run(config, chosen.get("quiet", False))
     found = report(run)
     print_report(found, f"{config.backend}, {run.workload.title}")
@@ -58,18 +58,6 @@ def _run(config: BenchConfig, is_quiet: bool) -> Run:
             return until_the_end.enter_context(Progress("Asking", requests, "requests", is_quiet)).update
 
         return asyncio.run(bench(config, begin))
-
-
-def _check_files(config: BenchConfig) -> None:
-    """What could not be written is said before the run, and not after it."""
-    for path in filter(None, (config.json, config.output_file, config.plot)):
-        if not Path(path).absolute().parent.is_dir():
-            raise ConfigError(f"There is no folder {Path(path).parent} to write {Path(path).name} into.")
-    if config.plot:
-        try:
-            import matplotlib  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(f"--plot needs matplotlib ({error}): pip install 'rota[plot]'.") from error
 
 
 def _write(config: BenchConfig, run: Run, found: dict[str, Any]) -> None:

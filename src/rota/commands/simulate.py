@@ -12,6 +12,7 @@ from typing import Any, Literal
 import typer
 
 from rota.commands.flags import config_file, make_command, parameter, quiet_flag, with_file
+from rota.commands.outputs import check_outputs
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError
 from rota.core.events import Event, Finished
@@ -104,14 +105,12 @@ def simulate_command() -> Callable[..., None]:
 def simulate(given: dict[str, Any]) -> None:
     chosen = with_file(given, *SIMULATE_CONFIGS)
     asked = build(SimulateConfig, chosen)
+    check_outputs((asked.json, asked.journal), asked.plot)
     costs = _calibrated(asked) if asked.calibrate else read_cost(asked.cost)
     if chosen.get("scenario") is None:
         if asked.calibrate:
             return
         raise ConfigError("Name a scenario file; benchmarks/scenarios holds some.")
-    for path in filter(None, (asked.json, asked.plot, asked.journal)):
-        if not Path(path).absolute().parent.is_dir():
-            raise ConfigError(f"There is no folder {Path(path).parent} to write {Path(path).name} into.")
     scenario = read_scenario(chosen["scenario"])
     slots = asked.asked_slots
     config = replace(scheduler_config(scenario), **_among(options_of(SchedulerConfig), chosen))
@@ -170,10 +169,8 @@ def _calibrated(asked: SimulateConfig) -> LinearCost:
 
 
 def _plot(pictures: dict[str, Any], scenario: Scenario, path: Path) -> None:
-    try:
-        from rota.sim.plot import Picture, plot
-    except ImportError as error:
-        raise ConfigError(f"--plot needs matplotlib ({error}): pip install 'rota[plot]'.") from error
+    from rota.sim.plot import Picture, plot  # here, because it loads matplotlib
+
     plot({name: Picture(*parts) for name, parts in pictures.items()}, f"{scenario.name}: {scenario.about}", path)
 
 
