@@ -33,7 +33,7 @@ test: check
 	@$(TIED) $(BIN)/python -m pytest $(ARGS)
 
 test-long: $(VENV)/.dev
-	@$(TIED) $(BIN)/python -m pytest -m long $(ARGS)
+	@$(TIED) $(BIN)/python -m pytest -m long -o timeout=1800 -o faulthandler_timeout=2000 $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check --quiet .

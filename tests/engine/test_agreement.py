@@ -157,3 +157,11 @@ def test_the_built_in_model_answers_as_transformers_does(way):
 
     assert [len(answer) for answer in answers] == [NEW_TOKENS] * len(prompts)
     assert choices(folder, prompts, answers) == answers
+
+
+@pytest.mark.long("transformers makes 512 tokens one by one")
+def test_the_built_in_model_answers_as_transformers_does_by_itself():
+    folder = builtin_model_folder(quiet=True)
+    prompts = [Tokenizer(folder).encode(question) for question in QUESTIONS]
+
+    assert serve(folder, prompts, WAYS["batched"])[0] == reference(folder, prompts)
