@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Generator
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-import hypothesis
 import pytest
 
-# A slow machine may take its time to draw an example and to try it.
-hypothesis.settings.register_profile("rota", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("rota")
+# A machine that runs only some tests may lack Hypothesis and, with `-o required_plugins=`, pytest-timeout.
+with suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    # A slow machine may take its time to draw an example and to try it.
+    settings.register_profile("rota", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("rota")
 
 
 class OverdueError(pytest.fail.Exception, SystemExit):
@@ -21,7 +25,7 @@ class OverdueError(pytest.fail.Exception, SystemExit):
     __module__ = "builtins"  # so that pytest shows the bare name, as it does for its own
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, Any, Any]:
     """pytest-timeout's own exception would end a test as well, but not one that waits in an event loop."""
     is_set = yield

@@ -39,7 +39,7 @@ def pytest_on(content: str, folder: Path, *options: str) -> Done:
     """Runs pytest as the suite is run, on a file of its own."""
     file = folder / "test_it.py"
     file.write_text(content)
-    plugins = ["-p", "pytest_timeout", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    plugins = ["-p", "pytest_timeout", "-p", "tests.conftest", "-p", "no:cacheprovider", "-o", "required_plugins="]
     command = [sys.executable, "-m", "pytest", "-c", "pyproject.toml", *plugins, *options, file]
     # The plugins that are installed besides would take longer to load than these tests take.
     return run_program(command, check=False, cwd=ROOT, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
