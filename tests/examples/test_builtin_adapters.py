@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from examples.builtin_adapters.styles import STYLES
@@ -16,12 +14,15 @@ GREEDY = SamplingParams(temperature=0.0, max_new_tokens=64)
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    """Three slots for six adapters, so that a crowd has to take turns.
+def served() -> LLM:
+    """As `make serve` serves them here, on three slots for six adapters, so that a crowd has to take turns."""
+    return LLM(quiet=True, max_loras_per_batch=3, max_lora_rank=8, device="cpu")
 
-    In float32, where an answer does not depend on who is in a step beside it: in bfloat16 two or three of fifty do.
-    """
-    yield LLM(quiet=True, max_loras_per_batch=3, max_lora_rank=8, device="cpu", dtype="float32")
+
+@pytest.fixture(scope="module")
+def exact() -> LLM:
+    """In float32, where no answer depends on what is in a step beside it: in bfloat16 two or three of fifty do."""
+    return LLM(quiet=True, max_loras_per_batch=3, max_lora_rank=8, device="cpu", dtype="float32")
 
 
 def passed(llm: LLM, styles: list[str], adapters: list[str | None]) -> dict[str, float]:
@@ -39,16 +40,40 @@ def test_there_are_at_least_six():
     assert len(NAMES) >= 6
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_alone_an_adapter_passes_its_check(llm, name):
-    assert passed(llm, [name], [name])[name] >= PASS_MARK
+def test_the_model_as_it_is_served_knows_the_capital_of_france(served):
+    (answer,) = served.generate("The capital of France is", SamplingParams(temperature=0.0, max_new_tokens=4))
+    assert "Paris" in answer.text
 
 
-def test_in_a_mixed_batch_on_three_slots_every_adapter_passes_its_check(llm):
-    marks = passed(llm, NAMES, list(NAMES))
+def test_in_a_mixed_batch_on_three_slots_every_adapter_passes_its_check(served):
+    marks = passed(served, NAMES, list(NAMES))
     assert min(marks.values()) >= PASS_MARK, marks
 
 
-def test_the_plain_model_passes_none_of_the_checks(llm):
-    marks = passed(llm, NAMES, [None] * len(NAMES))
+@pytest.mark.long("Fifty answers of an adapter, without another beside it.")
+@pytest.mark.parametrize("name", NAMES)
+def test_alone_an_adapter_passes_its_check(served, name):
+    assert passed(served, [name], [name])[name] >= PASS_MARK
+
+
+@pytest.mark.long(
+    "Fifty answers one after the other: a step of one row may be computed in another way than one of many."
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_one_after_the_other_an_adapter_passes_its_check(served, name):
+    style = STYLES[name]
+    talks = [[{"role": "user", "content": prompt}] for prompt in style.held]
+    answers = [served.chat(talk, GREEDY, adapter=name)[0].text for talk in talks]
+    assert sum(map(style.check, style.held, answers)) / 50 >= PASS_MARK
+
+
+@pytest.mark.long("Three hundred answers in float32.")
+def test_in_float32_every_adapter_passes_its_check(exact):
+    marks = passed(exact, NAMES, list(NAMES))
+    assert min(marks.values()) >= PASS_MARK, marks
+
+
+@pytest.mark.long("Three hundred answers of the base model, which does not end soon.")
+def test_the_plain_model_passes_none_of_the_checks(served):
+    marks = passed(served, NAMES, [None] * len(NAMES))
     assert max(marks.values()) < 0.5, marks
