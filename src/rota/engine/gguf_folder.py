@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from rota.core.errors import ModelError
 from rota.engine.progress import tracked
-from rota.engine.quantised.files import GROUPS_FILE
 from rota.engine.quantised.gguf_groups import Part, group_parts
+from rota.engine.quantised.names import GROUPS_FILE
 from rota.engine.safetensors_writer import Entry, write_safetensors
 
 OUTER_NAMES = {
@@ -62,7 +62,8 @@ def convert_gguf(source: Path, folder: Path, quiet: bool) -> None:
     entries = [Entry(tensor.name, "BF16", tensor.shape, 2) for tensor in tensors]
     write_safetensors(folder / "model.safetensors", entries, (_bfloat16(_weights(tensor)) for tensor in unpacked))
     parts = [part for tensor in tensors for part in _groups(tensor)]
-    write_safetensors(folder / GROUPS_FILE, [part.entry for part in parts], (part.values for part in parts))
+    if parts:
+        write_safetensors(folder / GROUPS_FILE, [part.entry for part in parts], (part.values for part in parts))
 
 
 def _check(source: Path, fields: dict[str, Any]) -> None:

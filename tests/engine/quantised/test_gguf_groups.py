@@ -8,8 +8,9 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 
-from rota.engine.quantised.files import GROUPS_FILE, GroupsFile
+from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.gguf_groups import group_parts
+from rota.engine.quantised.names import GROUPS_FILE
 from rota.engine.safetensors_writer import write_safetensors
 
 

@@ -10,9 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rota.engine.quantised.groups import MIDDLE, Groups, side_by_side
-
-GROUPS_FILE = "groups.safetensors"
-CODES, SCALES, MINIMA = ".codes", ".scales", ".minima"
+from rota.engine.quantised.names import CODES, GROUPS_FILE, MINIMA, SCALES
 
 
 class GroupsFile:

@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from rota.engine.quantised.files import CODES, MINIMA, SCALES
+from rota.engine.quantised.names import CODES, MINIMA, SCALES
 from rota.engine.safetensors_writer import Entry
 
 Bytes = npt.NDArray[np.uint8]
