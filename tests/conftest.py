@@ -1,9 +1,12 @@
-"""Every test has a time limit that no slow machine reaches, and tests that take long are left to `make test-long`."""
+"""Every test has a time limit and leaves logs as they were; tests that take long are left to `make test-long`."""
 
 from __future__ import annotations
 
+import logging
 import signal
-from collections.abc import Generator
+import sys
+import threading
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from types import FrameType
 from typing import Any
@@ -42,6 +45,18 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None
 
         signal.signal(signal.SIGALRM, end)
     return is_set
+
+
+@pytest.fixture(autouse=True)
+def _logs_stay_as_they_were() -> Iterator[None]:
+    """A test that sets up logs sets them up for itself."""
+    logger, hooks = logging.getLogger("rota"), (sys.excepthook, sys.unraisablehook, threading.excepthook)
+    before = logger.handlers, logger.propagate, logger.level
+    yield
+    sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
+    logger.handlers, logger.propagate = before[:2]
+    logger.setLevel(before[2])
+    logging.captureWarnings(False)
 
 
 def reason_of(item: pytest.Item) -> str | None:

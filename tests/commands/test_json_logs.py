@@ -6,16 +6,17 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
+from tests.processes import PIPE, Program, started
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import line_of
+from tests.waiting import PATIENCE_S, line_of
 
 SCRIPT = """
 import os, sys, threading, warnings
@@ -55,17 +56,12 @@ if __name__ == "__main__":
 """
 
 
-def serve(folder: Path, how: str) -> subprocess.Popen[str]:
+def serve(folder: Path, how: str) -> AbstractContextManager[Program]:
     script = folder / "serve.py"
     script.write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-    return subprocess.Popen(
-        [sys.executable, str(script), str(write_byte_tokenizer(folder / "tiny")), how],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    command = [sys.executable, script, write_byte_tokenizer(folder / "tiny"), how]
+    return started(command, stderr=PIPE, env=environment)
 
 
 def objects_in(errors: str) -> list[dict[str, Any]]:
@@ -75,18 +71,15 @@ def objects_in(errors: str) -> list[dict[str, Any]]:
 
 
 def test_whoever_writes_while_it_serves_writes_json(tmp_path):
-    server = serve(tmp_path, "well")
-    try:
+    with serve(tmp_path, "well") as server:
         url = line_of(server, "Rota serves").split()[-1]
-        httpx.post(f"{url}/v1/completions", json={"prompt": "abc", "max_tokens": 2}, timeout=60.0)
+        httpx.post(f"{url}/v1/completions", json={"prompt": "abc", "max_tokens": 2}, timeout=PATIENCE_S)
         address = urlsplit(url)
-        with socket.create_connection((address.hostname, address.port), timeout=60.0) as connection:
+        with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
             connection.sendall(b"this is not HTTP\r\n\r\n")
             connection.recv(1024)
         server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=60)
-    finally:
-        server.kill()
+        _, errors = server.communicate(timeout=PATIENCE_S)
 
     lines = objects_in(errors)
     messages = [(line["level"], line["message"]) for line in lines]
@@ -104,11 +97,8 @@ def test_whoever_writes_while_it_serves_writes_json(tmp_path):
 
 
 def test_what_ends_it_is_json_too_and_an_error_with_its_trace_is_one_line(tmp_path):
-    server = serve(tmp_path, "broken")
-    try:
-        _, errors = server.communicate(timeout=60)
-    finally:
-        server.kill()
+    with serve(tmp_path, "broken") as server:
+        _, errors = server.communicate(timeout=PATIENCE_S)
 
     lines = objects_in(errors)
     (trace,) = [line["error"] for line in lines if "error" in line and "ValueError" in line["error"]]

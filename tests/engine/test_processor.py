@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from rota.engine import processor
 from rota.engine.processor import look, slowdown
+from tests.processes import run_program
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 SAY = "from rota.engine.processor import look; print(len(look().multiplies), look().four_bit)"
@@ -19,9 +19,7 @@ SAY = "from rota.engine.processor import look; print(len(look().multiplies), loo
 
 def acted(**limits: str) -> str:
     """What an engine finds where torch and oneDNN are told to use no more than this."""
-    found = subprocess.run(
-        [sys.executable, "-c", SAY], env={**os.environ, **limits}, capture_output=True, text=True, check=True
-    )
+    found = run_program([sys.executable, "-c", SAY], env={**os.environ, **limits})
     assert found.stderr == ""
     return found.stdout.strip()
 

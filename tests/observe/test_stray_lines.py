@@ -7,13 +7,16 @@ import subprocess
 import sys
 
 from rota.observe.stray_lines import stray_lines
+from rota.runtime.lifeline import tied
+from tests.waiting import PATIENCE_S
 
 
 def test_lines_of_python_of_c_code_and_of_children_are_heard_and_the_stream_itself_is_still_there(capfd):
     heard: list[str] = []
     with stray_lines(heard.append) as stderr:
         os.write(2, b"from C\n")
-        subprocess.run([sys.executable, "-c", "import sys; print('from a child', file=sys.stderr)"], check=True)
+        child = [sys.executable, "-c", "import sys; print('from a child', file=sys.stderr)"]
+        subprocess.run(tied(child), check=True)
         stderr.write("to the stream\n")
     os.write(2, b"afterwards\n")
 
@@ -63,8 +66,8 @@ def test_who_hears_badly_holds_up_nobody_who_writes():
 def test_a_child_that_stays_does_not_keep_it_from_ending():
     heard: list[str] = []
     with stray_lines(heard.append):
-        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        child = subprocess.Popen(tied([sys.executable, "-c", "input()"]), stdin=subprocess.PIPE)
         os.write(2, b"a line\n")
-    child.communicate(b"\n", timeout=60)
+    child.communicate(b"\n", timeout=PATIENCE_S)
 
     assert heard == ["a line"]
