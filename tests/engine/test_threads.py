@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,16 @@ def test_one_or_all_whichever_was_quicker_for_small_steps_and_for_larger_ones(fe
         return (few if tokens <= FEW_TOKENS else many)[threads > 1]
 
     assert choose_threads("auto", 8, seconds) == chosen
+
+
+def test_a_neighbour_that_is_busy_for_a_moment_does_not_decide():
+    turns = itertools.count()
+
+    def seconds(tokens: int, threads: int) -> float:
+        busy = next(turns) < 2
+        return (4.0 if threads > 1 else 10.0) * (5.0 if busy and threads > 1 else 1.0)
+
+    assert choose_threads("auto", 8, seconds) == Threads(8, 8)
 
 
 def test_a_step_is_computed_by_as_many_as_its_size_is_worth():

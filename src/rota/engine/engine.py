@@ -35,7 +35,7 @@ Numbers = NDArray[np.int32]
 NOBODY: Numbers = np.empty(0, np.int32)
 NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))
 # Steps that are timed for each number of threads.
-TRIES = 2
+TRIES = 1
 
 
 class Model(Protocol):

@@ -18,6 +18,8 @@ FEW_TOKENS = 4
 TRIED_FEW, TRIED_MANY = 1, 16
 # One thread leaves the rest of the machine to others: all of them have to be worth it.
 WORTH_IT = 0.95
+# One and all are tried in turns, because a neighbour that is busy for a moment must not decide for the whole day.
+TURNS = 3
 
 # Seconds that a step of so many tokens takes with so many threads.
 Seconds = Callable[[int, int], float]
@@ -46,7 +48,9 @@ def choose_threads(asked: int | Literal["auto"], found: int, seconds: Seconds) -
 
 
 def _quicker(found: int, tokens: int, seconds: Seconds) -> int:
-    return found if seconds(tokens, found) < WORTH_IT * seconds(tokens, 1) else 1
+    turns = [(seconds(tokens, found), seconds(tokens, 1)) for _ in range(TURNS)]
+    with_all, with_one = (min(tried) for tried in zip(*turns, strict=True))
+    return found if with_all < WORTH_IT * with_one else 1
 
 
 def set_threads() -> int:
