@@ -13,9 +13,9 @@ from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.request import Request
 from rota.policy.eviction import Eviction
 from rota.scheduler.blocks import BlockLedger
+from rota.scheduler.due_queue import DueQueue
 from rota.scheduler.group import Group, arrival
 from rota.scheduler.hosts import HostLedger
-from rota.scheduler.lineup import Lineup
 from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Phase, Sequence
 from rota.scheduler.slots import SlotLedger
@@ -48,8 +48,8 @@ class Books:
         self.line_ends_at = NOWHERE  # whoever arrived later was not let past those who lack KV in the last pass
         self.outbox: list[Event] = []
         # Adapters with work and no slot: those a policy may have to choose among.
-        self.absent = Lineup()
-        self.parked = Lineup()  # of these, the ones that hold KV
+        self.absent = DueQueue()
+        self.parked = DueQueue()  # of these, the ones that hold KV
         self.tenants: list[Group] = []  # in a slot, with their weights
         self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and the tenants'
 

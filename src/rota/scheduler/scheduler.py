@@ -33,7 +33,7 @@ from rota.policy.drainer import LoRADrainer
 from rota.policy.eviction import eviction
 from rota.policy.prefill_delayer import PrefillDelayer
 from rota.policy.rotation import LoRARotation
-from rota.scheduler.adapters import AdapterDesk
+from rota.scheduler.adapter_lifecycle import AdapterLifecycle
 from rota.scheduler.admission import Admission, extend_keys
 from rota.scheduler.batch import Batch
 from rota.scheduler.books import Books
@@ -75,7 +75,7 @@ class Scheduler:
         admission = Admission(self._books, config.enable_prefix_caching, drainer)
         self._batch = Batch(self._books, admission, _delayer(policy, capacity))
         self._turns = Turns(self._books, admission, drainer, rotation, lora.enable_lora_overlap_loading)
-        self._desk = AdapterDesk(self._books, self._turns, drainer)
+        self._adapters = AdapterLifecycle(self._books, self._turns, drainer)
         self._flights: dict[int, Flight] = {}
         self._steps = 0
         self._last_result_at = 0.0
@@ -108,15 +108,15 @@ class Scheduler:
                 for sequence in list(self._books.sequences.values()):
                     self._finish(sequence, FinishReason.ABORT, at)
             case AddAdapter(adapter, at):
-                self._desk.add(adapter, at)
+                self._adapters.add(adapter, at)
             case RemoveAdapter(adapter_id, at, is_forced):
-                self._desk.remove(adapter_id, at, is_forced)
+                self._adapters.remove(adapter_id, at, is_forced)
             case AdapterFetched(adapter_id, at):
-                self._desk.fetched(adapter_id, at)
+                self._adapters.fetched(adapter_id, at)
             case AdapterReady(adapter_id, at):
-                self._desk.ready(adapter_id, at)
+                self._adapters.ready(adapter_id, at)
             case AdapterFailed():
-                self._desk.failed(message)
+                self._adapters.failed(message)
             case Explain(request_id, at):
                 self._books.outbox.append(explained(self._books, request_id, at))
             case Inspect(at):
@@ -174,7 +174,7 @@ class Scheduler:
         """Slots change hands, then the step is filled: decodes, prompts that have begun, newcomers."""
         self._steps += 1
         draft = Draft(self._steps, now, budget=self._config.chunked_prefill_size)
-        self._desk.give_orders(draft)
+        self._adapters.give_orders(draft)
         self._turns.take(draft)
         self._batch.plan_decodes(draft)
         self._batch.plan_chunks(draft)
@@ -258,7 +258,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence, reason: FinishReason, at: float, fault: Fault | None = None) -> None:
         group = self._books.group_of(sequence)
         self._books.finish(sequence, reason, at, fault)
-        self._desk.retire_if_done(group, at)
+        self._adapters.retire_if_done(group, at)
 
     def _publish(self, sequence: Sequence) -> None:
         """Let others find the blocks of a sequence that have become full."""

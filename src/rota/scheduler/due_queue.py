@@ -1,4 +1,4 @@
-"""The lineup keeps adapters that have work and no slot in the order in which they are due."""
+"""The due queue keeps adapters that have work and no slot in the order in which they are due."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rota.scheduler.group import Group
 Place = tuple[float, AdapterId, Group]  # no two share the first two, so groups are never compared
 
 
-class Lineup:
-    """Sorted at all times: whoever looks for the next few does not look at all of them."""
+class DueQueue:
+    """Sorted at all times: the next few are found without a look at all of them."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []
@@ -25,23 +25,23 @@ class Lineup:
         return adapter_id in self._due_at
 
     def __iter__(self) -> Iterator[Group]:
-        """First due first, as they stand now: whoever comes or goes meanwhile makes no difference."""
+        """First due first, as the queue is now: a group that comes or goes meanwhile makes no difference."""
         for _, _, group in self._places.copy():
             yield group
 
     def later_than(self, due_at: float, adapter_id: AdapterId) -> Iterator[Group]:
-        """Those who stand behind such a place."""
+        """The groups behind such a place."""
         for _, _, group in self._places[bisect_left(self._places, (due_at, adapter_id + 1)) :]:
             yield group
 
     def later_among(self, adapter_ids: Iterable[AdapterId], due_at: float, adapter_id: AdapterId) -> list[Group]:
-        """As `later_than`, but only of these adapters: it costs what they are, however long the line is."""
+        """As `later_than`, but only of these adapters: the cost is their number, however long the queue is."""
         places = sorted((self._due_at[one], one) for one in adapter_ids if one in self._due_at)
         behind = places[bisect_right(places, (due_at, adapter_id)) :]
         return [self._places[bisect_left(self._places, place)][2] for place in behind]
 
     def place(self, group: Group, due_at: float) -> None:
-        """Let a group stand in line, or move it to where it belongs now."""
+        """Put a group into the queue, or move it to where it belongs now."""
         if self._due_at.get(group.adapter_id) == due_at:
             return
         self.remove(group)

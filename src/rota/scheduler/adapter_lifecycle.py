@@ -1,4 +1,4 @@
-"""The adapter desk: how adapters become known, arrive, fail and leave."""
+"""The adapter lifecycle: how adapters become known, arrive, fail and leave."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rota.scheduler.group import Group, Standing
 from rota.scheduler.turns import Turns, arrive, vacate
 
 
-class AdapterDesk:
+class AdapterLifecycle:
     """Every adapter that was added ends in an event: added or refused, and removed when asked."""
 
     def __init__(self, books: Books, turns: Turns, drainer: LoRADrainer | None) -> None:
         self._books = books
         self._turns = turns
         self._drainer = drainer
-        self._unanswered: set[AdapterId] = set()  # whoever added them has not been told yet what became of it
+        self._unanswered: set[AdapterId] = set()  # the client that added it has not been told yet what became of it
         self._to_fetch: list[Group] = []
         self._to_drop: list[AdapterId] = []
 
@@ -72,7 +72,7 @@ class AdapterDesk:
         self.retire_if_done(self._books.groups[adapter_id], at)
 
     def failed(self, message: AdapterFailed) -> None:
-        """End whoever wanted it with the reason, free what it held; the rest of the server does not notice."""
+        """End the requests that asked for it with the reason, and free what it held; nothing else changes."""
         books = self._books
         adapter_id, at, reason = message.adapter_id, message.at, message.reason
         group = books.groups.get(adapter_id)
@@ -106,7 +106,7 @@ class AdapterDesk:
         self.retire_if_done(group, at)
 
     def retire_if_done(self, group: Group, at: float) -> None:
-        """Forget an adapter that is to leave once nobody uses it and nothing of it is on its way."""
+        """Forget an adapter that is to leave, once no request uses it and nothing of it is on its way."""
         books = self._books
         is_on_its_way = group.adapter_id in self._unanswered or books.hosts.is_fetching(group.adapter_id)
         if group.standing is not Standing.LEAVING or group.users or is_on_its_way:

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from rota.core.adapter import Adapter
+from rota.core.ids import AdapterId
+from rota.scheduler.due_queue import DueQueue
+from rota.scheduler.group import Group
+
+
+def group(number: int) -> Group:
+    return Group(Adapter(AdapterId(number), f"adapter{number}", ""))
+
+
+def numbers(queue: DueQueue) -> list[int]:
+    return [one.adapter_id for one in queue]
+
+
+def test_the_first_due_stands_first_and_ties_go_by_id():
+    queue = DueQueue()
+    for number, due_at in ((3, 1.0), (2, 1.0), (1, 5.0)):
+        queue.place(group(number), due_at)
+
+    assert numbers(queue) == [2, 3, 1]
+
+
+def test_a_group_that_is_placed_again_moves():
+    queue = DueQueue()
+    one, two = group(1), group(2)
+    queue.place(one, 1.0)
+    queue.place(two, 2.0)
+    queue.place(one, 3.0)
+
+    assert numbers(queue) == [2, 1]
+    assert len(queue) == 2
+
+
+def test_one_that_leaves_is_gone_and_may_leave_twice():
+    queue = DueQueue()
+    one = group(1)
+    queue.place(one, 1.0)
+    queue.remove(one)
+    queue.remove(one)
+
+    assert AdapterId(1) not in queue
+    assert not queue
+
+
+def test_the_queue_may_change_while_it_is_walked():
+    queue = DueQueue()
+    for number in range(1, 5):
+        queue.place(group(number), float(number))
+
+    met = []
+    for one in queue:
+        met.append(one.adapter_id)
+        queue.remove(one)
+    assert met == [1, 2, 3, 4]
+
+
+def test_later_than_gives_the_groups_behind_a_place_whether_or_not_a_group_is_there():
+    queue = DueQueue()
+    for number, due_at in ((1, 1.0), (2, 2.0), (4, 2.0)):
+        queue.place(group(number), due_at)
+
+    assert [one.adapter_id for one in queue.later_than(2.0, AdapterId(3))] == [4]
+    assert [one.adapter_id for one in queue.later_than(1.0, AdapterId(1))] == [2, 4]
+
+
+def test_some_of_the_groups_behind_a_place_can_be_asked_for_alone():
+    queue = DueQueue()
+    for number, due_at in ((1, 1.0), (2, 3.0), (3, 2.0), (4, 2.0), (5, 4.0)):
+        queue.place(group(number), due_at)
+
+    some = [AdapterId(number) for number in (9, 5, 4, 3, 1)]
+    assert [one.adapter_id for one in queue.later_among(some, 2.0, AdapterId(3))] == [4, 5]
