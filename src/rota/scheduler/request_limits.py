@@ -1,0 +1,57 @@
+"""Request limits say what is wrong with a request that can never be served, or not now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rota.core.errors import Fault, FaultCode
+from rota.core.request import Request
+from rota.scheduler.books import Books
+from rota.scheduler.group import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What the model, the KV cache and the queue can take."""
+
+    max_sequence_tokens: int
+    max_queued: int
+    vocabulary: int | None  # token ids lie below it; None: any may come
+
+    def fault_of(self, request: Request, books: Books) -> Fault | None:
+        """Why a request cannot be taken; None if it can."""
+        group = books.groups.get(request.adapter)
+        if request.request_id in books.sequences:
+            return Fault(FaultCode.DUPLICATE_ID, f"A request with the id {request.request_id} is already open.")
+        if group is None or group.standing is Standing.LEAVING:
+            return Fault(FaultCode.UNKNOWN_ADAPTER, "The adapter this request asks for is not loaded.", "model")
+        if fault := self._fault_of_prompt(request, books.blocks.total * books.blocks.block_size):
+            return fault
+        if books.waiting >= self.max_queued:
+            return Fault(FaultCode.QUEUE_FULL, f"{self.max_queued} requests already wait; try again later.")
+        return None
+
+    def _fault_of_prompt(self, request: Request, kv_tokens: int) -> Fault | None:
+        length = len(request.prompt)
+        if length >= self.max_sequence_tokens:
+            return Fault(
+                FaultCode.PROMPT_TOO_LONG,
+                f"The prompt has {length} tokens; with at least one token of output it must stay within the "
+                f"context of {self.max_sequence_tokens}.",
+                "prompt",
+            )
+        if length >= kv_tokens:
+            return Fault(
+                FaultCode.KV_TOO_SMALL,
+                f"The prompt has {length} tokens, but the KV cache holds {kv_tokens} in all; shorten the prompt, "
+                f"or give the server more memory (mem_fraction_static, kv_blocks).",
+                "prompt",
+            )
+        if self.vocabulary is not None and (largest := max(request.prompt)) >= self.vocabulary:
+            # A tokenizer may know more than its model, such as a padding token; the device would not survive it.
+            return Fault(
+                FaultCode.BAD_FIELD,
+                f"The prompt holds the token id {largest}, but the model has only {self.vocabulary} tokens.",
+                "prompt",
+            )
+        return None

@@ -1,0 +1,126 @@
+"""The result writer takes down what a step did: tokens, scores, sequences that have ended, blocks that are full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rota.core.errors import Fault, FaultCode
+from rota.core.events import FinishReason, Produced, PromptsScored
+from rota.core.ids import RequestId
+from rota.core.plan import NO_TOKEN, StepResult, TokenLogprobs
+from rota.scheduler.admission import extend_keys
+from rota.scheduler.books import Books
+from rota.scheduler.draft import Flight
+from rota.scheduler.sequence import Phase, Sequence
+
+NOT_A_NUMBER = Fault(
+    FaultCode.NOT_A_NUMBER,
+    "The model computed something that is not a number, so there is no next token; weights that large are most often "
+    "an adapter's, trained or scaled wrongly.",
+)
+
+Finish = Callable[[Sequence, FinishReason, float, Fault | None], None]
+
+
+class ResultWriter:
+    """Writes into sequences and books; `finish` ends a request."""
+
+    def __init__(self, books: Books, is_caching: bool, finish: Finish) -> None:
+        self._books = books
+        self._is_caching = is_caching
+        self._finish = finish
+        self._last_result_at = 0.0
+
+    def write(self, flight: Flight, result: StepResult) -> None:
+        for sequence, reached in flight.chunks:
+            sequence.flights -= 1
+            if sequence.row is not None:
+                sequence.computed = reached
+        for sequence in flight.decodes:
+            sequence.flights -= 1
+            sequence.computed += 1
+        if flight.scored:
+            self._tell_scores(flight, result)
+        self._write_tokens(flight, result)
+        for sequence, _ in flight.chunks:
+            self._publish(sequence)
+
+    def _tell_scores(self, flight: Flight, result: StepResult) -> None:
+        told: list[tuple[RequestId, tuple[TokenLogprobs, ...]]] = []
+        end = 0
+        for sequence, count in flight.scored:
+            start, end = end, end + count
+            if sequence.phase is not Phase.FINISHED:
+                told.append((sequence.request_id, result.scores[start:end]))
+        assert end == len(result.scores), "a world gives one score per scored token"
+        if told:
+            request_ids, scores = zip(*told, strict=True)
+            self._books.outbox.append(PromptsScored(result.at, request_ids, scores))
+
+    def _write_tokens(self, flight: Flight, result: StepResult) -> None:
+        sequences = flight.decodes + flight.samplers
+        assert len(sequences) == len(result.tokens), "a world gives one token per sampled row"
+        request_ids: list[RequestId] = []
+        tokens: list[int] = []
+        ended: list[tuple[Sequence, FinishReason]] = []
+        lost: list[Sequence] = []
+        finished = Phase.FINISHED
+        for sequence, token in zip(sequences, result.tokens, strict=True):
+            if sequence.phase is finished:
+                continue
+            if token == NO_TOKEN:
+                lost.append(sequence)
+                continue
+            sequence.tokens.append(token)
+            request_ids.append(sequence.request_id)
+            tokens.append(token)
+            if token in sequence.stop_token_ids:
+                ended.append((sequence, FinishReason.STOP))
+            elif len(sequence.tokens) >= sequence.limit:
+                ended.append((sequence, FinishReason.LENGTH))
+            elif sequence.computed == sequence.next_full:
+                self._publish(sequence)
+        if flight.decodes or flight.chunks:
+            is_whole = len(tokens) == len(sequences)
+            logprobs = result.logprobs if is_whole else _renumber(sequences, result)
+            self._tell_tokens(flight, result.at, tuple(request_ids), tuple(tokens), logprobs)
+        for sequence, reason in ended:
+            self._publish(sequence)
+            self._finish(sequence, reason, result.at, None)
+        for sequence in lost:
+            self._finish(sequence, FinishReason.FAILED, result.at, NOT_A_NUMBER)
+
+    def _tell_tokens(
+        self,
+        flight: Flight,
+        at: float,
+        request_ids: tuple[RequestId, ...],
+        tokens: tuple[int, ...],
+        logprobs: tuple[tuple[int, TokenLogprobs], ...],
+    ) -> None:
+        # At depth 2 the device began this step when it was done with the one before.
+        step_s = at - max(flight.planned_at, self._last_result_at)
+        self._last_result_at = at
+        self._books.note_step(step_s)
+        self._books.outbox.append(Produced(at, request_ids, tokens, logprobs, step_s, flight.prompt_tokens))
+
+    def _publish(self, sequence: Sequence) -> None:
+        """Let other sequences find the blocks of this one that have become full."""
+        if not self._is_caching or sequence.row is None:
+            return
+        size = self._books.blocks.block_size
+        while sequence.next_full <= sequence.computed:
+            index = sequence.next_full // size - 1
+            extend_keys(sequence, index + 1, size)
+            self._books.blocks.publish(sequence.blocks[index], sequence.block_keys[index])
+            sequence.next_full += size
+
+
+def _renumber(sequences: list[Sequence], result: StepResult) -> tuple[tuple[int, TokenLogprobs], ...]:
+    """The result's logprobs by position among the tokens that were kept."""
+    if not result.logprobs:
+        return ()
+    by_position = dict(result.logprobs)
+    results = zip(sequences, result.tokens, strict=True)
+    kept = [i for i, (one, token) in enumerate(results) if one.phase is not Phase.FINISHED and token != NO_TOKEN]
+    return tuple((new, by_position[old]) for new, old in enumerate(kept) if old in by_position)
