@@ -9,7 +9,7 @@ from rota.core.events import Admitted, DrainChanged, Finished, Preempted, SlotCh
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Submit
 from rota.core.policy_config import PolicyConfig
-from rota.scheduler.batch import MOST_OVERTAKES
+from rota.scheduler.newcomers import MOST_OVERTAKES
 from tests.builders import add_adapter, capacity, request, submit
 from tests.fakes import FakeDevice
 from tests.scheduler.stage import Stage, loads, seated

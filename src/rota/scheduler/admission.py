@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from rota.core.ids import BlockId
 from rota.policy.drainer import LoRADrainer
@@ -11,23 +10,11 @@ from rota.policy.prefill_delayer import Verdict
 from rota.scheduler.blocks import BlockKey, BlockLedger, first_key, next_key
 from rota.scheduler.books import Books
 from rota.scheduler.group import Group
+from rota.scheduler.reasons import Reason
 from rota.scheduler.sequence import Sequence
 
 # While some wait for KV, so many are looked at in a pass to find one that needs less.
 LOOK_AHEAD = 8
-
-
-class Reason(StrEnum):
-    """Why a sequence waits."""
-
-    NOT_IN_SLOT = "its adapter is not in a slot"
-    IN_FLIGHT = "its last step before preemption is still in flight"
-    DRAINING = "its adapter drains for another and this request would take too long"
-    DELAYED = "prompts are held back for a moment to start together"
-    NO_ROW = "as many requests run as may run"
-    NO_KV = "its prompt does not fit into the KV blocks that are free"
-    IN_LINE = "others that came first wait for KV"
-    STEP_FULL = "others that came first fill the step"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rota.core.events import AdapterStanding, Explained, Inspected, Whereabouts
 from rota.core.ids import RequestId
-from rota.scheduler.admission import Reason
 from rota.scheduler.books import Books
 from rota.scheduler.group import Group
+from rota.scheduler.reasons import Reason
 from rota.scheduler.sequence import Phase, Refusal, Sequence
 
 

@@ -37,8 +37,10 @@ from rota.scheduler.adapter_lifecycle import AdapterLifecycle
 from rota.scheduler.admission import Admission
 from rota.scheduler.batch import Batch
 from rota.scheduler.books import Books
+from rota.scheduler.delays import Delays
 from rota.scheduler.draft import Draft, Flight
 from rota.scheduler.group import waits_since
+from rota.scheduler.newcomers import Newcomers
 from rota.scheduler.questions import explained, inspected, refusal_of
 from rota.scheduler.request_limits import RequestLimits
 from rota.scheduler.result_writer import ResultWriter
@@ -68,7 +70,9 @@ class Scheduler:
         due_at = rotation.due_at if rotation else waits_since
         self._books = Books(capacity, eviction(lora.lora_eviction_policy), lora.max_loaded_loras, due_at)
         admission = Admission(self._books, config.enable_prefix_caching, drainer)
-        self._batch = Batch(self._books, admission, _delayer(policy, capacity))
+        self._batch = Batch(self._books)
+        delays = Delays(self._books, _delayer(policy, capacity))
+        self._newcomers = Newcomers(self._books, admission, delays, self._batch)
         self._turns = Turns(self._books, admission, drainer, rotation, lora.enable_lora_overlap_loading)
         self._adapters = AdapterLifecycle(self._books, self._turns, drainer)
         self._flights: dict[int, Flight] = {}
@@ -139,7 +143,7 @@ class Scheduler:
         self._turns.take(draft)
         self._batch.plan_decodes(draft)
         self._batch.plan_chunks(draft)
-        self._batch.admit(draft)
+        self._newcomers.admit(draft)
         self._batch.settle()
         self._flights[draft.step_id] = draft.flight
         return draft.plan()

@@ -1,0 +1,198 @@
+"""Newcomers start by arrival while the step has room; every refusal has a reason, and every reason an effect."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import islice
+
+from rota.core.events import Admitted
+from rota.core.ids import RequestId
+from rota.core.plan import Seat
+from rota.policy.prefill_delayer import Verdict
+from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer
+from rota.scheduler.batch import Batch
+from rota.scheduler.books import NOWHERE, Books
+from rota.scheduler.delays import Delays, Head
+from rota.scheduler.draft import Draft
+from rota.scheduler.group import Group
+from rota.scheduler.reasons import EFFECT_AFTER_SKIPS, EFFECT_OF, Effect, Reason
+from rota.scheduler.sequence import Phase, Refusal, Sequence
+
+# So often may a request that waits for KV be overtaken.
+MOST_OVERTAKES = 64
+
+
+@dataclass(slots=True)
+class Pass:
+    """What one pass over the queues has come to so far."""
+
+    draft: Draft
+    delay: Verdict | None
+    heads: list[Head]  # a heap, by arrival
+    # Sequences that others of their queue may pass; they are back in their queue when the pass is over.
+    skipped: defaultdict[Reason, list[Sequence]] = field(default_factory=lambda: defaultdict(list))
+    # First in line for a slot, and short of KV as well; looked for when a sequence is about to take KV.
+    line_for_both: list[Sequence] | None = None
+    admitted: int = 0
+    held_s: float = 0.0  # the longest that a delay has held back one of the admitted
+    why_others_wait: Reason = Reason.STEP_FULL
+
+    def add_head(self, group: Group) -> None:
+        if first := group.queue.first():
+            heapq.heappush(self.heads, (first.arrival, first, group))
+
+
+class Newcomers:
+    """Seats sequences that wait; one that cannot start never stops another adapter's."""
+
+    def __init__(self, books: Books, admission: Admission, delays: Delays, batch: Batch) -> None:
+        self._books = books
+        self._admission = admission
+        self._delays = delays
+        self._batch = batch
+
+    def admit(self, draft: Draft) -> None:
+        groups = self._books.open_groups
+        heads = [(first.arrival, first, group) for group in groups if (first := group.queue.first())]
+        delay = self._delays.ask(draft, heads)
+        self._books.line_ends_at = NOWHERE
+        if not heads:
+            return
+        current = Pass(draft, delay, heads)
+        if draft.budget > 0 and not self._books.rows.free:
+            current.why_others_wait = Reason.NO_ROW  # whatever else they lack
+        else:
+            self._admit_heads(current)
+        self._refuse_the_rest(current)
+        self._delays.note_admitted(current.admitted)
+
+    def _admit_heads(self, current: Pass) -> None:
+        heads, draft = current.heads, current.draft
+        heapq.heapify(heads)
+        while heads and draft.budget > 0:
+            _, sequence, group = heapq.heappop(heads)
+            verdict = self._consider(current, sequence, group)
+            if isinstance(verdict, Offer):
+                self._start(current, sequence, group, verdict)
+                current.add_head(group)
+                continue
+            self._refuse(current, sequence, verdict)
+            match self._effect_of(verdict, sequence, current):
+                case Effect.STOP:
+                    self._stop(current, sequence, verdict)
+                    return
+                case Effect.SKIP_GROUP:
+                    continue
+                case Effect.SKIP_ONE:
+                    group.queue.remove(sequence)
+                    current.skipped[verdict].append(sequence)
+                    current.add_head(group)
+
+    def _consider(self, current: Pass, sequence: Sequence, group: Group) -> Offer | Reason:
+        verdict = self._admission.consider(sequence, group, current.delay)
+        if isinstance(verdict, Offer):
+            if current.line_for_both is None:
+                current.line_for_both = self._line_for_both()
+            if _not_to_be_overtaken(current.line_for_both, sequence):
+                return Reason.IN_LINE
+        return verdict
+
+    def _effect_of(self, reason: Reason, sequence: Sequence, current: Pass) -> Effect:
+        effect = EFFECT_OF[reason]
+        if effect is not Effect.SKIP_ONE:
+            return effect
+        is_overtaken_enough = reason is Reason.NO_KV and sequence.overtaken >= MOST_OVERTAKES
+        if is_overtaken_enough or len(current.skipped[reason]) == LOOK_AHEAD:
+            return EFFECT_AFTER_SKIPS[reason]
+        return Effect.SKIP_ONE
+
+    def _stop(self, current: Pass, sequence: Sequence, reason: Reason) -> None:
+        """Nothing else starts in this pass; those behind a sequence that waits for KV stand in line behind it."""
+        current.why_others_wait = Reason.NO_ROW if reason is Reason.NO_ROW else Reason.IN_LINE
+        if reason is Reason.IN_LINE:
+            self._books.line_ends_at = min(_not_to_be_overtaken(current.line_for_both or [], sequence))
+        elif reason is Reason.NO_KV:
+            self._books.line_ends_at = sequence.arrival
+
+    def _line_for_both(self) -> list[Sequence]:
+        """Sequences that are first due a slot and lack KV too: without KV they get no slot, so they age here."""
+        firsts = [group.queue.first() for group in islice(self._books.absent, LOOK_AHEAD)]
+        return [first for first in firsts if first and self._admission.lacks_kv(first)]
+
+    # ── those who start ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start(self, current: Pass, sequence: Sequence, group: Group, offer: Offer) -> None:
+        self._sit_down(current.draft, sequence, group, offer)
+        self._batch.plan_chunk(current.draft, sequence, group)
+        current.admitted += 1
+        current.held_s = max(current.held_s, sequence.held_s)
+        for other in (*current.skipped[Reason.NO_KV], *(current.line_for_both or [])):
+            other.overtaken += other.arrival < sequence.arrival
+
+    def _sit_down(self, draft: Draft, sequence: Sequence, group: Group, offer: Offer) -> None:
+        blocks = self._books.blocks
+        self._books.dequeue(sequence)
+        blocks.hold(offer.cached)
+        sequence.blocks = offer.cached + blocks.allocate(offer.fresh)
+        sequence.room = len(sequence.blocks) * blocks.block_size
+        sequence.row = self._books.rows.take()
+        cached_tokens = len(offer.cached) * blocks.block_size
+        sequence.computed = sequence.planned = cached_tokens
+        sequence.next_full = cached_tokens + blocks.block_size
+        reasons = _reasons(sequence, group)
+        sequence.refusal = None
+        sequence.overtaken = 0
+        if not sequence.output_length:
+            sequence.cached_tokens = cached_tokens
+        group.join(sequence, Phase.PREFILL)
+        self._books.outbox.append(Admitted(sequence.request_id, draft.now, cached_tokens, reasons))
+        draft.seats.append(_seat(sequence))
+
+    # ── those who wait ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _refuse(self, current: Pass, sequence: Sequence, reason: Reason) -> None:
+        last, delay = sequence.refusal, current.delay
+        ask_again_at = delay.ask_again_at if delay and reason is Reason.DELAYED else math.inf
+        if last and last.reason == reason and last.ask_again_at == ask_again_at:
+            return  # as in the last pass, and mostly for hundreds of passes
+        since = last.since if last and last.reason == reason else current.draft.now
+        sequence.refusal = Refusal(reason, since, ask_again_at)
+
+    def _refuse_the_rest(self, current: Pass) -> None:
+        for _, first, _ in current.heads:
+            self._refuse(current, first, current.why_others_wait)
+            if current.why_others_wait is Reason.STEP_FULL:
+                # It could have started beside those that were held back and fill the step now: it was held back too.
+                waited_s = current.draft.now - first.request.arrived_at
+                first.held_s = max(first.held_s, min(current.held_s, waited_s))
+        for reason in EFFECT_AFTER_SKIPS if current.skipped else ():
+            for sequence in current.skipped[reason]:
+                self._books.group_of(sequence).queue.push(sequence)
+
+
+def _not_to_be_overtaken(line: list[Sequence], sequence: Sequence) -> list[tuple[float, RequestId]]:
+    """Arrivals of those in line that came before `sequence` and were overtaken often enough."""
+    return [one.arrival for one in line if one.overtaken >= MOST_OVERTAKES and one.arrival < sequence.arrival]
+
+
+def _reasons(sequence: Sequence, group: Group) -> tuple[str, ...]:
+    """What a sequence that may start now has waited for."""
+    has_waited_for_slot = group.slot_since > sequence.request.arrived_at
+    refusal = sequence.refusal
+    return ((Reason.NOT_IN_SLOT.value,) if has_waited_for_slot else ()) + ((refusal.reason,) if refusal else ())
+
+
+def _seat(sequence: Sequence) -> Seat:
+    assert sequence.row is not None
+    return Seat(
+        sequence.request_id,
+        sequence.row,
+        sequence.request.adapter,
+        tuple(sequence.tokens),
+        sequence.prompt_length,
+        tuple(sequence.blocks),
+        sequence.request.sampling,
+    )

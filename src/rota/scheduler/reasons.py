@@ -1,0 +1,39 @@
+"""Reasons say why a sequence waits, and what its wait means for the sequences behind it."""
+
+from __future__ import annotations
+
+from enum import Enum, StrEnum
+
+
+class Reason(StrEnum):
+    """Why a sequence waits."""
+
+    NOT_IN_SLOT = "its adapter is not in a slot"
+    IN_FLIGHT = "its last step before preemption is still in flight"
+    DRAINING = "its adapter drains for another and this request would take too long"
+    DELAYED = "prompts are held back for a moment to start together"
+    NO_ROW = "as many requests run as may run"
+    NO_KV = "its prompt does not fit into the KV blocks that are free"
+    IN_LINE = "others that came first wait for KV"
+    STEP_FULL = "others that came first fill the step"
+
+
+class Effect(Enum):
+    """What the refusal of one sequence means for the others in the same pass."""
+
+    STOP = "no other sequence starts"
+    SKIP_GROUP = "the rest of its adapter's queue lacks the same thing"
+    SKIP_ONE = "the next of its adapter's queue may still start"
+
+
+EFFECT_OF = {
+    Reason.NO_ROW: Effect.STOP,
+    Reason.IN_LINE: Effect.STOP,
+    Reason.IN_FLIGHT: Effect.SKIP_GROUP,
+    Reason.DELAYED: Effect.SKIP_GROUP,
+    Reason.NO_KV: Effect.SKIP_ONE,
+    Reason.DRAINING: Effect.SKIP_ONE,
+}
+
+# A pass skips only a few sequences for the same reason; this is the effect of one more.
+EFFECT_AFTER_SKIPS = {Reason.NO_KV: Effect.STOP, Reason.DRAINING: Effect.SKIP_GROUP}
