@@ -10,16 +10,17 @@ from rota.core.messages import AdapterFailed
 from rota.policy.drainer import LoRADrainer
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
+from rota.scheduler.fetching import Fetching
 from rota.scheduler.group import Group, Standing
-from rota.scheduler.turns import Turns, arrive, vacate
+from rota.scheduler.moves import arrive, vacate
 
 
 class AdapterLifecycle:
     """Every adapter that was added ends in an event: added or refused, and removed when asked."""
 
-    def __init__(self, books: Books, turns: Turns, drainer: LoRADrainer | None) -> None:
+    def __init__(self, books: Books, fetching: Fetching, drainer: LoRADrainer | None) -> None:
         self._books = books
-        self._turns = turns
+        self._fetching = fetching
         self._drainer = drainer
         self._unanswered: set[AdapterId] = set()  # the client that added it has not been told yet what became of it
         self._to_fetch: list[Group] = []
@@ -29,7 +30,7 @@ class AdapterLifecycle:
         """What was decided between steps goes out with the next one."""
         draft.drops.extend(self._to_drop)
         self._to_drop = []
-        self._to_fetch = [group for group in self._to_fetch if not self._turns.try_fetch(draft, group)]
+        self._to_fetch = [group for group in self._to_fetch if not self._fetching.try_fetch(draft, group)]
 
     def add(self, adapter: Adapter, at: float) -> None:
         if reason := self._reason_against(adapter):

@@ -51,6 +51,10 @@ class Admission:
             return False
         return self._offer(sequence) is not None
 
+    def can_work(self, group: Group) -> bool:
+        """Would it run if it were in a slot? It holds KV already, or there is KV for its first request."""
+        return bool(group.running or ((first := group.queue.first()) and self.has_room(first)))
+
     def lacks_kv(self, sequence: Sequence) -> bool:
         """Are the blocks that are free too few for `sequence`, wherever its adapter is?"""
         spare = self._books.blocks.free - self._books.running_count

@@ -39,7 +39,9 @@ from rota.scheduler.batch import Batch
 from rota.scheduler.books import Books
 from rota.scheduler.delays import Delays
 from rota.scheduler.draft import Draft, Flight
+from rota.scheduler.fetching import Fetching
 from rota.scheduler.group import waits_since
+from rota.scheduler.moves import Moves
 from rota.scheduler.newcomers import Newcomers
 from rota.scheduler.questions import explained, inspected, refusal_of
 from rota.scheduler.request_limits import RequestLimits
@@ -73,8 +75,9 @@ class Scheduler:
         self._batch = Batch(self._books)
         delays = Delays(self._books, _delayer(policy, capacity))
         self._newcomers = Newcomers(self._books, admission, delays, self._batch)
-        self._turns = Turns(self._books, admission, drainer, rotation, lora.enable_lora_overlap_loading)
-        self._adapters = AdapterLifecycle(self._books, self._turns, drainer)
+        fetching, moves = Fetching(self._books, admission), Moves(self._books, lora.enable_lora_overlap_loading)
+        self._turns = Turns(self._books, admission, fetching, moves, drainer, rotation)
+        self._adapters = AdapterLifecycle(self._books, fetching, drainer)
         self._flights: dict[int, Flight] = {}
         self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish)
         self._steps = 0

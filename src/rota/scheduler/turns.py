@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterator
 from itertools import islice
 
-from rota.core.events import DrainChanged, SlotChanged, SlotState
+from rota.core.events import DrainChanged
 from rota.core.ids import AdapterId
-from rota.core.plan import Load
 from rota.policy.drainer import LoRADrainer
 from rota.policy.rotation import LoRARotation
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
-from rota.scheduler.draft import Draft, WantedAt
+from rota.scheduler.draft import Draft
+from rota.scheduler.fetching import Fetching
 from rota.scheduler.group import Group, Standing
+from rota.scheduler.moves import Moves, vacate
 
 # So many adapters without a slot are looked at to find one for whom somebody should drain.
 LINE_LOOK_AHEAD = 64
@@ -27,15 +28,17 @@ class Turns:
         self,
         books: Books,
         admission: Admission,
+        fetching: Fetching,
+        moves: Moves,
         drainer: LoRADrainer | None,
         rotation: LoRARotation | None,
-        is_overlapped: bool,
     ) -> None:
         self._books = books
         self._admission = admission
+        self._fetching = fetching
+        self._moves = moves
         self._drainer = drainer
         self._rotation = rotation
-        self._is_overlapped = is_overlapped
 
     def take(self, draft: Draft) -> None:
         if self._drainer:
@@ -57,15 +60,11 @@ class Turns:
         slots = self._books.slots
         if group.is_pinned or slots.is_replaced(group.adapter_id):
             return False
-        return slots.tenancies[group.adapter_id].has_run or not self._can_work(group)
+        return slots.tenancies[group.adapter_id].has_run or not self._admission.can_work(group)
 
     def _idle(self) -> list[Group]:
         """Tenants of whom nothing runs: they can leave and disturb nobody."""
         return [group for group in self._books.tenants if not group.running and self._may_leave(group)]
-
-    def _can_work(self, group: Group) -> bool:
-        """Would it run if it were in a slot? It holds KV already, or there is KV for its first request."""
-        return bool(group.running or ((first := group.queue.first()) and self._admission.has_room(first)))
 
     # ── without taking from anyone ───────────────────────────────────────────────────────────────────────────────
 
@@ -78,15 +77,15 @@ class Turns:
             is_reserved = group.adapter_id in reserved
             if books.slots.empty + len(idle) <= (0 if is_reserved else kept):
                 return
-            if not self._is_at_hand(draft, group):
+            if not self._fetching.is_at_hand(draft, group):
                 continue
             if books.slots.empty:
-                self._move_in(draft, group, "a slot was empty")
+                self._moves.move_in(draft, group, "a slot was empty")
             elif leaver := self._leaver(idle, group, is_reserved):
                 idle.remove(leaver)
-                self._move_out(draft, leaver, "idle")
-                self._move_in(draft, group, "a tenant was idle")
-            elif not is_reserved and self._can_work(group):
+                vacate(books, leaver, draft.now, "idle")
+                self._moves.move_in(draft, group, "a tenant was idle")
+            elif not is_reserved and self._admission.can_work(group):
                 return  # whoever comes later has no better claim
             else:
                 continue
@@ -106,7 +105,7 @@ class Turns:
         """Whose weights lie in host memory, first due first; the others are fetched while there is room for them."""
         books, refused = self._books, 0
         for group in books.absent:
-            if self._is_at_hand(draft, group):
+            if self._fetching.is_at_hand(draft, group):
                 yield group
             elif group.standing is not Standing.NEW and not books.hosts.is_fetching(group.adapter_id):
                 refused += 1
@@ -114,18 +113,18 @@ class Turns:
                 # Of a thousand behind them only those are worth a look that are there, or need no KV any more.
                 near = {*books.hosts.held, *(parked.adapter_id for parked in books.parked)}
                 behind = books.absent.later_among(near, books.due_at(group), group.adapter_id)
-                yield from (one for one in behind if self._is_at_hand(draft, one))
+                yield from (one for one in behind if self._fetching.is_at_hand(draft, one))
                 return
 
     def _able(self, draft: Draft) -> Iterator[Group]:
         """Who lacks nothing but a slot, first due first; after a few who lack KV too, only those who hold some."""
         books, lacking = self._books, 0
         for group in self._at_hand(draft):
-            if self._can_work(group):
+            if self._admission.can_work(group):
                 yield group
             elif (lacking := lacking + 1) == LOOK_AHEAD:
                 behind = books.parked.later_than(books.due_at(group), group.adapter_id)
-                yield from (one for one in behind if self._is_at_hand(draft, one))
+                yield from (one for one in behind if self._fetching.is_at_hand(draft, one))
                 return
 
     def _leaver(self, idle: list[Group], comer: Group, is_reserved: bool) -> Group | None:
@@ -133,10 +132,12 @@ class Turns:
         unused = [group.adapter_id for group in idle if not group.users]
         if unused:
             return self._books.groups[self._books.slots.first_to_leave(unused)]
-        if not self._can_work(comer):
+        if not self._admission.can_work(comer):
             return None
         due_at = self._books.due_at(comer)
-        later = [group for group in idle if is_reserved or group.oldest_at > due_at or not self._can_work(group)]
+        later = [
+            group for group in idle if is_reserved or group.oldest_at > due_at or not self._admission.can_work(group)
+        ]
         return max(later, key=lambda group: (group.oldest_at, group.adapter_id), default=None)
 
     # ── policies ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -192,7 +193,7 @@ class Turns:
     def _rotate(self, draft: Draft, rotation: LoRARotation) -> None:
         """Those whose turn is over make room for those who deserve it more."""
         slots, now = self._books.slots, draft.now
-        landings = slots.landings if self._is_overlapped else slots.total
+        landings = slots.landings if self._moves.is_overlapped else slots.total
         if not landings:
             return
         leaving = []
@@ -206,11 +207,11 @@ class Turns:
         coming = self._coming(draft, min(landings, len(leaving)))
         for turn in rotation.turns(leaving, coming, now)[:landings]:
             leaver, comer = self._books.groups[turn.leaver], self._books.groups[turn.comer]
-            if self._is_overlapped:
-                self._move_in(draft, comer, "its turn has come", replaces=turn.leaver)
+            if self._moves.is_overlapped:
+                self._moves.move_in(draft, comer, "its turn has come", replaces=turn.leaver)
             else:
-                self._move_out(draft, leaver, "its turn is over")
-                self._move_in(draft, comer, "its turn has come")
+                vacate(self._books, leaver, now, "its turn is over")
+                self._moves.move_in(draft, comer, "its turn has come")
 
     def _coming(self, draft: Draft, most: int) -> list[Group]:
         """Enough of those who are due to choose `most` from, or all who could come if so many are not due."""
@@ -220,88 +221,3 @@ class Turns:
             if len(coming) == most and self._books.due_at(group) <= draft.now:
                 break
         return coming
-
-    # ── moving ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _is_at_hand(self, draft: Draft, group: Group) -> bool:
-        """Does it lie in host memory? If not, have it fetched."""
-        books = self._books
-        if group.standing is Standing.NEW or books.hosts.is_fetching(group.adapter_id):
-            return False
-        if books.hosts.has(group.adapter_id):
-            return True
-        # Where somebody who wants it sooner found no room, nobody who wants it later does: they need not look.
-        limit = draft.no_room_from
-        may_try = limit is None or ((False, books.due_at(group)) < limit and self._wanted_at(group) < limit)
-        if may_try and not self.try_fetch(draft, group):
-            draft.no_room_from = self._wanted_at(group)
-        return False
-
-    def try_fetch(self, draft: Draft, group: Group) -> bool:
-        """Order an adapter to be read into host memory, at another's cost if that is full; False if none can go."""
-        hosts = self._books.hosts
-        assert group.adapter is not None
-        if hosts.is_full:
-            groups = self._books.groups
-            # Whoever adds an adapter waits to be told that it can be read.
-            wanted_at = (False, -math.inf) if group.standing is Standing.NEW else self._wanted_at(group)
-            victim = hosts.cheapest(lambda other: self._cost_of_dropping(draft, groups[other], wanted_at))
-            if victim is None:
-                return False
-            hosts.forget(victim)
-            draft.drops.append(victim)
-        hosts.begin_fetch(group.adapter_id)
-        draft.fetches.append(group.adapter)
-        return True
-
-    def _cost_of_dropping(self, draft: Draft, group: Group, wanted_at: WantedAt) -> int | None:
-        """Idle ones first, then those whose weights are in a slot, then those who will want it later."""
-        tenancy = self._books.slots.tenancies.get(group.adapter_id)
-        if tenancy and (not tenancy.is_ready or any(load.adapter_id == group.adapter_id for load in draft.loads)):
-            return None  # it is being copied from there
-        if not group.users:
-            return 0
-        if tenancy:
-            return 1
-        return 2 if self._wanted_at(group) > wanted_at else None
-
-    def _wanted_at(self, group: Group) -> WantedAt:
-        """When an adapter without a slot will be copied to one; later than all others if it could not run there."""
-        return (not self._can_work(group), self._books.due_at(group))
-
-    def _move_in(self, draft: Draft, group: Group, reason: str, replaces: AdapterId | None = None) -> None:
-        books = self._books
-        slot = books.slots.begin_load(group.adapter_id, replaces)
-        books.hosts.use(group.adapter_id)
-        books.note_users(group)
-        draft.loads.append(Load(group.adapter_id, slot, is_awaited=not self._is_overlapped))
-        books.outbox.append(SlotChanged(draft.now, slot, group.adapter_id, SlotState.LOADING, reason))
-        if not self._is_overlapped:
-            arrive(books, group.adapter_id, draft.now)
-
-    def _move_out(self, draft: Draft, group: Group, reason: str) -> None:
-        vacate(self._books, group, draft.now, reason)
-
-
-def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
-    """An adapter's weights are in their slot; whom it replaces leaves."""
-    group = books.groups[adapter_id]
-    leaver = books.slots.finish_load(adapter_id)
-    group.slot_since = at
-    slot = books.slots.tenancies[adapter_id].slot
-    books.outbox.append(SlotChanged(at, slot, adapter_id, SlotState.READY))
-    if leaver is not None and not group.users:
-        # Those it came for are gone: nobody steps aside for an empty chair.
-        vacate(books, group, at, "called off")
-    elif leaver is not None:
-        vacate(books, books.groups[leaver], at, "its turn is over")
-    else:
-        books.note_slots()
-
-
-def vacate(books: Books, group: Group, at: float, reason: str) -> None:
-    """A slot is free from now on; its former tenant's sequences are parked."""
-    slot = books.slots.vacate(group.adapter_id)
-    books.note_users(group)
-    books.note_slots()
-    books.outbox.append(SlotChanged(at, slot, group.adapter_id, SlotState.EMPTY, reason))

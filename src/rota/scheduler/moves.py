@@ -1,0 +1,53 @@
+"""Moves take adapters into their slots and out of them, and tell of it."""
+
+from __future__ import annotations
+
+from rota.core.events import SlotChanged, SlotState
+from rota.core.ids import AdapterId
+from rota.core.plan import Load
+from rota.scheduler.books import Books
+from rota.scheduler.draft import Draft
+from rota.scheduler.group import Group
+
+
+class Moves:
+    """With overlap a copy runs beside the steps; without it the step itself waits for the copy."""
+
+    def __init__(self, books: Books, is_overlapped: bool) -> None:
+        self._books = books
+        self.is_overlapped = is_overlapped
+
+    def move_in(self, draft: Draft, group: Group, reason: str, replaces: AdapterId | None = None) -> None:
+        """Order an adapter's copy into a slot; the tenant it replaces runs until the copy is complete."""
+        books = self._books
+        slot = books.slots.begin_load(group.adapter_id, replaces)
+        books.hosts.use(group.adapter_id)
+        books.note_users(group)
+        draft.loads.append(Load(group.adapter_id, slot, is_awaited=not self.is_overlapped))
+        books.outbox.append(SlotChanged(draft.now, slot, group.adapter_id, SlotState.LOADING, reason))
+        if not self.is_overlapped:
+            arrive(books, group.adapter_id, draft.now)
+
+
+def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
+    """An adapter's weights are in their slot; the tenant it replaces leaves."""
+    group = books.groups[adapter_id]
+    leaver = books.slots.finish_load(adapter_id)
+    group.slot_since = at
+    slot = books.slots.tenancies[adapter_id].slot
+    books.outbox.append(SlotChanged(at, slot, adapter_id, SlotState.READY))
+    if leaver is not None and not group.users:
+        # The requests it came for are gone: a tenant that has work does not step aside for an adapter that has none.
+        vacate(books, group, at, "called off")
+    elif leaver is not None:
+        vacate(books, books.groups[leaver], at, "its turn is over")
+    else:
+        books.note_slots()
+
+
+def vacate(books: Books, group: Group, at: float, reason: str) -> None:
+    """A slot is free from now on; its former tenant's sequences are parked."""
+    slot = books.slots.vacate(group.adapter_id)
+    books.note_users(group)
+    books.note_slots()
+    books.outbox.append(SlotChanged(at, slot, group.adapter_id, SlotState.EMPTY, reason))
