@@ -127,7 +127,7 @@ def engine_config(scenario: Scenario, policy: str, dtype: Any, threshold_s: floa
         CacheConfig(kv_blocks=scenario.kv_blocks),
         SchedulerConfig(max_running_requests=scenario.max_running_requests),
         LoraConfig(max_loras_per_batch=scenario.slots),
-        PolicyConfig(lora_policy=policy, lora_drain_wait_threshold=threshold_s),  # type: ignore[arg-type]
+        PolicyConfig(lora_policy=policy, lora_drain_wait_threshold=threshold_s),
         quiet=True,
     )
 

@@ -173,6 +173,7 @@ def test_a_config_file_that_is_not_there_is_named(capsys):
         (["--kv-block-size", "7"], "kv_block_size must be a power of two of at least 8"),
         (["--max-loras-per-batch", "many"], "'many' is not int|auto"),
         (["one", "--model-path", "two"], "named twice"),
+        (["--lora-policy", "hope"], "lora_policy: 'hope' is not a policy; the policies are rotate, drain, wait."),
     ],
 )
 def test_a_flag_that_is_wrong_ends_with_code_2(capsys, arguments, words):

@@ -43,6 +43,9 @@ def copy(tmp_path: Path) -> Path:
         ("engine/step.py", "import rota.scheduler"),
         ("runtime/loop.py", "import torch"),
         ("bench/run.py", "import rota.runtime.loop"),
+        ("policy/slot_policies/wait.py", "import rota.policy.slot_policies.drain"),
+        ("policy/eviction.py", "import rota.policy.prefill_delayer"),
+        ("policy/drains.py", "import rota.policy.slot_policies.rotate"),
         ("cellar.py", "import math"),
     ],
 )

@@ -14,7 +14,7 @@ from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.observe.summary import Journey, spread
 from rota.observe.table import seconds
-from rota.policy.rotation import MOST_STRETCH, STEPS_PER_TURN
+from rota.policy.slot_policies.rotate import MOST_STRETCH, STEPS_PER_TURN
 from rota.sim.cost import read_cost
 from rota.sim.run import BLOCK_SIZE, adapter_name
 from rota.workload.scenario import Scenario

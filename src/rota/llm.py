@@ -20,6 +20,7 @@ from rota.core.request import Request, SamplingParams
 from rota.engine.builtin import builtin_adapters, builtin_model_folder
 from rota.engine.hub import model_folder
 from rota.engine.progress import Progress
+from rota.policy.slot_policies import check_slot_policy
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import Emit, run
@@ -257,12 +258,14 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
 
 def engine_config(options: Mapping[str, Any], quiet: bool) -> EngineConfig:
     """The engine's config from options by name; those of others are left alone."""
+    policy = build(PolicyConfig, options)
+    check_slot_policy(policy.lora_policy)  # here too, or a wrong name would be told after the model was read
     return EngineConfig(
         model=build(ModelConfig, options),
         cache=build(CacheConfig, options),
         scheduler=build(SchedulerConfig, options),
         lora=build(LoraConfig, options),
-        policy=build(PolicyConfig, options),
+        policy=policy,
         quiet=quiet,
     )
 

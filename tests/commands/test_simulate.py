@@ -215,7 +215,8 @@ def test_calibration_writes_a_cost_model_that_a_simulation_takes(scenario, tmp_p
     [
         ([], "Name a scenario file"),
         (["/nowhere.toml"], "There is no scenario file /nowhere.toml"),
-        (["SCENARIO", "--compare", "wait,hope"], "'hope' is not a policy"),
+        (["SCENARIO", "--compare", "wait,hope"], "compare: 'hope' is not a policy"),
+        (["SCENARIO", "--lora-policy", "hope"], "lora_policy: 'hope' is not a policy; the policies are rotate,"),
         (["SCENARIO", "--cost", "b300"], "There is no cost model 'b300'"),
         (["SCENARIO", "--seeds", "0"], "seeds must be at least 1"),
         (["SCENARIO", "--journal", "j", "--seeds", "2"], "journal follows a single run"),

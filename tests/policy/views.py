@@ -1,9 +1,10 @@
-"""Adapters as plain values, so that a policy can be asked without a scheduler."""
+"""Adapters and slots as plain values, so that a policy can be asked without a scheduler."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from rota.core.ids import AdapterId
 
@@ -65,5 +66,29 @@ def view(
     )
 
 
-def views(*given: View) -> dict[AdapterId, View]:
-    return {one.adapter_id: one for one in given}
+class Absent(list[View]):
+    """Has the shape of `policy.views.DueView`; a test gives it in the order of `due_at`."""
+
+    def get(self, adapter_id: AdapterId) -> View | None:
+        return next((one for one in self if one.adapter_id == adapter_id), None)
+
+
+@dataclass(slots=True)
+class Slots:
+    """Has the shape of `policy.views.SlotsView`; every absent adapter lacks nothing but a slot."""
+
+    tenants: list[View] = field(default_factory=list)
+    absent: Absent = field(default_factory=Absent)
+    free: int = 0
+    landings: int = 9
+    step_s: float = 0.0
+    has_priorities: bool = True
+
+    def may_leave(self, adapter_id: AdapterId) -> bool:
+        return not next(tenant for tenant in self.tenants if tenant.adapter_id == adapter_id).is_pinned
+
+    def can_start(self, adapter_id: AdapterId) -> bool:
+        return True
+
+    def claimants(self) -> Iterator[View]:
+        return iter(self.absent)

@@ -15,7 +15,7 @@ from rota.core.events import Event, Finished, Preempted, Produced, SlotChanged, 
 from rota.core.ids import AdapterId
 from rota.core.messages import Message, Submit
 from rota.core.policy_config import PolicyConfig
-from rota.policy.rotation import MOST_STRETCH, STEPS_PER_TURN
+from rota.policy.slot_policies.rotate import MOST_STRETCH, STEPS_PER_TURN
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
 from rota.sim import ConstantCost, VirtualWorld

@@ -24,6 +24,7 @@ from rota.observe.journal import Journal
 from rota.observe.observer import Observer
 from rota.observe.summary import mean_of
 from rota.observe.table import print_table
+from rota.policy.slot_policies import check_slot_policy
 from rota.sim.cost import LinearCost, read_cost
 from rota.sim.run import Simulation, adapter_name, lora_config, scheduler_config
 from rota.sim.tenures import Tenures
@@ -143,12 +144,10 @@ def _among(names: Iterable[str], chosen: dict[str, Any]) -> dict[str, Any]:
 
 def policies_of(compare: str | None, policy: PolicyConfig) -> dict[str, PolicyConfig]:
     """The policies to run, by name."""
-    known = options_of(PolicyConfig)["lora_policy"].choices
     names = [name.strip() for name in compare.split(",")] if compare else [policy.lora_policy]
     for name in names:
-        if name not in known:
-            raise ConfigError(f"compare: '{name}' is not a policy; the policies are {', '.join(known)}.")
-    return {name: replace(policy, lora_policy=name) for name in names}  # type: ignore[arg-type]
+        check_slot_policy(name, "compare" if compare else "lora_policy")
+    return {name: replace(policy, lora_policy=name) for name in names}
 
 
 def label(policy: PolicyConfig) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 from rota.core.errors import ConfigError
 from rota.core.options import option
@@ -15,8 +14,10 @@ from rota.core.options import option
 class PolicyConfig:
     """How adapters share slots, and when prompts may start."""
 
-    lora_policy: Literal["rotate", "drain", "wait"] = option(
-        "rotate", "When more adapters have work than there are slots: take turns, drain for whoever starves, or wait."
+    lora_policy: str = option(
+        "rotate",
+        "When more adapters have work than there are slots: 'rotate' lets them take turns, 'drain' makes room for an "
+        "adapter that has waited too long, 'wait' lets adapters keep their slots.",
     )
     lora_rotation_quantum_ms: float = option(100.0, "How long an adapter may sit in its slot while others wait.")
     lora_max_stall_ms: float = option(

@@ -1,7 +1,8 @@
-"""What a policy may see of an adapter; the scheduler's own groups fit it, and so do a test's plain values."""
+"""What a policy may see; the scheduler's own groups and slots fit these views, and so do a test's plain values."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from rota.core.ids import AdapterId
@@ -35,7 +36,7 @@ class AdapterView(Protocol):
 
     @property
     def oldest_at(self) -> float:
-        """Since when the first of them counts as waiting (priority moves it back); infinity if none does."""
+        """Since when the first of them counts as waiting (priority moves it back); infinity if none waits."""
         ...
 
     @property
@@ -50,7 +51,7 @@ class AdapterView(Protocol):
 
     @property
     def remaining(self) -> int:
-        """The most tokens still to come among them, as far as anyone can tell."""
+        """The most tokens still to come among them, as far as earlier answers tell."""
         ...
 
     @property
@@ -70,4 +71,62 @@ class AdapterView(Protocol):
 
     def claim(self, now: float) -> float:
         """How much its running sequences deserve the device: the sum of the roots of their ages."""
+        ...
+
+
+class DueView(Protocol):
+    """Adapters that have work and no slot, sorted by when the slot policy says that they are due."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[AdapterView]:
+        """First due first. There may be thousands: a policy stops when it has seen enough."""
+        ...
+
+    def get(self, adapter_id: AdapterId) -> AdapterView | None:
+        """One of them; None if this adapter has a slot or no work."""
+        ...
+
+
+class SlotsView(Protocol):
+    """The slots, the adapters in them (tenants) and the adapters that have work and no slot (absent)."""
+
+    @property
+    def tenants(self) -> Sequence[AdapterView]:
+        """Adapters whose weights are in a slot."""
+        ...
+
+    @property
+    def absent(self) -> DueView: ...
+
+    @property
+    def free(self) -> int:
+        """Slots that can be had without a wait: empty ones, and those of tenants that run nothing and may leave."""
+        ...
+
+    @property
+    def landings(self) -> int:
+        """How many adapters can begin to take the slot of a busy tenant now."""
+        ...
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes of late."""
+        ...
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether the open requests differ in priority."""
+        ...
+
+    def may_leave(self, adapter_id: AdapterId) -> bool:
+        """Whether a tenant can be made to leave: not pinned, not leaving already, not waiting for its first step."""
+        ...
+
+    def can_start(self, adapter_id: AdapterId) -> bool:
+        """Whether an adapter's next request lacks nothing but a slot: there are KV and a row for it."""
+        ...
+
+    def claimants(self) -> Iterator[AdapterView]:
+        """Absent adapters that lack nothing but a slot, first due first: they hold KV, or can start a request."""
         ...

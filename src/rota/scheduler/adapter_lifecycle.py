@@ -7,7 +7,7 @@ from rota.core.errors import Fault, FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, FinishReason
 from rota.core.ids import BASE, AdapterId
 from rota.core.messages import AdapterFailed
-from rota.policy.drainer import LoRADrainer
+from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.fetching import Fetching
@@ -18,10 +18,10 @@ from rota.scheduler.moves import arrive, vacate
 class AdapterLifecycle:
     """Every adapter that was added ends in an event: added or refused, and removed when asked."""
 
-    def __init__(self, books: Books, fetching: Fetching, drainer: LoRADrainer | None) -> None:
+    def __init__(self, books: Books, fetching: Fetching, policy: SlotPolicy) -> None:
         self._books = books
         self._fetching = fetching
-        self._drainer = drainer
+        self._policy = policy
         self._unanswered: set[AdapterId] = set()  # the client that added it has not been told yet what became of it
         self._to_fetch: list[Group] = []
         self._to_drop: list[AdapterId] = []
@@ -119,8 +119,7 @@ class AdapterLifecycle:
             vacate(books, group, at, "unloaded")
         self._drop(group.adapter_id)
         del books.groups[group.adapter_id]
-        if self._drainer:
-            self._drainer.forget(group.adapter_id)
+        self._policy.forget(group.adapter_id)
         books.outbox.append(AdapterRemoved(group.adapter_id, at))
 
     def _drop(self, adapter_id: AdapterId) -> None:

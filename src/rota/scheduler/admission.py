@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rota.core.ids import BlockId
-from rota.policy.drainer import LoRADrainer
 from rota.policy.prefill_delayer import Verdict
+from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.blocks import BlockKey, BlockLedger, first_key, next_key
 from rota.scheduler.books import Books
 from rota.scheduler.group import Group
@@ -28,10 +28,10 @@ class Offer:
 class Admission:
     """Questions only: nothing is booked here."""
 
-    def __init__(self, books: Books, is_caching: bool, drainer: LoRADrainer | None) -> None:
+    def __init__(self, books: Books, is_caching: bool, policy: SlotPolicy) -> None:
         self._books = books
         self._is_caching = is_caching
-        self._drainer = drainer
+        self._policy = policy
 
     def consider(self, sequence: Sequence, group: Group, delay: Verdict | None) -> Offer | Reason:
         """May `sequence`, whose adapter is at hand, start now?"""
@@ -39,7 +39,7 @@ class Admission:
             return Reason.NO_ROW
         if sequence.flights:
             return Reason.IN_FLIGHT
-        if self._drainer and not self._drainer.admits(group, 1 + group.expected_tokens(sequence)):
+        if not self._policy.admits(group, 1 + group.expected_tokens(sequence)):
             return Reason.DRAINING
         if delay and not delay.is_allowed and not self._has_fresh_slot(group):
             return Reason.DELAYED

@@ -146,9 +146,9 @@ class Books:
     def note_step(self, step_s: float) -> None:
         self.step_s += (step_s - self.step_s) / REMEMBERED_STEPS
 
-    def line_up_again(self) -> None:
-        """Keep `absent` true after `due_at` changed its mind about those who hold KV."""
-        for group in self.parked:
+    def sort_absent(self) -> None:
+        """Keep `absent` true after `due_at` began to answer differently."""
+        for group in self.absent:
             self.note_users(group)
 
     def note_slots(self) -> None:

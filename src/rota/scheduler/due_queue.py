@@ -29,6 +29,10 @@ class DueQueue:
         for _, _, group in self._places.copy():
             yield group
 
+    def get(self, adapter_id: AdapterId) -> Group | None:
+        due_at = self._due_at.get(adapter_id)
+        return None if due_at is None else self._places[bisect_left(self._places, (due_at, adapter_id))][2]
+
     def later_than(self, due_at: float, adapter_id: AdapterId) -> Iterator[Group]:
         """The groups behind such a place."""
         for _, _, group in self._places[bisect_left(self._places, (due_at, adapter_id + 1)) :]:

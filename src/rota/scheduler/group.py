@@ -124,10 +124,5 @@ class Group:
         (self.prefilling if sequence.phase is Phase.PREFILL else self.decoding).remove(sequence)
 
 
-def waits_since(group: Group) -> float:
-    """Since when a group that has no slot has been kept waiting: for a first token, or for the next."""
-    return min(group.first_token_due_at, group.ran_at if group.running else math.inf)
-
-
 def arrival(sequence: Sequence) -> tuple[float, RequestId]:
     return sequence.arrival

@@ -28,6 +28,14 @@ class Moves:
         if not self.is_overlapped:
             arrive(books, group.adapter_id, draft.now)
 
+    def replace(self, draft: Draft, leaver: Group, successor: Group) -> None:
+        """A busy tenant's slot goes to another adapter."""
+        if self.is_overlapped:
+            self.move_in(draft, successor, "its turn has come", replaces=leaver.adapter_id)
+        else:
+            vacate(self._books, leaver, draft.now, "its turn is over")
+            self.move_in(draft, successor, "its turn has come")
+
 
 def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
     """An adapter's weights are in their slot; the tenant it replaces leaves."""

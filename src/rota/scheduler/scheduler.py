@@ -6,8 +6,6 @@ blocks, slots, tokens in flight), so at depth 2 the next plan can be made before
 
 from __future__ import annotations
 
-import math
-
 from rota.core.config import Capacity, EngineConfig, LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError, Fault
 from rota.core.events import CacheFlushed, Event, Finished, FinishReason
@@ -29,10 +27,9 @@ from rota.core.messages import (
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
-from rota.policy.drainer import LoRADrainer
 from rota.policy.eviction import eviction
 from rota.policy.prefill_delayer import PrefillDelayer
-from rota.policy.rotation import LoRARotation
+from rota.policy.slot_policies import make_slot_policy
 from rota.scheduler.adapter_lifecycle import AdapterLifecycle
 from rota.scheduler.admission import Admission
 from rota.scheduler.batch import Batch
@@ -40,13 +37,13 @@ from rota.scheduler.books import Books
 from rota.scheduler.delays import Delays
 from rota.scheduler.draft import Draft, Flight
 from rota.scheduler.fetching import Fetching
-from rota.scheduler.group import waits_since
 from rota.scheduler.moves import Moves
 from rota.scheduler.newcomers import Newcomers
 from rota.scheduler.questions import explained, inspected, refusal_of
 from rota.scheduler.request_limits import RequestLimits
 from rota.scheduler.result_writer import ResultWriter
 from rota.scheduler.sequence import Refusal, Sequence
+from rota.scheduler.slot_candidates import SlotCandidates
 from rota.scheduler.turns import Turns
 
 
@@ -68,16 +65,18 @@ class Scheduler:
         policy, lora = policy or PolicyConfig(), lora or LoraConfig()
         self._config = config
         self._limits = RequestLimits(capacity.max_sequence_tokens, config.max_queued_requests, capacity.vocabulary)
-        drainer, rotation = _drainer(policy, capacity), _rotation(policy)
-        due_at = rotation.due_at if rotation else waits_since
-        self._books = Books(capacity, eviction(lora.lora_eviction_policy), lora.max_loaded_loras, due_at)
-        admission = Admission(self._books, config.enable_prefix_caching, drainer)
+        slot_policy = make_slot_policy(policy, capacity)
+        eviction_policy = eviction(lora.lora_eviction_policy)
+        self._books = Books(capacity, eviction_policy, lora.max_loaded_loras, slot_policy.due_at)
+        admission = Admission(self._books, config.enable_prefix_caching, slot_policy)
         self._batch = Batch(self._books)
         delays = Delays(self._books, _delayer(policy, capacity))
         self._newcomers = Newcomers(self._books, admission, delays, self._batch)
-        fetching, moves = Fetching(self._books, admission), Moves(self._books, lora.enable_lora_overlap_loading)
-        self._turns = Turns(self._books, admission, fetching, moves, drainer, rotation)
-        self._adapters = AdapterLifecycle(self._books, fetching, drainer)
+        is_overlapped = lora.enable_lora_overlap_loading
+        fetching = Fetching(self._books, admission)
+        candidates = SlotCandidates(self._books, admission, fetching, is_overlapped)
+        self._turns = Turns(self._books, admission, candidates, Moves(self._books, is_overlapped), slot_policy)
+        self._adapters = AdapterLifecycle(self._books, fetching, slot_policy)
         self._flights: dict[int, Flight] = {}
         self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish)
         self._steps = 0
@@ -178,22 +177,6 @@ class Scheduler:
     def check(self) -> None:
         """Assert that the books balance."""
         self._books.check()
-
-
-def _drainer(policy: PolicyConfig, capacity: Capacity) -> LoRADrainer | None:
-    match policy.lora_policy:
-        case "drain":
-            return LoRADrainer(policy.lora_drain_wait_threshold, capacity.slots)
-        case "wait":
-            return LoRADrainer(math.inf, capacity.slots)  # for priorities alone
-        case "rotate":
-            return None
-
-
-def _rotation(policy: PolicyConfig) -> LoRARotation | None:
-    if policy.lora_policy != "rotate":
-        return None
-    return LoRARotation(policy.lora_rotation_quantum_ms / 1000, policy.lora_max_stall_ms / 1000)
 
 
 def _delayer(policy: PolicyConfig, capacity: Capacity) -> PrefillDelayer | None:

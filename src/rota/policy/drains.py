@@ -1,0 +1,175 @@
+"""A drain empties a slot without a pause in any answer: a tenant finishes, admits little, and its slot is kept.
+
+A drain has a deadline that is fixed when it starts: 1.2 × the steps its longest sequence still needed then. What the
+tenant admits meanwhile must fit into the steps that are left, so a drain always ends, and the slot it frees is kept for
+the adapter it was started for. The base model needs no slot and is never seen here.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+from rota.core.events import DrainChanged, DrainState, Event
+from rota.core.ids import AdapterId
+from rota.policy.slot_policy import SlotPolicy
+from rota.policy.views import AdapterView, SlotsView
+
+TOLERANCE = 1.2
+RESERVATION_S = 1.0
+# So many absent adapters are looked at to find one that should have another's slot.
+LOOK_AHEAD = 64
+
+Views = Mapping[AdapterId, AdapterView]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """A tenant on its way out, for an adapter that needs its slot."""
+
+    beneficiary: AdapterId
+    last_step: int  # the tenant's step count at which it should be empty
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A slot that a drain has freed and that its beneficiary has not taken yet."""
+
+    giver: AdapterId
+    until: float
+
+
+class DrainingPolicy(SlotPolicy):
+    """A policy under which tenants drain; which of them, and for which adapters, it says itself."""
+
+    def __init__(self, slots: int) -> None:
+        # Half of the slots stay open to all adapters; but of two both may drain, or the second of two adapters that
+        # starve would wait for two drains, one after the other.
+        self.most_drains = max(2, math.ceil(slots / 2))
+        self._drains: dict[AdapterId, Drain] = {}  # by victim
+        self._reservations: dict[AdapterId, Reservation] = {}  # by beneficiary
+        self._called_off: list[tuple[AdapterId, AdapterId]] = []  # since the last pass
+        self._news: list[Event] = []
+
+    @abstractmethod
+    def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
+        """Absent adapters that lack nothing but a slot and may get a drain; those in `kept` have one."""
+
+    @abstractmethod
+    def goes_before(self, absent: AdapterView, tenant: AdapterView, now: float) -> bool:
+        """Is it right that this tenant drains for this adapter?"""
+
+    # ── what the scheduler asks ──────────────────────────────────────────────────────────────────────────────────
+
+    def observe(self, slots: SlotsView, now: float) -> None:
+        for victim, beneficiary in self._called_off:
+            self._tell(victim, beneficiary, DrainState.CALLED_OFF, now)
+        self._called_off.clear()
+        if not slots.absent and not self.beneficiaries:
+            return
+        # A drain goes on while KV is short for a moment: starting anew would give its victim a later deadline.
+        found = map(slots.absent.get, self.beneficiaries)
+        kept = {view.adapter_id: view for view in found if view and view.waiting}
+        blocked = kept | self.blocked(slots, kept, now)
+        tenants = {tenant.adapter_id: tenant for tenant in slots.tenants}
+        self._end_reservations(blocked, now)
+        self._end_drains(blocked, tenants, now)
+        if slots.free <= len(self._reservations):
+            self._start_drains(blocked, tenants, now)
+
+    @property
+    def reserved(self) -> frozenset[AdapterId]:
+        return frozenset(self._reservations)
+
+    def admits(self, view: AdapterView, steps_needed: int) -> bool:
+        """Only what ends before its drain does."""
+        if any(reservation.giver == view.adapter_id for reservation in self._reservations.values()):
+            return False
+        drain = self._drains.get(view.adapter_id)
+        return drain is None or view.steps + steps_needed <= drain.last_step
+
+    def ask_again_at(self, slots: SlotsView, now: float) -> float:
+        """When the first reservation lapses."""
+        return min((reservation.until for reservation in self._reservations.values()), default=math.inf)
+
+    def take_news(self) -> list[Event]:
+        news, self._news = self._news, []
+        return news
+
+    def forget(self, adapter_id: AdapterId) -> None:
+        self._reservations.pop(adapter_id, None)
+        for victim, drain in list(self._drains.items()):
+            if adapter_id in (victim, drain.beneficiary):
+                del self._drains[victim]
+                self._called_off.append((victim, drain.beneficiary))
+
+    # ── drains ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def draining_for(self) -> dict[AdapterId, AdapterId]:
+        """Victim → beneficiary."""
+        return {victim: drain.beneficiary for victim, drain in self._drains.items()}
+
+    @property
+    def beneficiaries(self) -> frozenset[AdapterId]:
+        """Adapters for which a tenant drains, or has drained."""
+        return self.reserved.union(drain.beneficiary for drain in self._drains.values())
+
+    def _start_drains(self, blocked: Views, tenants: Views, now: float) -> None:
+        for view in self._unserved(blocked):
+            if len(self._drains) >= self.most_drains:
+                return
+            victims = [tenant for tenant in tenants.values() if self._may_drain(tenant, view, now)]
+            if not victims:
+                continue
+            victim = min(victims, key=lambda tenant: (tenant.priority, tenant.remaining, tenant.adapter_id))
+            last_step = victim.steps + math.ceil(TOLERANCE * victim.remaining)
+            self._drains[victim.adapter_id] = Drain(view.adapter_id, last_step)
+            self._tell(victim.adapter_id, view.adapter_id, DrainState.STARTED, now)
+
+    def _unserved(self, blocked: Views) -> Iterator[AdapterView]:
+        """Longest wait first. An adapter that drains is no beneficiary, and a beneficiary needs no second drain."""
+        passed_by = self.beneficiaries.union(self._drains)
+        waiting = sorted(blocked.values(), key=lambda view: (view.oldest_at, view.adapter_id))
+        return (view for view in waiting if view.adapter_id not in passed_by)
+
+    def _may_drain(self, tenant: AdapterView, view: AdapterView, now: float) -> bool:
+        if not tenant.running or tenant.is_pinned or tenant.adapter_id in self._drains:
+            return False
+        return self.goes_before(view, tenant, now)
+
+    def _end_reservations(self, blocked: Views, now: float) -> None:
+        for beneficiary, reservation in list(self._reservations.items()):
+            if beneficiary in blocked and now < reservation.until:
+                continue
+            if beneficiary in blocked:
+                self._tell(reservation.giver, beneficiary, DrainState.EXPIRED, now)
+            del self._reservations[beneficiary]
+
+    def _end_drains(self, blocked: Views, tenants: Views, now: float) -> None:
+        for victim, drain in list(self._drains.items()):
+            tenant = tenants.get(victim)
+            if drain.beneficiary not in blocked:
+                self._tell(victim, drain.beneficiary, DrainState.CALLED_OFF, now)
+            elif tenant is None or not tenant.running:
+                self._tell(victim, drain.beneficiary, DrainState.FINISHED, now)
+                self._reservations[drain.beneficiary] = Reservation(victim, now + RESERVATION_S)
+            else:
+                continue
+            del self._drains[victim]
+
+    def _tell(self, victim: AdapterId, beneficiary: AdapterId, state: DrainState, now: float) -> None:
+        self._news.append(DrainChanged(now, victim, beneficiary, state))
+
+
+def outranking(slots: SlotsView) -> Iterator[AdapterView]:
+    """Of the adapters that are due first those with a higher priority than some tenant, which lack only a slot."""
+    if not slots.has_priorities:
+        return
+    least = min((tenant.priority for tenant in slots.tenants), default=math.inf)
+    for view in islice(slots.absent, LOOK_AHEAD):
+        if view.priority > least and slots.can_start(view.adapter_id):
+            yield view

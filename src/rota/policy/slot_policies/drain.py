@@ -1,0 +1,58 @@
+"""`drain` makes room for an adapter that has waited too long: the tenant with the least left to do drains for it.
+
+An absent adapter that is asked with a higher priority than all that a tenant has need not wait that long.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+from rota.core.config import Capacity
+from rota.core.ids import AdapterId
+from rota.core.policy_config import PolicyConfig
+from rota.policy.drains import LOOK_AHEAD, DrainingPolicy, Views, outranking
+from rota.policy.views import AdapterView, SlotsView
+
+
+class Drain(DrainingPolicy):
+    """`max_wait_s` is what an adapter may wait before another drains for it."""
+
+    def __init__(self, max_wait_s: float, slots: int) -> None:
+        super().__init__(slots)
+        self._max_wait_s = max_wait_s
+        self._next_starves_at = math.inf
+
+    @classmethod
+    def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
+        return cls(config.lora_drain_wait_threshold, capacity.slots)
+
+    def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
+        return self._starving(slots, kept, now) | {view.adapter_id: view for view in outranking(slots)}
+
+    def goes_before(self, absent: AdapterView, tenant: AdapterView, now: float) -> bool:
+        return self._starves(absent, now) or absent.priority > tenant.priority
+
+    def ask_again_at(self, slots: SlotsView, now: float) -> float:
+        """When a reservation lapses, or the next adapter starves."""
+        return min(super().ask_again_at(slots, now), self._next_starves_at)
+
+    def _starves(self, view: AdapterView, now: float) -> bool:
+        """Has it waited strictly longer than it may?"""
+        return now > view.oldest_at + self._max_wait_s
+
+    def _starving(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
+        """The longest waits first, as many as may get a drain beside those that have one."""
+        starving: dict[AdapterId, AdapterView] = {}
+        lacking, self._next_starves_at = 0, math.inf
+        for view in slots.absent:
+            if not self._starves(view, now):
+                self._next_starves_at = math.nextafter(view.oldest_at + self._max_wait_s, math.inf)
+                break
+            if len(starving.keys() - kept.keys()) == self.most_drains or lacking == LOOK_AHEAD:
+                break
+            if slots.can_start(view.adapter_id):
+                starving[view.adapter_id] = view
+            else:
+                lacking += 1
+        return starving

@@ -1,0 +1,28 @@
+"""`wait` lets a busy tenant keep its slot, unless an absent adapter is asked with a higher priority.
+
+Slots must not turn priorities round: a tenant all of whose requests have a lower priority drains at once.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from rota.core.config import Capacity
+from rota.core.ids import AdapterId
+from rota.core.policy_config import PolicyConfig
+from rota.policy.drains import DrainingPolicy, Views, outranking
+from rota.policy.views import AdapterView, SlotsView
+
+
+class Wait(DrainingPolicy):
+    """However long an adapter waits, only its priority makes a tenant drain for it."""
+
+    @classmethod
+    def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
+        return cls(capacity.slots)
+
+    def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
+        return {view.adapter_id: view for view in outranking(slots)}
+
+    def goes_before(self, absent: AdapterView, tenant: AdapterView, now: float) -> bool:
+        return absent.priority > tenant.priority

@@ -1,0 +1,67 @@
+"""A slot policy decides which adapters hold the device's slots while more adapters have work than there are slots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from rota.core.events import Event
+from rota.core.ids import AdapterId
+from rota.policy.views import AdapterView, SlotsView
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One adapter leaves its slot for another."""
+
+    leaver: AdapterId
+    successor: AdapterId
+
+
+class SlotPolicy(Protocol):
+    """The scheduler gives away slots that are empty or idle by itself, first due first. A policy says the rest.
+
+    `observe` comes first in every pass; the other methods are questions and change nothing, except `forget` and
+    `take_news`. A policy inherits from this class and overrides what it decides. What it leaves out stays as here:
+    the longest wait is due first, busy tenants keep their slots, and every request is admitted.
+    """
+
+    def observe(self, slots: SlotsView, now: float) -> None:
+        """Once a pass: look at the slots, and remember what the questions need."""
+        return None
+
+    def due_at(self, view: AdapterView) -> float:
+        """When an adapter without a slot will have waited long enough: for a first token, or for the next."""
+        return min(view.first_token_due_at, view.ran_at if view.running else math.inf)
+
+    @property
+    def due_edition(self) -> int:
+        """Changes whenever `due_at` begins to answer differently; absent adapters are then sorted anew."""
+        return 0
+
+    @property
+    def reserved(self) -> Set[AdapterId]:
+        """Adapters for which a free slot is kept."""
+        return frozenset()
+
+    def turns(self, slots: SlotsView, now: float) -> Sequence[Turn]:
+        """Which busy tenants leave now, and for which claimants; as many as there are landings begin."""
+        return ()
+
+    def admits(self, view: AdapterView, steps_needed: int) -> bool:
+        """May a tenant take on a request that needs so many steps?"""
+        return True
+
+    def ask_again_at(self, slots: SlotsView, now: float) -> float:
+        """When the answers may change though nothing happens until then; infinity: only if something happens."""
+        return math.inf
+
+    def take_news(self) -> list[Event]:
+        """What became of its decisions, for observers; each event is given once."""
+        return []
+
+    def forget(self, adapter_id: AdapterId) -> None:
+        """An adapter was unloaded: nothing about it is kept."""
+        return None

@@ -1,0 +1,36 @@
+"""A draining policy with what it has told, and slots to show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rota.core.events import DrainChanged
+from rota.core.ids import AdapterId
+from rota.policy.drains import DrainingPolicy
+from tests.policy.views import Absent, Slots, View, view
+
+
+@dataclass(slots=True)
+class Observed:
+    """Remembers what its policy told of, so that a test can count it."""
+
+    policy: DrainingPolicy
+    news: list[DrainChanged] = field(default_factory=list)
+
+    def see(self, absent: list[View], tenants: list[View], now: float, free: int = 0) -> None:
+        """One pass: `absent` wait for a slot and for nothing else, `tenants` have one."""
+        waiting = Absent(sorted(absent, key=lambda one: (one.oldest_at, one.adapter_id)))
+        self.policy.observe(Slots(tenants, waiting, free), now)
+        self.news += self.policy.take_news()
+
+    def told(self, state: str) -> int:
+        """How often it told of drains that came to this."""
+        return sum(news.state == state for news in self.news)
+
+
+def starving(*adapters: AdapterId, since: float = 0.0) -> list[View]:
+    return [view(adapter_id, waiting_since=since) for adapter_id in adapters]
+
+
+def busy(*adapters: AdapterId, remaining: int = 15) -> list[View]:
+    return [view(adapter_id, running=1, remaining=remaining) for adapter_id in adapters]

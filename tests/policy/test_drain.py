@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from rota.policy.drains import RESERVATION_S
+from rota.policy.slot_policies.drain import Drain
+from tests.policy.drains import Observed, busy, starving
+from tests.policy.views import A, Absent, B, C, D, E, F, Slots, view
+
+
+def drain(slots: int = 1, max_wait_s: float = 3.0) -> Observed:
+    return Observed(Drain(max_wait_s, slots))
+
+
+def draining(victim=B, beneficiary=A, remaining: int = 15, now: float = 3.1) -> Observed:
+    """One slot, in which `victim` drains since `now`."""
+    one = drain()
+    one.see(starving(beneficiary), busy(victim, remaining=remaining), now)
+    assert one.policy.draining_for == {victim: beneficiary}
+    return one
+
+
+# ── who drains for whom ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_starving_adapters_longest_wait_first_get_the_tenants_with_the_least_left():
+    one = drain(slots=2)
+    absent = [view(D, waiting_since=0.04), view(A, waiting_since=0.0)]
+    tenants = [view(C, running=1, remaining=100), view(B, running=1, remaining=5)]
+    one.see(absent, tenants, now=3.05)
+
+    assert one.policy.draining_for == {B: A, C: D}
+    assert one.told("started") == 2
+
+
+@pytest.mark.parametrize(("now", "victims"), [(3.0, set()), (math.nextafter(3.0, 4.0), {B})])
+def test_a_wait_must_be_strictly_over_the_threshold(now, victims):
+    one = drain()
+    one.see(starving(A), busy(B), now)
+
+    assert one.policy.draining_for.keys() == victims
+
+
+def test_it_asks_again_when_the_next_adapter_starves():
+    one = drain()
+    one.see([*starving(A), *starving(C, since=0.5)], busy(B), now=3.1)
+
+    assert one.policy.ask_again_at(Slots(busy(B), Absent(starving(A))), now=3.1) == math.nextafter(3.5, 4.0)
+
+
+def test_no_tenant_drains_while_a_slot_can_be_had():
+    one = drain()
+    one.see(starving(A), busy(B), now=9.0, free=1)
+
+    assert one.policy.draining_for == {}
+
+
+def test_one_drain_is_enough_for_one_adapter_that_starves():
+    one = drain(slots=4)
+    for now in (4.0, 5.0, 6.0):
+        one.see(starving(A), busy(B, C, D), now)
+
+    assert one.policy.draining_for == {B: A}
+    assert one.told("started") == 1
+
+
+@pytest.mark.parametrize(("slots", "most"), [(1, 1), (2, 2), (3, 2), (4, 2), (5, 3), (6, 3)])
+def test_at_most_half_of_the_slots_drain_at_once_and_of_two_both_may(slots, most):
+    one = drain(slots)
+    adapters = range(1, 2 * slots + 1)
+    one.see(starving(*adapters[slots:]), busy(*adapters[:slots]), now=9.0)
+
+    assert len(one.policy.draining_for) == most
+
+
+def test_an_adapter_that_drains_is_no_beneficiary_so_that_drains_do_not_cascade():
+    one = draining(victim=B, beneficiary=A)
+    # Its own requests now starve as well, since it may not admit them.
+    absent = [view(A, waiting_since=0.0), view(B, waiting_since=0.1, running=1, remaining=15)]
+    one.see(absent, busy(B, C), now=9.0)
+
+    assert one.policy.draining_for == {B: A}
+
+
+def test_no_adapter_drains_for_itself():
+    one = drain(slots=2)
+    both = [view(A, waiting_since=0.0, running=1, remaining=3), view(B, running=1, remaining=50)]
+    one.see(starving(C), both, now=9.0)
+
+    assert one.policy.draining_for == {A: C}
+
+
+def test_of_the_tenants_that_may_drain_the_lowest_priority_does_before_the_least_work():
+    one = drain()
+    tenants = [view(B, running=1, remaining=5, priority=1), view(C, running=1, remaining=90)]
+    one.see(starving(A), tenants, now=9.0)
+
+    assert one.policy.draining_for == {C: A}
+
+
+def test_a_pinned_adapter_is_never_the_victim_however_little_it_has_left():
+    one = drain(slots=2)
+    pinned = view(B, running=1, remaining=1, is_pinned=True)
+    one.see(starving(A), [pinned, view(C, running=1, remaining=400)], now=9.0)
+
+    assert one.policy.draining_for == {C: A}
+
+
+def test_with_nothing_but_pinned_tenants_none_drains():
+    one = drain()
+    one.see(starving(A), [view(B, running=1, is_pinned=True)], now=9.0)
+
+    assert one.policy.draining_for == {}
+
+
+def test_equal_waits_and_equal_work_are_told_apart_by_id_in_whatever_order_they_are_seen():
+    for order in itertools.permutations((C, D, E)):
+        one = drain(slots=3)
+        one.see(starving(B, A), busy(*order, remaining=7), now=9.0)
+        assert one.policy.draining_for == {C: A, D: B}
+
+
+# ── what a draining adapter may take on ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_draining_adapter_takes_on_what_ends_before_its_drain_does():
+    policy = draining(remaining=15).policy
+    victim = view(B, running=1, remaining=15)
+
+    assert policy.admits(victim, steps_needed=10)
+    assert policy.admits(victim, steps_needed=18)
+    assert not policy.admits(victim, steps_needed=19)
+    assert not policy.admits(victim, steps_needed=20)
+
+
+def test_others_take_on_what_they_like():
+    assert draining(victim=B).policy.admits(view(C, running=1, remaining=5), steps_needed=4096)
+
+
+def test_the_budget_of_a_drain_only_shrinks():
+    one = draining(remaining=10)  # twelve steps to go
+
+    longest = []
+    for step in range(14):
+        # A newcomer that just fits does not move the deadline, whatever is left to do for it.
+        victim = view(B, running=1, remaining=12 - step, steps=step)
+        one.see(starving(A), [victim], now=3.2)
+        longest.append(max(needed for needed in range(20) if needed == 0 or one.policy.admits(victim, needed)))
+    assert longest == [12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
+
+
+def test_a_stream_of_long_requests_does_not_keep_a_drain_open():
+    """Where a drain's bar is 1.2 × what is left now, this one is still open after 20,000 steps."""
+    one = draining(remaining=512)
+    ends_at, step = 512, 0
+    while one.policy.draining_for:
+        victim = view(B, running=int(step < ends_at), remaining=ends_at - step, steps=step)
+        if step % 80 == 0 and one.policy.admits(victim, steps_needed=512):
+            ends_at = max(ends_at, step + 512)
+        one.see(starving(A), [victim], now=3.1)
+        step += 1
+
+    assert step <= 1.2 * 512 + 2
+
+
+# ── how a drain ends ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_when_the_victim_has_finished_the_mark_is_cleared_and_its_slot_is_kept_for_the_adapter_it_drained_for():
+    one = draining()
+    one.see(starving(A), [view(B)], now=5.0, free=1)
+
+    assert one.policy.draining_for == {}
+    assert one.policy.reserved == {A}
+    assert one.policy.ask_again_at(Slots(), now=5.0) == 5.0 + RESERVATION_S
+    assert one.told("finished") == 1
+
+
+def test_a_slot_that_is_kept_is_not_retaken_by_the_adapter_that_gave_it():
+    one = draining()
+    giver = view(B, waiting_since=0.0)
+    one.see(starving(A), [giver], now=5.0, free=1)
+    assert not one.policy.admits(giver, steps_needed=1)
+
+    one.see([], [view(A, running=1)], now=5.1)
+    assert one.policy.admits(giver, steps_needed=1), "its beneficiary sits, and nothing is owed any more"
+
+
+def test_a_slot_that_is_kept_for_one_is_no_free_slot_for_another():
+    one = draining()
+    one.see(starving(A, D), [view(B), view(C, running=1, remaining=90)], now=5.0, free=1)
+
+    assert one.policy.reserved == {A}
+    assert one.policy.draining_for == {C: D}
+
+
+def test_a_slot_is_not_kept_for_ever():
+    one = draining()
+    one.see(starving(A), [view(B)], now=5.0, free=1)
+    one.see(starving(A), [view(B)], now=5.0 + RESERVATION_S, free=1)
+
+    assert one.policy.reserved == frozenset()
+    assert one.told("expired") == 1
+    assert one.policy.admits(view(B), steps_needed=400)
+
+
+def test_a_slot_that_was_taken_in_time_has_not_expired():
+    one = draining()
+    one.see(starving(A), [view(B)], now=5.0, free=1)
+    one.see([], [view(A, running=1)], now=99.0)
+
+    assert one.policy.reserved == frozenset()
+    assert one.told("expired") == 0
+
+
+@pytest.mark.parametrize("how", ["cancelled or served", "unloaded"])
+def test_a_drain_is_called_off_at_once_when_no_adapter_needs_it_any_more(how):
+    one = draining()
+    if how == "unloaded":
+        one.policy.forget(A)
+        assert one.policy.draining_for == {}
+    one.see([], busy(B), now=3.2)
+
+    assert one.policy.draining_for == {}
+    assert one.policy.reserved == frozenset()
+    assert one.policy.admits(view(B, running=1, remaining=15), steps_needed=400)
+    assert (one.told("finished"), one.told("called_off")) == (0, 1)
+
+
+def test_an_unloaded_victim_or_beneficiary_leaves_no_record():
+    one = draining(victim=B, beneficiary=A)
+    one.see(starving(A), [view(B)], now=5.0, free=1)
+    one.policy.forget(A)
+    assert one.policy.beneficiaries == frozenset()
+
+    other = draining(victim=B, beneficiary=A)
+    other.policy.forget(B)
+    assert other.policy.beneficiaries == frozenset()
+    assert other.policy.ask_again_at(Slots(), now=5.0) == math.inf
+
+
+def test_after_a_drain_the_next_adapter_that_starves_gets_its_own():
+    one = draining(victim=B, beneficiary=A)
+    one.see(starving(F), [view(A, running=1, remaining=30)], now=6.0)
+
+    assert one.policy.draining_for == {A: F}
+    assert (one.told("started"), one.told("called_off")) == (2, 1)
