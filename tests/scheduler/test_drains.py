@@ -70,17 +70,16 @@ def known_but_not_at_hand(host_adapters: int, *adapters: int) -> Stage:
 
 
 def test_the_slot_that_a_drain_frees_is_kept_while_the_starving_adapter_is_read_from_disk():
-    stage = known_but_not_at_hand(2, 2, 3, 1)
+    stage = known_but_not_at_hand(3, 2, 4, 3, 1)
     stage.seat(1, max_new_tokens=6)
     stage.ask("starves", adapter=2)
-    stage.step(at=3.1)
+    assert [adapter.adapter_id for adapter in stage.step(at=3.1).fetches] == [2]
     stage.ask("retakes", adapter=1, at=-10.0, max_new_tokens=200)
     while not stage.said(Finished):
         stage.step()
     stage.ask("older and at hand", adapter=3, at=-50.0)
 
     plan = stage.step()
-    assert [adapter.adapter_id for adapter in plan.fetches] == [2]
     assert (plan.seats, plan.loads) == ((), ())
     stage.tell(AdapterFetched(AdapterId(2), 3.2))
     assert loads(stage.step(at=3.2)) == [2]

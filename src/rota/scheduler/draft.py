@@ -10,9 +10,6 @@ from rota.core.ids import AdapterId, Row
 from rota.core.plan import Chunk, Grant, Load, Scoring, Seat, StepPlan
 from rota.scheduler.sequence import Sequence
 
-# When an adapter's weights will be needed, and before that whether they would be of no use when they came.
-WantedAt = tuple[bool, float]
-
 
 @dataclass(slots=True)
 class Flight:
@@ -47,7 +44,6 @@ class Draft:
     context_tokens: int = 0
     adapters: int = 0
     wake_at: float = math.inf
-    no_room_from: WantedAt | None = None  # adapters wanted this late, or later, find no room in host memory
 
     def __post_init__(self) -> None:
         self.flight = Flight(self.now)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Set
 
-from rota.scheduler.admission import Admission
+from rota.core.ids import AdapterId
+from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
-from rota.scheduler.draft import Draft, WantedAt
+from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group, Standing
+
+# When an adapter's weights will be needed, and before that whether they would be of no use when they came.
+WantedAt = tuple[bool, float]
 
 
 class Fetching:
@@ -17,29 +22,24 @@ class Fetching:
         self._books = books
         self._admission = admission
 
-    def is_at_hand(self, draft: Draft, group: Group) -> bool:
-        """Does it lie in host memory? If not, have it fetched."""
-        books = self._books
-        if group.standing is Standing.NEW or books.hosts.is_fetching(group.adapter_id):
-            return False
-        if books.hosts.has(group.adapter_id):
-            return True
-        # Where an adapter that is wanted sooner found no room, none that is wanted later does: it need not look.
-        limit = draft.no_room_from
-        may_try = limit is None or ((False, books.due_at(group)) < limit and self._wanted_at(group) < limit)
-        if may_try and not self.try_fetch(draft, group):
-            draft.no_room_from = self._wanted_at(group)
-        return False
+    def order(self, draft: Draft, reserved: Set[AdapterId]) -> None:
+        """Once a pass: have the adapters read that would come next if only they lay in host memory."""
+        if self._books.hosts.known == len(self._books.groups) - 1:
+            return  # every adapter is there, or on its way
+        no_room_from: WantedAt | None = None
+        for group in filter(self._is_missing, self._next_in_line(reserved)):
+            # Where an adapter that is wanted sooner found no room, none that is wanted later does: it need not look.
+            wanted_at = self._wanted_at(group)
+            if (no_room_from is None or wanted_at < no_room_from) and not self.try_fetch(draft, group):
+                no_room_from = wanted_at
 
     def try_fetch(self, draft: Draft, group: Group) -> bool:
         """Order an adapter to be read into host memory, at another's cost if that is full; False if none can go."""
-        hosts = self._books.hosts
+        hosts, groups = self._books.hosts, self._books.groups
         assert group.adapter is not None
         if hosts.is_full:
-            groups = self._books.groups
-            # The client that adds an adapter waits to be told that it can be read.
-            wanted_at = (False, -math.inf) if group.standing is Standing.NEW else self._wanted_at(group)
-            victim = hosts.cheapest(lambda other: self._cost_of_dropping(draft, groups[other], wanted_at))
+            wanted_at = self._wanted_at(group)
+            victim = hosts.cheapest(lambda other: self._cost_of_dropping(groups[other], wanted_at))
             if victim is None:
                 return False
             hosts.forget(victim)
@@ -48,10 +48,35 @@ class Fetching:
         draft.fetches.append(group.adapter)
         return True
 
-    def _cost_of_dropping(self, draft: Draft, group: Group, wanted_at: WantedAt) -> int | None:
+    def _next_in_line(self, reserved: Set[AdapterId]) -> Iterator[Group]:
+        """Those a slot is kept for, then the absent ones, first due first, up to the first that could come now."""
+        books, passed_over = self._books, 0
+        yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
+        for group in books.absent:
+            if books.hosts.has(group.adapter_id) and self._admission.can_work(group):
+                return
+            yield group
+            passed_over += not books.hosts.is_fetching(group.adapter_id)
+            if passed_over == LOOK_AHEAD:
+                yield from self._parked_behind(group)
+                return
+
+    def _parked_behind(self, group: Group) -> Iterator[Group]:
+        """Of a thousand behind `group` only those are worth a look that need no KV any more."""
+        for parked in self._books.parked.later_than(self._books.due_at(group), group.adapter_id):
+            if self._books.hosts.has(parked.adapter_id):
+                return
+            yield parked
+
+    def _is_missing(self, group: Group) -> bool:
+        """It is not in host memory nor on its way; the first read of a new adapter is ordered where it is added."""
+        hosts, adapter_id = self._books.hosts, group.adapter_id
+        return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
+
+    def _cost_of_dropping(self, group: Group, wanted_at: WantedAt) -> int | None:
         """Idle adapters first, then those whose weights are in a slot, then those that will be wanted later."""
         tenancy = self._books.slots.tenancies.get(group.adapter_id)
-        if tenancy and (not tenancy.is_ready or any(load.adapter_id == group.adapter_id for load in draft.loads)):
+        if tenancy and not tenancy.is_ready:
             return None  # it is being copied from there
         if not group.users:
             return 0
@@ -61,4 +86,6 @@ class Fetching:
 
     def _wanted_at(self, group: Group) -> WantedAt:
         """When an adapter without a slot will be copied to one; later than all others if it could not run there."""
+        if group.standing is Standing.NEW:
+            return (False, -math.inf)  # the client that adds an adapter waits to be told that it can be read
         return (not self._admission.can_work(group), self._books.due_at(group))

@@ -20,6 +20,11 @@ class HostLedger:
         return len(self._held) + len(self._fetching) >= self._most
 
     @property
+    def known(self) -> int:
+        """How many are there, or on their way."""
+        return len(self._held) + len(self._fetching)
+
+    @property
     def held(self) -> Collection[AdapterId]:
         """Those that are there; the one unused for longest first."""
         return self._held.keys()

@@ -74,8 +74,9 @@ class Scheduler:
         self._newcomers = Newcomers(self._books, admission, delays, self._batch)
         is_overlapped = lora.enable_lora_overlap_loading
         fetching = Fetching(self._books, admission)
-        candidates = SlotCandidates(self._books, admission, fetching, is_overlapped)
-        self._turns = Turns(self._books, admission, candidates, Moves(self._books, is_overlapped), slot_policy)
+        candidates = SlotCandidates(self._books, admission, is_overlapped)
+        moves = Moves(self._books, is_overlapped)
+        self._turns = Turns(self._books, admission, fetching, candidates, moves, slot_policy)
         self._adapters = AdapterLifecycle(self._books, fetching, slot_policy)
         self._flights: dict[int, Flight] = {}
         self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish)

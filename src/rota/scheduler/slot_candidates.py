@@ -7,21 +7,17 @@ from collections.abc import Iterator
 from rota.core.ids import AdapterId
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
-from rota.scheduler.draft import Draft
 from rota.scheduler.due_queue import DueQueue
-from rota.scheduler.fetching import Fetching
-from rota.scheduler.group import Group, Standing
+from rota.scheduler.group import Group
 
 
 class SlotCandidates:
     """What a slot policy sees (`policy.views.SlotsView`); pins and loads in flight are counted here, and only here."""
 
-    def __init__(self, books: Books, admission: Admission, fetching: Fetching, is_overlapped: bool) -> None:
+    def __init__(self, books: Books, admission: Admission, is_overlapped: bool) -> None:
         self._books = books
         self._admission = admission
-        self._fetching = fetching
         self._is_overlapped = is_overlapped
-        self.draft = Draft(0, 0.0, 0)  # of this pass
 
     @property
     def absent(self) -> DueQueue:
@@ -67,30 +63,28 @@ class SlotCandidates:
         return first is not None and self._admission.has_room(first)
 
     def is_at_hand(self, group: Group) -> bool:
-        return self._fetching.is_at_hand(self.draft, group)
+        """Do its weights lie in host memory, from where they can be copied into a slot?"""
+        return self._books.hosts.has(group.adapter_id)
 
     def at_hand(self) -> Iterator[Group]:
-        """Whose weights lie in host memory, first due first; the others are fetched while there is room for them."""
-        books, refused = self._books, 0
+        """Absent adapters whose weights lie in host memory, first due first."""
+        books, missed = self._books, 0
         for group in books.absent:
             if self.is_at_hand(group):
                 yield group
-            elif group.standing is not Standing.NEW and not books.hosts.is_fetching(group.adapter_id):
-                refused += 1
-            if refused == LOOK_AHEAD:
-                # Of a thousand behind them only those are worth a look that are there, or need no KV any more.
-                near = {*books.hosts.held, *(parked.adapter_id for parked in books.parked)}
-                behind = books.absent.later_among(near, books.due_at(group), group.adapter_id)
-                yield from (one for one in behind if self.is_at_hand(one))
+            elif (missed := missed + 1) == LOOK_AHEAD:
+                # Of a thousand behind it only those are worth a look that lie there.
+                behind = books.absent.later_among(books.hosts.held, books.due_at(group), group.adapter_id)
+                yield from filter(self.is_at_hand, behind)
                 return
 
     def claimants(self) -> Iterator[Group]:
-        """Who lacks nothing but a slot, first due first; after a few who lack KV too, only those who hold some."""
+        """As `at_hand`, if they could run; after a few that lack KV, only those that hold some."""
         books, lacking = self._books, 0
         for group in self.at_hand():
             if self._admission.can_work(group):
                 yield group
             elif (lacking := lacking + 1) == LOOK_AHEAD:
                 behind = books.parked.later_than(books.due_at(group), group.adapter_id)
-                yield from (one for one in behind if self.is_at_hand(one))
+                yield from filter(self.is_at_hand, behind)
                 return

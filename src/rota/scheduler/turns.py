@@ -9,6 +9,7 @@ from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.admission import Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
+from rota.scheduler.fetching import Fetching
 from rota.scheduler.group import Group
 from rota.scheduler.moves import Moves, vacate
 from rota.scheduler.slot_candidates import SlotCandidates
@@ -18,19 +19,26 @@ class Turns:
     """Empty slots are given away first, then those of idle tenants, then what the policy takes from busy ones."""
 
     def __init__(
-        self, books: Books, admission: Admission, candidates: SlotCandidates, moves: Moves, policy: SlotPolicy
+        self,
+        books: Books,
+        admission: Admission,
+        fetching: Fetching,
+        candidates: SlotCandidates,
+        moves: Moves,
+        policy: SlotPolicy,
     ) -> None:
         self._books = books
         self._admission = admission
+        self._fetching = fetching
         self._candidates = candidates
         self._moves = moves
         self._policy = policy
 
     def take(self, draft: Draft) -> None:
-        self._candidates.draft = draft
         self._let_policy_observe(draft)
         if not self._books.absent:
             return
+        self._fetching.order(draft, self._policy.reserved)
         idle = self._candidates.idle()
         if idle or self._books.slots.empty:
             self._fill(draft, idle)

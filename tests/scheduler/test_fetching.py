@@ -1,0 +1,107 @@
+"""Adapters are read from disk by one order a pass, and not because a question was asked."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from rota.core.config import LoraConfig, SchedulerConfig
+from rota.core.events import Event
+from rota.core.ids import AdapterId
+from rota.core.messages import AdapterFetched, Message
+from rota.core.plan import StepPlan
+from rota.core.policy_config import PolicyConfig
+from rota.policy.slot_policies import SLOT_POLICIES, make_slot_policy
+from rota.runtime.loop import run
+from rota.scheduler import Scheduler
+from rota.sim import ConstantCost, VirtualWorld
+from tests.builders import add_adapter, capacity, submit
+from tests.scheduler.stage import Stage
+
+
+def on_disk(host_adapters: int, *adapters: int, policy: str = "wait") -> Stage:
+    """One slot, and room in host memory for the last of the adapters that were added."""
+    lora = LoraConfig(max_loras_per_batch=1, max_loaded_loras=host_adapters)
+    stage = Stage(adapters=0, slots=1, policy=PolicyConfig(lora_policy=policy), lora=lora)
+    for number in adapters:
+        stage.tell(add_adapter(number))
+        stage.step()
+        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+    return stage
+
+
+def fetched(plan: StepPlan) -> list[int]:
+    return [adapter.adapter_id for adapter in plan.fetches]
+
+
+@pytest.mark.parametrize("policy", ["wait", "drain", "rotate"])
+def test_the_adapter_that_is_next_in_line_is_read_while_it_waits_for_a_slot(policy):
+    stage = on_disk(3, 2, 3, 4, 1, policy=policy)
+    stage.seat(1)
+    stage.ask("next", adapter=2)
+
+    assert fetched(stage.step()) == [2]
+    assert fetched(stage.step()) == [], "it is on its way"
+
+
+def test_no_adapter_is_read_while_the_next_in_line_lies_in_host_memory():
+    stage = on_disk(3, 2, 3, 4, 1)
+    stage.seat(1)
+    stage.ask("at hand", adapter=4, at=-1.0)
+    stage.ask("behind it", adapter=2)
+
+    assert fetched(stage.step()) == []
+
+
+def test_an_adapter_that_lacks_kv_does_not_keep_those_behind_it_from_being_read():
+    lora = LoraConfig(max_loras_per_batch=1, max_loaded_loras=3)
+    stage = Stage(adapters=0, slots=1, lora=lora, blocks=12)
+    for number in (2, 3, 4, 1):
+        stage.tell(add_adapter(number))
+        stage.step()
+        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+    stage.seat(1, prompt=40, max_new_tokens=40)
+    stage.ask("large, at hand", adapter=4, at=-1.0, prompt=180)
+    stage.ask("small, on disk", adapter=2, prompt=4)
+
+    assert fetched(stage.step()) == [2]
+
+
+def traffic(seed: int) -> list[tuple[float, Message]]:
+    dice = random.Random(seed)
+    messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in range(1, 13)]
+    for number in range(120):
+        at, adapter = dice.randrange(20) / 4, AdapterId(1 + dice.randrange(12))
+        length, output = dice.choice([4, 40]), dice.choice([3, 70])
+        ask = submit(f"r{number}", adapter=adapter, prompt=length, max_new_tokens=output, arrived_at=at)
+        messages.append((at, ask))
+    return messages
+
+
+def events(policy: str, seed: int) -> list[Event]:
+    config = PolicyConfig(lora_policy=policy, lora_drain_wait_threshold=0.5)
+    found = capacity(blocks=36, rows=16, slots=3)
+    scheduler = Scheduler(SchedulerConfig(), found, config, LoraConfig(max_loaded_loras=5))
+    happened: list[Event] = []
+    run(scheduler, VirtualWorld(traffic(seed), ConstantCost(0.02, load_s=0.01, fetch_s=0.05)), happened.extend)
+    return happened
+
+
+@pytest.mark.parametrize("name", ["wait", "drain", "rotate"])
+def test_how_far_a_policy_looks_does_not_decide_what_is_read(name, monkeypatch):
+    def curious(config, found):
+        """The same policy, but it looks at every claimant in every pass, twice."""
+        policy = make_slot_policy(PolicyConfig(lora_policy=name, lora_drain_wait_threshold=0.5), found)
+        observe = policy.observe
+
+        def observe_closely(slots, now):
+            assert list(slots.claimants()) == list(slots.claimants())
+            observe(slots, now)
+
+        policy.observe = observe_closely
+        return policy
+
+    monkeypatch.setitem(SLOT_POLICIES, "curious", curious)
+    for seed in range(3):
+        assert events("curious", seed) == events(name, seed)
