@@ -54,7 +54,7 @@ def test_base_requests_are_never_drained_for_an_adapter():
     stage.ask("plain", max_new_tokens=480)
 
     assert seated(stage.step()) == ["plain"]
-    assert "drains for another" in stage.why("drains")
+    assert "makes room for another" in stage.why("drains")
 
 
 # ── KV ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -219,7 +219,7 @@ def test_where_nobody_takes_turns_a_patient_tenant_drains_at_once_for_the_urgent
 
     while not stage.said(Finished):
         assert seated(stage.step(at=0.1)) == []
-    assert "drains for another" in stage.why("patient")
+    assert "makes room for another" in stage.why("patient")
     assert loads(stage.step()) == [2]
 
 

@@ -37,7 +37,7 @@ def test_an_adapter_drains_as_soon_as_another_has_waited_strictly_too_long():
 
     stage.ask("after", adapter=1, max_new_tokens=499)
     assert seated(stage.step(at=plan.wake_at)) == []
-    assert "drains for another" in stage.why("after")
+    assert "makes room for another" in stage.why("after")
 
 
 def test_a_draining_adapter_lets_the_short_pass_the_long():
@@ -135,7 +135,7 @@ def test_a_drain_outlasts_a_moment_without_kv():
     stage.ask("long", adapter=1, max_new_tokens=100)
 
     assert stage.step().seats == ()
-    assert "drains for another" in stage.why("long")
+    assert "makes room for another" in stage.why("long")
 
 
 def test_a_prompt_in_chunks_is_work_that_a_drain_waits_for():
@@ -184,7 +184,7 @@ def test_past_answers_tell_more_than_the_limit_that_clients_ask_for():
     for adapter in (1, 2):
         stage.ask(f"long{adapter}", adapter=adapter, prompt=8, max_new_tokens=40)
     assert seated(stage.step()) == ["long2"]
-    assert "drains for another" in stage.why("long1")
+    assert "makes room for another" in stage.why("long1")
 
 
 def test_a_preempted_request_is_judged_by_what_remains():
@@ -202,7 +202,7 @@ def test_a_preempted_request_is_judged_by_what_remains():
     stage.ask("as long in all", adapter=1, at=0.3, prompt=46, max_new_tokens=30)
 
     assert seated(stage.step(at=3.1)) == ["young"]
-    assert "drains for another" in stage.why("as long in all")
+    assert "makes room for another" in stage.why("as long in all")
 
 
 def test_an_endless_stream_to_one_adapter_does_not_keep_another_out():

@@ -20,7 +20,7 @@ from rota.policy.views import AdapterView, SlotsView
 
 TOLERANCE = 1.2
 RESERVATION_S = 1.0
-# So many absent adapters are looked at to find one that should have another's slot.
+# This many absent adapters are looked at to find one that should have a tenant's slot.
 LOOK_AHEAD = 64
 
 Views = Mapping[AdapterId, AdapterView]

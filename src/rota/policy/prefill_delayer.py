@@ -79,7 +79,7 @@ class PrefillDelayer:
     _batches: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_BATCHES))
 
     def note_batch(self, prompts: int) -> None:
-        """A prefill of so many prompts was attempted."""
+        """A prefill of this many prompts was attempted."""
         self._batches.append(prompts)
 
     def decide(
@@ -145,7 +145,7 @@ class PrefillDelayer:
         waited_s = self._waited_ms(reports) / 1000
         if reason is not Outcome.DELAY:
             return Verdict(True, reason, self._passes, waited_s)
-        # Nobody is held longer than this, though nothing else might make the loop ask again.
+        # No request is held longer than this, though nothing else might make the loop ask again.
         ask_again_at = now + (self.max_delay_ms - _longest_held_ms(reports)) / 1000
         return Verdict(False, reason, self._passes + 1, waited_s, ask_again_at)
 

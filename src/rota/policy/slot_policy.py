@@ -51,7 +51,7 @@ class SlotPolicy(Protocol):
         return ()
 
     def admits(self, view: AdapterView, steps_needed: int) -> bool:
-        """May a tenant take on a request that needs so many steps?"""
+        """May a tenant take on a request that needs `steps_needed` steps?"""
         return True
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:

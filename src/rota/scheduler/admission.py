@@ -13,7 +13,7 @@ from rota.scheduler.group import Group
 from rota.scheduler.reasons import Reason
 from rota.scheduler.sequence import Sequence
 
-# While some wait for KV, so many are looked at in a pass to find one that needs less.
+# While requests wait for KV, this many are looked at in a pass to find one that needs less.
 LOOK_AHEAD = 8
 
 
@@ -40,7 +40,7 @@ class Admission:
         if sequence.flights:
             return Reason.IN_FLIGHT
         if not self._policy.admits(group, 1 + group.expected_tokens(sequence)):
-            return Reason.DRAINING
+            return Reason.MAKING_ROOM
         if delay and not delay.is_allowed and not self._has_fresh_slot(group):
             return Reason.DELAYED
         return self._offer(sequence) or Reason.NO_KV

@@ -1,8 +1,8 @@
-"""The block ledger knows who holds which KV block, and what a block that nobody holds still contains.
+"""The block ledger knows which sequences hold which KV block, and what a block that is free still contains.
 
 A full block is named by a chain: its own tokens hashed onto the name of the block before it, starting from the
 adapter. Equal names therefore mean equal text *and* equal weights, and adapters never share KV. A released block
-keeps its name until somebody needs the room; the one unused for longest goes first.
+keeps its name until its room is needed; the one unused for longest goes first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BlockLedger:
         self._holders = [0] * blocks
         self._key_of: dict[BlockId, BlockKey] = {}
         self._block_of: dict[BlockKey, BlockId] = {}
-        # Blocks nobody holds, first to be reused first: blank ones, then by time of release.
+        # Free blocks, first to be reused first: blank ones, then by time of release.
         self._free: OrderedDict[BlockId, None] = OrderedDict((BlockId(block), None) for block in range(blocks))
 
     @property

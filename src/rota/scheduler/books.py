@@ -20,9 +20,9 @@ from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Phase, Sequence
 from rota.scheduler.slots import SlotLedger
 
-# What a step takes is forgotten after so many others.
+# What a step takes is forgotten after this many others.
 REMEMBERED_STEPS = 16
-# Behind everybody: the line has no end.
+# Behind all requests: the line has no end.
 NOWHERE = (math.inf, RequestId(""))
 
 
@@ -45,7 +45,9 @@ class Books:
         self.waiting = 0
         self.priorities: Counter[int] = Counter()  # of the open ones
         self.step_s = 0.0  # what steps take of late
-        self.line_ends_at = NOWHERE  # whoever arrived later was not let past those who lack KV in the last pass
+        self.line_ends_at = (
+            NOWHERE  # a request that arrived later was not let past those that lacked KV in the last pass
+        )
         self.outbox: list[Event] = []
         # Adapters with work and no slot: those a policy may have to choose among.
         self.absent = DueQueue()

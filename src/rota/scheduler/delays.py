@@ -49,6 +49,6 @@ class Delays:
         return verdict
 
     def note_admitted(self, prompts: int) -> None:
-        """So many prompts started in this pass."""
+        """This many prompts started in this pass."""
         if self._delayer and prompts:
             self._delayer.note_batch(prompts)

@@ -49,7 +49,7 @@ class Draft:
         self.flight = Flight(self.now)
 
     def ask_again(self, at: float) -> None:
-        """Somebody waits for a moment, not for a message."""
+        """The answer will change at this moment, without a message."""
         self.wake_at = min(self.wake_at, at)
 
     def plan(self) -> StepPlan:

@@ -122,7 +122,7 @@ class Newcomers:
         firsts = [group.queue.first() for group in islice(self._books.absent, LOOK_AHEAD)]
         return [first for first in firsts if first and self._admission.lacks_kv(first)]
 
-    # ── those who start ──────────────────────────────────────────────────────────────────────────────────────────
+    # ── sequences that start ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, current: Pass, sequence: Sequence, group: Group, offer: Offer) -> None:
         self._sit_down(current.draft, sequence, group, offer)
@@ -151,7 +151,7 @@ class Newcomers:
         self._books.outbox.append(Admitted(sequence.request_id, draft.now, cached_tokens, reasons))
         draft.seats.append(_seat(sequence))
 
-    # ── those who wait ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── sequences that wait ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _refuse(self, current: Pass, sequence: Sequence, reason: Reason) -> None:
         last, delay = sequence.refusal, current.delay

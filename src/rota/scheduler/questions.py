@@ -1,4 +1,4 @@
-"""Questions about the books: why somebody waits, and how everybody stands; nothing changes by asking."""
+"""Questions about the books: why a request waits, and how every adapter stands; nothing changes by asking."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def refusal_of(books: Books, request_id: RequestId) -> Refusal | None:
 
 
 def explained(books: Books, request_id: RequestId, at: float) -> Explained:
-    """Looks through its adapter's queue: for one request that somebody asked about, not for all of them."""
+    """Looks through its adapter's queue: meant for the one request that a client asks about, not for all of them."""
     sequence = books.sequences.get(request_id)
     if sequence is None:
         return Explained(request_id, at, Whereabouts.UNKNOWN)

@@ -11,7 +11,7 @@ from rota.scheduler.sequence import Sequence
 
 Entry = tuple[tuple[float, RequestId], int, Sequence]  # the number keeps sequences from being compared
 
-# In the heap, of those who left; more of them than this, and than count, are cleared away.
+# Entries in the heap of sequences that left; more of them than this, and than those that wait, are cleared away.
 MOST_LEFT_BEHIND = 64
 
 
@@ -48,6 +48,6 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         del self._entries[sequence.request_id]
         if len(self._heap) > MOST_LEFT_BEHIND + 2 * len(self._entries):
-            # Behind a first one that stays, those who left would never surface, and keep their prompts in memory.
+            # Behind a first one that stays, sequences that left would never surface, and keep their prompts in memory.
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)

@@ -10,7 +10,7 @@ class Reason(StrEnum):
 
     NOT_IN_SLOT = "its adapter is not in a slot"
     IN_FLIGHT = "its last step before preemption is still in flight"
-    DRAINING = "its adapter drains for another and this request would take too long"
+    MAKING_ROOM = "its adapter makes room for another and this request would take too long"
     DELAYED = "prompts are held back for a moment to start together"
     NO_ROW = "as many requests run as may run"
     NO_KV = "its prompt does not fit into the KV blocks that are free"
@@ -32,8 +32,8 @@ EFFECT_OF = {
     Reason.IN_FLIGHT: Effect.SKIP_GROUP,
     Reason.DELAYED: Effect.SKIP_GROUP,
     Reason.NO_KV: Effect.SKIP_ONE,
-    Reason.DRAINING: Effect.SKIP_ONE,
+    Reason.MAKING_ROOM: Effect.SKIP_ONE,
 }
 
 # A pass skips only a few sequences for the same reason; this is the effect of one more.
-EFFECT_AFTER_SKIPS = {Reason.NO_KV: Effect.STOP, Reason.DRAINING: Effect.SKIP_GROUP}
+EFFECT_AFTER_SKIPS = {Reason.NO_KV: Effect.STOP, Reason.MAKING_ROOM: Effect.SKIP_GROUP}

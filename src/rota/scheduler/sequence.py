@@ -72,7 +72,7 @@ class Sequence:
         self.stop_token_ids = request.sampling.stop_token_ids
         self.tokens: list[int] = list(request.prompt)
         self.block_keys: list[bytes] = []  # of full blocks of `tokens`, as far as anyone asked
-        # Prompt tokens whose scores are told or in flight; the first needs none, and mostly nobody asks.
+        # Prompt tokens whose scores are told or in flight; the first needs none, and most requests ask for none.
         self.scored = self.prompt_length if request.sampling.prompt_logprobs is None else 1
         self.cached_tokens = 0
         self.flights = 0  # steps in flight that it takes part in

@@ -36,7 +36,7 @@ class SlotLedger:
 
     @property
     def empty(self) -> int:
-        """Slots that nobody sits in or is loading into for good."""
+        """Slots that no adapter sits in or is loading into for good."""
         return self.total - (len(self._tenancies) - len(self._replaced))
 
     @property
@@ -50,7 +50,7 @@ class SlotLedger:
         return self._tenancies
 
     def is_replaced(self, adapter_id: AdapterId) -> bool:
-        """Is somebody on the way in for whom it will leave?"""
+        """Is an adapter on the way in that takes its slot?"""
         return adapter_id in self._replaced
 
     def begin_load(self, adapter_id: AdapterId, replaces: AdapterId | None = None) -> Slot:
@@ -62,7 +62,7 @@ class SlotLedger:
         return slot
 
     def finish_load(self, adapter_id: AdapterId) -> AdapterId | None:
-        """The copy is complete; gives whom it was to replace: one of the two has to leave now."""
+        """The copy is complete; gives the adapter it was to replace: one of the two has to leave now."""
         tenancy = self._tenancies[adapter_id]
         leaver, tenancy.replaces = tenancy.replaces, None
         if leaver is not None:

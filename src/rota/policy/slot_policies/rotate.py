@@ -23,8 +23,8 @@ from rota.policy.views import AdapterView, SlotsView
 
 Rank = tuple[int, float, AdapterId]
 
-# So many quanta in a slot halve a claim, and so many outside double it. Faster wear shares slot time more equally (in
-# the worst 10 s of `tail-ttft` a factor of 1.96 instead of 2.11 at 16) and keeps larger groups out for longer.
+# A claim halves in this many quanta in a slot, and doubles in as many outside. Faster wear shares slot time more
+# equally (in the worst 10 s of `tail-ttft` a factor of 1.96 instead of 2.11 at 16), and larger groups stay out longer.
 WEARING_QUANTA = 5
 # One copy after another, and two steps for each: until it is seen to be complete, and until the one that left is done.
 STEPS_PER_TURN = 2
@@ -43,7 +43,7 @@ class Rotate(SlotPolicy):
     def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
         return cls(config.lora_rotation_quantum_ms / 1000, config.lora_max_stall_ms / 1000)
 
-    # ── when an adapter is due ───────────────────────────────────────────────────────────────────────────────────
+    # ── when an adapter is due ───────────────────────────────────────────────────────────────────────────────────────
 
     def observe(self, slots: SlotsView, now: float) -> None:
         """The more adapters are absent, and the longer a step takes, the longer is a round of turns."""
@@ -71,7 +71,7 @@ class Rotate(SlotPolicy):
         first_due_at = max(view.first_token_due_at, view.ran_at)
         return min(first_due_at, view.ran_at + self.stall_limit_s if view.running else math.inf)
 
-    # ── who leaves for whom ──────────────────────────────────────────────────────────────────────────────────────
+    # ── who leaves for which claimant ────────────────────────────────────────────────────────────────────────────────
 
     def turns(self, slots: SlotsView, now: float) -> list[Turn]:
         """The least deserving of the tenants whose turn is over leave for the most deserving claimants."""
