@@ -58,7 +58,7 @@ class Turns:
     def _fill(self, draft: Draft, idle: list[Group]) -> None:
         """Give away empty slots and those of idle tenants."""
         books, reserved = self._books, self._policy.reserved
-        kept = sum(adapter_id in books.absent for adapter_id in reserved)  # only those they are reserved for may have
+        kept = sum(adapter_id in books.absent for adapter_id in reserved)  # free slots for these alone
         for group in self._line(idle, reserved):
             is_reserved = group.adapter_id in reserved
             if books.slots.empty + len(idle) <= (0 if is_reserved else kept):
