@@ -41,7 +41,18 @@ def test_one_that_leaves_is_gone_and_may_leave_twice():
     queue.remove(one)
 
     assert AdapterId(1) not in queue
+    assert queue.get(AdapterId(1)) is None
     assert not queue
+
+
+def test_a_group_is_found_by_its_adapter():
+    queue = DueQueue()
+    one, two = group(1), group(2)
+    queue.place(one, 5.0)
+    queue.place(two, 1.0)
+
+    assert queue.get(AdapterId(1)) is one
+    assert queue.get(AdapterId(2)) is two
 
 
 def test_the_queue_may_change_while_it_is_walked():

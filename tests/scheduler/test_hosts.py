@@ -16,6 +16,7 @@ def test_what_is_on_its_way_takes_room_and_is_not_there_yet():
     assert not ledger.is_full
     ledger.begin_fetch(2)
     assert ledger.is_full
+    assert ledger.known == 2
     assert ledger.is_fetching(2)
     assert not ledger.has(2)
 

@@ -106,4 +106,7 @@ class Turns:
         groups, candidates, now = self._books.groups, self._candidates, draft.now
         draft.ask_again(self._policy.ask_again_at(candidates, now))
         for turn in self._policy.turns(candidates, now)[: candidates.landings]:
-            self._moves.replace(draft, groups[turn.leaver], groups[turn.successor])
+            leaver, successor = groups[turn.leaver], groups[turn.successor]
+            assert candidates.may_leave(turn.leaver), "a policy took the slot of a tenant that may not leave"
+            assert candidates.is_at_hand(successor), "a policy chose an adapter that is no claimant"
+            self._moves.replace(draft, leaver, successor)
