@@ -30,10 +30,10 @@ from rota.core.adapter import Adapter
 from rota.core.config import ModelConfig
 from rota.core.ids import AdapterId, Slot
 from rota.engine.device import choose_device
+from rota.engine.families.table import read_spec
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.loader import checkpoint_reader
-from rota.engine.model.spec import read_spec
 
 SLOTS = 3
 SETTLING = SLOTS  # copies before the first that counts: each slot has been written once

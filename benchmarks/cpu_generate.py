@@ -38,9 +38,9 @@ from rota.core.ids import RequestId
 from rota.core.messages import Submit
 from rota.core.request import Request
 from rota.engine.build import build_engine
-from rota.engine.builtin import builtin_model_folder, builtin_source
+from rota.engine.cpu.processor import look
+from rota.engine.folders.builtin import builtin_model_folder, builtin_source
 from rota.engine.precision import choose_dtype
-from rota.engine.processor import look
 from rota.runtime.service import InProcessService
 
 PROMPT, OUTPUT, BATCH, ADAPTERS = 64, 64, 16, 6

@@ -30,7 +30,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from rota.engine.attention.triton_attention import DecodeTuning, PrefillTuning, TritonAttention
 from rota.engine.ops import fused, reference
-from rota.engine.step import DeviceStep, PrefillPart, int32
+from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
 DEVICE = "cuda"
 BANDWIDTH = 4.2e12

@@ -36,7 +36,7 @@ from rota.core.messages import AddAdapter, Submit
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
 from rota.engine.build import build_engine
-from rota.engine.builtin import MODEL_NAME, builtin_adapters, builtin_model_folder
+from rota.engine.folders.builtin import MODEL_NAME, builtin_adapters, builtin_model_folder
 from rota.observe.summary import Recorder, mean_of
 from rota.observe.table import print_table
 from rota.runtime.registry import Registry

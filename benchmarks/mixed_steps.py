@@ -38,7 +38,7 @@ from rota.core.plan import Chunk, Load, Seat, StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
 from rota.engine.engine import Engine
-from rota.engine.frames import mixed_frames
+from rota.engine.step.frames import mixed_frames
 
 SIX = 6
 CONTEXT = 300

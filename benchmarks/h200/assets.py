@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models
 
-from rota.engine.lora.sites import module_name, site_shapes
-from rota.engine.model.spec import read_spec
+from rota.engine.families.table import read_spec
+from rota.engine.model.sites import module_name, site_shapes
 
 from .shapes import ADAPTERS, RANK, SHAPES, Shape
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rota.engine.lora.sites import site_shapes
+from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 
 # Measured ceilings of an H200: read plus written on the device, and bf16 matrix products.

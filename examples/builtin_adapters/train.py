@@ -78,7 +78,7 @@ def read_options() -> argparse.Namespace:
     if options.device == "auto":
         options.device = "cuda" if torch.cuda.is_available() else "cpu"
     if options.model is None:
-        from rota.engine.builtin import builtin_model_folder
+        from rota.engine.folders.builtin import builtin_model_folder
 
         options.model = builtin_model_folder()
     return options

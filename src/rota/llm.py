@@ -17,8 +17,8 @@ from rota.core.options import build, refuse_unknown
 from rota.core.plan import TokenLogprobs
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
-from rota.engine.builtin import builtin_adapters, builtin_model_folder
-from rota.engine.hub import model_folder
+from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
+from rota.engine.folders.hub import model_folder
 from rota.engine.progress import Progress
 from rota.policy.slot_policies import check_slot_policy
 from rota.runtime.doorbell import Doorbell

@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.h200.assets import make_adapter, make_model
 from benchmarks.h200.shapes import SHAPES
+from rota.engine.families.table import read_spec
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.checkpoint import read_checkpoint
-from rota.engine.model.spec import read_spec
+from rota.engine.lora.files.checkpoint import read_checkpoint
 
 
 @pytest.fixture

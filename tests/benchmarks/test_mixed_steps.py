@@ -10,7 +10,7 @@ import torch
 
 from rota.core.ids import BASE
 from rota.core.plan import StepPlan, StepResult
-from rota.engine.frames import MixedFrame
+from rota.engine.step.frames import mixed_frame
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_a_step_that_fits_into_no_frame_has_no_figure_as_a_graph(script):
     assert figures.of_case[large]["as_graph_ms"] is None and figures.of_case[large]["kernel_by_kernel_ms"] is not None
     assert figures.of_case[small]["as_graph_ms"] is not None
     framed = [plan for plan, has_graphs in engine.plans if has_graphs and plan.decodes]
-    assert framed and all(MixedFrame(16, 1024).holds(plan) for plan in framed)
+    assert framed and all(mixed_frame(16, 1024).holds(plan) for plan in framed)
     assert "| 1,900 | – / " in compared(script, [script.Case(16, 1900, n) for n in (0, 6)])[1].report(16)
 
 

@@ -15,17 +15,16 @@ from rota.core.events import Admitted, Event, Preempted
 from rota.core.ids import RequestId
 from rota.core.request import Request
 from rota.engine.build import build_engine
-from rota.engine.builtin import builtin_model_folder
+from rota.engine.folders.builtin import builtin_model_folder
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.offline import OfflineInbox
 from rota.scheduler import Scheduler
 from rota.text.tokenizer import Tokenizer
 from tests.builders import request
-from tests.engine.model_factory import make_tiny_model
+from tests.engine.model_factory import FAMILIES, make_tiny_model
 from tests.worlds import outputs
 
-FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "smollm2"]
 NEW_TOKENS = 64
 
 

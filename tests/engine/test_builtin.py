@@ -13,7 +13,7 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rota.core.errors import ModelError
-from rota.engine.builtin import MODEL_NAME, builtin_adapters, builtin_model_folder, unpack_once
+from rota.engine.folders.builtin import MODEL_NAME, builtin_adapters, builtin_model_folder, unpack_once
 from tests.engine.tiny_gguf import tiny_llama, write_tiny_gguf
 from tests.processes import started
 
@@ -76,7 +76,7 @@ def test_its_tokenizer_gives_every_text_back(text: str, folder: Path):
 def test_two_processes_at_once_both_find_it_and_need_no_torch(tiny_source: Path, tmp_path: Path):
     program = """
 import sys
-from rota.engine.builtin import builtin_model_folder
+from rota.engine.folders.builtin import builtin_model_folder
 print(builtin_model_folder(quiet=True))
 assert "torch" not in sys.modules
 """

@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from rota.core.plan import NO_TOKEN
-from rota.engine.draw import argmax, choose, cutoff, draw, mix, sort_values, uniform, unless_lost
+from rota.engine.sampling.draw import argmax, choose, cutoff, draw, mask_nan_rows, mix, sort_values, uniform
 from tests.engine.triton_interpreter import DEVICE, load
 
-triton_draw = load("rota.engine.triton_draw")
+triton_draw = load("rota.engine.sampling.triton_draw")
 VOCABULARY = 300
 LARGE = triton_draw.LARGEST_TILE + VOCABULARY  # two tiles
 
@@ -179,4 +179,4 @@ def test_where_logits_are_not_numbers_there_is_no_token(way, temperature):
     chosen = way(logits, best, rows, rows, parameters(temperature).to(DEVICE), seeds, False)
 
     assert ((chosen >= 0) & (chosen < VOCABULARY)).all(), "a next step may look it up"
-    assert [token == NO_TOKEN for token in unless_lost(chosen, logits).tolist()] == [False, True, True, True]
+    assert [token == NO_TOKEN for token in mask_nan_rows(chosen, logits).tolist()] == [False, True, True, True]

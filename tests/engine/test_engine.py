@@ -19,7 +19,7 @@ from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
 from rota.engine.engine import Engine
-from rota.engine.graphs import decode_frames
+from rota.engine.step.frames import decode_frames
 from tests.engine.model_factory import FAMILIES, make_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0)

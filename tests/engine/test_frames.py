@@ -14,32 +14,33 @@ from rota.core.ids import Row
 from rota.core.plan import Chunk, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.engine.engine import Engine
-from rota.engine.frames import MOST_CHUNKS, DecodeFrame, Frame, MixedFrame, mixed_frames
-from rota.engine.graphs import StepGraph, StepGraphs
+from rota.engine.families.family import Kernels
+from rota.engine.families.table import make_model, read_spec
 from rota.engine.kv_cache import CacheShape, KVCache
-from rota.engine.model.llama import Llama
-from rota.engine.model.spec import read_spec
 from rota.engine.ops import reference
-from rota.engine.weights import load_weights
+from rota.engine.step.computed import Computed
+from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame, mixed_frames
+from rota.engine.step.graphs import StepGraphs
+from rota.engine.weights.load import load_weights
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.test_engine import BLOCK_SIZE, BLOCKS, OTHER, PROMPT, ROWS, Hand, expected
 from tests.engine.triton_interpreter import DEVICE, load
 
-MIXED = MixedFrame(decodes=ROWS, prompt_tokens=32)
+MIXED = mixed_frame(decodes=ROWS, prompt_tokens=32)
 
 
-class Computed(StepGraphs):
+class ComputedGraphs(StepGraphs):
     """Graphs whose replay computes the step anew: what needs no GPU to be wrong."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__([DecodeFrame(ROWS), MIXED], {})
+        super().__init__([Frame(ROWS, page_changes=ROWS), MIXED], {})
         self._engine = engine
         self.replayed = 0
 
-    def replay(self, inputs: NDArray[np.int32], frame: Frame, has_adapters: bool) -> StepGraph:
+    def replay(self, inputs: NDArray[np.int32], frame: Frame, has_adapters: bool) -> Computed:
         self.replayed += 1
         sent = torch.from_numpy(inputs).to(DEVICE)
-        return StepGraph(None, sent, *self._engine.compute_framed(sent, frame, has_adapters))  # type: ignore[arg-type]
+        return self._engine._computation.compute(sent, frame, has_adapters)
 
 
 class FramedHand(Hand):
@@ -47,7 +48,7 @@ class FramedHand(Hand):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        engine._graphs = self._graphs = Computed(engine)
+        engine._graphs = self._graphs = ComputedGraphs(engine)
 
     def step(self, *chunks: tuple[int, int, int, bool], decodes: tuple[int, ...] = ()) -> StepResult:
         before = self._graphs.replayed
@@ -76,7 +77,7 @@ def make_engine(folder: Path) -> Engine:
     device, attention = torch.device(DEVICE), load("rota.engine.attention.triton_attention")
     spec = read_spec(folder)
     weights = load_weights(folder, spec, device, torch.float32, quiet=True)
-    model = Llama(spec, weights, reference, attention.TritonAttention(spec.head_dim**-0.5))
+    model = make_model(spec, weights, Kernels(reference, attention.TritonAttention(spec.attention_scale)))
     shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, torch.float32)
     return Engine(model, spec, KVCache(BLOCKS, shape, device), Capacity(BLOCKS, BLOCK_SIZE, ROWS, 256))
 
@@ -131,12 +132,12 @@ def test_frames_reach_every_row_and_the_largest_step_and_come_smallest_first(row
     frames = mixed_frames(rows, budget)
     sizes = [frame.tokens for frame in frames]
     assert sizes == sorted(sizes)
-    assert MixedFrame(rows, budget) in frames
+    assert mixed_frame(rows, budget) in frames
     assert max(frame.prompt_tokens for frame in frames) == budget
 
 
-def test_a_rehearsal_computes_a_step_in_every_frame_and_leaves_the_cache_to_others(engine: Engine, oracle):
-    engine.rehearse(most_prompt_tokens=32)
+def test_precompiling_computes_a_step_in_every_frame_and_leaves_the_cache_to_others(engine: Engine, oracle):
+    engine.precompile(most_prompt_tokens=32)
     hand = FramedHand(engine)
     hand.seat(1, PROMPT)
     assert [*hand.step((1, 0, len(PROMPT), True)).tokens, *hand.decode(1, 3)] == expected(oracle, PROMPT, 4)

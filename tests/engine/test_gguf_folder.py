@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rota.core.errors import ModelError
-from rota.engine.gguf_folder import _bfloat16, convert_gguf
+from rota.engine.folders.gguf_folder import _bfloat16, convert_gguf
 from tests.engine.tiny_gguf import TOKENS, tiny_llama, write_tiny_gguf
 
 

@@ -8,14 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.engine.frames import MOST_CHUNKS, DecodeFrame, Frame, MixedFrame
-from rota.engine.graphs import capture_graphs
+from rota.engine.step.computed import Computed
+from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame
+from rota.engine.step.graphs import capture_graphs
 
-FRAMES: list[Frame] = [DecodeFrame(1), DecodeFrame(4), MixedFrame(1, 32), MixedFrame(4, 8)]
+FRAMES = [Frame(1, page_changes=1), Frame(4, page_changes=4), mixed_frame(1, 32), mixed_frame(4, 8)]
 
 
 def sampled(frame: Frame) -> int:
-    return frame.decodes + (MOST_CHUNKS if isinstance(frame, MixedFrame) else 0)
+    return frame.decodes + frame.sampled
 
 
 def test_all_graphs_write_their_logits_to_the_same_place_whatever_they_hold(monkeypatch):
@@ -25,8 +26,9 @@ def test_all_graphs_write_their_logits_to_the_same_place_whatever_they_hold(monk
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     logits = torch.zeros(4 + MOST_CHUNKS, 7)
 
-    def body(inputs: Tensor, frame: Frame, has_adapters: bool, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.zeros(sampled(frame)), logits[: sampled(frame)]
+    def body(inputs: Tensor, frame: Frame, has_adapters: bool, logits: Tensor) -> Computed:
+        rows = torch.zeros(sampled(frame))
+        return Computed(rows, logits[: sampled(frame)], rows, rows, hidden=torch.zeros(frame.tokens, 3))
 
     def padding(frame: Frame, has_adapters: bool) -> np.ndarray:
         return np.zeros(frame.numbers, np.int32)
@@ -35,5 +37,6 @@ def test_all_graphs_write_their_logits_to_the_same_place_whatever_they_hold(monk
 
     assert set(graphs._graphs) == {(frame, has_adapters) for frame in FRAMES for has_adapters in (False, True)}
     for (frame, _), graph in graphs._graphs.items():
-        assert graph.logits.data_ptr() == logits.data_ptr()
-        assert graph.logits.shape == (sampled(frame), 7)
+        assert graph.computed.logits.data_ptr() == logits.data_ptr()
+        assert graph.computed.logits.shape == (sampled(frame), 7)
+        assert graph.computed.hidden is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.errors import ModelError
-from rota.engine.hub import model_folder
+from rota.engine.folders.hub import model_folder
 
 
 def refuse(name: str) -> str:

@@ -7,11 +7,13 @@ import torch
 from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.plan import Chunk, Grant, Seat, StepPlan
 from rota.core.request import SamplingParams
-from rota.engine.inputs import Inputs, Rows
-from rota.engine.step import DeviceStep
+from rota.engine.step.device_step import DeviceStep
+from rota.engine.step.frames import Frame, StepInputs, frame_of
+from rota.engine.step.inputs import PackedStep, Rows
 
 BLOCK_SIZE, SCRATCH, ROWS = 8, 99, 6
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DECODES = Frame(4, page_changes=4)
 
 
 def rows() -> Rows:
@@ -34,75 +36,86 @@ def plan(*seats: Seat, chunks: tuple[Chunk, ...] = (), decodes: tuple[int, ...] 
     return StepPlan(1, seats, granted, chunks, tuple(Row(row) for row in decodes))
 
 
-def step_of(state: Rows, inputs: Inputs) -> DeviceStep:
-    decode_rows, lengths = inputs.rows[: inputs.decodes], inputs.lengths[: inputs.decodes]
-    return state.device_step(decode_rows, lengths, inputs.longest_decode, inputs.chunks)
+def accept(state: Rows, step: StepPlan, frame: Frame | None = None) -> PackedStep:
+    return state.accept(step, frame or frame_of(step))
+
+
+def unpacked(packed: PackedStep, step: StepPlan) -> StepInputs:
+    return packed.frame.unpack(torch.from_numpy(packed.line).to(DEVICE), step.chunks)
+
+
+def step_of(state: Rows, step: StepPlan, frame: Frame | None = None) -> DeviceStep:
+    """What the forward pass of a plan gets."""
+    packed = accept(state, step, frame)
+    return state.device_step(unpacked(packed, step), packed.longest_decode)
 
 
 def test_a_chunk_reads_its_tokens_from_its_seat_and_writes_where_its_blocks_say():
     state = rows()
-    inputs = state.accept(plan(seat(2, 20, 7, 3, 5), chunks=(chunk(2, 5, 6),)))
-    step = step_of(state, inputs)
+    step = step_of(state, plan(seat(2, 20, 7, 3, 5), chunks=(chunk(2, 5, 6),)))
     assert step.token_ids.tolist() == [105, 106, 107, 108, 109, 110]
     assert step.positions.tolist() == [5, 6, 7, 8, 9, 10]
-    assert step.slots.tolist() == [7 * 8 + 5, 7 * 8 + 6, 7 * 8 + 7, 3 * 8, 3 * 8 + 1, 3 * 8 + 2]
-    assert step.token_ids.dtype == step.positions.dtype == step.slots.dtype == torch.int64
-    assert step.decodes == 0 and len(inputs.host_rows) == 0
+    assert step.addresses.tolist() == [7 * 8 + 5, 7 * 8 + 6, 7 * 8 + 7, 3 * 8, 3 * 8 + 1, 3 * 8 + 2]
+    assert step.token_ids.dtype == step.positions.dtype == step.addresses.dtype == torch.int64
+    assert step.decodes == 0
 
 
 def test_several_chunks_lie_behind_each_other():
     state = rows()
-    step = step_of(state, state.accept(plan(seat(4, 9, 1, 2), seat(0, 3, 6), chunks=(chunk(4, 0, 9), chunk(0, 1, 2)))))
+    step = step_of(state, plan(seat(4, 9, 1, 2), seat(0, 3, 6), chunks=(chunk(4, 0, 9), chunk(0, 1, 2))))
     part = step.prefill
     assert part is not None
     assert part.rows.tolist() == [4, 0] and part.starts.tolist() == [0, 1] and part.offsets.tolist() == [0, 9, 11]
     assert (part.longest, part.host_rows, part.host_starts, part.host_lengths) == (9, (4, 0), (0, 1), (9, 2))
     assert step.positions.tolist() == [*range(9), 1, 2]
-    assert step.slots[-2:].tolist() == [6 * 8 + 1, 6 * 8 + 2]
+    assert step.addresses[-2:].tolist() == [6 * 8 + 1, 6 * 8 + 2]
 
 
 def test_a_decode_computes_the_newest_token_behind_everything_computed_so_far():
     state = rows()
-    state.accept(plan(seat(3, 9, 4, 5), chunks=(chunk(3, 0, 9, samples=True),)))
+    accept(state, plan(seat(3, 9, 4, 5), chunks=(chunk(3, 0, 9, samples=True),)))
     state.newest_token[3] = 42
     for length in (10, 11, 12):
-        inputs = state.accept(plan(decodes=(3,)))
-        step = step_of(state, inputs)
+        step = step_of(state, plan(decodes=(3,)))
         assert step.token_ids.tolist() == [42]
         assert step.positions.tolist() == [length - 1] and step.decode_lengths.tolist() == [length]
-        assert step.slots.tolist() == [5 * 8 + length - 1 - 8]
+        assert step.addresses.tolist() == [5 * 8 + length - 1 - 8]
         assert step.longest_decode == length
 
 
 def test_a_grant_adds_one_block_to_the_row_s_table():
     state = rows()
-    state.accept(plan(seat(1, 8, 4), chunks=(chunk(1, 0, 8, samples=True),)))
-    step = step_of(state, state.accept(plan(decodes=(1,), row_1=8)))
-    assert step.slots.tolist() == [8 * 8]
+    accept(state, plan(seat(1, 8, 4), chunks=(chunk(1, 0, 8, samples=True),)))
+    step = step_of(state, plan(decodes=(1,), row_1=8))
+    assert step.addresses.tolist() == [8 * 8]
     assert step.tables[1, :3].tolist() == [4, 8, SCRATCH]
 
 
 def test_who_sits_down_takes_the_row_over():
     state = rows()
-    state.accept(plan(seat(1, 16, 4, 5), chunks=(chunk(1, 0, 16, samples=True),)))
-    state.accept(plan(decodes=(1,), row_1=6))
-    state.accept(plan(seat(1, 7, 9, first_token=200), chunks=(chunk(1, 0, 7, samples=True),)))
-    step = step_of(state, state.accept(plan(decodes=(1,))))
-    assert step.positions.tolist() == [7] and step.slots.tolist() == [9 * 8 + 7]
-    step = step_of(state, state.accept(plan(decodes=(1,), row_1=2)))
-    assert step.slots.tolist() == [2 * 8]
+    accept(state, plan(seat(1, 16, 4, 5), chunks=(chunk(1, 0, 16, samples=True),)))
+    accept(state, plan(decodes=(1,), row_1=6))
+    accept(state, plan(seat(1, 7, 9, first_token=200), chunks=(chunk(1, 0, 7, samples=True),)))
+    step = step_of(state, plan(decodes=(1,)))
+    assert step.positions.tolist() == [7] and step.addresses.tolist() == [9 * 8 + 7]
+    step = step_of(state, plan(decodes=(1,), row_1=2))
+    assert step.addresses.tolist() == [2 * 8]
 
 
 def test_decodes_come_first_then_the_chunks_that_sample():
     state = rows()
-    state.accept(plan(seat(5, 8, 1, 2), seat(0, 4, 3), chunks=(chunk(5, 0, 8, True), chunk(0, 0, 4, True))))
+    accept(state, plan(seat(5, 8, 1, 2), seat(0, 4, 3), chunks=(chunk(5, 0, 8, True), chunk(0, 0, 4, True))))
     state.newest_token[torch.tensor([5, 0], device=DEVICE)] = torch.tensor([55, 10], device=DEVICE)
     newcomers = (seat(1, 6, 7), seat(2, 3, 8), seat(3, 2, 9))
     chunks = (chunk(1, 0, 5), chunk(2, 0, 3, samples=True), chunk(3, 1, 1, samples=True))
-    inputs = state.accept(plan(*newcomers, chunks=chunks, decodes=(5, 0)))
-    step = step_of(state, inputs)
-    assert inputs.host_rows.tolist() == inputs.rows.tolist() == [5, 0, 2, 3]
-    assert inputs.lengths.tolist() == [9, 5, 3, 2]
+    both = plan(*newcomers, chunks=chunks, decodes=(5, 0))
+    packed = accept(state, both)
+    inputs = unpacked(packed, both)
+    step = state.device_step(inputs, packed.longest_decode)
+    assert both.sampled_rows == (5, 0, 2, 3)
+    assert inputs.rows.tolist() == [5, 0] and inputs.sampled_rows.tolist() == [2, 3]
+    assert inputs.lengths.tolist() == [9, 5] and inputs.sampled_lengths.tolist() == [3, 2]
+    assert packed.token_rows.tolist() == [5, 0, 1, 1, 1, 1, 1, 2, 2, 2, 3]
     assert step.decode_rows.tolist() == [5, 0] and step.decode_lengths.tolist() == [9, 5]
     assert step.longest_decode == 9
     assert step.token_ids.tolist() == [55, 10, 100, 101, 102, 103, 104, 100, 101, 102, 101]
@@ -112,29 +125,30 @@ def test_decodes_come_first_then_the_chunks_that_sample():
 
 def test_a_graph_s_inputs_are_padded_with_what_touches_only_the_scratch_block():
     state = rows()
-    state.accept(
-        plan(seat(2, 8, 1), seat(4, 3, 5), chunks=(chunk(2, 0, 8, samples=True), chunk(4, 0, 3, samples=True)))
+    accept(
+        state, plan(seat(2, 8, 1), seat(4, 3, 5), chunks=(chunk(2, 0, 8, samples=True), chunk(4, 0, 3, samples=True)))
     )
-    block = state.accept_decodes(plan(decodes=(4, 2), row_2=7), width=4)
-    assert block[:2].tolist() == [[4, 2, ROWS, ROWS], [4, 9, 1, 1]]
-    decode_rows, lengths, places, blocks = torch.from_numpy(block).to(DEVICE)
-    state.write_pages(places, blocks)
-    step = state.device_step(decode_rows, lengths, longest_decode=9)
-    assert step.slots.tolist() == [5 * 8 + 3, 7 * 8, SCRATCH * 8, SCRATCH * 8]
+    packed = accept(state, plan(decodes=(4, 2), row_2=7), DECODES)
+    inputs = unpacked(packed, StepPlan(1))
+    assert inputs.rows.tolist() == packed.token_rows.tolist() == [4, 2, ROWS, ROWS]
+    assert inputs.lengths.tolist() == [4, 9, 1, 1]
+    step = state.device_step(inputs, packed.longest_decode)
+    assert step.longest_decode == 9
+    assert step.addresses.tolist() == [5 * 8 + 3, 7 * 8, SCRATCH * 8, SCRATCH * 8]
     assert step.tables[2, :3].tolist() == [1, 7, SCRATCH]
     assert step.tables[ROWS].unique().tolist() == [SCRATCH]
 
 
 def test_steps_with_and_without_a_graph_may_follow_each_other():
     state = rows()
-    state.accept(plan(seat(2, 7, 1), chunks=(chunk(2, 0, 7, samples=True),)))
-    assert state.accept_decodes(plan(decodes=(2,)), width=1)[1].tolist() == [8]
-    assert state.accept(plan(decodes=(2,), row_2=3)).lengths.tolist() == [9]
-    assert state.accept_decodes(plan(decodes=(2,)), width=1)[1].tolist() == [10]
+    accept(state, plan(seat(2, 7, 1), chunks=(chunk(2, 0, 7, samples=True),)))
+    assert step_of(state, plan(decodes=(2,)), DECODES).decode_lengths.tolist() == [8, 1, 1, 1]
+    assert step_of(state, plan(decodes=(2,), row_2=3)).decode_lengths.tolist() == [9]
+    assert step_of(state, plan(decodes=(2,)), DECODES).decode_lengths.tolist() == [10, 1, 1, 1]
 
 
 def test_a_plan_may_only_seat():
     state = rows()
-    inputs = state.accept(plan(seat(0, 8, 3)))
-    assert inputs.chunks is None and len(inputs.host_rows) == 0
+    packed = accept(state, plan(seat(0, 8, 3)))
+    assert packed.frame == Frame(0) and len(packed.line) == 0
     assert state.tables[0, :2].tolist() == [3, SCRATCH]

@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.lora.batch import make_batch
-from rota.engine.lora.layout import SiteFactors, SiteShape
+from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.reference import add_lora
 from rota.engine.model.linear import PackedLinear
+from rota.engine.model.sites import SiteShape
 from rota.engine.padding import padded_rows
 from tests.engine.attention.paged import paged_cache, prefill_step
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rota.engine import processor
-from rota.engine.processor import look, slowdown
+from rota.engine.cpu import processor
+from rota.engine.cpu.processor import look, slowdown
 from tests.processes import run_program
 
 X86 = platform.machine() in ("x86_64", "AMD64")
-SAY = "from rota.engine.processor import look; print(len(look().multiplies), look().four_bit)"
+SAY = "from rota.engine.cpu.processor import look; print(len(look().multiplies), look().four_bit)"
 
 
 def acted(**limits: str) -> str:

@@ -13,7 +13,8 @@ from transformers import RepetitionPenaltyLogitsProcessor
 from rota.core.ids import BASE, RequestId, Row
 from rota.core.plan import Seat
 from rota.core.request import SamplingParams
-from rota.engine.sampler import Sampled, Sampler
+from rota.engine.sampling.sampler import Sampler
+from rota.engine.step.sampled import Sampled
 
 VOCABULARY = 64
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

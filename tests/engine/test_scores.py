@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 from rota import LLM, SamplingParams
 from rota.core.ids import Row
 from rota.core.plan import Chunk, Scoring, StepPlan, TokenLogprobs
-from rota.engine.frames import MixedFrame
-from rota.engine.graphs import StepGraphs
-from rota.engine.scores import score, tokens_at_once
+from rota.engine.sampling.scores import score, tokens_at_once
+from rota.engine.step.frames import frame_of, mixed_frame
+from rota.engine.step.graphs import StepGraphs
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.test_inputs import chunk, plan, rows, seat
@@ -87,7 +87,7 @@ def test_scores_are_made_a_slice_at_a_time_for_each_with_as_many_alternatives_as
     )
     scorings = (Scoring(Row(0), 6, 12, top=2), Scoring(Row(4), 1, 7, top=0))
     step = StepPlan(1, step.seats, chunks=step.chunks, decodes=(Row(2), Row(3)), scorings=scorings)
-    state.accept(step)
+    state.accept(step, frame_of(step))
     hidden = torch.randn(2 + 8 + 5 + 6, 16)
     sizes = []
 
@@ -114,7 +114,7 @@ def test_the_logits_of_a_slice_take_some_tens_of_megabytes_at_most(vocabulary):
 
 
 def test_a_step_that_scores_goes_without_a_graph():
-    frame = MixedFrame(decodes=4, prompt_tokens=32)
+    frame = mixed_frame(decodes=4, prompt_tokens=32)
     graphs = StepGraphs([frame], {})
     plain = StepPlan(1, chunks=(Chunk(Row(0), 0, 8, samples=True),))
     scoring = StepPlan(1, chunks=plain.chunks, scorings=(Scoring(Row(0), 1, 8, top=1),))

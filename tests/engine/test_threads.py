@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rota.engine.threads import FEW_TOKENS, Threads, choose_threads, usable_processors
+from rota.engine.cpu.threads import FEW_TOKENS, Threads, choose_threads, usable_processors
 
 
 def never(tokens: int, threads: int) -> float:

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rota.core.errors import ModelError
+from rota.engine.families.table import read_spec
 from rota.engine.model.linear import Linear
-from rota.engine.model.spec import read_spec
-from rota.engine.weights import Weights, dummy_weights, load_weights
+from rota.engine.weights.load import Weights, dummy_weights, load_weights
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.terminal import Terminal
 
@@ -71,7 +71,10 @@ def test_weights_are_converted_to_the_precision_asked_for(tmp_path, dtype):
     state = make_tiny_model(tmp_path, "smollm2").state_dict()
     weights = load(tmp_path, dtype)
     assert torch.equal(weights.embedding, state["model.embed_tokens.weight"].to(dtype))
-    assert torch.equal(weights.layers[0].mlp_norm, state["model.layers.0.post_attention_layernorm.weight"].to(dtype))
+    assert torch.equal(
+        weights.layers[0].norms["post_attention_layernorm"],
+        state["model.layers.0.post_attention_layernorm.weight"].to(dtype),
+    )
     # A projection may lie in an order of its own; multiplying by one gives its columns away.
     down = state["model.layers.1.mlp.down_proj.weight"].to(dtype)
     unit = torch.eye(down.shape[1], dtype=dtype)

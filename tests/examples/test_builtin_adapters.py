@@ -6,7 +6,7 @@ import pytest
 
 from examples.builtin_adapters.styles import STYLES
 from rota import LLM, SamplingParams
-from rota.engine.builtin import builtin_adapters
+from rota.engine.folders.builtin import builtin_adapters
 
 NAMES = sorted(builtin_adapters())
 PASS_MARK = 0.9

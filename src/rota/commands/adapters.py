@@ -17,7 +17,7 @@ from rota.core.config import LoraConfig
 from rota.core.options import options_of
 
 if TYPE_CHECKING:
-    from rota.engine.lora.inspect import AdapterDescription
+    from rota.engine.lora.files.inspect import AdapterDescription
 
 MAX_RANK = options_of(LoraConfig)["max_lora_rank"]
 
@@ -37,8 +37,8 @@ def inspect(
 ) -> None:
     """Say what is in an adapter. Also whether it can be served, by MODEL if that is named; ends with code 1 if not."""
     # Here, so that `rota --help` does not wait for torch.
-    from rota.engine.lora.inspect import describe
-    from rota.engine.model.spec import read_spec
+    from rota.engine.families.table import read_spec
+    from rota.engine.lora.files.inspect import describe
 
     description = describe(path, read_spec(model) if model else None, max_lora_rank)
     console = Console(highlight=False, soft_wrap=True)

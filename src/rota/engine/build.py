@@ -5,154 +5,112 @@ from __future__ import annotations
 import functools
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
-from rota.core.config import LANDINGS, Capacity, EngineConfig, LoraConfig, ModelConfig
-from rota.core.errors import ConfigError
+from rota.core.config import Capacity, EngineConfig, LoraConfig
+from rota.engine.attention.protocol import Attention
 from rota.engine.attention.torch_attention import TorchAttention
-from rota.engine.builtin import builtin_model_folder
-from rota.engine.device import DeviceMemory, choose_backend, choose_device, choose_lora_backend, device_memory
+from rota.engine.choices import Choices, choose
+from rota.engine.cpu.threads import choose_threads, set_threads
+from rota.engine.device import device_memory
 from rota.engine.engine import Engine
+from rota.engine.families.family import Kernels
+from rota.engine.families.table import make_model
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
-from rota.engine.lora.annex import annex_rows, annexed_sites
-from rota.engine.lora.bank import Bank, count_slots
+from rota.engine.lora.annex import annex_rows
+from rota.engine.lora.bank import Bank
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import project_with_lora
 from rota.engine.lora.stacked import StackedProjector
-from rota.engine.model.llama import Llama
-from rota.engine.model.spec import ModelSpec, read_spec
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
-from rota.engine.precision import choose_dtype, choose_quantization
-from rota.engine.processor import look
-from rota.engine.quantised.files import GroupsFile
-from rota.engine.quantised.matrices import FourBit
-from rota.engine.rehearsal import rehearsal
-from rota.engine.step import Attention, Operations
-from rota.engine.threads import choose_threads, set_threads
-from rota.engine.weights import dummy_weights, load_weights, weight_bytes
+from rota.engine.ops.protocol import Operations
+from rota.engine.precompile import precompiled
+from rota.engine.weights.load import Weights, dummy_weights, load_weights
 
-REHEARSED_BLOCKS = 16
+# Of an engine that only has kernels compiled.
+FEW_BLOCKS = 16
 
 
 @torch.inference_mode()
 def build_engine(config: EngineConfig) -> Engine:
     """Everything from a model folder to an engine that is ready for its first plan."""
     processors = set_threads()
-    folder = Path(config.model.model_path) if config.model.model_path else builtin_model_folder(config.quiet)
-    spec = read_spec(folder)
-    context = _context_length(config.model, spec)
-    # What is served, not what the model allows: the rotary table of a million positions takes half a gigabyte.
-    spec = replace(spec, context_length=context)
-    device = choose_device(config.model)
-    processor = look()
-    dtype = choose_dtype(config.model, spec.dtype, device, processor)
-    groups = GroupsFile(folder)
-    quantization = choose_quantization(config.model, groups.is_there, device, processor)
-    four_bit = FourBit(quantization, groups) if quantization is not None else None
-    backend = choose_backend(config.model, device)
+    chosen = choose(config)
     budget = config.scheduler.chunked_prefill_size
-    has_graphs = backend != "torch" and config.model.enable_cuda_graphs
-    lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
-    # Before anything is read: it decides where adapters lie, and whoever asks for too many hears it at once.
-    slots = count_slots(config.lora, spec, dtype, _memory_with_weights(spec, dtype, device), device)
-    places, max_rank = slots + LANDINGS, config.lora.max_lora_rank
-    sites = annexed_sites(spec, places, max_rank, dtype) if lora_backend == "triton" else ()
-    annex = annex_rows(spec, sites, places, max_rank)
-    one_layer = functools.partial(_one_layer, config, spec, device, dtype, context, sites)
-    with rehearsal(one_layer, budget) if has_graphs else nullcontext():
-        if config.model.load_format == "dummy":
-            weights = dummy_weights(spec, device, dtype, annex=annex, four_bit=four_bit)
-        else:
-            weights = load_weights(folder, spec, device, dtype, config.quiet, annex, four_bit)
-    rows = config.scheduler.max_running_requests
-    bank = Bank(spec, places, max_rank, dtype, device, weights.annexes)
-    adapters = _adapters(config.lora, bank, spec, lora_backend, rows)
-    model = Llama(spec, weights, *_kernels(backend, device, spec.head_dim, dtype), adapters)
-
-    shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, dtype)
-    memory = device_memory(device, weights.size_bytes + adapters.bank.size_bytes)
-    blocks = count_blocks(config.cache, shape, memory, device, context, rows)
-    capacity = Capacity(blocks, shape.block_size, rows, context, slots, spec.vocab_size)
-    engine = Engine(model, spec, KVCache(blocks, shape, device), capacity, adapters)
+    one_layer = functools.partial(_one_layer, config, chosen)
+    with precompiled(one_layer, budget) if chosen.has_graphs else nullcontext():
+        weights = _weights(config, chosen)
+    adapters = _adapters(config, chosen, weights)
+    shape = _cache_shape(config, chosen)
+    memory = device_memory(chosen.device, weights.size_bytes + adapters.bank.size_bytes)
+    rows, context = config.scheduler.max_running_requests, chosen.spec.context_length
+    blocks = count_blocks(config.cache, shape, memory, chosen.device, context, rows)
+    engine = _assemble(config, chosen, weights, adapters, blocks)
     engine.warm_up()  # also of what fits into no graph
-    if device.type == "cpu":
+    if chosen.device.type == "cpu":
         engine.share_threads(choose_threads(config.model.cpu_threads, processors, engine.seconds_of_step))
-    if has_graphs:
+    if chosen.has_graphs:
         engine.capture(budget, config.quiet)
         engine.warm_up()
     return engine
 
 
-def _one_layer(
-    config: EngineConfig,
-    spec: ModelSpec,
-    device: torch.device,
-    dtype: torch.dtype,
-    context: int,
-    sites: tuple[str, ...],
-) -> Engine:
+def _one_layer(config: EngineConfig, chosen: Choices) -> Engine:
     """An engine that needs every kernel the real one needs, and hardly any memory."""
-    spec, slots, max_rank = replace(spec, layers=1), 1, config.lora.max_lora_rank
-    rows, block_size = config.scheduler.max_running_requests, config.cache.kv_block_size
-    places = slots + LANDINGS
-    weights = dummy_weights(spec, device, dtype, annex=annex_rows(spec, sites, places, max_rank))
-    bank = Bank(spec, places, max_rank, dtype, device, weights.annexes)
-    adapters = _adapters(config.lora, bank, spec, "triton", rows)
-    model = Llama(spec, weights, *_kernels("triton", device, spec.head_dim, dtype), adapters)
-    shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, block_size, dtype)
-    capacity = Capacity(REHEARSED_BLOCKS, block_size, rows, context, slots)
-    return Engine(model, spec, KVCache(REHEARSED_BLOCKS, shape, device), capacity, adapters)
+    chosen = replace(chosen, spec=replace(chosen.spec, layers=1), slots=1, backend="triton")
+    config = replace(config, model=replace(config.model, load_format="dummy"))
+    weights = _weights(config, chosen)
+    return _assemble(config, chosen, weights, _adapters(config, chosen, weights), FEW_BLOCKS)
 
 
-def _context_length(config: ModelConfig, spec: ModelSpec) -> int:
-    if config.context_length is not None and config.context_length > spec.context_length:
-        raise ConfigError(
-            f"context_length is {config.context_length}, but the model was made for {spec.context_length} tokens; "
-            f"ask for at most that, or leave it out."
-        )
-    return config.context_length or spec.context_length
+def _assemble(config: EngineConfig, chosen: Choices, weights: Weights, adapters: Adapters, blocks: int) -> Engine:
+    spec, shape = chosen.spec, _cache_shape(config, chosen)
+    model = make_model(spec, weights, Kernels(*_kernels(chosen), adapters.project))
+    rows = config.scheduler.max_running_requests
+    capacity = Capacity(blocks, shape.block_size, rows, spec.context_length, chosen.slots, spec.vocab_size)
+    return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters)
 
 
-def _memory_with_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DeviceMemory:
-    """What the device will have once the weights are there."""
-    size = weight_bytes(spec, dtype)
-    memory = device_memory(device, size)
-    if device.type == "cpu":
-        return memory
-    if size > memory.total - memory.taken:
-        raise ConfigError(
-            f"The model's weights take {size >> 20} MiB, but only {(memory.total - memory.taken) >> 20} of the GPU's "
-            f"{memory.total >> 20} MiB are free; free some, or serve a smaller model."
-        )
-    return DeviceMemory(memory.total, memory.taken + size)
+def _weights(config: EngineConfig, chosen: Choices) -> Weights:
+    spec, device, dtype = chosen.spec, chosen.device, chosen.dtype
+    annex = annex_rows(spec, chosen.annexed, chosen.places, config.lora.max_lora_rank)
+    if config.model.load_format == "dummy":
+        return dummy_weights(spec, device, dtype, annex=annex, four_bit=chosen.four_bit)
+    return load_weights(chosen.folder, spec, device, dtype, config.quiet, annex, chosen.four_bit)
 
 
-def _adapters(config: LoraConfig, bank: Bank, spec: ModelSpec, backend: str, rows: int) -> Adapters:
+def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
+    spec = chosen.spec
+    return CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, chosen.dtype)
+
+
+def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapters:
     """The adapters' side of the engine. The bank is made before KV takes what is left."""
-    project: Project = StackedProjector(bank) if bank.device.type == "cpu" else project_with_lora
-    if backend == "triton":
+    lora: LoraConfig = config.lora
+    bank = Bank(chosen.spec, chosen.places, lora.max_lora_rank, chosen.dtype, chosen.device, weights.annexes)
+    project: Project = StackedProjector(bank) if chosen.device.type == "cpu" else project_with_lora
+    if chosen.lora_backend == "triton":
         from rota.engine.lora.triton_ops import TritonProjector
 
         project = TritonProjector(bank.device)
-    read = checkpoint_reader(bank, spec, config.adapter_root)
-    return Adapters(bank, read, project, rows, config.enable_lora_overlap_loading)
+    read = checkpoint_reader(bank, chosen.spec, lora.adapter_root)
+    return Adapters(bank, read, project, config.scheduler.max_running_requests, lora.enable_lora_overlap_loading)
 
 
-def _kernels(backend: str, device: torch.device, head_dim: int, dtype: torch.dtype) -> tuple[Operations, Attention]:
-    scale = head_dim**-0.5
+def _kernels(chosen: Choices) -> tuple[Operations, Attention]:
+    spec, device = chosen.spec, chosen.device
     # Here because Triton is there only where PyTorch has a GPU to use it on.
-    if backend == "flashinfer":
+    if chosen.backend == "flashinfer":
         from rota.engine.attention.flashinfer_attention import FlashInferAttention
         from rota.engine.ops import fused
 
-        return fused, FlashInferAttention(head_dim, dtype, device)
-    if backend == "triton":
+        return fused, FlashInferAttention(spec.attention_scale, spec.head_dim, chosen.dtype, device)
+    if chosen.backend == "triton":
         from rota.engine.attention.triton_attention import TritonAttention
         from rota.engine.ops import fused
 
-        return fused, TritonAttention(scale)
-    return CPUOperations() if device.type == "cpu" else reference, TorchAttention(scale)
+        return fused, TritonAttention(spec.attention_scale)
+    return CPUOperations() if device.type == "cpu" else reference, TorchAttention(spec.attention_scale)

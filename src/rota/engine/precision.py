@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from rota.core.config import ModelConfig
 from rota.core.errors import ConfigError
+from rota.engine.cpu.processor import Processor, do_without_onednn, slowdown
 from rota.engine.model.spec import DTYPES
-from rota.engine.processor import Processor, do_without_onednn, slowdown
 from rota.engine.quantised.matrices import Kind
 
 LOG = logging.getLogger("rota.engine")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rota.engine.step import DeviceStep, PrefillPart, int32
+from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _step(cache: PagedCache, rows: list[int], lengths: list[int], longest: int, 
     return DeviceStep(
         token_ids=nothing,
         positions=nothing,
-        slots=nothing,
+        addresses=nothing,
         tables=cache.tables,
         decode_rows=int32([row % cache.tables.shape[0] for row in rows], device),
         decode_lengths=int32(lengths, device),

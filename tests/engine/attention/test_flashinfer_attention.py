@@ -99,7 +99,7 @@ def installed(monkeypatch) -> Iterator[None]:
 
 
 def new_attention() -> Any:
-    return flashinfer_attention.FlashInferAttention(64, torch.bfloat16, torch.device(DEVICE))
+    return flashinfer_attention.FlashInferAttention(64**-0.5, 64, torch.bfloat16, torch.device(DEVICE))
 
 
 @pytest.mark.parametrize(("kv_heads", "group", "block_size"), [(2, 4, 16), (1, 1, 8)])
@@ -147,4 +147,4 @@ def test_a_step_that_the_host_knows_nothing_of_and_decodes_are_triton_s():
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, torch.float32), (80, torch.bfloat16)])
 def test_what_it_has_no_kernels_for_is_refused_at_the_start(head_dim, dtype):
     with pytest.raises(ConfigError, match=f"heads of {head_dim} numbers in {dtype}.*--attention-backend triton"):
-        flashinfer_attention.FlashInferAttention(head_dim, dtype, torch.device(DEVICE))
+        flashinfer_attention.FlashInferAttention(0.125, head_dim, dtype, torch.device(DEVICE))

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from rota.engine.model.spec import ModelSpec, read_spec
+from rota.engine.families.table import read_spec
+from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 

@@ -11,17 +11,18 @@ import pytest
 import torch
 
 from rota.core.ids import Slot
+from rota.engine.families.table import read_spec
 from rota.engine.lora.adapters import Adapters
 from rota.engine.lora.annex import annex_rows, annexed_sites
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.checkpoint import read_checkpoint
-from rota.engine.lora.layout import SITES
+from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import project_with_lora
-from rota.engine.matrices import ALIGNMENT
 from rota.engine.model.linear import Linear
-from rota.engine.model.spec import ModelSpec, read_spec
-from rota.engine.weights import LayerWeights, Weights, load_weights, weight_bytes
+from rota.engine.model.sites import SITES
+from rota.engine.model.spec import ModelSpec
+from rota.engine.weights.load import LayerWeights, Weights, load_weights, weight_bytes
+from rota.engine.weights.matrices import ALIGNMENT
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 

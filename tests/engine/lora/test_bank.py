@@ -14,11 +14,10 @@ from rota.core.errors import ConfigError
 from rota.core.ids import Slot
 from rota.engine.device import DeviceMemory
 from rota.engine.lora.bank import Bank, count_slots, slot_bytes
-from rota.engine.lora.checkpoint import read_checkpoint
+from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.host import HostAdapter, run_length, stacked_sites
-from rota.engine.lora.layout import SITES
-from rota.engine.lora.sites import site_shapes
 from rota.engine.model.rotary import RotarySpec
+from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import make_adapter
 
@@ -39,7 +38,8 @@ SMALL = ModelSpec(
     has_qkv_bias=False,
     has_output_bias=False,
     has_mlp_bias=False,
-    has_head_norms=False,
+    layer_norms=(),
+    attention_scale=0.25,
     has_tied_embeddings=True,
     dtype=torch.float32,
     eos_token_ids=(),

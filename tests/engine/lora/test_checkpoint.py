@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.checkpoint import read_checkpoint
+from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.host import HostAdapter, StackedSite, stacked_sites
-from rota.engine.lora.sites import module_name, module_names, site_shapes
+from rota.engine.model.sites import module_name, module_names, site_shapes
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import (
     ATTENTION,

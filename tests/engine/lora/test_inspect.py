@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.inspect import describe
+from rota.engine.lora.files.inspect import describe
 from tests.engine.lora.adapter_factory import change_config, change_dtype, change_tensors, make_adapter
 
 

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from rota.engine.lora import reference
 from rota.engine.lora.batch import BatchFrame, make_batch
-from rota.engine.lora.layout import LoraBatch, SiteFactors, SiteShape
+from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.stacked import StackedProjector
 from rota.engine.model.linear import Matrix
+from rota.engine.model.sites import SiteShape
+from rota.engine.step.lora_batch import LoraBatch
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_ops = load("rota.engine.lora.triton_ops")

@@ -9,8 +9,8 @@ import torch
 
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
+from rota.engine.lora.files.reader import AdapterReader, Refused
 from rota.engine.lora.host import HostAdapter
-from rota.engine.lora.reader import AdapterReader, Refused
 from tests.waiting import PATIENCE_S, until
 
 READ = HostAdapter((torch.zeros(1),), (0,), torch.zeros(1, 1, dtype=torch.int32))

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from rota.engine.lora import stacked
 from rota.engine.lora.batch import make_batch
-from rota.engine.lora.layout import LoraBatch, SiteFactors, SiteShape
+from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.reference import project_with_lora
 from rota.engine.lora.stacked import StackedProjector
 from rota.engine.model.linear import Linear
+from rota.engine.model.sites import SiteShape
+from rota.engine.step.lora_batch import LoraBatch
 
 SITE = SiteShape("qkv", 32, (("q_proj", 16), ("k_proj", 8), ("v_proj", 8)))
 SLOTS, RANK = 6, 8

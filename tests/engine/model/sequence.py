@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from rota.engine.attention.torch_attention import TorchAttention
-from rota.engine.model.llama import Llama
-from rota.engine.model.spec import read_spec
+from rota.engine.families.family import Kernels
+from rota.engine.families.table import make_model, read_spec
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
+from rota.engine.ops.protocol import Operations
 from rota.engine.quantised.matrices import FourBit
-from rota.engine.step import DeviceStep, Operations, PrefillPart, int32
-from rota.engine.weights import load_weights
+from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
+from rota.engine.weights.load import load_weights
 
 BLOCK_SIZE = 8
 PAGES = 32
@@ -35,8 +36,8 @@ class Sequences:
     ) -> None:
         spec = read_spec(folder)
         weights = load_weights(folder, spec, CPU, dtype, quiet=True, four_bit=four_bit)
-        attention = TorchAttention(scale=spec.head_dim**-0.5)
-        self.model = Llama(spec, weights, FAMILIES_OF_OPERATIONS[operations], attention)
+        attention = TorchAttention(spec.attention_scale)
+        self.model = make_model(spec, weights, Kernels(FAMILIES_OF_OPERATIONS[operations], attention))
         size = (rows * PAGES, spec.kv_heads, BLOCK_SIZE, spec.head_dim)
         self.cache = [(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)) for _ in range(spec.layers)]
         order = torch.randperm(rows * PAGES, generator=torch.Generator().manual_seed(1))
@@ -60,7 +61,7 @@ class Sequences:
         step = DeviceStep(
             token_ids=torch.tensor(tokens),
             positions=torch.tensor(positions),
-            slots=torch.tensor(slots),
+            addresses=torch.tensor(slots),
             tables=self.tables,
             decode_rows=int32(list(decodes)),
             decode_lengths=int32(lengths),

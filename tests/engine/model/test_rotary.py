@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from rota.engine.families.table import read_spec
 from rota.engine.model.rotary import rotary_table
-from rota.engine.model.spec import ModelSpec, read_spec
+from rota.engine.model.spec import ModelSpec
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rota.core.errors import ModelError
-from rota.engine.model.spec import ModelSpec, read_spec
+from rota.engine.families.table import read_spec
+from rota.engine.model.spec import ModelSpec
 from tests.engine.model_factory import FAMILIES, make_tiny_model
 
 CONFIG = {
@@ -46,7 +47,8 @@ def test_a_folder_saved_by_transformers_is_understood(tmp_path, family):
     )
     assert spec.kv_heads == config.num_key_value_heads
     assert spec.has_qkv_bias == (family == "qwen2")
-    assert spec.has_head_norms == (family == "qwen3")
+    assert (("self_attn.q_norm", spec.head_dim) in spec.layer_norms) == (family == "qwen3")
+    assert (spec.attention_scale == spec.head_dim**-0.5) == (family != "granite")
     assert spec.has_tied_embeddings == (family == "smollm2")
     assert spec.rotary.kind == ("llama3" if family == "llama3" else "default")
     assert (spec.dtype, spec.context_length, spec.eos_token_ids) == (torch.float32, 512, (2,))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rota.engine.ops import reference
-from rota.engine.step import DeviceStep, int32
+from rota.engine.step.device_step import DeviceStep, int32
 from tests.engine.triton_interpreter import DEVICE, load
 
 fused = load("rota.engine.ops.fused")

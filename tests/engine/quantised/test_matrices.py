@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rota.engine.model.spec import read_spec
+from rota.engine.families.table import read_spec
 from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.groups import MIDDLE, in_eight_bits, in_four_bits
 from rota.engine.quantised.matrices import FEW_ROWS, FourBit, Kind
 from rota.engine.quantised.names import CODES, GROUPS_FILE, MINIMA, SCALES
-from rota.engine.weights import load_weights
+from rota.engine.weights.load import load_weights
 from tests.engine.model.sequence import Sequences
 from tests.engine.model_factory import make_tiny_model
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rota.core.errors import ConfigError
 from rota.engine.attention.triton_attention import TritonAttention
-from rota.engine.step import DeviceStep, PrefillPart, int32
+from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
 HEAD_DIMS = (64, 128, 256)
 WORKSPACE_BYTES = 128 << 20
@@ -34,7 +34,7 @@ class _Planner:
 class FlashInferAttention:
     """Paged attention for GPUs. The newest step is known by identity, so its tensors must not change under way."""
 
-    def __init__(self, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, scale: float, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ConfigError for what FlashInfer has no kernels for."""
         import flashinfer  # whoever has not installed it can do without
 
@@ -43,8 +43,8 @@ class FlashInferAttention:
                 f"attention_backend is 'flashinfer', which has no kernels for heads of {head_dim} numbers in {dtype}, "
                 f"but for {', '.join(map(str, HEAD_DIMS))} in bfloat16 and float16; use --attention-backend triton."
             )
-        self._scale = head_dim**-0.5
-        self._triton = TritonAttention(self._scale)
+        self._scale = scale
+        self._triton = TritonAttention(scale)
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper
         self._planners = itertools.cycle([_Planner(wrapper(workspace, "HND")) for _ in range(PLANNERS)])

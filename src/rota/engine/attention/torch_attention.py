@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.engine.padding import pad_rows, padded_rows
-from rota.engine.step import DeviceStep
+from rota.engine.step.device_step import DeviceStep
 
 # Rows of different lengths share a call until padding them costs more than another call: by estimate 60 µs a call and
 # 0.08 µs a padded token, from single calls with SmolLM2's heads in bf16 on two cores; other values were not tried.

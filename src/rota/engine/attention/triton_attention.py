@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rota.engine.attention.triton_decode import combine_kernel, decode_kernel
 from rota.engine.attention.triton_prefill import prefill_kernel
-from rota.engine.step import DeviceStep
+from rota.engine.step.device_step import DeviceStep
 
 # The smallest number of rows a matrix instruction takes.
 SMALLEST_DOT = 16

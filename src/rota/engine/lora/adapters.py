@@ -14,11 +14,13 @@ from rota.core.ids import BASE, AdapterId, Slot
 from rota.core.messages import Message
 from rota.core.plan import StepPlan
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.batch import BatchFrame, make_batch, tile_size_for
+from rota.engine.lora.batch import BatchFrame, tile_size_for
 from rota.engine.lora.host import HostAdapter
-from rota.engine.lora.layout import SITES, LoraBatch, SiteFactors
+from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.loader import AdapterLoader
 from rota.engine.model.linear import Projection
+from rota.engine.model.sites import SITES
+from rota.engine.step.lora_batch import LoraBatch
 
 Numbers = NDArray[np.int32]
 # A projection of x, with what each token's adapter adds to it.
@@ -72,19 +74,12 @@ class Adapters:
         assert slots.min() >= 0, "a step uses an adapter that is in no slot"
         return slots
 
-    def no_slots(self, tokens: int) -> Numbers:
-        """The slots of so many tokens of the base model."""
-        return np.full(tokens, self.bank.slots, np.int32)
-
     def project(self, projection: Projection, x: Tensor, layer: int, site: str, batch: LoraBatch) -> Tensor:
         """A matrix product at a site, and what each token's adapter adds to it."""
         return self._project(projection, x, self._factors[layer][site], batch)
 
-    def batch(self, token_slots: Numbers) -> LoraBatch:
-        return make_batch(token_slots, self.bank.slots, self.bank.device)
-
     def frame(self, tokens: int) -> BatchFrame:
-        """How a captured step of so many tokens takes its slots."""
+        """How a step of so many tokens takes its slots."""
         return BatchFrame(tokens, self.bank.slots, tile_size_for(tokens))
 
     def _order(self, plan: StepPlan) -> None:

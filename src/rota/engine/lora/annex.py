@@ -17,8 +17,7 @@ from collections.abc import Collection
 
 import torch
 
-from rota.engine.lora.layout import SiteShape
-from rota.engine.lora.sites import site_shapes
+from rota.engine.model.sites import SiteShape, site_shapes
 from rota.engine.model.spec import ModelSpec
 
 # What an H200 reads in a microsecond, which is about what shrink's own kernel costs at a site.

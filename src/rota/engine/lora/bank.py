@@ -13,8 +13,8 @@ from rota.core.errors import ConfigError
 from rota.core.ids import Slot
 from rota.engine.device import DeviceMemory
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
-from rota.engine.lora.layout import SITES, SiteFactors
-from rota.engine.lora.sites import site_shapes
+from rota.engine.lora.layout import SiteFactors
+from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 
 MEBIBYTE = 1 << 20

@@ -13,14 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.engine.device import send
-from rota.engine.lora.layout import LoraBatch
-
-Numbers = NDArray[np.int32]
-Groups = tuple[tuple[int, int, int], ...]
+from rota.engine.step.lora_batch import Groups, LoraBatch
+from rota.engine.step.sections import Layout, Numbers
 
 # Decoding brings each slot a few tokens, and 16 is the least a matrix instruction takes; a prompt fills large tiles.
 DECODE_TILE = 16
@@ -78,11 +75,7 @@ def tile_table(token_slots: Numbers, slots: int, tile_size: int, tiles: int | No
 
 @dataclass(frozen=True, slots=True)
 class BatchFrame:
-    """The sizes of a batch, by which it travels as one array and a captured graph always finds it in one place.
-
-    [token_slots | order | tile_slots | tile_starts | tile_counts]
-       tokens      tokens    tiles        tiles         tiles
-    """
+    """The sizes of a batch, by which it travels as one array and a captured graph always finds it in one place."""
 
     tokens: int
     slots: int
@@ -95,28 +88,36 @@ class BatchFrame:
     @property
     def numbers(self) -> int:
         """How many int32 the array holds."""
-        return 2 * self.tokens + 3 * self.tiles
+        return self._layout.numbers
 
-    def write(self, token_slots: Numbers, array: Numbers) -> Groups:
-        """Fill the array for these tokens; where they are fewer than the frame's, base tokens make up the rest."""
-        assert len(array) == self.numbers and len(token_slots) <= self.tokens
-        padded = array[: self.tokens]
+    @property
+    def _layout(self) -> Layout:
+        tokens, tiles = self.tokens, self.tiles
+        return Layout(
+            {"token_slots": tokens, "order": tokens, "tile_slots": tiles, "tile_starts": tiles, "tile_counts": tiles}
+        )
+
+    def pack(self, token_slots: Numbers) -> tuple[Numbers, Groups]:
+        """The array for these tokens; where they are fewer than the frame's, base tokens make up the rest."""
+        padded = np.full(self.tokens, self.slots, np.int32)
         padded[: len(token_slots)] = token_slots
-        padded[len(token_slots) :] = self.slots
         table = tile_table(padded, self.slots, self.tile_size, self.tiles)
-        np.concatenate((table.order, table.slots, table.starts, table.counts), out=array[self.tokens :])
-        return table.groups
+        sections = {
+            "token_slots": padded,
+            "order": table.order,
+            "tile_slots": table.slots,
+            "tile_starts": table.starts,
+            "tile_counts": table.counts,
+        }
+        return self._layout.pack(sections, padding={}), table.groups
 
-    def view(self, numbers: Tensor, groups: Groups = ()) -> LoraBatch:
-        """The batch that lies in a written array's device twin; it shares its memory."""
-        token_slots, order, *tiles = numbers.split([self.tokens, self.tokens, self.tiles, self.tiles, self.tiles])
-        tile_slots, tile_starts, tile_counts = tiles
-        return LoraBatch(token_slots, order, tile_slots, tile_starts, tile_counts, self.tile_size, groups)
+    def unpack(self, line: Tensor, groups: Groups = ()) -> LoraBatch:
+        """The batch that lies in a packed array's device twin; it shares its memory."""
+        return LoraBatch(**self._layout.unpack(line), tile_size=self.tile_size, groups=groups)
 
 
 def make_batch(token_slots: Numbers, slots: int, device: torch.device, tile_size: int | None = None) -> LoraBatch:
     """The batch of one step, sent to the device without waiting; base tokens have the value `slots`."""
     frame = BatchFrame(len(token_slots), slots, tile_size or tile_size_for(len(token_slots)))
-    array = np.empty(frame.numbers, np.int32)
-    groups = frame.write(token_slots, array)
-    return frame.view(send(array, device), groups)
+    line, groups = frame.pack(token_slots)
+    return frame.unpack(send(line, device), groups)

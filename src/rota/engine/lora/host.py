@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rota.engine.lora.layout import SiteShape
+from rota.engine.model.sites import SiteShape
 
 PIECE_BYTES = 1 << 20
 PAUSE_S = 0.001

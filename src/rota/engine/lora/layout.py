@@ -22,24 +22,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-SITES = ("qkv", "o", "gate_up", "down")
-
-
-@dataclass(frozen=True, slots=True)
-class SiteShape:
-    """One stacked projection: what goes in, and how wide each of its parts comes out."""
-
-    name: str
-    inputs: int
-    parts: tuple[tuple[str, int], ...]  # ("q_proj", heads * head_dim), …
-
-    @property
-    def outputs(self) -> int:
-        return sum(width for _, width in self.parts)
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        return tuple(width for _, width in self.parts)
+from rota.engine.model.sites import SiteShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +37,3 @@ class SiteFactors:
     @property
     def max_rank(self) -> int:
         return self.b.shape[1]
-
-
-# By identity, not by value: what is worked out for a batch once is found again at its every site.
-@dataclass(frozen=True, slots=True, eq=False)
-class LoraBatch:
-    """Which slot each token of a step belongs to, and the same tokens grouped into tiles of one slot each.
-
-    Tokens of the base model are in no tile and cost nothing. All tensors are inputs, none a constant: a captured
-    graph serves any assignment. Unused tiles come last and have a count of 0.
-    """
-
-    token_slots: Tensor  # [tokens] int32; base tokens have the value `slots` (one past the last)
-    order: Tensor  # [tokens] int32, token indices sorted by slot
-    tile_slots: Tensor  # [tiles] int32
-    tile_starts: Tensor  # [tiles] int32, where a tile begins in `order`
-    tile_counts: Tensor  # [tiles] int32, tokens in it, at most tile_size
-    tile_size: int
-    # Host copy of the groups, for code that loops: (slot, first, end) in `order`, end not included.
-    groups: tuple[tuple[int, int, int], ...]

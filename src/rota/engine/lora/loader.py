@@ -20,9 +20,9 @@ from rota.core.errors import AdapterError
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.checkpoint import read_checkpoint
+from rota.engine.lora.files.checkpoint import read_checkpoint
+from rota.engine.lora.files.reader import AdapterReader, Copy, Refused, reason_for
 from rota.engine.lora.host import HostAdapter
-from rota.engine.lora.reader import AdapterReader, Copy, Refused, reason_for
 from rota.engine.model.spec import ModelSpec
 
 

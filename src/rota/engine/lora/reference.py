@@ -15,9 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rota.engine.lora.layout import LoraBatch, SiteFactors, SiteShape
+from rota.engine.lora.layout import SiteFactors
 from rota.engine.model.linear import Projection
+from rota.engine.model.sites import SiteShape
 from rota.engine.padding import pad_rows, padded_rows
+from rota.engine.step.lora_batch import LoraBatch
 
 Indices = NDArray[np.int64]
 

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.layout import LoraBatch, SiteFactors
+from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.reference import add_lora
 from rota.engine.model.linear import Projection, projection
+from rota.engine.step.lora_batch import LoraBatch
 
 # Of all adapters in a step, at one site. With more of them most of the work would be struck out.
 MOST_RANKS = 96

@@ -14,9 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from rota.engine.lora.batch import DECODE_TILE
-from rota.engine.lora.layout import LoraBatch, SiteFactors
+from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.triton_kernels import expand_kernel, shrink_kernel
 from rota.engine.model.linear import Matrix, Projection
+from rota.engine.step.lora_batch import LoraBatch
 
 # The smallest number of rows a matrix instruction takes.
 SMALLEST_DOT = 16

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rota.engine.model.ways import Ways
+from rota.engine.model.gemm_choice import GemmChoice
 from rota.engine.padding import pad_rows
 
 
@@ -37,11 +37,11 @@ class Projection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """x Wᵀ + b, the weight as [outputs, inputs], in the way that was found to be quicker."""
+    """x Wᵀ + b, the weight as [outputs, inputs], by the library that was found to be quicker."""
 
     weight: Tensor
     bias: Tensor | None = None
-    ways: Ways | None = None
+    gemm: GemmChoice | None = None
     keeps_weight: ClassVar[bool] = True
 
     @property
@@ -50,8 +50,8 @@ class Matrix:
 
     def __call__(self, x: Tensor) -> Tensor:
         bias = self.bias
-        if bias is None and self.ways is not None:
-            bias = self.ways.bias_for(len(x))
+        if bias is None and self.gemm is not None:
+            bias = self.gemm.bias_for(len(x))
         return functional.linear(x, self.weight, bias)
 
 
@@ -86,19 +86,19 @@ class PackedLinear:
         return product[:rows]
 
 
-def projection(weight: Tensor, bias: Tensor | None = None, ways: Ways | None = None) -> Projection:
+def projection(weight: Tensor, bias: Tensor | None = None, gemm: GemmChoice | None = None) -> Projection:
     """The quickest form of a matrix where it lies; a packed one is a copy, and the caller may drop `weight`."""
     if weight.device.type != "cpu" or not _packs(weight.dtype):
-        return Linear(weight, bias, ways)
+        return Linear(weight, bias, gemm)
     return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
 
 
-def learn_ways(projections: Sequence[Projection], rows: Sequence[int]) -> None:
+def tune_gemms(projections: Sequence[Projection], rows: Sequence[int]) -> None:
     """Find out how matrices of one shape, one for each layer, are multiplied quickest; widened ones by themselves."""
     matrices = [one for one in projections if isinstance(one, Linear)]
     for some in (matrices, [one.widened for one in matrices if one.widened is not None]):
-        if some and (ways := some[0].ways) is not None:
-            ways.learn([one.weight for one in some], rows)
+        if some and (gemm := some[0].gemm) is not None:
+            gemm.tune([one.weight for one in some], rows)
 
 
 def _packs(dtype: torch.dtype) -> bool:

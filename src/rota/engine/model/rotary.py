@@ -9,6 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rota.core.errors import ModelError
+from rota.engine.model.config_file import ConfigFile
+
+ROTARY_KINDS = ("default", "dynamic", "linear", "llama3", "yarn")
+
 
 @dataclass(frozen=True, slots=True)
 class RotarySpec:
@@ -27,6 +32,51 @@ class RotarySpec:
     # Only yarn: whether its blend begins and ends at whole dimensions, and what cosines and sines are multiplied by.
     is_truncated: bool = True
     attention_factor: float = 1.0
+
+
+def read_rotary(config: ConfigFile) -> RotarySpec:
+    """Both spellings: `rope_theta` beside `rope_scaling`, and transformers 5's `rope_parameters` with all in one."""
+    values = config.section("rope_parameters") or config.section("rope_scaling")
+    scaling = ConfigFile(config.path, values)
+    if any(isinstance(value, dict) for value in values.values()):
+        raise ModelError(f"{config.path} has rotary parameters per kind of layer; Rota wants one set for all layers.")
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    if kind not in ROTARY_KINDS:
+        raise ModelError(
+            f"{config.path} asks for rope scaling '{kind}', which Rota does not do; it does {', '.join(ROTARY_KINDS)}."
+        )
+    if scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise ModelError(f"{config.path} rotates only part of each head (partial_rotary_factor); Rota rotates all.")
+    theta = scaling.number("rope_theta", config.number("rope_theta", 10_000.0))
+    # Dynamic scaling sets in beyond max_position_embeddings, where we do not go: the context ends there.
+    if kind in ("default", "dynamic"):
+        return RotarySpec(theta)
+    longest = config.whole("max_position_embeddings")
+    original = config.whole(
+        "original_max_position_embeddings", scaling.whole("original_max_position_embeddings", longest)
+    )
+    if kind == "linear":
+        return RotarySpec(theta, "linear", scaling.number("factor"))
+    if kind == "llama3":
+        low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
+        if low >= high:
+            raise ModelError(f"{config.path}: high_freq_factor ({high:g}) must be above low_freq_factor ({low:g}).")
+        return RotarySpec(theta, "llama3", scaling.number("factor"), original, fewest_turns=low, most_turns=high)
+    factor = scaling.number("factor", longest / original)
+    attention_factor = yarn_attention_factor(factor)
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        attention_factor = yarn_attention_factor(factor, scaling.number("mscale"))
+        attention_factor /= yarn_attention_factor(factor, scaling.number("mscale_all_dim"))
+    return RotarySpec(
+        theta,
+        "yarn",
+        factor,
+        original,
+        fewest_turns=scaling.number("beta_slow", 1.0),
+        most_turns=scaling.number("beta_fast", 32.0),
+        is_truncated=scaling.flag("truncate", True),
+        attention_factor=scaling.number("attention_factor", attention_factor),
+    )
 
 
 def rotary_table(rotary: RotarySpec, head_dim: int, positions: int, device: torch.device | str = "cpu") -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.engine.ops import reference
-from rota.engine.step import DeviceStep
+from rota.engine.step.device_step import DeviceStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class CPUOperations:
 def _turn(step: DeviceStep, rotary: Tensor, keys: Tensor, dtype: torch.dtype) -> _Turn:
     kv_heads, block_size, head_dim = keys.shape[1:]
     cosine, sine = rotary[step.positions].to(dtype).view(-1, 1, 2, head_dim // 2).chunk(2, dim=2)
-    blocks, offsets = step.slots[:, None] // block_size, step.slots[:, None] % block_size
+    blocks, offsets = step.addresses[:, None] // block_size, step.addresses[:, None] % block_size
     places = (blocks * kv_heads + torch.arange(kv_heads)) * block_size + offsets
     return _Turn(step, torch.cat((cosine, cosine), 2), torch.cat((-sine, sine), 2), places.flatten())
 

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from rota.engine.ops.fused_kernels import rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
-from rota.engine.step import DeviceStep
+from rota.engine.step.device_step import DeviceStep
 
 # 128 threads with 16 bytes of bfloat16 each, twice.
 SILU_COLUMNS = 2048
@@ -66,7 +66,7 @@ def rotate_and_store(
     heads_tile = min(HEADS_PER_PROGRAM, triton.next_power_of_2(heads + 2 * kv_heads))
     grid = (tokens, triton.cdiv(heads + 2 * kv_heads, heads_tile))
     rotate_and_store_kernel[grid](
-        qkv, rotary, step.positions, step.slots, query, keys, values, query_norm, key_norm, epsilon,
+        qkv, rotary, step.positions, step.addresses, query, keys, values, query_norm, key_norm, epsilon,
         qkv.stride(0), *keys.stride()[:3], HEADS=heads, KV_HEADS=kv_heads, HALF=head_dim // 2,
         HALF_TILE=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size, HEADS_TILE=heads_tile,
         NORMS=norms is not None, num_warps=4,

@@ -59,12 +59,12 @@ def silu_multiply_kernel(
 
 
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
-@triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
+@triton.jit(do_not_specialize_on_alignment=["positions", "addresses"])
 def rotate_and_store_kernel(
     qkv,  # -> [tokens, (HEADS + 2 * KV_HEADS) * head_dim]
     rotary,  # -> [positions, 2 * HALF] float32, cosines then sines
     positions,  # -> [tokens] int64
-    slots,  # -> [tokens] int64
+    addresses,  # -> [tokens] int64
     query,  # -> [tokens, HEADS, head_dim]
     keys,  # -> [blocks, KV_HEADS, BLOCK_SIZE, head_dim]
     values,
@@ -120,8 +120,8 @@ def rotate_and_store_kernel(
     tl.store(out, turned_low, mask=is_query[:, None] & is_pair)
     tl.store(out + HALF, turned_high, mask=is_query[:, None] & is_pair)
 
-    slot = tl.load(slots + token)
-    in_cache = (slot // BLOCK_SIZE) * page_stride + (slot % BLOCK_SIZE) * token_stride
+    address = tl.load(addresses + token)
+    in_cache = (address // BLOCK_SIZE) * page_stride + (address % BLOCK_SIZE) * token_stride
     key_out = keys + in_cache + (head - HEADS)[:, None] * head_stride + pair[None, :]
     tl.store(key_out, turned_low, mask=is_key[:, None] & is_pair)
     tl.store(key_out + HALF, turned_high, mask=is_key[:, None] & is_pair)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rota.engine.step import DeviceStep
+from rota.engine.step.device_step import DeviceStep
 
 # Far beyond any key or value of a model that works, and far enough from the end of float32 to be multiplied and summed.
 LARGEST_STORED = 1e30
@@ -41,7 +41,7 @@ def rotate_and_store(
         query_norm, key_norm, epsilon = norms
         query, key = rms_norm(query, query_norm, epsilon), rms_norm(key, key_norm, epsilon)
     cosine, sine = rotary[step.positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, head_dim / 2]
-    blocks, offsets = step.slots // block_size, step.slots % block_size
+    blocks, offsets = step.addresses // block_size, step.addresses % block_size
     keys[blocks, :, offsets] = storable(_rotate(key, cosine, sine))
     values[blocks, :, offsets] = storable(value)
     return _rotate(query, cosine, sine)

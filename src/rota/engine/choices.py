@@ -1,0 +1,95 @@
+"""Choices are made before anything is read: how a model is computed on the machine at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from rota.core.config import LANDINGS, EngineConfig, ModelConfig
+from rota.core.errors import ConfigError
+from rota.engine.cpu.processor import look
+from rota.engine.device import DeviceMemory, choose_backend, choose_device, choose_lora_backend, device_memory
+from rota.engine.families.table import read_spec
+from rota.engine.folders.builtin import builtin_model_folder
+from rota.engine.lora.annex import annexed_sites
+from rota.engine.lora.bank import count_slots
+from rota.engine.model.spec import ModelSpec
+from rota.engine.precision import choose_dtype, choose_quantization
+from rota.engine.quantised.files import GroupsFile
+from rota.engine.quantised.matrices import FourBit
+from rota.engine.weights.load import weight_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """Of the model, of the device, and of the kernels."""
+
+    folder: Path
+    spec: ModelSpec
+    device: torch.device
+    dtype: torch.dtype
+    four_bit: FourBit | None
+    backend: str
+    lora_backend: str
+    has_graphs: bool
+    slots: int
+    annexed: tuple[str, ...]  # sites where adapters' A lie below the model's matrices
+
+    @property
+    def places(self) -> int:
+        return self.slots + LANDINGS
+
+
+def choose(config: EngineConfig) -> Choices:
+    """Raises ConfigError or ModelError for what cannot be served here."""
+    folder = Path(config.model.model_path) if config.model.model_path else builtin_model_folder(config.quiet)
+    spec = read_spec(folder)
+    # What is served, not what the model allows: the rotary table of a million positions takes half a gigabyte.
+    spec = replace(spec, context_length=_context_length(config.model, spec))
+    device = choose_device(config.model)
+    processor = look()
+    dtype = choose_dtype(config.model, spec.dtype, device, processor)
+    groups = GroupsFile(folder)
+    quantization = choose_quantization(config.model, groups.is_there, device, processor)
+    backend = choose_backend(config.model, device)
+    has_graphs = backend != "torch" and config.model.enable_cuda_graphs
+    lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
+    slots = count_slots(config.lora, spec, dtype, _memory_with_weights(spec, dtype, device), device)
+    annexed = annexed_sites(spec, slots + LANDINGS, config.lora.max_lora_rank, dtype)
+    return Choices(
+        folder=folder,
+        spec=spec,
+        device=device,
+        dtype=dtype,
+        four_bit=FourBit(quantization, groups) if quantization is not None else None,
+        backend=backend,
+        lora_backend=lora_backend,
+        has_graphs=has_graphs,
+        slots=slots,
+        annexed=annexed if lora_backend == "triton" else (),
+    )
+
+
+def _context_length(config: ModelConfig, spec: ModelSpec) -> int:
+    if config.context_length is not None and config.context_length > spec.context_length:
+        raise ConfigError(
+            f"context_length is {config.context_length}, but the model was made for {spec.context_length} tokens; "
+            f"ask for at most that, or leave it out."
+        )
+    return config.context_length or spec.context_length
+
+
+def _memory_with_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DeviceMemory:
+    """What the device will have once the weights are there."""
+    size = weight_bytes(spec, dtype)
+    memory = device_memory(device, size)
+    if device.type == "cpu":
+        return memory
+    if size > memory.total - memory.taken:
+        raise ConfigError(
+            f"The model's weights take {size >> 20} MiB, but only {(memory.total - memory.taken) >> 20} of the GPU's "
+            f"{memory.total >> 20} MiB are free; free some, or serve a smaller model."
+        )
+    return DeviceMemory(memory.total, memory.taken + size)

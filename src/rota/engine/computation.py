@@ -1,0 +1,99 @@
+"""A computation is a whole step on the device: from one array of numbers to tokens, the same in a graph and outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota.core.plan import Chunk, StepPlan
+from rota.engine.kv_cache import KVCache
+from rota.engine.lora.adapters import Adapters
+from rota.engine.model.protocol import Model
+from rota.engine.sampling.draw import argmax, mask_nan_rows
+from rota.engine.step.computed import Computed
+from rota.engine.step.frames import Frame, StepInputs
+from rota.engine.step.inputs import PackedStep, Rows
+from rota.engine.step.lora_batch import Groups, LoraBatch
+from rota.engine.step.sections import Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A step's inputs on the host, those of adapters behind the frame's, and what only the host knows of them."""
+
+    numbers: Numbers
+    has_adapters: bool
+    longest_decode: int
+    chunks: Sequence[Chunk] = ()
+    groups: Groups = ()
+
+
+class Computation:
+    """The model over rows, cache and adapters."""
+
+    def __init__(self, model: Model, rows: Rows, cache: KVCache, longest: int, adapters: Adapters | None) -> None:
+        self._model = model
+        self._rows = rows
+        self._cache = cache
+        self._longest = longest
+        self._adapters = adapters
+
+    def line(self, packed: PackedStep, plan: StepPlan) -> Line:
+        """The inputs of a packed plan; with adapters only if one of its rows has one."""
+        slots = self._adapters.slots_of(packed.token_rows) if self._adapters is not None else None
+        numbers, groups = self._with_slots(packed.line, slots) if slots is not None else (packed.line, ())
+        return Line(numbers, slots is not None, packed.longest_decode, plan.chunks, groups)
+
+    def padding(self, frame: Frame, has_adapters: bool) -> Numbers:
+        """The inputs of a step in which every row is padding."""
+        packed = self._rows.accept(StepPlan(0), frame)
+        if not has_adapters:
+            return packed.line
+        assert self._adapters is not None
+        numbers, _ = self._with_slots(packed.line, np.full(frame.tokens, self._adapters.bank.slots, np.int32))
+        return numbers
+
+    def compute(
+        self, inputs: Tensor, frame: Frame, has_adapters: bool, logits: Tensor | None = None, line: Line | None = None
+    ) -> Computed:
+        """A greedy step, right for any rows and lengths: a graph captures this, and knows no `line`.
+
+        Logits are written to the beginning of `logits` if it is there.
+        """
+        step_inputs = frame.unpack(inputs[: frame.numbers], line.chunks if line else ())
+        lora = self._lora(inputs, frame, line.groups if line else ()) if has_adapters else None
+        longest = line.longest_decode if line else self._longest
+        hidden = self._model.forward(self._rows.device_step(step_inputs, longest, lora), self._cache.layers)
+        sampling = _sampling(hidden, step_inputs)
+        rows, lengths = _sampled_rows(step_inputs)
+        logits = self._model.logits(sampling, None if logits is None else logits[: len(sampling)])
+        tokens = argmax(logits)
+        self._rows.newest_token[rows] = tokens
+        return Computed(mask_nan_rows(tokens, logits), logits, rows, lengths, hidden)
+
+    def _with_slots(self, line: Numbers, slots: Numbers) -> tuple[Numbers, Groups]:
+        assert self._adapters is not None
+        numbers, groups = self._adapters.frame(len(slots)).pack(slots)
+        return np.concatenate([line, numbers]), groups
+
+    def _lora(self, inputs: Tensor, frame: Frame, groups: Groups) -> LoraBatch:
+        assert self._adapters is not None
+        return self._adapters.frame(frame.tokens).unpack(inputs[frame.numbers :], groups)
+
+
+def _sampling(hidden: Tensor, inputs: StepInputs) -> Tensor:
+    """Of all tokens those whose logits are wanted: decodes, then the last of each chunk that samples."""
+    if inputs.chunks is None:
+        return hidden
+    return torch.cat([hidden[: len(inputs.rows)], hidden[inputs.chunks.last]])
+
+
+def _sampled_rows(inputs: StepInputs) -> tuple[Tensor, Tensor]:
+    """The rows that sample, and how many tokens each knows."""
+    if inputs.chunks is None:
+        return inputs.rows, inputs.lengths
+    return torch.cat([inputs.rows, inputs.sampled_rows]), torch.cat([inputs.lengths, inputs.sampled_lengths])

@@ -1,0 +1,1 @@
+"""What a CPU does in hardware, and with how many threads."""

@@ -1,0 +1,83 @@
+"""A Decoder is what all forward passes share: products with adapters, attention, the gated MLP, the head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rota.engine.families.family import Kernels
+from rota.engine.model.linear import Linear, Projection, tune_gemms
+from rota.engine.model.rotary import rotary_table
+from rota.engine.model.spec import ModelSpec
+from rota.engine.step.device_step import DeviceStep
+from rota.engine.weights.load import LayerWeights, Weights
+
+# Weights of a norm over each head of the queries and one of the keys, and their epsilon.
+HeadNorms = tuple[Tensor, Tensor, float]
+
+
+class Decoder:
+    """Weights and kernels of one model; a family adds `forward`."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, kernels: Kernels) -> None:
+        self.spec = spec
+        self.weights = weights
+        self.operations = kernels.operations
+        self._attention = kernels.attention
+        self._with_adapters = kernels.with_adapters
+        self._rotary = rotary_table(spec.rotary, spec.head_dim, spec.context_length, weights.embedding.device)
+
+    def tune(self, rows: Sequence[int]) -> None:
+        """Find out how products of so many rows are quickest; before anything is captured."""
+        layers = self.weights.layers
+        tune_gemms([layer.qkv for layer in layers], rows)
+        tune_gemms([layer.output for layer in layers], rows)
+        tune_gemms([layer.gate_up for layer in layers], rows)
+        tune_gemms([layer.down for layer in layers], rows)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[n, vocabulary] in the model's precision, into `out` if given; ask only for the rows that sample."""
+        head = self.weights.head
+        assert out is None or len(out) == len(hidden), "torch would put the logits elsewhere"
+        if out is None:
+            return head(hidden)
+        assert isinstance(head, Linear), "graphs keep logits, and they are a GPU's"
+        return torch.mm(hidden, head.weight.T, out=out)
+
+    def embed(self, step: DeviceStep) -> Tensor:
+        return functional.embedding(step.token_ids, self.weights.embedding)
+
+    def project(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Tensor:
+        """A matrix product, and what each token's adapter adds to it."""
+        if step.lora is None:
+            return projection(x)
+        assert self._with_adapters is not None, "a step with adapters needs a bank"
+        return self._with_adapters(projection, x, layer, site, step.lora)
+
+    def attend(
+        self,
+        qkv: Tensor,
+        step: DeviceStep,
+        cache: tuple[Tensor, Tensor],
+        norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """[tokens, heads * head_dim] of queries, keys and values beside each other; keys and values go to the cache."""
+        query = self.operations.rotate_and_store(qkv, self._rotary, step, *cache, norms)
+        attention, decodes = self._attention, step.decodes
+        if step.prefill is None:
+            attended = attention.decode(query, *cache, step)
+        elif decodes == 0:
+            attended = attention.prefill(query, *cache, step)
+        else:
+            parts = attention.decode(query[:decodes], *cache, step), attention.prefill(query[decodes:], *cache, step)
+            attended = torch.cat(parts)
+        return attended.flatten(1)
+
+    def feed_forward(self, layer: LayerWeights, x: Tensor, step: DeviceStep, index: int) -> Tensor:
+        """The gated MLP with silu."""
+        gate_up = self.project(layer.gate_up, x, step, index, "gate_up")
+        return self.project(layer.down, self.operations.silu_multiply(gate_up), step, index, "down")

@@ -1,0 +1,53 @@
+"""The forward pass of most families: a norm before each half of a layer, and what the half gives is added."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rota.engine.families.decoder import Decoder, HeadNorms
+from rota.engine.families.family import Kernels
+from rota.engine.model.spec import ModelSpec
+from rota.engine.step.device_step import DeviceStep
+from rota.engine.weights.load import LayerWeights, Weights
+
+ATTENTION_NORM, MLP_NORM = "input_layernorm", "post_attention_layernorm"
+QUERY_NORM, KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
+
+
+def pre_norms(hidden_size: int) -> tuple[tuple[str, int], ...]:
+    """The norms of a layer, by name, with their widths."""
+    return ((ATTENTION_NORM, hidden_size), (MLP_NORM, hidden_size))
+
+
+class PreNormModel(Decoder):
+    """Llama's order, which Mistral, Qwen and Granite keep."""
+
+    def __init__(self, spec: ModelSpec, weights: Weights, kernels: Kernels) -> None:
+        super().__init__(spec, weights, kernels)
+        # A layer ends with the norm its successor begins with: adding and norming are one operation.
+        self._next_norms = [layer.norms[ATTENTION_NORM] for layer in weights.layers[1:]] + [weights.norm]
+
+    @torch.inference_mode()
+    def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Hidden states [tokens, hidden] after the last norm; writes the tokens' keys and values into `cache`."""
+        layers = self.weights.layers
+        residual = self.embed(step)
+        x = self.operations.rms_norm(residual, layers[0].norms[ATTENTION_NORM], self.spec.norm_epsilon)
+        for index, (layer, kept, next_norm) in enumerate(zip(layers, cache, self._next_norms, strict=True)):
+            qkv = self.project(layer.qkv, x, step, index, "qkv")
+            attended = self.attend(qkv, step, kept, self._head_norms(layer))
+            x = self.project(layer.output, attended, step, index, "o")
+            x, residual = self.add_norm(x, residual, layer.norms[MLP_NORM])
+            x = self.feed_forward(layer, x, step, index)
+            x, residual = self.add_norm(x, residual, next_norm)
+        return x
+
+    def add_norm(self, x: Tensor, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual); may reuse both inputs' storage."""
+        return self.operations.add_rms_norm(x, residual, norm, self.spec.norm_epsilon)
+
+    def _head_norms(self, layer: LayerWeights) -> HeadNorms | None:
+        if QUERY_NORM not in layer.norms:
+            return None
+        return layer.norms[QUERY_NORM], layer.norms[KEY_NORM], self.spec.norm_epsilon

@@ -1,0 +1,48 @@
+"""The table of families: a folder names its architecture, and the table says who reads it and computes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rota.core.errors import ModelError
+from rota.engine.families import llama, mistral, qwen2, qwen3
+from rota.engine.families.family import Family, Kernels
+from rota.engine.model.config_file import ConfigFile
+from rota.engine.model.protocol import Model
+from rota.engine.model.spec import ModelSpec
+from rota.engine.weights.load import Weights
+
+FAMILIES: dict[str, Family] = {
+    module.FAMILY.architecture: module.FAMILY for module in (llama, mistral, qwen2, qwen3)
+}
+
+
+def read_spec(folder: Path) -> ModelSpec:
+    """Read config.json (and generation_config.json's end-of-sequence tokens) of a model folder."""
+    if not folder.is_dir():
+        raise ModelError(f"There is no model folder at {folder}; give a folder in Hugging Face format.")
+    if not (folder / "config.json").is_file():
+        raise ModelError(
+            f"{folder} is not a model folder: it has no config.json. Give a folder in Hugging Face format, with "
+            "config.json, tokenizer.json and *.safetensors."
+        )
+    config = ConfigFile(folder / "config.json")
+    spec = _family(config).read(config)
+    assert isinstance(spec, ModelSpec), "a family reads a ModelSpec"
+    return spec
+
+
+def make_model(spec: ModelSpec, weights: Weights, kernels: Kernels) -> Model:
+    """The forward pass of a spec's family."""
+    return FAMILIES[spec.architecture].make(spec, weights, kernels)
+
+
+def _family(config: ConfigFile) -> Family:
+    names = config.get("architectures", [])
+    for architecture, family in FAMILIES.items():
+        if isinstance(names, list) and architecture in names:
+            return family
+    raise ModelError(
+        f"{config.path} names the architectures {names!r} (model_type {config.get('model_type')!r}), none of which "
+        f"Rota runs; it runs {', '.join(FAMILIES)}."
+    )

@@ -1,0 +1,1 @@
+"""Adapter files: what PEFT saves, read and checked."""

@@ -1,0 +1,136 @@
+"""Checks say why a model cannot serve an adapter, nearly all of them before a single weight is read.
+
+Each check yields a sentence for everything it minds; the first is enough to refuse, and an adapter with one mistake
+has it in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from rota.engine.lora.files.folder import AdapterFolder
+from rota.engine.lora.files.peft_config import EMBEDDINGS
+from rota.engine.lora.files.tensor_file import Stored
+from rota.engine.model.sites import HOMES, module_name, module_names, site_shapes
+from rota.engine.model.spec import ModelSpec
+from rota.engine.weights.finite import is_finite
+
+
+def refusals(folder: AdapterFolder, spec: ModelSpec | None, max_rank: int) -> Iterator[str]:
+    """At most one sentence of each kind, none if the adapter can be served; without a spec, by any model at all."""
+    yield from folder.config.refusals
+    yield from islice(_strangers(folder), 1)
+    yield from islice(_lonely_factors(folder), 1)
+    yield from islice(_ranks(folder, max_rank), 1)
+    if spec is not None:
+        for check in MODEL_CHECKS:
+            yield from islice(check(folder, spec), 1)
+
+
+def unreal_values(folder: AdapterFolder) -> Iterator[str]:
+    """A sentence for every tensor that has a NaN or an infinity; reads all of them."""
+    for file in folder.files:
+        for stored in file.tensors.values():
+            if not is_finite(stored.read()):
+                yield f"{file.path}: the tensor '{stored.name}' has values that are NaN or infinite."
+
+
+def _strangers(folder: AdapterFolder) -> Iterator[str]:
+    if not folder.factors:
+        yield f"{folder.path} holds no LoRA factors (tensors named 'base_model.model.….lora_A.weight')."
+    for stored in folder.strangers:
+        yield f"{stored.file.path} holds the tensor '{stored.name}': {_what(stored)}, which Rota does not serve."
+
+
+def _what(stored: Stored) -> str:
+    if "lora_magnitude_vector" in stored.name:
+        return "the adapter is a DoRA"
+    if "lora_embedding" in stored.name or any(name in stored.name for name in EMBEDDINGS):
+        return "the adapter changes embeddings or lm_head"
+    if stored.name.endswith(".bias"):
+        return "the adapter changes biases"
+    return "it is no LoRA factor"
+
+
+def _lonely_factors(folder: AdapterFolder) -> Iterator[str]:
+    for module, factors in folder.factors.items():
+        if factors.a is None or factors.b is None:
+            there, missing = ("lora_A", "lora_B") if factors.b is None else ("lora_B", "lora_A")
+            yield f"{_place(folder, module)}: '{module}' has a {there} without its {missing}."
+
+
+def _ranks(folder: AdapterFolder, max_rank: int) -> Iterator[str]:
+    config = folder.config
+    for module, factors in folder.factors.items():
+        rank = config.rank_of(module)
+        if rank > max_rank:
+            yield f"{config.path} gives '{module}' rank {rank}, over the limit of {max_rank}; raise --max-lora-rank."
+        for stored, axis in ((factors.a, 0), (factors.b, 1)):
+            if stored is not None and (len(stored.shape) != 2 or stored.shape[axis] != rank):
+                yield (
+                    f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}, but "
+                    f"{config.path.name} gives it rank {rank}."
+                )
+
+
+def _known_targets(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+    yield from folder.config.unknown_targets(spec.layers)
+
+
+def _known_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+    known = set(module_names(spec.layers))
+    for module in folder.factors:
+        if module in known:
+            continue
+        if module.rpartition(".")[2] in EMBEDDINGS:
+            yield f"{_place(folder, module)} has factors for '{module}'; Rota does not serve embeddings or lm_head."
+        else:
+            yield (
+                f"{_place(folder, module)} has factors for '{module}', which this model does not have; its "
+                f"{spec.layers} layers have {', '.join(HOMES)}."
+            )
+
+
+def _promised_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+    """What the config names and what the file holds are the same modules, or one of them is not the adapter's."""
+    config = folder.config
+    for module in folder.factors:
+        if not config.targets_module(module):
+            yield f"{_place(folder, module)} has factors for '{module}', which {config.path.name} does not target."
+    if config.targets is None:
+        return
+    for module in module_names(spec.layers):
+        if config.targets_module(module) and module not in folder.factors:
+            yield f"{folder.path} lacks the factors of '{module}', which {config.path.name} targets."
+
+
+def _shapes(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+    for shape in site_shapes(spec):
+        for part, outputs in shape.parts:
+            for layer in range(spec.layers):
+                factors = folder.factors.get(module_name(layer, part))
+                if factors is None:
+                    continue
+                for stored, axis, wanted in ((factors.a, 1, shape.inputs), (factors.b, 0, outputs)):
+                    if stored is not None and len(stored.shape) == 2 and stored.shape[axis] != wanted:
+                        yield (
+                            f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}, but "
+                            f"this model's {part} has {wanted} {('outputs', 'inputs')[axis]}; the adapter was made "
+                            "for another model."
+                        )
+
+
+def _place(folder: AdapterFolder, module: str) -> str:
+    factors = folder.factors[module]
+    stored = factors.a or factors.b
+    assert stored is not None
+    return str(stored.file.path)
+
+
+MODEL_CHECKS: tuple[Callable[[AdapterFolder, ModelSpec], Iterator[str]], ...] = (
+    _known_targets,
+    _known_modules,
+    _promised_modules,
+    _shapes,
+)

@@ -1,0 +1,115 @@
+"""An AdapterFolder is what PEFT saves, open to be checked and read: a config, and the factors of each module."""
+
+from __future__ import annotations
+
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from rota.core.errors import AdapterError, ModelError
+from rota.engine.lora.files.peft_config import PeftConfig, read_config
+from rota.engine.lora.files.tensor_file import Stored, TensorFile
+from rota.engine.model.config_file import ConfigFile
+
+CONFIG = "adapter_config.json"
+SINGLE = "adapter_model.safetensors"
+INDEX = "adapter_model.safetensors.index.json"
+PICKLED = "adapter_model.bin"
+# PEFT leaves the adapter's name out of its files; who saves a state dict as it is leaves it in.
+FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<letter>[AB])(\.[^.]+)?\.weight")
+
+
+@dataclass(slots=True)
+class Factors:
+    """A module's two factors; one of a whole pair may be missing from the file."""
+
+    a: Stored | None = None  # [rank, inputs]
+    b: Stored | None = None  # [outputs, rank]
+
+
+class AdapterFolder:
+    """Whoever enters it may read tensors until they leave; headers and config are read at once."""
+
+    def __init__(self, path: str | Path, adapter_root: str | Path | None = None) -> None:
+        """With a root, relative paths start there, and neither the folder nor its files may lie elsewhere."""
+        self._root = None if adapter_root is None else _resolve(Path(adapter_root))
+        self._stack = ExitStack()
+        self.path = self._checked(Path(path) if self._root is None else self._root / path)
+        self.config: PeftConfig
+        self.files: list[TensorFile] = []
+        self.factors: dict[str, Factors] = {}
+        self.strangers: list[Stored] = []  # tensors that are no factors
+
+    def __enter__(self) -> AdapterFolder:
+        if not self.path.is_dir():
+            raise AdapterError(f"There is no adapter folder at {self.path}.")
+        if not (self.path / CONFIG).is_file():
+            raise AdapterError(f"{self.path} is not an adapter folder: it has no {CONFIG}. Give a folder PEFT saved.")
+        self.config = read_config(self._checked(self.path / CONFIG))
+        with self._stack:
+            for name in self._file_names():
+                self._open(name)
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _file_names(self) -> list[str]:
+        if (self.path / SINGLE).is_file():
+            return [SINGLE]
+        if (self.path / INDEX).is_file():
+            try:
+                places = ConfigFile(self._checked(self.path / INDEX)).section("weight_map")
+            except ModelError as error:
+                raise AdapterError(str(error)) from error
+            return sorted(set(map(str, places.values())))
+        if (self.path / PICKLED).is_file():
+            raise AdapterError(
+                f"{self.path / PICKLED} holds pickled weights, which can run code when they are read; Rota reads only "
+                f"safetensors. Convert it with safetensors.torch.save_file(torch.load('{PICKLED}', weights_only=True), "
+                f"'{SINGLE}')."
+            )
+        raise AdapterError(f"{self.path} has neither {SINGLE} nor {INDEX}; copy the adapter's weights there.")
+
+    def _open(self, name: str) -> None:
+        path = self._checked(self.path / name)
+        if not path.is_file():
+            raise AdapterError(f"{path} is missing, which {INDEX} names; copy it there.")
+        file = TensorFile(path)
+        self._stack.callback(file.close)
+        self.files.append(file)
+        for stored in file.tensors.values():
+            self._sort_in(stored)
+
+    def _sort_in(self, stored: Stored) -> None:
+        found = FACTOR.fullmatch(stored.name)
+        if found is None:
+            self.strangers.append(stored)
+            return
+        factors, letter = self.factors.setdefault(found["module"], Factors()), found["letter"].lower()
+        if getattr(factors, letter) is not None:
+            raise AdapterError(
+                f"{stored.file.path}: the tensor '{stored.name}' is there twice, in two spellings or two files; an "
+                "adapter folder holds one adapter."
+            )
+        setattr(factors, letter, stored)
+
+    def _checked(self, path: Path) -> Path:
+        resolved = _resolve(path)
+        if self._root is not None and not resolved.is_relative_to(self._root):
+            # Not where to: whoever asks over HTTP need not know where links lead.
+            raise AdapterError(f"{path} leads outside the adapter root {self._root}.")
+        return resolved
+
+
+def _resolve(path: Path) -> Path:
+    """Where a path leads, links followed: a name says nothing about where a file lies."""
+    try:
+        return path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise AdapterError(f"{str(path)!r} is no path that can be followed ({error}).") from error

@@ -1,0 +1,57 @@
+"""A description of an adapter folder, for those who want to know before they serve it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from rota.engine.lora.files.checks import refusals, unreal_values
+from rota.engine.lora.files.folder import AdapterFolder
+from rota.engine.model.sites import HOMES
+from rota.engine.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterDescription:
+    """What is in an adapter folder, and why it cannot be served, if so."""
+
+    path: Path
+    base_model: str | None  # as its config names it
+    ranks: tuple[int, ...]  # all that occur, smallest first
+    alpha: float
+    is_rank_stabilised: bool
+    modules: tuple[str, ...]  # q_proj, k_proj, …
+    layers: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    size_bytes: int  # of its files
+    reasons: tuple[str, ...]  # why the model cannot serve it; empty if it can
+
+
+def describe(path: str | Path, spec: ModelSpec | None, max_rank: int) -> AdapterDescription:
+    """Describe a PEFT folder, judged for the model of `spec` or, without one, for any; blocks on the disk.
+
+    Raises AdapterError only where there is nothing to describe: no folder, or files that cannot be read.
+    """
+    with AdapterFolder(path) as folder:
+        reasons = tuple(refusals(folder, spec, max_rank)) or tuple(islice(unreal_values(folder), 1))
+        stored = [tensor for file in folder.files for tensor in file.tensors.values()]
+        parts = {module.rpartition(".")[2] for module in folder.factors}
+        return AdapterDescription(
+            path=folder.path,
+            base_model=folder.config.base_model,
+            ranks=tuple(sorted({folder.config.rank_of(module) for module in folder.factors})),
+            alpha=folder.config.alpha,
+            is_rank_stabilised=folder.config.is_rank_stabilised,
+            modules=(*(part for part in HOMES if part in parts), *sorted(parts.difference(HOMES))),
+            layers=_layers(folder),
+            dtypes=tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored})),
+            size_bytes=sum(file.size for file in folder.files),
+            reasons=reasons,
+        )
+
+
+def _layers(folder: AdapterFolder) -> tuple[int, ...]:
+    found = {re.match(r"model\.layers\.(\d+)\.", module) for module in folder.factors}
+    return tuple(sorted({int(match[1]) for match in found if match is not None}))

@@ -1,0 +1,179 @@
+"""A PeftConfig is an adapter_config.json, asked about a module: has it factors, of what rank and what scale?"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rota.core.errors import AdapterError, ModelError
+from rota.engine.model.config_file import ConfigFile
+from rota.engine.model.sites import HOMES, module_names
+
+EVERY_LINEAR = "all-linear"
+EMBEDDINGS = ("embed_tokens", "lm_head")
+# Ways to start training that change the base weights, so that the factors alone are not the fine-tune.
+MOVING_STARTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
+# Fields that, when they say anything, change what an adapter computes.
+FOREIGN_FIELDS = {
+    "use_dora": "DoRA",
+    "modules_to_save": "whole layers of its own (embeddings, lm_head or a head)",
+    "lora_bias": "biases",
+    "trainable_token_indices": "embeddings of its own",
+    "target_parameters": "factors on bare parameters",
+    "layer_replication": "repeated layers",
+    "alora_invocation_tokens": "activated LoRA",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "arrow_config": "Arrow routing",
+    "kasa_config": "KaSA",
+    "monteclora_config": "MonteCLoRA",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PeftConfig:
+    """What matters of an adapter_config.json; None or empty where it says nothing."""
+
+    path: Path
+    rank: int
+    alpha: float
+    is_rank_stabilised: bool
+    rank_pattern: dict[str, int]
+    alpha_pattern: dict[str, float]
+    targets: tuple[str, ...] | str | None
+    excluded: tuple[str, ...] | str | None
+    layers: tuple[int, ...]
+    layers_patterns: tuple[str, ...]
+    base_model: str | None
+    refusals: tuple[str, ...]  # why no model of ours could serve it
+
+    def rank_of(self, module: str) -> int:
+        return self.rank_pattern.get(_pattern_for(self.rank_pattern, module), self.rank)
+
+    def scale_of(self, module: str) -> float:
+        """What B A is multiplied by."""
+        alpha = self.alpha_pattern.get(_pattern_for(self.alpha_pattern, module), self.alpha)
+        rank = self.rank_of(module)
+        return alpha / math.sqrt(rank) if self.is_rank_stabilised else alpha / rank
+
+    def targets_module(self, module: str) -> bool:
+        """Whether the module has factors; true for any where the file does not name its targets."""
+        if self.excluded is not None and _names(self.excluded, module):
+            return False
+        if self.targets is None or self.targets == EVERY_LINEAR:
+            return True
+        if isinstance(self.targets, str) or module in self.targets or not self.layers:
+            return _names(self.targets, module)
+        return _names(self.targets, module) and self._layer_of(module) in self.layers
+
+    def unknown_targets(self, layers: int) -> Iterator[str]:
+        """A sentence for everything it names that a model with this many layers does not have."""
+        modules = module_names(layers)
+        for target in (self.targets,) if isinstance(self.targets, str) else self.targets or ():
+            named = target if isinstance(self.targets, str) else (target,)
+            if target == EVERY_LINEAR or any(_names(named, module) for module in modules):
+                continue
+            if target.rpartition(".")[2] in EMBEDDINGS:
+                yield f"{self.path} targets '{target}'; Rota does not serve adapters on embeddings or lm_head."
+            else:
+                yield (
+                    f"{self.path} targets '{target}', which names no module of this model; its {layers} layers have "
+                    f"{', '.join(HOMES)}."
+                )
+        if beyond := [layer for layer in self.layers if not 0 <= layer < layers]:
+            yield f"{self.path}: 'layers_to_transform' names layer {beyond[0]}, but this model has {layers} layers."
+
+    def _layer_of(self, module: str) -> int | None:
+        for pattern in self.layers_patterns or ("[^.]*",):
+            # The first number counts: a later one would be an expert's.
+            if found := re.match(rf"(?:^|.*?\.){pattern}\.(?P<layer>\d+)\.", module):
+                return int(found["layer"])
+        return None
+
+
+def read_config(path: Path) -> PeftConfig:
+    """Read and check an adapter_config.json; what is well-formed but not ours to serve goes to `refusals`."""
+    try:
+        config = ConfigFile(path)
+        rank_pattern, alpha_pattern = config.section("rank_pattern"), config.section("alpha_pattern")
+        read = PeftConfig(
+            path=path,
+            rank=config.whole("r", 8),
+            alpha=config.number("lora_alpha", 8.0),
+            is_rank_stabilised=config.flag("use_rslora"),
+            rank_pattern={key: ConfigFile(path, rank_pattern).whole(key) for key in rank_pattern},
+            alpha_pattern={key: ConfigFile(path, alpha_pattern).number(key) for key in alpha_pattern},
+            targets=_texts(config, "target_modules"),
+            excluded=_texts(config, "exclude_modules") or None,
+            layers=_layers(config),
+            layers_patterns=_listed(_texts(config, "layers_pattern") or ()),
+            base_model=config.get("base_model_name_or_path"),
+            refusals=tuple(_refusals(config)),
+        )
+    except ModelError as error:
+        raise AdapterError(str(error)) from error
+    _check_expressions(read)
+    return read
+
+
+def _refusals(config: ConfigFile) -> Iterator[str]:
+    kind = config.get("peft_type")
+    if kind != "LORA":
+        yield f"{config.path} describes a PEFT adapter of type {kind!r}; Rota serves only 'LORA'."
+    for name, what in FOREIGN_FIELDS.items():
+        if config.get(name):
+            yield f"{config.path} sets '{name}': the adapter has {what}, which Rota does not serve."
+    if (bias := config.get("bias", "none")) != "none":
+        yield f"{config.path} sets 'bias' to {bias!r}: the adapter changes biases, which Rota does not serve."
+    start = config.get("init_lora_weights", True)
+    if isinstance(start, str) and start.lower().startswith(MOVING_STARTS):
+        yield (
+            f"{config.path} sets 'init_lora_weights' to {start!r}, which also changed the base weights; convert the "
+            "adapter with PEFT's save_pretrained(path_initial_model_for_weight_conversion=…)."
+        )
+
+
+def _names(targets: tuple[str, ...] | str, module: str) -> bool:
+    """PEFT's reading: a text is an expression for the whole name, a list holds names or ends of them."""
+    if isinstance(targets, str):
+        return re.fullmatch(targets, module) is not None
+    return module in targets or any(module.endswith(f".{target}") for target in targets)
+
+
+def _pattern_for(patterns: dict[str, Any], module: str) -> str:
+    """The first pattern that fits the end of the name; the name itself where none does."""
+    return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), module)
+
+
+def _texts(config: ConfigFile, name: str) -> tuple[str, ...] | str | None:
+    value = config.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise ModelError(f"{config.path}: '{name}' must be a text or a list of texts, not {value!r}.")
+    return tuple(value)
+
+
+def _listed(texts: tuple[str, ...] | str) -> tuple[str, ...]:
+    return (texts,) if isinstance(texts, str) else texts
+
+
+def _layers(config: ConfigFile) -> tuple[int, ...]:
+    value = config.get("layers_to_transform", [])
+    layers = value if isinstance(value, list) else [value]
+    if not all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers):
+        raise ModelError(f"{config.path}: 'layers_to_transform' must be a layer or a list of them, not {value!r}.")
+    return tuple(layers)
+
+
+def _check_expressions(config: PeftConfig) -> None:
+    whole_names = [text for text in (config.targets, config.excluded) if isinstance(text, str)]
+    for text in [*whole_names, *config.layers_patterns, *config.rank_pattern, *config.alpha_pattern]:
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise AdapterError(f"{config.path}: '{text}' is no regular expression ({error}).") from error

@@ -1,0 +1,26 @@
+"""What the engine asks of a model, of whichever family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from rota.engine.step.device_step import DeviceStep
+
+
+class Model(Protocol):
+    """Weights in, hidden states out; a model has no state."""
+
+    def tune(self, rows: Sequence[int]) -> None:
+        """Find out how products of so many rows are computed quickest, before they are captured."""
+        ...
+
+    def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """[tokens, hidden size] after the last norm; writes the tokens' keys and values into the cache."""
+        ...
+
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """[n, hidden size] -> [n, vocabulary] in the model's precision, written to `out` if there is one."""
+        ...

@@ -1,0 +1,43 @@
+"""What a model asks of the small operations between matrix products, whichever family computes them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from rota.engine.step.device_step import DeviceStep
+
+
+class Operations(Protocol):
+    """The small operations between matrix products, as a plain and a fused family.
+
+    `ops/reference.py` and `ops/fused.py` each provide these functions under these names.
+    """
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor: ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """(norm(x + residual), x + residual); may reuse both inputs' storage."""
+        ...
+
+    def silu_multiply(self, gate_up: Tensor) -> Tensor:
+        """[tokens, 2 * width] -> silu(first half) * second half."""
+        ...
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,
+        rotary: Tensor,
+        step: DeviceStep,
+        keys: Tensor,
+        values: Tensor,
+        norms: tuple[Tensor, Tensor, float] | None,
+    ) -> Tensor:
+        """Rotate queries and keys, write keys and values into the cache, return the queries.
+
+        qkv [tokens, (heads + 2 * kv_heads) * head_dim]; rotary [positions, head_dim] float32, cosines then sines of
+        head_dim / 2 angles each; norms: Qwen3's per-head RMS norm weights of q and k and their epsilon, applied
+        before rotating. Returns [tokens, heads, head_dim].
+        """
+        ...

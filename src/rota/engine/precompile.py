@@ -1,0 +1,45 @@
+"""Kernels are compiled on a model of one layer while the weights of the real one are still being read."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+
+class Precompiles(Protocol):
+    def precompile(self, most_prompt_tokens: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def precompiled(build: Callable[[], Precompiles], most_prompt_tokens: int) -> Iterator[None]:
+    """Compile in a thread beside the body; ends when both have. Triton keeps what it compiles, also on disk."""
+    failures: list[Exception] = []
+
+    def compile_all() -> None:
+        try:
+            with torch.inference_mode():
+                engine = build()
+                engine.precompile(most_prompt_tokens)
+                engine.close()
+                del engine
+                gc.collect()  # or what it held would be missing when memory is counted
+        except torch.OutOfMemoryError:
+            pass  # the weights leave no room for it: kernels are compiled when the real model first needs them
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=compile_all, name="rota-precompile")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,1 @@
+"""Sampling: one token a row from its logits, as each request asked."""

@@ -1,0 +1,118 @@
+"""The sampler chooses one token per row from its logits, all rows together, each as its request asked.
+
+Parameters lie in device tensors, one line a row, written when somebody sits down there. The host keeps a few flags
+per row beside them, so that a step does only what one of its rows needs: usually an argmax.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rota.core.plan import Seat
+from rota.core.request import SamplingParams
+from rota.engine.device import send
+from rota.engine.sampling.draw import argmax, choose, mix
+from rota.engine.sampling.penalties import Penalties
+from rota.engine.step.sampled import Logprobs, Sampled
+
+# What a line of parameters holds. A float32 counts exactly up to 2**24, more than any vocabulary.
+COLUMNS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency")
+
+# What a row may need beyond an argmax, as bits: plain integers, because a step asks about them many times.
+CHANCE, FILTERS, PENALTIES, LOGPROBS = 1, 2, 4, 8
+
+
+class Sampler:
+    """Sampling parameters of every row, and the choice itself."""
+
+    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
+        self._device = device
+        self._vocabulary = vocabulary
+        self._parameters = torch.zeros(rows, len(COLUMNS), dtype=torch.float32, device=device)
+        self._seeds = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._choose = choose
+        if device.type == "cuda":
+            # Here because Triton is there only where PyTorch has a GPU to use it on.
+            from rota.engine.sampling.triton_draw import choose as triton_choose
+
+            self._choose = triton_choose
+        self._penalties = Penalties(rows, vocabulary, device)
+        self._needs: NDArray[np.uint8] = np.zeros(rows, dtype=np.uint8)
+        # Of how many top tokens a row wants the log-probabilities, if it wants any.
+        self._logprobs: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
+
+    def seat(self, seats: Sequence[Seat]) -> None:
+        """Take down what the newcomers asked for."""
+        rows = np.array([seat.row for seat in seats], dtype=np.int64)
+        params = [seat.sampling for seat in seats]
+        self._needs[rows] = [_needs_of(p) for p in params]
+        self._logprobs[rows] = [p.logprobs or 0 for p in params]
+        # Without a seed the system's entropy gives one, once: the rest of the request follows from it.
+        seeds = torch.tensor([secrets.randbits(63) if p.seed is None else p.seed for p in params])
+        # Mixed, because neighbouring seeds must not give neighbouring streams.
+        places, seeds = send(np.stack([rows, mix(seeds).numpy()]), self._device)
+        self._seeds[places] = seeds
+        self._parameters[places] = send(np.array([self._line_of(p) for p in params], np.float32), self._device)
+        for seat in seats:
+            if seat.sampling.has_penalties:
+                self._penalties.seat(seat)
+
+    def needs(self, rows: NDArray[np.integer]) -> int:
+        """What a step over these rows needs, all together; 0 means an argmax will do."""
+        return int(np.bitwise_or.reduce(self._needs[rows]))
+
+    def sample(self, logits: Tensor, rows: Tensor, indices: Tensor, host_rows: NDArray[np.integer]) -> Sampled:
+        """Choose; logits [n, vocabulary] float32 stay as they are, `indices` [n] are the new tokens' positions."""
+        needs = self.needs(host_rows)
+        if not needs:
+            return Sampled(argmax(logits))
+        penalised = logits
+        if needs & PENALTIES:
+            penalised = self._penalties.apply(logits, rows, self._parameters[rows, 4:])
+        tokens = argmax(penalised)
+        if needs & CHANCE:
+            has_filters = bool(needs & FILTERS)
+            tokens = self._choose(penalised, tokens, rows, indices, self._parameters, self._seeds, has_filters)
+        if needs & PENALTIES:
+            self._penalties.count(rows, tokens)
+        if not needs & LOGPROBS:
+            return Sampled(tokens)
+        return Sampled(tokens, self._logprobs_of(logits, tokens, host_rows))
+
+    def _logprobs_of(self, logits: Tensor, tokens: Tensor, host_rows: NDArray[np.integer]) -> Logprobs:
+        positions = np.flatnonzero(self._needs[host_rows] & LOGPROBS)
+        counts = self._logprobs[host_rows[positions]]
+        wanted = tuple(zip(positions.tolist(), counts.tolist(), strict=True))
+        return Logprobs(*judged(logits, tokens, int(counts.max())), wanted)
+
+    def _line_of(self, params: SamplingParams) -> tuple[float, ...]:
+        top_k = self._vocabulary if params.top_k is None else min(params.top_k, self._vocabulary)
+        penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+        return (params.temperature, float(top_k), params.top_p, params.min_p, *penalties)
+
+
+def judged(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[n] log-probabilities of the tokens, [n, most] the likeliest tokens and theirs; logits [n, vocabulary]."""
+    total = logits.logsumexp(-1, keepdim=True)
+    chosen = logits.gather(1, tokens[:, None]) - total
+    top = logits.topk(most, dim=-1)
+    return chosen[:, 0], top.indices, top.values - total
+
+
+def _needs_of(params: SamplingParams) -> int:
+    needs = 0
+    if not params.is_greedy:
+        needs |= CHANCE
+        if params.top_k is not None or params.top_p < 1.0 or params.min_p > 0.0:
+            needs |= FILTERS
+    if params.has_penalties:
+        needs |= PENALTIES
+    if params.logprobs is not None:
+        needs |= LOGPROBS
+    return needs

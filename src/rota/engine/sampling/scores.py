@@ -1,0 +1,53 @@
+"""Scores say how likely the tokens of a prompt were, each after all that came before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota.core.ids import Row
+from rota.core.plan import StepPlan
+from rota.engine.device import send
+from rota.engine.sampling.sampler import judged
+from rota.engine.step.inputs import Rows
+from rota.engine.step.sampled import Logprobs
+
+# The logits of a whole prompt would take gigabytes: 8,192 tokens in a vocabulary of 128,256 are 4.2 GB. So many bytes
+# hold those of 65.
+LOGIT_BYTES = 32 << 20
+
+Logits = Callable[[Tensor], Tensor]
+
+
+def tokens_at_once(vocabulary: int) -> int:
+    """Of how many tokens the logits are made at a time."""
+    return max(1, LOGIT_BYTES // (4 * vocabulary))
+
+
+def score(plan: StepPlan, rows: Rows, hidden: Tensor, logits_of: Logits, at_once: int) -> Logprobs:
+    """Of the plan's scorings, one after the other; hidden [tokens, hidden size], decodes first, then chunks."""
+    places = _places(plan)
+    # A token is judged by the logits of the one before it.
+    starts = [places[one.row] + one.start - 1 for one in plan.scorings]
+    lengths = [one.end - one.start for one in plan.scorings]
+    before = torch.cat([hidden[start : start + length] for start, length in zip(starts, lengths, strict=True)])
+    known = np.concatenate([rows.known(one.row, one.start, one.end) for one in plan.scorings])
+    tokens = send(known, hidden.device).to(torch.int64)
+    most = max(one.top for one in plan.scorings)
+    slices = zip(before.split(at_once), tokens.split(at_once), strict=True)
+    parts = [judged(logits_of(some).float(), chosen, most) for some, chosen in slices]
+    chosen, top_tokens, top = (torch.cat(part) for part in zip(*parts, strict=True))
+    wanted = enumerate(np.repeat([one.top for one in plan.scorings], lengths).tolist())
+    return Logprobs(chosen, top_tokens, top, tuple(wanted))
+
+
+def _places(plan: StepPlan) -> dict[Row, int]:
+    """By row, where its sequence's first token would lie among the tokens of the step."""
+    places, end = {}, len(plan.decodes)
+    for chunk in plan.chunks:
+        places[chunk.row] = end - chunk.start
+        end += chunk.length
+    return places

@@ -1,0 +1,171 @@
+"""A frame gives the inputs of a step a fixed size, so that a captured graph always finds them in one place.
+
+    decodes only   rows  lengths | places  blocks          each as long as the frame has decodes
+
+    mixed          rows  lengths | token_ids  positions  token_rows | last  sampled_rows  sampled_lengths | chunk_rows …
+                   decodes, each |       prompt tokens, each        |         sampled, each               | chunks, each
+
+What a step does not fill is padding: the padding row's, which reads and writes only the scratch block. A step that fits
+into no frame worth a graph has one of its own, without padding.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rota.core.plan import Chunk, StepPlan
+from rota.engine.step.device_step import ChunkInputs, PrefillPart
+from rota.engine.step.sections import Layout, Numbers
+
+# Newcomers of one step; more of them go without a graph.
+MOST_CHUNKS = 16
+# Llama-8B on an H200 (2026-11-15): up to some 128 tokens a step takes as long as reading the weights does; beyond that
+# padding costs what it computes, 24 µs a token. From 1,000 tokens on launching no longer takes longest, and a step that
+# is not padded is the quicker one: 23.6 against 26.4 ms.
+PROMPT_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024)
+DECODES = (16, 64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """A step's sections on the device."""
+
+    rows: Tensor  # [decodes]
+    lengths: Tensor  # [decodes] tokens attended to, the new one included
+    places: Tensor  # [page changes] where the page tables change
+    blocks: Tensor  # [page changes] and to what
+    chunks: ChunkInputs | None
+    sampled_rows: Tensor  # [sampled] of the chunks that sample
+    sampled_lengths: Tensor  # [sampled] how many tokens each of them knows
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Room for a step of so many decodes and chunks; `Rows.accept` fills it."""
+
+    decodes: int
+    prompt_tokens: int = 0
+    chunks: int = 0
+    sampled: int = 0  # chunks that may sample
+    page_changes: int = 0  # of a step that brings more, they are sent ahead
+
+    @property
+    def tokens(self) -> int:
+        return self.decodes + self.prompt_tokens
+
+    @property
+    def numbers(self) -> int:
+        """How many int32 its inputs are."""
+        return _layout(self).numbers
+
+    def holds(self, plan: StepPlan) -> bool:
+        """Whether a step has room in the frame."""
+        if len(plan.decodes) > self.decodes or len(plan.chunks) > self.chunks:
+            return False
+        if not self.chunks:
+            # A decode grows by a token, so it is granted one block at most.
+            return not plan.seats and len(plan.grants) <= self.page_changes
+        return sum(chunk.length for chunk in plan.chunks) <= self.prompt_tokens
+
+    def pack(self, values: Mapping[str, Numbers], padding_row: int, padding_place: int, scratch_block: int) -> Numbers:
+        """A step's sections as one array."""
+        padding = {
+            "rows": padding_row,
+            "lengths": 1,
+            "places": padding_place,
+            "blocks": scratch_block,
+            "token_ids": 0,
+            "positions": 0,
+            "token_rows": padding_row,
+            "last": 0,
+            "sampled_rows": padding_row,
+            "sampled_lengths": 1,
+            "chunk_rows": padding_row,
+            "starts": 0,
+            # A chunk that is not there begins and ends where the last one ends.
+            "offsets": int(values["offsets"][-1]) if len(values["offsets"]) else 0,
+        }
+        return _layout(self).pack(values, padding)
+
+    def unpack(self, line: Tensor, chunks: Sequence[Chunk] = ()) -> StepInputs:
+        """The sections of a packed array's device twin; they share its memory.
+
+        `chunks` are the step's own, for code that loops over them on the host; a graph does not know them.
+        """
+        part = _layout(self).unpack(line)
+        return StepInputs(
+            part["rows"],
+            part["lengths"],
+            part["places"],
+            part["blocks"],
+            _chunk_inputs(part, chunks, self.prompt_tokens) if self.chunks else None,
+            part["sampled_rows"],
+            part["sampled_lengths"],
+        )
+
+
+def frame_of(plan: StepPlan) -> Frame:
+    """The frame that a step fills without padding."""
+    prompt_tokens = sum(chunk.length for chunk in plan.chunks)
+    sampled = sum(chunk.samples for chunk in plan.chunks)
+    return Frame(len(plan.decodes), prompt_tokens, len(plan.chunks), sampled)
+
+
+def decode_frames(rows: int) -> list[Frame]:
+    """Batch sizes worth a graph of their own, up to and including `rows`; a step is padded to the next one."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, rows + 1, 16)]
+    return [Frame(size, page_changes=size) for size in (*(size for size in sizes if size < rows), rows)]
+
+
+def mixed_frames(rows: int, budget: int) -> list[Frame]:
+    """Frames worth a graph, the smallest first: for steps of up to `budget` tokens on so many rows."""
+    return sorted(_mixed_frames(rows, budget), key=lambda frame: (frame.tokens, frame.decodes))
+
+
+def mixed_frame(decodes: int, prompt_tokens: int) -> Frame:
+    """Room for decodes beside chunks."""
+    return Frame(decodes, prompt_tokens, MOST_CHUNKS, MOST_CHUNKS)
+
+
+def _mixed_frames(rows: int, budget: int) -> Iterator[Frame]:
+    most = min(budget, PROMPT_TOKENS[-1])
+    for prompt_tokens in (*(size for size in PROMPT_TOKENS if size < most), most):
+        for decodes in (*(count for count in DECODES if count < rows), rows):
+            yield mixed_frame(decodes, prompt_tokens)
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(frame: Frame) -> Layout:
+    decodes, prompt, chunks, sampled = frame.decodes, frame.prompt_tokens, frame.chunks, frame.sampled
+    return Layout(
+        {
+            "rows": decodes,
+            "lengths": decodes,
+            "places": frame.page_changes,
+            "blocks": frame.page_changes,
+            "token_ids": prompt,
+            "positions": prompt,
+            "token_rows": prompt,
+            "last": sampled,
+            "sampled_rows": sampled,
+            "sampled_lengths": sampled,
+            "chunk_rows": chunks,
+            "starts": chunks,
+            "offsets": chunks + 1 if chunks else 0,
+        }
+    )
+
+
+def _chunk_inputs(part: Mapping[str, Tensor], chunks: Sequence[Chunk], prompt_tokens: int) -> ChunkInputs:
+    host_rows = tuple(chunk.row for chunk in chunks)
+    host_starts = tuple(chunk.start for chunk in chunks)
+    host_lengths = tuple(chunk.length for chunk in chunks)
+    longest = max(host_lengths, default=prompt_tokens)
+    prefill = PrefillPart(
+        part["chunk_rows"], part["starts"], part["offsets"], longest, host_rows, host_starts, host_lengths
+    )
+    return ChunkInputs(part["token_ids"], part["positions"], part["token_rows"], part["last"], prefill)

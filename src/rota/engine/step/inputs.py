@@ -1,0 +1,151 @@
+"""Rows remember what plans said of them, so a step sends the device only what is new.
+
+    on the device   page tables, and each row's newest token: sampled there, read there by the next decode
+    on the host     each row's known tokens and how many of them the cache holds once all submitted steps are done
+
+Everything a step brings travels as one array of int32 in one copy, section after section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota.core.ids import Row
+from rota.core.plan import Chunk, Grant, Seat, StepPlan
+from rota.engine.device import send
+from rota.engine.step.device_step import DeviceStep
+from rota.engine.step.frames import Frame, StepInputs
+from rota.engine.step.lora_batch import LoraBatch
+from rota.engine.step.sections import Numbers
+
+NONE: Numbers = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """A plan on the host, laid out in a frame."""
+
+    frame: Frame
+    line: Numbers  # [frame.numbers]
+    token_rows: Numbers  # [frame.tokens] each token's row, decodes first; padding's is the padding row
+    longest_decode: int  # tokens that a decode attends to at most
+
+
+class Rows:
+    """What every row was told; one more row, the last, is padding's and sees only the scratch block."""
+
+    def __init__(self, rows: int, pages: int, block_size: int, scratch_block: int, device: torch.device) -> None:
+        self._device = device
+        self._padding = rows
+        self._pages = pages
+        self._block_size = block_size
+        self._scratch_block = scratch_block
+        self.tables = torch.full((rows + 1, pages), scratch_block, dtype=torch.int32, device=device)
+        self.newest_token = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        self._tokens: list[Numbers] = [NONE] * rows
+        self._held = [0] * rows  # blocks in its page table
+        self._computed: Numbers = np.zeros(rows, np.int32)
+
+    def accept(self, plan: StepPlan, frame: Frame) -> PackedStep:
+        """Take down what the plan says, and lay its step out in the frame."""
+        places, blocks = self._page_changes(plan.seats, plan.grants)
+        if len(places) > frame.page_changes:
+            self.write_pages(*send(np.stack([places, blocks]), self._device))
+            places, blocks = NONE, NONE
+        decodes = np.array(plan.decodes, np.int32)
+        self._computed[decodes] += 1
+        chunks = self._chunk_sections(plan.chunks, frame.decodes)
+        sampled = np.array([chunk.row for chunk in plan.chunks if chunk.samples], np.int32)
+        lengths = self._computed[decodes]
+        values = {
+            "rows": decodes,
+            "lengths": lengths,
+            "places": places,
+            "blocks": blocks,
+            **chunks,
+            "sampled_rows": sampled,
+            "sampled_lengths": self._computed[sampled],
+        }
+        line = frame.pack(values, self._padding, self._padding * self._pages, self._scratch_block)
+        token_rows = np.full(frame.tokens, self._padding, np.int32)
+        token_rows[: len(decodes)] = decodes
+        token_rows[frame.decodes : frame.decodes + len(chunks["token_rows"])] = chunks["token_rows"]
+        return PackedStep(frame, line, token_rows, int(lengths.max(initial=0)))
+
+    def known(self, row: Row, start: int, end: int) -> Numbers:
+        """Tokens [start, end) that a row's seat brought."""
+        return self._tokens[row][start:end]
+
+    def write_pages(self, places: Tensor, blocks: Tensor) -> None:
+        """Change the page tables."""
+        self.tables.view(-1).scatter_(0, places.to(torch.int64), blocks)
+
+    def device_step(self, inputs: StepInputs, longest_decode: int, lora: LoraBatch | None = None) -> DeviceStep:
+        """What the forward pass needs; page changes that came with the inputs are written first."""
+        if inputs.places.numel():
+            self.write_pages(inputs.places, inputs.blocks)
+        rows, chunks = inputs.rows, inputs.chunks
+        token_ids, positions, token_rows = self.newest_token[rows], inputs.lengths - 1, rows
+        if chunks is not None:
+            token_ids = torch.cat([token_ids, chunks.token_ids])
+            positions = torch.cat([positions, chunks.positions])
+            token_rows = torch.cat([rows, chunks.token_rows])
+        positions = positions.to(torch.int64)
+        pages = token_rows * self._pages + positions // self._block_size
+        addresses = self.tables.view(-1)[pages] * self._block_size + positions % self._block_size
+        part = chunks.part if chunks is not None else None
+        return DeviceStep(
+            token_ids, positions, addresses, self.tables, rows, inputs.lengths, longest_decode, part, lora
+        )
+
+    def _page_changes(self, seats: Sequence[Seat], grants: Sequence[Grant]) -> tuple[Numbers, Numbers]:
+        """Where the page tables change, and to what. Seats before grants: a newcomer may be granted more at once."""
+        if not seats and not grants:
+            return NONE, NONE
+        places: list[Numbers] = []
+        blocks: list[Sequence[int]] = []
+        for seat in seats:
+            self._tokens[seat.row] = np.array(seat.tokens, np.int32)
+            self._held[seat.row] = len(seat.blocks)
+            places.append(np.arange(len(seat.blocks), dtype=np.int32) + seat.row * self._pages)
+            blocks.append(seat.blocks)
+        granted = []
+        for grant in grants:
+            granted.append(grant.row * self._pages + self._held[grant.row])
+            self._held[grant.row] += 1
+        places.append(np.array(granted, np.int32))
+        blocks.append([grant.block for grant in grants])
+        return np.concatenate(places), np.concatenate(blocks).astype(np.int32)
+
+    def _chunk_sections(self, chunks: Sequence[Chunk], decodes: int) -> dict[str, Numbers]:
+        """The sections of chunks that lie behind so many decodes."""
+        if not chunks:
+            return NO_CHUNKS
+        rows = np.array([chunk.row for chunk in chunks], np.int32)
+        starts = np.array([chunk.start for chunk in chunks], np.int32)
+        lengths = np.array([chunk.length for chunk in chunks], np.int32)
+        ends = starts + lengths
+        self._computed[rows] = ends
+        offsets = np.zeros(len(chunks) + 1, np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        samples = np.array([chunk.samples for chunk in chunks], np.bool_)
+        spans = zip(rows, starts, ends, strict=True)
+        token_ids = np.concatenate([self._tokens[row][start:end] for row, start, end in spans])
+        assert len(token_ids) == offsets[-1], "a chunk computes tokens its seat did not bring"
+        return {
+            "token_ids": token_ids,
+            "positions": np.arange(offsets[-1], dtype=np.int32) + np.repeat(starts - offsets[:-1], lengths),
+            "token_rows": np.repeat(rows, lengths),
+            "last": decodes + offsets[1:][samples] - 1,
+            "chunk_rows": rows,
+            "starts": starts,
+            "offsets": offsets,
+        }
+
+
+NO_CHUNKS = dict.fromkeys(("token_ids", "positions", "token_rows", "last", "chunk_rows", "starts", "offsets"), NONE)

@@ -1,0 +1,56 @@
+"""A ticket stands for a step under way: its results travel to the host while nobody waits."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rota.core.plan import StepResult, TokenLogprobs
+from rota.engine.device import fetch
+from rota.engine.step.sampled import Logprobs, Sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Tensors on the host that may be read once `done` has passed; without it they were ready from the start."""
+
+    tokens: Tensor  # [n] int64
+    logprobs: Logprobs | None
+    scores: Logprobs | None
+    done: torch.Event | None
+
+    def wait(self) -> StepResult:
+        """Blocks until the step is done, and for no step after it."""
+        if self.done is not None:
+            self.done.synchronize()
+        scores = tuple(score for _, score in _token_logprobs(self.scores))
+        return StepResult(time.monotonic(), tuple(self.tokens.tolist()), _token_logprobs(self.logprobs), scores)
+
+
+def copy_to_host(sampled: Sampled, device: torch.device) -> Ticket:
+    """Queue the copies to the host behind the step that is being computed."""
+    tokens, logprobs, scores = fetch(sampled.tokens), _fetched(sampled.logprobs), _fetched(sampled.scores)
+    done = None
+    if device.type == "cuda":
+        done = torch.Event(device)
+        done.record()
+    return Ticket(tokens, logprobs, scores, done)
+
+
+def _fetched(logprobs: Logprobs | None) -> Logprobs | None:
+    if logprobs is None:
+        return None
+    return Logprobs(fetch(logprobs.chosen), fetch(logprobs.top_tokens), fetch(logprobs.top), logprobs.wanted)
+
+
+def _token_logprobs(logprobs: Logprobs | None) -> tuple[tuple[int, TokenLogprobs], ...]:
+    if logprobs is None:
+        return ()
+    chosen, tokens, top = logprobs.chosen.tolist(), logprobs.top_tokens.tolist(), logprobs.top.tolist()
+    return tuple(
+        (at, TokenLogprobs(chosen[at], tuple(zip(tokens[at][:count], top[at][:count], strict=True))))
+        for at, count in logprobs.wanted
+    )

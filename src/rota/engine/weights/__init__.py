@@ -1,0 +1,1 @@
+"""Weights: from a folder's files to matrices on the device."""

@@ -1,0 +1,125 @@
+"""Weights are a model's matrices on the device, stacked as the forward pass wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rota.engine.model.linear import Projection
+from rota.engine.model.sites import site_shapes
+from rota.engine.model.spec import ModelSpec
+from rota.engine.progress import BYTES, Progress
+from rota.engine.quantised.matrices import FourBit
+from rota.engine.weights.finite import FiniteCheck
+from rota.engine.weights.matrices import NO_ANNEX, AnnexRows, Fill, MatrixBuilder
+from rota.engine.weights.shards import Shards
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer: its four sites, and the norms that its family has."""
+
+    qkv: Projection  # queries, keys and values of all heads, one below the other
+    output: Projection
+    gate_up: Projection
+    down: Projection
+    norms: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """A whole model; there is no half one."""
+
+    embedding: Tensor
+    layers: tuple[LayerWeights, ...]
+    norm: Tensor
+    head: Projection
+    size_bytes: int  # without annexes
+    # By site, [layers, rows, inputs]: where adapters' A lie below the matrices.
+    annexes: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
+    """What the weights of a model take."""
+    return _build(spec, torch.device("meta"), dtype, lambda name, target: None).size_bytes
+
+
+def load_weights(
+    folder: Path,
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    quiet: bool = False,
+    annex: AnnexRows = NO_ANNEX,
+    four_bit: FourBit | None = None,
+) -> Weights:
+    """Copy a folder's safetensors to the device; names and shapes are checked before the first copy, values after."""
+    with Shards(folder) as shards:
+        expected = _build(spec, torch.device("meta"), dtype, shards.check)
+        shards.check_all_known()
+        finite = FiniteCheck()
+        with Progress(f"Loading {folder.name}", expected.size_bytes, BYTES, quiet) as progress:
+
+            def fill(name: str, target: Tensor) -> None:
+                shards.copy(name, target)
+                finite.note(name, target)
+                progress.update(target.nbytes)
+
+            weights = _build(spec, device, dtype, fill, annex, four_bit)
+            for name in finite.unreal():
+                raise shards.unreal(name, dtype)
+            return weights
+
+
+def dummy_weights(
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    annex: AnnexRows = NO_ANNEX,
+    four_bit: FourBit | None = None,
+) -> Weights:
+    """Random weights of the model's shape, drawn on the device; activations neither vanish nor explode."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def fill(name: str, target: Tensor) -> None:
+        if name.endswith("norm.weight"):
+            target.fill_(1.0)
+        else:
+            target.normal_(0.0, target.shape[-1] ** -0.5, generator=generator)
+
+    return _build(spec, device, dtype, fill, annex, four_bit)
+
+
+def _build(
+    spec: ModelSpec,
+    device: torch.device,
+    dtype: torch.dtype,
+    fill: Fill,
+    annex: AnnexRows = NO_ANNEX,
+    four_bit: FourBit | None = None,
+) -> Weights:
+    builder = MatrixBuilder(device, dtype, fill, spec.layers, annex, four_bit)
+    embedding = builder.tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
+    layers = tuple(_build_layer(spec, builder, index) for index in range(spec.layers))
+    norm = builder.tensor("model.norm.weight", spec.hidden_size)
+    if spec.has_tied_embeddings:
+        head = builder.tied_head("model.embed_tokens.weight", embedding)
+    else:
+        head = builder.head("lm_head.weight", spec.vocab_size, spec.hidden_size)
+    return Weights(embedding, layers, norm, head, builder.size_bytes, builder.annexes)
+
+
+def _build_layer(spec: ModelSpec, builder: MatrixBuilder, index: int) -> LayerWeights:
+    qkv, output, gate_up, down = site_shapes(spec)
+    return LayerWeights(
+        qkv=builder.site(qkv, index, spec.has_qkv_bias),
+        output=builder.site(output, index, spec.has_output_bias),
+        gate_up=builder.site(gate_up, index, spec.has_mlp_bias),
+        down=builder.site(down, index, spec.has_mlp_bias),
+        norms={name: builder.tensor(f"model.layers.{index}.{name}.weight", width) for name, width in spec.layer_norms},
+    )

@@ -1,0 +1,124 @@
+"""Matrices are allocated as the forward pass wants them and filled part by part, by whoever has the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from rota.engine.model.gemm_choice import GemmChoice
+from rota.engine.model.linear import Linear, Matrix, Projection, projection
+from rota.engine.model.sites import SiteShape, module_name
+from rota.engine.quantised.matrices import FourBit
+
+# Writes the tensor of a name into the part of a matrix that waits for it.
+Fill = Callable[[str, Tensor], None]
+# By site: rows to leave for adapters below its matrices.
+AnnexRows = Mapping[str, int]
+NO_ANNEX: AnnexRows = {}
+# In elements: a product's rows begin where every kernel reads them at full width.
+ALIGNMENT = 64
+
+
+class MatrixBuilder:
+    """Makes a model's matrices, in four bits if asked to, and counts their bytes; an annex's are not the model's."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        fill: Fill,
+        layers: int,
+        annex: AnnexRows,
+        four_bit: FourBit | None = None,
+    ) -> None:
+        self._device = device
+        self._dtype = dtype
+        self._fill = fill
+        self._layers = layers
+        self._annex_rows = annex
+        self._four_bit = four_bit
+        self._blocks: dict[str, Tensor] = {}
+        self._gemms: dict[tuple[int, ...], GemmChoice] = {}
+        self.annexes: dict[str, Tensor] = {}  # by site, [layers, rows, inputs]: where adapters' rows lie
+        self.size_bytes = 0
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        target = self._read(name, *shape)
+        self.size_bytes += target.nbytes
+        return target
+
+    def site(self, shape: SiteShape, layer: int, has_bias: bool) -> Projection:
+        """The matrices of a site's parts, one below the other; and adapters' rows below them, if it has an annex."""
+        if self._four_bit is not None and self._four_bit.fits(shape.outputs, shape.inputs):
+            return self._counted(self._four_bit_site(self._four_bit, shape, layer, has_bias))
+        rows = self._annex_rows.get(shape.name, 0)
+        weight = self._block(shape, rows)[layer] if rows else self._empty(shape.outputs, shape.inputs)
+        # A bias adds nothing to what is not the model's.
+        bias = torch.zeros(len(weight), dtype=self._dtype, device=self._device) if has_bias else None
+        own, own_bias = weight[: shape.outputs], None if bias is None else bias[: shape.outputs]
+        self._fill_parts(shape, layer, "weight", own)
+        if own_bias is not None:
+            self._fill_parts(shape, layer, "bias", own_bias)
+        if not rows:
+            return self._counted(projection(own, own_bias, self._gemm_for(own, own_bias)))
+        widened = Matrix(weight, bias, self._gemm_for(weight, bias))
+        return self._counted(Linear(own, own_bias, self._gemm_for(own, own_bias), widened))
+
+    def head(self, name: str, *shape: int) -> Projection:
+        """The matrix that makes logits of hidden states."""
+        return self._counted(self._head(name, self._read(name, *shape)))
+
+    def tied_head(self, name: str, embedding: Tensor) -> Projection:
+        """The embedding again, which is counted already."""
+        made = self._counted(self._head(name, embedding))
+        self.size_bytes -= embedding.nbytes if made.keeps_weight else 0
+        return made
+
+    def _head(self, name: str, weight: Tensor) -> Projection:
+        if self._four_bit is not None and self._four_bit.fits(*weight.shape):
+            return self._four_bit.head(name, weight)
+        return projection(weight)
+
+    def _four_bit_site(self, four_bit: FourBit, shape: SiteShape, layer: int, has_bias: bool) -> Projection:
+        def weight() -> Tensor:
+            return self._fill_parts(shape, layer, "weight", self._empty(shape.outputs, shape.inputs))
+
+        bias = self._fill_parts(shape, layer, "bias", self._empty(shape.outputs)) if has_bias else None
+        names = [f"{module_name(layer, part)}.weight" for part, _ in shape.parts]
+        return four_bit.site(names, bias, weight)
+
+    def _counted(self, made: Projection) -> Projection:
+        self.size_bytes += made.size_bytes
+        return made
+
+    def _block(self, shape: SiteShape, rows: int) -> Tensor:
+        """One for all layers, so that an adapter's share of all of them is copied at once; zeros below the model's."""
+        if shape.name not in self._blocks:
+            all_rows = -(-(shape.outputs + rows) // ALIGNMENT) * ALIGNMENT
+            block = self._blocks[shape.name] = self._empty(self._layers, all_rows, shape.inputs)
+            block[:, shape.outputs :].zero_()
+            self.annexes[shape.name] = block[:, shape.outputs : shape.outputs + rows]
+        return self._blocks[shape.name]
+
+    def _fill_parts(self, shape: SiteShape, layer: int, what: str, target: Tensor) -> Tensor:
+        for (name, _), part in zip(shape.parts, torch.split(target, list(shape.widths)), strict=True):
+            self._fill(f"{module_name(layer, name)}.{what}", part)
+        return target
+
+    def _gemm_for(self, weight: Tensor, bias: Tensor | None) -> GemmChoice | None:
+        """The same for all matrices of a shape; a CPU has no choice, and neither has a matrix with a bias."""
+        if self._device.type != "cuda" or bias is not None:
+            return None
+        if weight.shape not in self._gemms:
+            self._gemms[weight.shape] = GemmChoice(weight.shape[0], weight.dtype, weight.device)
+        return self._gemms[weight.shape]
+
+    def _read(self, name: str, *shape: int) -> Tensor:
+        target = self._empty(*shape)
+        self._fill(name, target)
+        return target
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)

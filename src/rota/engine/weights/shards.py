@@ -1,0 +1,123 @@
+"""Shards are a folder's safetensors files, opened as memory maps and asked for tensors by name."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rota.core.errors import ModelError
+from rota.engine.model.config_file import ConfigFile
+from rota.engine.weights.finite import is_finite
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+READABLE = ("F32", "F16", "BF16")
+
+
+class Shards:
+    """Which file holds which tensor; closes its memory maps when left."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = ExitStack()
+        self._checked: set[str] = set()
+        # Files by tensor name, and the open files.
+        self._places: dict[str, str] = {}
+        self._files: dict[str, Any] = {}
+
+    def __enter__(self) -> Shards:
+        with self._stack:
+            if (self._folder / SINGLE).is_file():
+                self._places = dict.fromkeys(self._open(SINGLE).keys(), SINGLE)
+            elif (self._folder / INDEX).is_file():
+                self._places = self._read_index()
+            else:
+                raise ModelError(
+                    f"{self._folder} has neither {SINGLE} nor {INDEX}; download the weights as safetensors, or use "
+                    "--load-format dummy for random ones."
+                )
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def check(self, name: str, target: Tensor) -> None:
+        """Raise unless the tensor is there in the target's shape and in a precision we read."""
+        if name not in self._places:
+            raise ModelError(f"{self._folder} lacks the tensor '{name}', which its config.json calls for.")
+        path = self._folder / self._places[name]
+        file = self._files[self._places[name]]
+        try:
+            found = file.get_slice(name)
+        except SafetensorError as error:
+            raise ModelError(
+                f"{path} lacks the tensor '{name}', which {INDEX} says is there; download both again."
+            ) from error
+        if tuple(found.get_shape()) != tuple(target.shape):
+            raise ModelError(
+                f"{path}: the tensor '{name}' has the shape {found.get_shape()}, but config.json makes it "
+                f"{list(target.shape)}; config.json and weights are not of the same model."
+            )
+        if found.get_dtype() not in READABLE:
+            raise ModelError(
+                f"{path}: the tensor '{name}' is stored as {found.get_dtype()}; Rota reads {', '.join(READABLE)}."
+            )
+        self._checked.add(name)
+
+    def check_all_known(self) -> None:
+        """Raise if there is a tensor nobody asked for: leaving out, say, a bias would give wrong answers quietly."""
+        spare = [name for name in self._places if name not in self._checked and not _is_redundant(name)]
+        if spare:
+            raise ModelError(
+                f"{self._folder / self._places[spare[0]]} holds the tensor '{spare[0]}', which the architecture in "
+                f"config.json does not use ({len(spare)} such tensors); config.json and weights are not of the same "
+                "model."
+            )
+
+    def copy(self, name: str, target: Tensor) -> None:
+        """Copy a checked tensor into the target, to its device and precision."""
+        target.copy_(self._files[self._places[name]].get_tensor(name))
+
+    def unreal(self, name: str, dtype: torch.dtype) -> ModelError:
+        """Why a tensor that was copied in this precision has values that are not finite."""
+        path = self._folder / self._places[name]
+        if is_finite(self._files[self._places[name]].get_tensor(name)):
+            return ModelError(
+                f"{path}: the tensor '{name}' has values too large for {dtype}; serve the model in bfloat16 or float32."
+            )
+        return ModelError(
+            f"{path}: the tensor '{name}' has values that are NaN or infinite, so the model cannot answer; get weights "
+            "that are whole."
+        )
+
+    def _read_index(self) -> dict[str, str]:
+        index = ConfigFile(self._folder / INDEX)
+        places = index.section("weight_map")
+        for file in sorted(set(map(str, places.values()))):
+            self._open(file)
+        return places
+
+    def _open(self, file: str) -> Any:
+        path = self._folder / file
+        if not path.is_file():
+            raise ModelError(f"{path} is missing, which {INDEX} names; download it.")
+        try:
+            opened = self._stack.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is truncated or corrupt ({error}); download it again.") from error
+        self._files[file] = opened
+        return opened
+
+
+def _is_redundant(name: str) -> bool:
+    """Old folders store the rotary frequencies, and some tied ones the embedding twice; both follow from the rest."""
+    return name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")

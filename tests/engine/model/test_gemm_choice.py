@@ -1,0 +1,61 @@
+"""Two libraries multiply: the quicker one is taken, and both give the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rota.engine.model import gemm_choice as module
+from rota.engine.model.gemm_choice import GemmChoice
+from rota.engine.model.linear import Linear, Matrix, tune_gemms
+
+CPU = torch.device("cpu")
+OUTPUTS, INPUTS = 6, 5
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[tuple[int, int, bool]]:
+    """A bias is quicker for 32 and 64 rows, and hardly quicker for 48; keeps (rows, matrices, bias) of every try."""
+    tries: list[tuple[int, int, bool]] = []
+
+    def milliseconds(x: Tensor, weights: list[Tensor], bias: Tensor | None) -> float:
+        tries.append((len(x), len(weights), bias is not None))
+        return {32: 0.9, 48: 0.985, 64: 0.5}.get(len(x), 1.1) if bias is not None else 1.0
+
+    monkeypatch.setattr(module, "_milliseconds", milliseconds)
+    return tries
+
+
+def matrices(gemm: GemmChoice, count: int) -> list[Linear]:
+    annex = Matrix(torch.randn(OUTPUTS + 2, INPUTS), None, GemmChoice(OUTPUTS + 2, torch.float32, CPU))
+    return [Linear(torch.randn(OUTPUTS, INPUTS), None, gemm, annex) for _ in range(count)]
+
+
+def test_a_bias_of_zeros_is_added_where_that_is_quicker_by_more_than_chance(clock):
+    gemm = GemmChoice(OUTPUTS, torch.float32, CPU)
+    tune_gemms(matrices(gemm, 3), [8, 32, 48, 64, 96])
+    assert [rows for rows in (8, 31, 32, 48, 64, 96) if gemm.bias_for(rows) is not None] == [32, 64]
+
+
+def test_matrices_with_an_annex_are_tried_with_it_too_and_only_where_libraries_differ(clock):
+    some = matrices(GemmChoice(OUTPUTS, torch.float32, CPU), 12)
+    tune_gemms(some, [1, 16, 64, 256, 1024])
+    assert clock == [(64, module.MOST_MATRICES, False), (64, module.MOST_MATRICES, True)] * 2
+    assert some[0].widened is not None and some[0].widened.gemm is not None
+    assert some[0].widened.gemm.bias_for(64) is not None
+
+
+def test_the_product_is_the_same_either_way(clock):
+    gemm = GemmChoice(OUTPUTS, torch.float32, CPU)
+    (matrix,) = matrices(gemm, 1)
+    x = torch.randn(64, INPUTS)
+    before = matrix(x)
+    tune_gemms([matrix], [64])
+    assert gemm.bias_for(64) is not None
+    torch.testing.assert_close(matrix(x), before)
+
+
+def test_on_a_cpu_and_beside_a_bias_there_is_nothing_to_choose(clock):
+    tune_gemms([Linear(torch.randn(OUTPUTS, INPUTS), torch.randn(OUTPUTS))], [64])
+    assert clock == []
