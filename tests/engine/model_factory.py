@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -18,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "smollm2")
+FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "smollm2", "olmo2", "granite")
 
 _SMALL = {
     "vocab_size": 256,
@@ -51,6 +55,18 @@ _KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         LlamaConfig,
         LlamaForCausalLM,
         {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM, {}),
+    "granite": (
+        GraniteConfig,
+        GraniteForCausalLM,
+        {
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": False,
+        },
     ),
 }
 

@@ -1,0 +1,60 @@
+"""OLMo 2: a norm behind each half of a layer instead of before it, and one over all queries and all keys."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rota.engine.families.decoder import Decoder
+from rota.engine.families.family import Family
+from rota.engine.model.config_file import ConfigFile
+from rota.engine.model.spec import ModelSpec, common_fields, only_silu
+from rota.engine.step.device_step import DeviceStep
+from rota.engine.weights.load import LayerWeights
+
+ARCHITECTURE = "Olmo2ForCausalLM"
+ATTENTION_NORM, MLP_NORM = "post_attention_layernorm", "post_feedforward_layernorm"
+QUERY_NORM, KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
+
+
+def read(config: ConfigFile) -> ModelSpec:
+    only_silu(config)
+    fields = common_fields(config, ARCHITECTURE)
+    hidden_size, head_dim = fields["hidden_size"], fields["head_dim"]
+    return ModelSpec(
+        **fields,
+        layer_norms=(
+            (ATTENTION_NORM, hidden_size),
+            (MLP_NORM, hidden_size),
+            (QUERY_NORM, fields["heads"] * head_dim),
+            (KEY_NORM, fields["kv_heads"] * head_dim),
+        ),
+        has_qkv_bias=config.flag("attention_bias"),
+        has_output_bias=config.flag("attention_bias"),
+    )
+
+
+class Olmo2Model(Decoder):
+    @torch.inference_mode()
+    def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Hidden states [tokens, hidden] after the last norm; writes the tokens' keys and values into `cache`."""
+        x = self.embed(step)
+        for index, (layer, kept) in enumerate(zip(self.weights.layers, cache, strict=True)):
+            qkv = self._normed(layer, self.project(layer.qkv, x, step, index, "qkv"))
+            attended = self.project(layer.output, self.attend(qkv, step, kept), step, index, "o")
+            x = x + self._norm(attended, layer.norms[ATTENTION_NORM])
+            x = x + self._norm(self.feed_forward(layer, x, step, index), layer.norms[MLP_NORM])
+        return self._norm(x, self.weights.norm)
+
+    def _normed(self, layer: LayerWeights, qkv: Tensor) -> Tensor:
+        queries, keys = len(layer.norms[QUERY_NORM]), len(layer.norms[KEY_NORM])
+        query, key, value = qkv.split([queries, keys, keys], dim=1)
+        return torch.cat(
+            (self._norm(query, layer.norms[QUERY_NORM]), self._norm(key, layer.norms[KEY_NORM]), value), dim=1
+        )
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self.operations.rms_norm(x, weight, self.spec.norm_epsilon)
+
+
+FAMILY = Family(ARCHITECTURE, read, Olmo2Model)
