@@ -88,7 +88,7 @@ def measure(scenario: Path) -> dict[str, Any]:
     asked = read_scenario(scenario)
     return {
         "minutes": round(took_s / 60.0, 1),
-        "asked": sum(clients.requests for clients in asked.clients) + asked.guests,
+        "asked": sum(clients.requests for clients in asked.clients) + asked.transients,
         "requests": summary["requests"],
         "left": summary["left"],
         "failed": summary["failed"],

@@ -81,8 +81,8 @@ class Client:
         prompt = tuple(dice.choices(VOCABULARY, k=ask.prompt_tokens))
         sampling = SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0, ignore_eos=True)
         request_id, now = RequestId(name), time.monotonic()
-        self.recorder.asked(request_id, ask.adapter, now)
-        self.service.send(Submit(Request(request_id, prompt, sampling, now, ask.adapter)))
+        self.recorder.asked(request_id, ask.adapter_id, now)
+        self.service.send(Submit(Request(request_id, prompt, sampling, now, ask.adapter_id)))
 
     def _deliver(self, events: list[Event]) -> None:
         self.recorder.observe(events)

@@ -59,7 +59,9 @@ class Device:
 def submit(number: int, adapter: AdapterId = BASE) -> Submit:
     sampling = SamplingParams(max_new_tokens=100_000, stop_token_ids=frozenset({2}))
     tokens = tuple(number * 31 % 997 + i for i in range(200))
-    return Submit(Request(RequestId(f"cmpl-{number:08d}"), tokens, sampling, arrived_at=number * 1e-6, adapter=adapter))
+    return Submit(
+        Request(RequestId(f"cmpl-{number:08d}"), tokens, sampling, arrived_at=number * 1e-6, adapter_id=adapter)
+    )
 
 
 def base_only(waiting: int) -> list[float]:

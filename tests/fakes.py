@@ -45,7 +45,7 @@ class FakeRow:
     tokens: list[int]
     blocks: list[BlockId]
     sampling: SamplingParams
-    adapter: AdapterId
+    adapter_id: AdapterId
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class FakeDevice:
         assert 0 <= seat.row < self.capacity.rows, f"row {seat.row} does not exist"
         for block in seat.blocks:
             self._check_block(block)
-        self._rows[seat.row] = FakeRow(list(seat.tokens), list(seat.blocks), seat.sampling, seat.adapter)
+        self._rows[seat.row] = FakeRow(list(seat.tokens), list(seat.blocks), seat.sampling, seat.adapter_id)
 
     def _check_block(self, block: BlockId) -> None:
         assert 0 <= block < self.capacity.blocks, f"block {block} does not exist"
@@ -138,7 +138,7 @@ class FakeDevice:
         for row, start, end in spans:
             assert row not in ends, f"row {row} computes twice in step {plan.step_id}"
             assert end <= len(self._rows[row].tokens), f"row {row} computes tokens it does not know"
-            adapter = self._rows[row].adapter
+            adapter = self._rows[row].adapter_id
             assert adapter == BASE or adapter in self._slots.values(), f"row {row} runs without its adapter {adapter}"
             for position in range(start, end):
                 self._kv[self._slot(row, position)] = (adapter, self._rows[row].tokens[position])
@@ -151,7 +151,7 @@ class FakeDevice:
             slot = self._slot(row, position)
             assert slot in self._kv, f"row {row} reads position {position}, which nobody computed"
             adapter, token = self._kv[slot]
-            assert adapter == self._rows[row].adapter, f"row {row} reads KV of adapter {adapter}"
+            assert adapter == self._rows[row].adapter_id, f"row {row} reads KV of adapter {adapter}"
             context.append(token)
         token = self.next_token(context)
         self._rows[row].tokens.append(token)

@@ -39,7 +39,7 @@ class DeviceWorld(VirtualWorld):
         for load in plan.loads:
             self._arrived[load.adapter_id] = load.is_awaited
         for seat in plan.seats:
-            self._adapter_of[seat.row] = seat.adapter
+            self._adapter_of[seat.row] = seat.adapter_id
         for row in (*plan.decodes, *(chunk.row for chunk in plan.chunks)):
             assert self._arrived[self._adapter_of[row]], "a step uses an adapter whose copy is not complete"
         self._tickets.append(self.device.submit(plan))

@@ -17,7 +17,7 @@ import uvloop
 
 from front.serving import model_folder
 from front.ticks import CYCLE, tick_tokens
-from rota.runtime.settle import settle
+from rota.runtime.heap import freeze_heap
 from rota.text.tokenizer import Tokenizer
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -60,7 +60,7 @@ async def _serve(step_s: float) -> None:
     tokenizer = Tokenizer(model_folder())
     words = [tokenizer.decode((token,)) for token in tick_tokens(tokenizer)]
     streams: set[_Stream] = set()
-    settle()
+    freeze_heap()
     server = await asyncio.get_running_loop().create_server(lambda: _Stream(streams), "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
     print(f"url http://{host}:{port}", flush=True)

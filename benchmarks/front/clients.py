@@ -15,7 +15,7 @@ from front.serving import Served
 from front.ticks import TickReader
 from rota.bench.prompts import random_text
 from rota.bench.sse import DONE, EventReader
-from rota.runtime.settle import settle
+from rota.runtime.heap import freeze_heap
 
 
 class _Choice(msgspec.Struct):
@@ -44,7 +44,7 @@ async def token_ages(
 
     First answers are of all lengths, so that streams do not end and begin all at once for ever after.
     """
-    settle()
+    freeze_heap()
     windows = [Window()]
     ends_at = time.monotonic() + duration_s
 

@@ -19,12 +19,12 @@ from rota.core.messages import Abort, AddAdapter, Message, RemoveAdapter, Submit
 from rota.core.request import Request, SamplingParams
 from rota.observe.summary import Recorder
 from rota.workload.arrivals import Ask, asks
-from rota.workload.guests import Visit, visits
 from rota.workload.scenario import Scenario
+from rota.workload.transient import Visit, visits
 
 # A moment to make the first prompts in.
 AHEAD_S = 0.05
-FIRST_GUEST = 1_000_000  # beyond all adapters' ids
+FIRST_TRANSIENT = 1_000_000  # beyond all adapters' ids
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class ServiceClient:
     seed: int
     send: Callable[[Message], None]
     vocabulary: int
-    folder: Path  # of adapters, where guests are copied from
+    folder: Path  # of adapters, where transients are copied from
     recorder: Recorder = field(default_factory=Recorder)
     problems: Counter[str] = field(default_factory=Counter)
     _due: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -97,8 +97,8 @@ class ServiceClient:
         prompt = tuple(range(first, first + ask.prompt_tokens))
         now = time.monotonic()
         self._open[request_id] = client
-        self.recorder.asked(request_id, ask.adapter if counts_as is None else counts_as, now)
-        self.send(Submit(Request(request_id, prompt, sampling, now, ask.adapter)))
+        self.recorder.asked(request_id, ask.adapter_id if counts_as is None else counts_as, now)
+        self.send(Submit(Request(request_id, prompt, sampling, now, ask.adapter_id)))
         if ask.leaves_after_s is not None:
             self._at(now + ask.leaves_after_s, partial(self._leave, request_id))
 
@@ -107,11 +107,11 @@ class ServiceClient:
             self.send(Abort(request_id, time.monotonic()))
 
     def _welcome(self, visit: Visit) -> None:
-        """A guest is loaded, asked at once, and told to go; all guests are counted together."""
-        now, guest = time.monotonic(), AdapterId(FIRST_GUEST + visit.ask.number)
+        """A transient is loaded, asked at once, and told to go; all transients are counted together."""
+        now, transient = time.monotonic(), AdapterId(FIRST_TRANSIENT + visit.ask.number)
         path = self.folder / f"adapter{visit.host}"
-        self.send(AddAdapter(Adapter(guest, f"guest{visit.ask.number}", str(path)), now))
+        self.send(AddAdapter(Adapter(transient, f"transient{visit.ask.number}", str(path)), now))
         everybody = AdapterId(self.scenario.adapters + 1)
-        self.recorder.guests.add(everybody)
-        self._ask("guest", replace(visit.ask, adapter=guest), everybody)
-        self._at(now + visit.stays_s, lambda: self.send(RemoveAdapter(guest, time.monotonic())))
+        self.recorder.transients.add(everybody)
+        self._ask("transient", replace(visit.ask, adapter_id=transient), everybody)
+        self._at(now + visit.stays_s, lambda: self.send(RemoveAdapter(transient, time.monotonic())))

@@ -26,7 +26,7 @@ def summarise(recorder: Recorder) -> dict[str, Any]:
 
 def _part(recorder: Recorder, is_wanted: Callable[[AdapterId], bool]) -> dict[str, Any]:
     part = Recorder(
-        {request_id: one for request_id, one in recorder.journeys.items() if is_wanted(one.adapter)},
+        {request_id: one for request_id, one in recorder.records.items() if is_wanted(one.adapter_id)},
         {adapter: gaps for adapter, gaps in recorder.gaps.items() if is_wanted(adapter)},
     ).summary()
     return {name: value for name, value in part.items() if name not in ("adapters", "fairness")}

@@ -78,7 +78,7 @@ def _cancels() -> Scenario:
     """Half as long as the original."""
     found = _read("cancel-storm", FEW)
     clients = tuple(replace(client, requests=client.requests // 2) for client in found.clients)
-    return replace(found, clients=clients, guests=found.guests // 2)
+    return replace(found, clients=clients, transients=found.transients // 2)
 
 
 def _isolation(beside: bool) -> Scenario:

@@ -51,8 +51,8 @@ class Shape:
         return replace(
             scenario,
             clients=tuple(map(self._fit, scenario.clients)),
-            guests=-(-scenario.guests // self.fewer),
-            guest_every_s=scenario.guest_every_s / self.fewer,
+            transients=-(-scenario.transients // self.fewer),
+            transient_every_s=scenario.transient_every_s / self.fewer,
         )
 
     def _fit(self, client: Client) -> Client:

@@ -12,7 +12,7 @@ from policies.runs import A100, DRAIN, H200, HEADS, ROTATE, WAIT, mean, record, 
 from policies.target import Section
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
-from rota.observe.summary import Journey, spread
+from rota.observe.summary import Record, spread
 from rota.observe.table import seconds
 from rota.policy.slot_policies.rotate import MOST_STRETCH, STEPS_PER_TURN
 from rota.sim.cost import read_cost
@@ -45,10 +45,10 @@ def many_adapters(requests: int = HOUR) -> Section:
         "wait, 25/s, 10,000 requests": mean(calmer, H200, WAIT, [0]),
     }
     section.add_table("", HEADS, [row(name, one) for name, one in named.items()])
-    served = [one for one in recorder.journeys.values() if one.tokens]
+    served = [one for one in recorder.records.values() if one.tokens]
     half = asked.adapters // 2
     hot, cold = (
-        spread([one.first_at - one.asked_at for one in served if (one.adapter <= half) is is_hot])["p99"]
+        spread([one.first_at - one.asked_at for one in served if (one.adapter_id <= half) is is_hot])["p99"]
         for is_hot in (True, False)
     )
     section.at_most("one simulated hour, processor time", took_s, 180.0)
@@ -60,10 +60,10 @@ def many_adapters(requests: int = HOUR) -> Section:
     return section
 
 
-def _most_at_once(journeys: list[Journey]) -> int:
+def _most_at_once(records: list[Record]) -> int:
     """Adapters that had an open request at the same time."""
     changes = sorted(
-        [(one.asked_at, 1, one.adapter) for one in journeys] + [(one.ended_at, -1, one.adapter) for one in journeys]
+        [(one.asked_at, 1, one.adapter_id) for one in records] + [(one.ended_at, -1, one.adapter_id) for one in records]
     )
     open_requests: Counter[AdapterId] = Counter()
     most = 0

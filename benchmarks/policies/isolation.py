@@ -41,5 +41,5 @@ def _beside(asked: Scenario, cost: str, policy: PolicyConfig) -> tuple[dict[str,
 
 
 def _part(recorder: Recorder, is_base: bool) -> Recorder:
-    journeys = {name: one for name, one in recorder.journeys.items() if (one.adapter == BASE) is is_base}
-    return Recorder(journeys, {one.adapter: one.gaps for one in journeys.values()})
+    records = {name: one for name, one in recorder.records.items() if (one.adapter_id == BASE) is is_base}
+    return Recorder(records, {one.adapter_id: one.gaps for one in records.values()})

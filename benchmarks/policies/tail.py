@@ -9,7 +9,7 @@ from typing import Any
 from policies.runs import A100, DRAIN, HEADS, ROTATE, WAIT, mean, record, row, scenario
 from policies.target import Section, Target
 from rota.core.ids import AdapterId
-from rota.observe.summary import Journey, spread
+from rota.observe.summary import Record, spread
 from rota.sim.run import STARTS_AT
 from rota.sim.tenures import Tenures
 from rota.workload.scenario import Scenario
@@ -63,12 +63,12 @@ def slot_time_ratios(asked: Scenario, seed: int) -> Iterable[float]:
     tenures = Tenures()
     recorder = record(asked, A100, ROTATE, seed, observers=[tenures])
     tenures.close()
-    journeys = list(recorder.journeys.values())
+    records = list(recorder.records.values())
     at = STARTS_AT
     while at + WINDOW_S <= tenures.last_at:
-        busy = [adapter for adapter in recorder.gaps if _has_work(journeys, adapter, at)]
+        busy = [adapter for adapter in recorder.gaps if _has_work(records, adapter, at)]
         held = [
-            sum(_overlap(one.since, one.until, at) for one in tenures.closed if one.adapter == a and one.is_ready)
+            sum(_overlap(one.since, one.until, at) for one in tenures.closed if one.adapter_id == a and one.is_ready)
             for a in busy
         ]
         if len(held) > 1:
@@ -76,10 +76,10 @@ def slot_time_ratios(asked: Scenario, seed: int) -> Iterable[float]:
         at += 1.0
 
 
-def _has_work(journeys: list[Journey], adapter: AdapterId, at: float) -> bool:
+def _has_work(records: list[Record], adapter: AdapterId, at: float) -> bool:
     """All through the window that begins at `at`?"""
     covered_until = at
-    for one in sorted((one for one in journeys if one.adapter == adapter), key=lambda one: one.asked_at):
+    for one in sorted((one for one in records if one.adapter_id == adapter), key=lambda one: one.asked_at):
         if one.asked_at <= covered_until:
             covered_until = max(covered_until, one.ended_at)
     return covered_until >= at + WINDOW_S

@@ -143,7 +143,7 @@ class LLM:
         adapter: str | Sequence[str | None] | None,
         is_continuation: bool,
     ) -> list[Completion]:
-        answers: dict[RequestId, Answer] = {}
+        answers: dict[RequestId, Gathered] = {}
         requests: list[Request] = []
         now = time.monotonic()
         wanted = zip(prompts, _one_each(params, len(prompts)), self._adapter_ids(adapter, len(prompts)), strict=True)
@@ -152,7 +152,7 @@ class LLM:
                 sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self._tokenizer.eos_ids)
             request = Request(RequestId(f"prompt {index}"), prompt, sampling, now, adapter_id)
             requests.append(request)
-            answers[request.request_id] = Answer(TextStream(self._tokenizer, sampling.stop, is_continuation))
+            answers[request.request_id] = Gathered(TextStream(self._tokenizer, sampling.stop, is_continuation))
         self._run(requests, answers)
         return [answer.completion() for answer in answers.values()]
 
@@ -164,7 +164,7 @@ class LLM:
             )
         return [self._registry.find(name).adapter_id for name in names]
 
-    def _run(self, requests: list[Request], answers: dict[RequestId, Answer]) -> None:
+    def _run(self, requests: list[Request], answers: dict[RequestId, Gathered]) -> None:
         inbox = OfflineInbox(requests, self._config.scheduler.max_queued_requests, doorbell=self._doorbell)
         failed: list[Finished] = []
         with Progress("Answering", len(requests), "prompts", self._quiet) as progress:
@@ -201,7 +201,7 @@ class LLM:
 
 
 @dataclass(slots=True)
-class Answer:
+class Gathered:
     """A completion in the making."""
 
     stream: TextStream
@@ -236,7 +236,7 @@ class Answer:
         )
 
 
-def _hand_out(event: Produced, answers: dict[RequestId, Answer], inbox: OfflineInbox) -> None:
+def _hand_out(event: Produced, answers: dict[RequestId, Gathered], inbox: OfflineInbox) -> None:
     logprobs = dict(event.logprobs)
     for index, (request_id, token) in enumerate(zip(event.request_ids, event.tokens, strict=True)):
         answer = answers[request_id]

@@ -10,9 +10,9 @@ import pytest
 from rota.cli import main
 from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
+from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.runtime.stocked import StockedService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.terminal import Terminal
@@ -23,8 +23,8 @@ from tests.waiting import PATIENCE_S
 
 STORM = """
 slots = 2
-guests = 3
-guest_every_s = 0.2
+transients = 3
+transient_every_s = 0.2
 [[clients]]
 requests = 40
 rate_per_s = 40.0
@@ -51,7 +51,7 @@ def url(tmp_path_factory) -> Iterator[str]:
     registry = Registry("letters", "/models/letters")
     adapters = [registry.add(LoraPath(name, f"/adapters/{name}")) for name in ("pirate", "poet", "clerk")]
     device = FakeDevice(step_s=0.002, next_token=alphabet)
-    service = StockedService(InProcessService(lambda: device, EngineConfig()), adapters)
+    service = PreloadedService(InProcessService(lambda: device, EngineConfig()), adapters)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
     with running(create_app(service, tokenizer, registry)) as url:
         service.wait_until_ready(PATIENCE_S)

@@ -43,8 +43,8 @@ def test_a_scenario_asks_what_the_simulator_asks_at_the_same_moments(name):
     for number, client in enumerate(read_scenario(path).clients):
         crowd = workload.crowds[number].questions
         expected = list(asks(client, seed=7 * 1000 + number))
-        assert [(one.at, one.adapter, len(one.prompt), one.output_tokens, one.leaves_after_s) for one in crowd] == [
-            (one.at, one.adapter, one.prompt_tokens, one.output_tokens, one.leaves_after_s) for one in expected
+        assert [(one.at, one.adapter_id, len(one.prompt), one.output_tokens, one.leaves_after_s) for one in crowd] == [
+            (one.at, one.adapter_id, one.prompt_tokens, one.output_tokens, one.leaves_after_s) for one in expected
         ]
 
 
@@ -74,7 +74,7 @@ def test_without_a_rate_all_ask_at_once_and_with_one_they_come_at_random():
 
 def test_distinct_names_every_adapter_in_turn():
     asked = questions(lora_name=("a", "b", "c"), lora_request_distribution="distinct")
-    assert [one.adapter for one in asked[:7]] == [1, 2, 3, 1, 2, 3, 1]
+    assert [one.adapter_id for one in asked[:7]] == [1, 2, 3, 1, 2, 3, 1]
 
 
 def test_skewed_names_each_adapter_alpha_times_as_often_as_the_next():
@@ -85,14 +85,14 @@ def test_skewed_names_each_adapter_alpha_times_as_often_as_the_next():
         num_prompts=4000,
         random_input_len=1,
     )
-    shares = Counter(one.adapter for one in asked)
+    shares = Counter(one.adapter_id for one in asked)
     assert shares[AdapterId(1)] / shares[AdapterId(2)] == pytest.approx(3.0, rel=0.2)
     assert shares[AdapterId(2)] / shares[AdapterId(3)] == pytest.approx(3.0, rel=0.3)
 
 
 def test_some_ask_the_base_model_and_some_leave():
     asked = questions(lora_name=("a",), base_share=0.5, cancel_share=0.25, cancel_within_s=2.0)
-    assert 60 < sum(one.adapter == BASE for one in asked) < 140
+    assert 60 < sum(one.adapter_id == BASE for one in asked) < 140
     leaving = [one.leaves_after_s for one in asked if one.leaves_after_s is not None]
     assert 25 < len(leaving) < 80 and max(leaving) <= 2.0
 
@@ -111,7 +111,7 @@ def test_a_flag_takes_the_place_of_what_a_scenario_says():
 def test_every_scenario_can_be_asked(path):
     names = tuple(f"lora{number}" for number in range(1000))
     workload = read_workload(BenchConfig(scenario=str(path), num_prompts=2), names)
-    assert workload.requests == 2 * len(read_scenario(path).clients) + len(workload.guests)
+    assert workload.requests == 2 * len(read_scenario(path).clients) + len(workload.transients)
 
 
 def test_a_closed_loop_keeps_its_concurrency():
@@ -130,9 +130,9 @@ def test_a_trace_is_asked_line_by_line(tmp_path):
     workload = read_workload(BenchConfig(dataset_name="trace", dataset_path=str(path)))
 
     first, second, third = workload.crowds[0].questions
-    assert (first.at, first.adapter, len(first.prompt), first.output_tokens) == (1.0, BASE, 12, 5)
-    assert (second.prompt, workload.name_of(second.adapter)) == ("Hello", "pirate")
-    assert (third.prompt.tolist(), workload.name_of(third.adapter)) == ([7, 8, 9], "haiku")
+    assert (first.at, first.adapter_id, len(first.prompt), first.output_tokens) == (1.0, BASE, 12, 5)
+    assert (second.prompt, workload.name_of(second.adapter_id)) == ("Hello", "pirate")
+    assert (third.prompt.tolist(), workload.name_of(third.adapter_id)) == ([7, 8, 9], "haiku")
 
 
 @pytest.mark.parametrize(

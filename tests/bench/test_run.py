@@ -139,14 +139,14 @@ def test_a_key_goes_with_every_request():
 def test_a_scenario_takes_its_adapters_from_the_servers_list_and_brings_guests(tmp_path):
     path = tmp_path / "small.toml"
     path.write_text(
-        "guests = 2\nguest_every_s = 0.1\n[[clients]]\nrequests = 10\nconcurrency = 2\nadapters = 2\n"
+        "transients = 2\ntransient_every_s = 0.1\n[[clients]]\nrequests = 10\nconcurrency = 2\nadapters = 2\n"
         "prompt_tokens = [4, 4]\noutput_tokens = [2, 2]\n"
     )
     server = FakeServer()
     found = report(run(server, scenario=str(path)))
 
     assert (found["requests"], found["failed"], found["problems"]) == (12, 0, {})
-    assert list(found["adapters"]) == ["a", "b", "guests"]
+    assert list(found["adapters"]) == ["a", "b", "transients"]
     assert found["fairness"] == jain([found["adapters"][name]["ttft_s"]["mean"] for name in ("a", "b")])
     assert [(path.split("_")[0], fields.get("lora_path")) for path, fields in server.told] == [
         ("/v1/load", "/adapters/a"),
@@ -154,8 +154,8 @@ def test_a_scenario_takes_its_adapters_from_the_servers_list_and_brings_guests(t
         ("/v1/load", "/adapters/b"),
         ("/v1/unload", None),
     ]
-    guests = [fields["lora_name"] for path, fields in server.told if "unload" in path]
-    assert [body["model"] for body in server.asked if body["model"] in guests] == guests
+    transients = [fields["lora_name"] for path, fields in server.told if "unload" in path]
+    assert [body["model"] for body in server.asked if body["model"] in transients] == transients
 
 
 def test_nobody_at_the_address_is_one_sentence():

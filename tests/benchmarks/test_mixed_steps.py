@@ -66,9 +66,11 @@ def test_each_kind_of_step_is_measured_without_graphs_and_with_them(script):
     for has_graphs in (False, True):
         rewound, *steps = [plan for plan, had_graphs in engine.plans if had_graphs == has_graphs]
         assert {(chunk.start, chunk.length) for chunk in rewound.chunks} == {(299, 1)}, "decodes start at 300 again"
-        assert {seat.adapter for seat in rewound.seats} == {1, 2, 3, 4, 5, 6}
+        assert {seat.adapter_id for seat in rewound.seats} == {1, 2, 3, 4, 5, 6}
         assert len(steps) == 4 + script.UNCOUNTED
-        assert {(len(plan.decodes), plan.chunks[0].length, plan.seats[0].adapter) for plan in steps} == {(64, 100, 1)}
+        assert {(len(plan.decodes), plan.chunks[0].length, plan.seats[0].adapter_id) for plan in steps} == {
+            (64, 100, 1)
+        }
     assert engine.most_in_flight == 2
     assert None not in figures.of_case[case].values()
 
@@ -88,7 +90,7 @@ def test_steps_of_the_base_model_take_the_rows_back_from_adapters(script):
     engine, _ = compared(script, [script.Case(64, 16, 6), script.Case(64, 16, 0)], has_gpu=False)
 
     of_base = engine.plans[len(engine.plans) // 2 :]
-    assert {seat.adapter for plan, _ in of_base for seat in plan.seats} == {BASE}
+    assert {seat.adapter_id for plan, _ in of_base for seat in plan.seats} == {BASE}
     assert {seat.row for seat in of_base[0][0].seats} == set(range(64))
 
 

@@ -17,10 +17,10 @@ from rota.core.policy_config import PolicyConfig
 from rota.dashboard.feed import Feed
 from rota.dashboard.routes import install_dashboard
 from rota.dashboard.stream import Gallery
-from rota.runtime.drainable import DrainableService
+from rota.runtime.closable import ClosableService
+from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.runtime.stocked import StockedService
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
@@ -39,7 +39,7 @@ class Stage:
     """What a test needs to hold: where the server is, and what stands behind it."""
 
     url: str
-    service: DrainableService
+    service: ClosableService
     registry: Registry
     gallery: Gallery
     pool: ThreadPoolExecutor
@@ -69,7 +69,7 @@ def stage(
     registry = Registry("letters", str(folder))
     adapters: list[Adapter] = [registry.add(LoraPath(name, f"adapters/{name}")) for name in names]
     inner = InProcessService(lambda: device, EngineConfig(policy=policy or PolicyConfig()))
-    service = DrainableService(StockedService(inner, adapters))
+    service = ClosableService(PreloadedService(inner, adapters))
     ring = KeyRing({digest_of(secret): key for secret, key in (keys or {}).items()})
     access = Access(registry, ring)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)

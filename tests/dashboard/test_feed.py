@@ -166,7 +166,7 @@ def test_of_a_thousand_adapters_the_busy_ones_are_listed():
 
 
 def test_memory_is_bounded_whatever_comes(feed, monkeypatch):
-    monkeypatch.setattr(feed_module, "MOST_JOURNEYS", 100)
+    monkeypatch.setattr(feed_module, "MOST_OPEN", 100)
     for number in range(1000):
         feed.asked(RequestId(str(number)), AdapterId(1), 0.0)
     for number in range(MOST_TENURES + 500):

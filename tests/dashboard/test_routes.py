@@ -99,7 +99,7 @@ def test_an_open_page_does_not_keep_the_server_from_stopping(on_stage):
     seen = threading.Event()
     threading.Thread(target=watch, daemon=True).start()
     assert seen.wait(PATIENCE_S)
-    made.service.drain(0.0)
+    made.service.close(0.0)
     time.sleep(0.4)  # let a frame say that the server stops
     made.service.stop()
 

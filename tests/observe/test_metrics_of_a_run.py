@@ -28,14 +28,14 @@ def total(read: Scrape, name: str) -> float:
 
 def test_rotation_is_seen_as_turns_loads_and_evictions():
     simulation, metrics, read = run(lora_policy="rotate")
-    journeys = simulation.recorder.journeys.values()
+    records = simulation.recorder.records.values()
 
     assert read("rota_rotations_total") > 0
     assert total(read, "rota_adapter_loads_total") - total(read, "rota_adapter_evictions_total") == len(metrics.slots)
     assert total(read, "rota_adapter_loads_total") == read("rota_adapter_load_seconds_count")
-    assert total(read, "rota_requests_total") == len(journeys)
-    assert total(read, "rota_output_tokens_total") == sum(journey.tokens for journey in journeys)
-    assert total(read, "rota_ttft_seconds_sum") == pytest.approx(sum(one.first_at - one.asked_at for one in journeys))
+    assert total(read, "rota_requests_total") == len(records)
+    assert total(read, "rota_output_tokens_total") == sum(record.tokens for record in records)
+    assert total(read, "rota_ttft_seconds_sum") == pytest.approx(sum(one.first_at - one.asked_at for one in records))
     assert read("rota_step_seconds_sum") > 0
     assert metrics.journeys == {}
 

@@ -112,11 +112,11 @@ def test_fairness_is_one_when_all_are_alike_and_one_in_n_when_one_has_everything
 
 
 def test_fairness_is_among_adapters_and_asks_neither_the_base_model_nor_guests():
-    recorder = Recorder(guests={AdapterId(3)})
+    recorder = Recorder(transients={AdapterId(3)})
     follow(recorder, "base", 0.0, [9.0])
     follow(recorder, "one", 0.0, [2.0], AdapterId(1))
     follow(recorder, "two", 0.0, [2.0], AdapterId(2))
-    follow(recorder, "guest", 0.0, [7.0], AdapterId(3))
+    follow(recorder, "transient", 0.0, [7.0], AdapterId(3))
 
     assert recorder.summary()["fairness"] == pytest.approx(1.0)
 

@@ -15,9 +15,9 @@ import httpx
 
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.lora_paths import LoraPath
+from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.runtime.stocked import StockedService
 from rota.server.access.access import Access
 from rota.server.access.keys import KeyRing
 from rota.server.app import create_app
@@ -57,7 +57,7 @@ def serving(
     """A client of a server named "letters"."""
     registry = Registry("letters", "/models/letters")
     loaded = [registry.add(LoraPath(name, f"/adapters/{name}")) for name in adapters]
-    service = StockedService(InProcessService(lambda: device or letters_device(), EngineConfig()), loaded)
+    service = PreloadedService(InProcessService(lambda: device or letters_device(), EngineConfig()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     app = create_app(service, tokenizer, registry, access=Access(registry, keys, load_refusal), config=config)
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
@@ -89,7 +89,7 @@ def raw_ask(client: httpx.Client, receive_buffer: int | None = None, **fields: A
     return connection
 
 
-def steps_settle(device: FakeDevice) -> int:
+def steps_made(device: FakeDevice) -> int:
     """Waits until no step is made any more; gives how many were made."""
     while True:
         before = len(device.plans)

@@ -12,9 +12,9 @@ import pytest
 
 from rota.core.lora_paths import LoraPath
 from rota.llm import build_device, engine_config
+from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.runtime.stocked import StockedService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
@@ -47,7 +47,7 @@ def client(folder) -> Iterator[httpx.Client]:
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(folder / "tiny"))
     builtin = registry.add(LoraPath("parrot", str(folder / "secret"), is_builtin=True))
-    service = StockedService(InProcessService(partial(build_device, config), config), [builtin])
+    service = PreloadedService(InProcessService(partial(build_device, config), config), [builtin])
     with (
         running(create_app(service, Tokenizer(folder / "tiny"), registry)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,

@@ -17,9 +17,9 @@ from rota.core.events import AdapterRefused
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
 from rota.core.messages import Message
+from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.runtime.stocked import StockedService
 from rota.server.adapters import AdapterFront
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def serve(tmp_path) -> Iterator[Serve]:
         def serve(device: FakeDevice, patience_s: float = PATIENCE_S) -> httpx.Client:
             registry = Registry("letters", "/models/letters")
             adapters = [registry.add(LoraPath(name, f"/adapters/{name}")) for name in ("pirate", "poet")]
-            service = StockedService(InProcessService(lambda: device, EngineConfig()), adapters)
+            service = PreloadedService(InProcessService(lambda: device, EngineConfig()), adapters)
             app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, patience_s)
             url = stack.enter_context(running(app))
             return stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S))
@@ -107,7 +107,7 @@ def test_a_request_is_answered_by_whom_it_names(serve, model, adapter, name):
 
     assert [choice["text"] for choice in answer["choices"]] == ["def", "def"]
     assert answer["model"] == name
-    assert [seat.adapter for plan in device.plans for seat in plan.seats] == [adapter, adapter]
+    assert [seat.adapter_id for plan in device.plans for seat in plan.seats] == [adapter, adapter]
 
 
 def test_an_unknown_name_is_404_with_the_known_ones(serve):

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeDevice
-from tests.server.letters import CONTEXT, error_of, events_of, letters_device, serving, steps_settle
+from tests.server.letters import CONTEXT, error_of, events_of, letters_device, serving, steps_made
 
 Ask = Callable[..., httpx.Response]
 HELLO = [{"role": "user", "content": "ab"}]
@@ -107,7 +107,7 @@ def test_an_adapter_answers_to_its_name(ask, device, names):
     body = ask(**names, max_tokens=1).json()
 
     assert body["model"] == "pirate"
-    assert [seat.adapter for plan in device.plans for seat in plan.seats][-1] == 1
+    assert [seat.adapter_id for plan in device.plans for seat in plan.seats][-1] == 1
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_fields_that_change_nothing_are_taken(ask):
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(ask, device, fields, param, words):
-    before = steps_settle(device)
+    before = steps_made(device)
     response = ask(**fields)
 
     assert response.status_code == 400

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.fakes import FakeDevice
-from tests.server.letters import events_of, letters_device, raw_ask, serving, steps_settle
+from tests.server.letters import events_of, letters_device, raw_ask, serving, steps_made
 from tests.waiting import until
 
 Ask = Callable[..., httpx.Response]
@@ -360,7 +360,7 @@ def test_a_client_that_leaves_a_stream_ends_its_request(tmp_path):
         with client.stream("POST", "/v1/completions", json=asked) as stream:
             next(stream.iter_lines())
 
-        assert steps_settle(device) < 150
+        assert steps_made(device) < 150
 
 
 def test_a_client_that_leaves_without_an_answer_ends_its_request(tmp_path):
@@ -369,4 +369,4 @@ def test_a_client_that_leaves_without_an_answer_ends_its_request(tmp_path):
         with raw_ask(client, prompt=["abc", "de"], max_tokens=190):
             assert until(lambda: len(device.plans) > 0)
 
-        assert steps_settle(device) < 150
+        assert steps_made(device) < 150

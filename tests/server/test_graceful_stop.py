@@ -27,7 +27,7 @@ import sys
 from functools import partial
 from pathlib import Path
 from rota.core.config import EngineConfig, ServerConfig
-from rota.runtime.drainable import DrainableService
+from rota.runtime.closable import ClosableService
 from rota.runtime.registry import Registry
 from rota.runtime.supervisor import SupervisedService
 from rota.server.app import create_app
@@ -42,7 +42,7 @@ def next_letter(go, tokens):
 
 if __name__ == "__main__":
     device = partial(FakeDevice, next_token=partial(next_letter, Path(sys.argv[1]) / "go"))
-    service = DrainableService(SupervisedService(device, EngineConfig()))
+    service = ClosableService(SupervisedService(device, EngineConfig()))
     app = create_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
     config = ServerConfig(port=0, drain_timeout=float(sys.argv[2]))
     listen(hold_port(config.host, 0), app, service, config, partial(print, flush=True), partial(print, flush=True))

@@ -14,10 +14,10 @@ import pytest
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import AdapterError, ConfigError, EngineDiedError, ModelError
 from rota.core.lora_paths import LoraPath
-from rota.runtime.drainable import DrainableService
+from rota.runtime.closable import ClosableService
+from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice, InProcessService
-from rota.runtime.stocked import StockedService
 from rota.server.app import create_app
 from rota.server.listen import hold_port, listen
 from rota.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: Lo
 
     registry = Registry("letters", str(folder))
     stock = [registry.add(adapter) for adapter in adapters]
-    service = DrainableService(StockedService(InProcessService(build_device, EngineConfig()), stock))
+    service = ClosableService(PreloadedService(InProcessService(build_device, EngineConfig()), stock))
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry)
     say = options.pop("say", print)
     config = ServerConfig(port=0, **options)

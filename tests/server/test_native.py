@@ -22,7 +22,7 @@ from rota.server.front import Front
 from rota.server.native.fields import GenerateFields, NativeSampling
 from rota.server.native.routes import install_native_routes
 from rota.server.open_answers import OpenAnswers
-from rota.server.questions import Questions
+from rota.server.queries import Queries
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
@@ -90,7 +90,7 @@ def test_each_prompt_may_have_its_own_parameters_adapter_and_name(client, device
 
     assert [answer["text"] for answer in answers] == ["d", "de", "def"]
     assert [answer["meta_info"]["id"] for answer in answers] == ["one", "two", "three"]
-    assert sorted(seat.adapter for plan in device.plans[before:] for seat in plan.seats) == [0, 1, 2]
+    assert sorted(seat.adapter_id for plan in device.plans[before:] for seat in plan.seats) == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("lora_path", "adapter"), [(None, 0), ("", 0), ("poet", 2), ("letters:pirate", 1)])
@@ -98,7 +98,7 @@ def test_one_adapter_counts_for_all_prompts(client, device, lora_path, adapter):
     before = len(device.plans)
     generate(client, text=["abc", "xyz"], lora_path=lora_path)
 
-    assert [seat.adapter for plan in device.plans[before:] for seat in plan.seats] == [adapter, adapter]
+    assert [seat.adapter_id for plan in device.plans[before:] for seat in plan.seats] == [adapter, adapter]
 
 
 def test_n_gives_each_prompt_so_many_answers(client):
@@ -329,7 +329,7 @@ def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
 
     GATE.clear()
     app = FastAPI(lifespan=lifespan)
-    install_native_routes(app, front, Questions(service), probe_s=0.2)
+    install_native_routes(app, front, Queries(service), probe_s=0.2)
     with running(app) as url:
         service.wait_until_ready()
         answer = httpx.get(f"{url}/health_generate", timeout=PATIENCE_S)

@@ -11,7 +11,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from rota.server.access.keys import Key, KeyRing, digest_of
-from tests.server.letters import CONTEXT, letters_device, serving, steps_settle
+from tests.server.letters import CONTEXT, letters_device, serving, steps_made
 from tests.waiting import PATIENCE_S
 
 MESSAGES = [{"role": "user", "content": "ab"}]
@@ -111,7 +111,7 @@ def test_closing_a_stream_ends_its_request(tmp_path):
         with client.completions.create(model="letters", prompt="abc", max_tokens=190, stream=True) as stream:
             next(iter(stream))
 
-        assert steps_settle(device) < 150
+        assert steps_made(device) < 150
 
 
 def test_it_lists_models(client):

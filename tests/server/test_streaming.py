@@ -18,7 +18,7 @@ from rota.server import respond
 from rota.server.sse import sse_event
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
-from tests.server.letters import events_of, letters_device, raw_ask, serving, steps_settle
+from tests.server.letters import events_of, letters_device, raw_ask, serving, steps_made
 from tests.waiting import PATIENCE_S, until
 
 STREAMED = {"prompt": "abc", "max_tokens": 4, "stream": True}
@@ -129,7 +129,7 @@ def test_a_client_that_leaves_is_noticed_while_its_request_still_waits(tmp_path,
             assert until(lambda: device.plans), "it has not been asked for a token"
         assert called_off.wait(PATIENCE_S)
         gate.is_open.set()
-        assert steps_settle(device) <= 3, "no more than were under way"
+        assert steps_made(device) <= 3, "no more than were under way"
 
 
 def processor_s(client: httpx.Client) -> float:

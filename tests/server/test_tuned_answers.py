@@ -13,9 +13,9 @@ import pytest
 from rota import LLM, SamplingParams
 from rota.core.lora_paths import LoraPath
 from rota.llm import build_device, engine_config
+from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.runtime.stocked import StockedService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
@@ -39,7 +39,7 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
 
     config = engine_config({"model_path": str(folder), **options}, quiet=True)
     registry = Registry("tiny", str(folder))
-    service = StockedService(
+    service = PreloadedService(
         InProcessService(partial(build_device, config), config), [registry.add(LoraPath("pirate", paths["pirate"]))]
     )
     with (

@@ -45,11 +45,11 @@ def test_a_run_does_not_depend_on_how_python_hashes():
 def test_a_closed_loop_asks_again_when_an_answer_is_complete_and_never_sooner():
     client = Client(requests=12, concurrency=3, prompt_tokens=(5, 5), output_tokens=(10, 10))
     recorder = Simulation(Scenario("loop", clients=(client,)), ConstantCost(1.0)).run()
-    journeys = list(recorder.journeys.values())
+    records = list(recorder.records.values())
 
-    assert len(journeys) == 12
-    for journey in journeys:
-        open_then = [one for one in journeys if one.asked_at <= journey.asked_at < one.ended_at]
+    assert len(records) == 12
+    for record in records:
+        open_then = [one for one in records if one.asked_at <= record.asked_at < one.ended_at]
         assert len(open_then) <= 3
 
 
@@ -57,8 +57,8 @@ def test_clients_who_leave_get_no_more_than_what_the_device_has_begun():
     scenario = replace(CROWD, clients=(replace(CROWD.clients[0], cancel_share=1.0, cancel_within_s=0.2),))
     recorder = Simulation(scenario, COST).run()
 
-    assert all(one.ended_at - one.asked_at <= 0.2 + 1e-9 for one in recorder.journeys.values())
-    assert all(not one.last_at > one.ended_at + 2 * COST.seconds for one in recorder.journeys.values())
+    assert all(one.ended_at - one.asked_at <= 0.2 + 1e-9 for one in recorder.records.values())
+    assert all(not one.last_at > one.ended_at + 2 * COST.seconds for one in recorder.records.values())
 
 
 def test_no_two_prompts_begin_alike_so_a_prefix_cache_finds_nothing():
@@ -89,7 +89,7 @@ def test_a_cost_model_from_a_file_drives_the_clock():
 
 
 def test_guests_come_are_asked_and_go_while_others_are_served():
-    scenario = replace(CROWD, guests=6, guest_every_s=0.5)
+    scenario = replace(CROWD, transients=6, transient_every_s=0.5)
     summary = Simulation(scenario, COST).run().summary(adapter_name)
 
     assert (summary["requests"], summary["failed"]) == (66, 0)

@@ -104,7 +104,7 @@ def test_base_requests_hardly_feel_the_adapters_beside_them():
 def test_adapters_beside_base_requests_get_their_first_token_within_a_second():
     recorder = Simulation(read_scenario(SCENARIOS / "base-isolation.toml"), read_cost("h200-llama8b")).run()
 
-    assert all(one.first_at - one.asked_at < 1.0 for one in recorder.journeys.values())
+    assert all(one.first_at - one.asked_at < 1.0 for one in recorder.records.values())
 
 
 def test_overload_costs_those_who_are_admitted_neither_their_first_token_nor_their_answer():
@@ -125,7 +125,7 @@ def test_a_cold_adapter_does_not_pay_for_being_cold():
     recorder = Simulation(replace(crowd, slots=8), read_cost("h200-llama8b")).run()
     waits = {
         is_hot: sorted(
-            one.first_at - one.asked_at for one in recorder.journeys.values() if (one.adapter <= 100) is is_hot
+            one.first_at - one.asked_at for one in recorder.records.values() if (one.adapter_id <= 100) is is_hot
         )
         for is_hot in (True, False)
     }

@@ -29,8 +29,8 @@ SCENARIO_FIELDS = {
     "slots": "a whole number",
     "max_running_requests": "a whole number",
     "kv_blocks": "a whole number",
-    "guests": "a whole number",
-    "guest_every_s": "a number",
+    "transients": "a whole number",
+    "transient_every_s": "a number",
 }
 CLIENT_FIELDS = {
     "requests": "a whole number",
@@ -111,8 +111,11 @@ def test_a_client_s_value_that_cannot_be_is_named_too(tmp_path, row, words):
         ("[[clients]]\nrate_per_s = 1.0", "client 1: 'requests' is missing"),
         ("[[clients]]\nrequests = 1\nrate_per_s = 0.0", "rate_per_s must be above 0"),
         ("slots = -1\n[[clients]]\nrequests = 1\nconcurrency = 1", "slots must be finite and at least 0"),
-        ("guests = 1\n[[clients]]\nrequests = 1\nconcurrency = 1", "guests are copies of adapters"),
-        ("guest_every_s = 0\n[[clients]]\nrequests = 1\nconcurrency = 1", "guest_every_s must be a finite number"),
+        ("transients = 1\n[[clients]]\nrequests = 1\nconcurrency = 1", "transients are copies of adapters"),
+        (
+            "transient_every_s = 0\n[[clients]]\nrequests = 1\nconcurrency = 1",
+            "transient_every_s must be a finite number",
+        ),
         ("slots =", "is not a TOML file"),
     ],
 )

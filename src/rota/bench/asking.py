@@ -14,7 +14,7 @@ from rota.bench.backends import ENDINGS, Backend, Usage
 from rota.bench.sse import DONE, EventReader
 from rota.core.events import Finished, FinishReason
 from rota.core.ids import RequestId
-from rota.observe.summary import Journey
+from rota.observe.summary import Record
 
 LONGEST_REASON = 200  # characters of a server's complaint that are kept
 
@@ -24,10 +24,10 @@ class AnswerFailed(Exception):
 
 
 @dataclass(slots=True)
-class Answer:
-    """What has come of one answer so far; its tokens' times go into the journey."""
+class Measured:
+    """What has come of one answer so far; its tokens' times go into the record."""
 
-    journey: Journey
+    record: Record
     ending: str | None = None
     usage: Usage = field(default_factory=Usage)
     is_done: bool = False
@@ -44,8 +44,8 @@ class Answer:
             raise AnswerFailed(message_of(piece.error))
         self.ending = piece.ending or self.ending
         # An answer that ends without a word has a first token all the same.
-        if piece.is_news_after(self.usage) or (self.ending and not self.journey.tokens):
-            self.journey.note_token(at)
+        if piece.is_news_after(self.usage) or (self.ending and not self.record.tokens):
+            self.record.note_token(at)
         if piece.usage is not None:
             self.usage = piece.usage
 
@@ -75,10 +75,10 @@ class Server:
     backend: Backend
 
     async def ask(
-        self, request_id: RequestId, body: bytes, journey: Journey, leaves_after_s: float | None = None
+        self, request_id: RequestId, body: bytes, record: Record, leaves_after_s: float | None = None
     ) -> Outcome:
         """Send a body and follow its answer, for so long at most; what goes wrong is in what is returned."""
-        answer, problem = Answer(journey), ""
+        answer, problem = Measured(record), ""
         try:
             async with asyncio.timeout(leaves_after_s) as patience:
                 reason = await self._follow(body, answer)
@@ -99,7 +99,7 @@ class Server:
         except (aiohttp.ClientError, OSError) as error:
             raise AnswerFailed(f"{path}: {_explain(error)}") from error
 
-    async def _follow(self, body: bytes, answer: Answer) -> FinishReason:
+    async def _follow(self, body: bytes, answer: Measured) -> FinishReason:
         async with self.session.post(self.url + self.backend.path, data=body) as response:
             if response.status != 200:
                 raise AnswerFailed(f"status {response.status}: {message_of(await response.text())}")

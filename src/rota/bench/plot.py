@@ -27,10 +27,10 @@ def plot(run: Run, name: str, path: Path) -> None:
 
 
 def _draw_pauses(axes: Axes, recorder: Recorder, colours: Colours, starts_at: float) -> None:
-    paused = [one for one in recorder.journeys.values() if one.worst_gap_s]
+    paused = [one for one in recorder.records.values() if one.worst_gap_s]
     asked = [one.asked_at - starts_at for one in paused]
     worst = [one.worst_gap_s for one in paused]
-    axes.scatter(asked, worst, s=14, c=[colours[one.adapter] for one in paused], linewidths=0)
+    axes.scatter(asked, worst, s=14, c=[colours[one.adapter_id] for one in paused], linewidths=0)
     axes.set_ylabel("worst pause of an answer")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: seconds(value))

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from rota.bench.config import BenchConfig
 from rota.bench.prompts import random_ids, random_text
-from rota.bench.workload import Crowd, Guest, Prompt, Question, Workload
+from rota.bench.workload import Crowd, Prompt, Question, Transient, Workload
 from rota.core.errors import ConfigError
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.workload.arrivals import Ask, asks
-from rota.workload.guests import visits
 from rota.workload.scenario import Client, Scenario, read_scenario
 from rota.workload.trace import TraceLine, read_trace
+from rota.workload.transient import visits
 
 RANDOM_PROMPTS = 1000
 
@@ -73,7 +73,7 @@ def _scenario(config: BenchConfig, listed: Sequence[str]) -> Workload:
     clients = [_asked(config, client) for client in scenario.clients]
     crowds = tuple(_crowd(config, number, client) for number, client in enumerate(clients))
     workload = Workload(scenario.name, crowds, names)
-    return replace(workload, guests=tuple(_guests(config, scenario, workload.guest_id)))
+    return replace(workload, transients=tuple(_transients(config, scenario, workload.transient_id)))
 
 
 def _asked(config: BenchConfig, client: Client) -> Client:
@@ -92,15 +92,15 @@ def _crowd(config: BenchConfig, number: int, client: Client) -> Crowd:
     return Crowd(questions, config.max_concurrency or client.concurrency)
 
 
-def _guests(config: BenchConfig, scenario: Scenario, guest_id: AdapterId) -> Iterator[Guest]:
+def _transients(config: BenchConfig, scenario: Scenario, transient_id: AdapterId) -> Iterator[Transient]:
     for visit in visits(scenario, config.seed):
-        question = _question(config, f"guest-{visit.ask.number:07d}", visit.ask)
-        yield Guest(visit.host, replace(question, adapter=guest_id), visit.stays_s)
+        question = _question(config, f"transient-{visit.ask.number:07d}", visit.ask)
+        yield Transient(visit.host, replace(question, adapter_id=transient_id), visit.stays_s)
 
 
 def _question(config: BenchConfig, name: str, ask: Ask) -> Question:
     prompt = _prompt(config, name, ask.prompt_tokens)
-    return Question(RequestId(name), ask.at, ask.adapter, prompt, ask.output_tokens, ask.leaves_after_s)
+    return Question(RequestId(name), ask.at, ask.adapter_id, prompt, ask.output_tokens, ask.leaves_after_s)
 
 
 def _prompt(config: BenchConfig, name: str, tokens: int) -> Prompt:

@@ -15,7 +15,7 @@ from rota.bench.backends import BACKENDS
 from rota.bench.config import BenchConfig
 from rota.bench.questions import read_workload, warmups
 from rota.bench.server_list import ServerList, list_models
-from rota.bench.workload import Crowd, Guest, Question, Workload
+from rota.bench.workload import Crowd, Question, Transient, Workload
 from rota.core.errors import ConfigError
 from rota.core.events import Finished, FinishReason
 from rota.core.ids import BASE, AdapterId
@@ -42,9 +42,9 @@ class Run:
         async with asyncio.TaskGroup() as tasks:
             for crowd in self.workload.crowds:
                 tasks.create_task(self._send(crowd))
-            for guest in self.workload.guests:
-                self.recorder.guests.add(guest.question.adapter)
-                tasks.create_task(self._receive(guest))
+            for transient in self.workload.transients:
+                self.recorder.transients.add(transient.question.adapter_id)
+                tasks.create_task(self._receive(transient))
 
     async def _send(self, crowd: Crowd) -> None:
         gate = asyncio.Semaphore(crowd.at_once) if crowd.at_once else None
@@ -59,9 +59,9 @@ class Run:
 
     async def _ask(self, question: Question, adapter: str | None, gate: asyncio.Semaphore | None = None) -> None:
         body = self.server.backend.body(question, adapter, self.models.base, self.is_ignoring_eos)
-        self.recorder.asked(question.request_id, question.adapter, time.monotonic())
-        journey = self.recorder.journeys[question.request_id]
-        outcome = await self.server.ask(question.request_id, body, journey, question.leaves_after_s)
+        self.recorder.asked(question.request_id, question.adapter_id, time.monotonic())
+        record = self.recorder.records[question.request_id]
+        outcome = await self.server.ask(question.request_id, body, record, question.leaves_after_s)
         self.recorder.observe([outcome.finished])
         if outcome.problem:
             self.problems[outcome.problem] += 1
@@ -69,18 +69,18 @@ class Run:
             gate.release()
         self.on_end()
 
-    async def _receive(self, guest: Guest) -> None:
-        """Load a guest, ask it, and tell it to go while it may still be answering."""
-        await self._wait_until(guest.question.at)
-        name = f"rota-bench-{guest.question.request_id}"
-        path = self.models.path_of(self.workload.names[guest.host - 1])
+    async def _receive(self, transient: Transient) -> None:
+        """Load a transient, ask it, and tell it to go while it may still be answering."""
+        await self._wait_until(transient.question.at)
+        name = f"rota-bench-{transient.question.request_id}"
+        path = self.models.path_of(self.workload.names[transient.host - 1])
         try:
             await self.server.tell(self.server.backend.load_path, {"lora_name": name, "lora_path": path})
         except AnswerFailed as error:
-            self._note_refused(guest.question, str(error))
+            self._note_refused(transient.question, str(error))
             return
-        asking = asyncio.create_task(self._ask(guest.question, name))
-        await asyncio.wait({asking}, timeout=guest.stays_s)
+        asking = asyncio.create_task(self._ask(transient.question, name))
+        await asyncio.wait({asking}, timeout=transient.stays_s)
         try:
             await self.server.tell(self.server.backend.unload_path, {"lora_name": name})
         except AnswerFailed as error:
@@ -90,7 +90,7 @@ class Run:
     def _note_refused(self, question: Question, problem: str) -> None:
         """A question that could not even be asked has failed as well."""
         now = time.monotonic()
-        self.recorder.asked(question.request_id, question.adapter, now)
+        self.recorder.asked(question.request_id, question.adapter_id, now)
         self.recorder.observe([Finished(question.request_id, now, FinishReason.FAILED)])
         self.problems[problem] += 1
         self.on_end()
@@ -101,7 +101,7 @@ class Run:
             await asyncio.sleep(wait_s)
 
     def _adapter_of(self, question: Question) -> str | None:
-        return None if question.adapter == BASE else self.workload.name_of(question.adapter)
+        return None if question.adapter_id == BASE else self.workload.name_of(question.adapter_id)
 
 
 async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]]) -> Run:
@@ -115,8 +115,8 @@ async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]])
         server = Server(session, config.url, BACKENDS[config.backend])
         models = await list_models(server, config.model)
         workload = read_workload(config, models.adapters)
-        for guest in workload.guests:
-            models.path_of(workload.names[guest.host - 1])  # refused now, and not in the middle of a run
+        for transient in workload.transients:
+            models.path_of(workload.names[transient.host - 1])  # refused now, and not in the middle of a run
         await _warm_up(config, server, models)
         run = Run(workload, server, models, not config.disable_ignore_eos, begin(workload.requests))
         await run.ask_all()
@@ -128,6 +128,6 @@ async def _warm_up(config: BenchConfig, server: Server, models: ServerList) -> N
     for question in warmups(config):
         recorder.asked(question.request_id, AdapterId(BASE), 0.0)
         body = server.backend.body(question, None, models.base, is_ignoring_eos=False)
-        outcome = await server.ask(question.request_id, body, recorder.journeys[question.request_id])
+        outcome = await server.ask(question.request_id, body, recorder.records[question.request_id])
         if outcome.problem:
             raise ConfigError(f"The server at {server.url} does not answer a first short request: {outcome.problem}.")

@@ -24,7 +24,7 @@ class ServerList:
 
     def path_of(self, adapter: str) -> str:
         if adapter not in self.paths:
-            raise ConfigError(f"The server does not list {adapter}, so a guest cannot be loaded from its folder.")
+            raise ConfigError(f"The server does not list {adapter}, so a transient cannot be loaded from its folder.")
         return self.paths[adapter]
 
 

@@ -18,7 +18,7 @@ class Question:
 
     request_id: RequestId
     at: float
-    adapter: AdapterId  # BASE, or the place of its name in a workload's `names`, from 1
+    adapter_id: AdapterId  # BASE, or the place of its name in a workload's `names`, from 1
     prompt: Prompt
     output_tokens: int
     leaves_after_s: float | None = None
@@ -33,7 +33,7 @@ class Crowd:
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class Transient:
     """An adapter that is loaded to be asked once, and told to go after `stays_s`."""
 
     host: AdapterId
@@ -48,18 +48,18 @@ class Workload:
     title: str
     crowds: tuple[Crowd, ...]
     names: tuple[str, ...] = ()
-    guests: tuple[Guest, ...] = ()
+    transients: tuple[Transient, ...] = ()
 
     @property
     def requests(self) -> int:
-        return sum(len(crowd.questions) for crowd in self.crowds) + len(self.guests)
+        return sum(len(crowd.questions) for crowd in self.crowds) + len(self.transients)
 
     @property
-    def guest_id(self) -> AdapterId:
-        """All guests are counted together, after the last adapter."""
+    def transient_id(self) -> AdapterId:
+        """All transients are counted together, after the last adapter."""
         return AdapterId(len(self.names) + 1)
 
     def name_of(self, adapter: AdapterId) -> str:
         if adapter == BASE:
             return BASE_LABEL
-        return "guests" if adapter == self.guest_id else self.names[adapter - 1]
+        return "transients" if adapter == self.transient_id else self.names[adapter - 1]

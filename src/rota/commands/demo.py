@@ -127,7 +127,7 @@ class Traffic:
             before = ask.at
             self._places.acquire()
             if not self._stopped.is_set():
-                self._pool.submit(self._ask, url, names[ask.adapter], ask)
+                self._pool.submit(self._ask, url, names[ask.adapter_id], ask)
 
     def _ask(self, url: str, model: str, ask: Ask) -> None:
         prompt = PROMPTS[ask.number % len(PROMPTS)]

@@ -47,9 +47,9 @@ def _serve(
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import install_dashboard
     from rota.dashboard.stream import Gallery
-    from rota.runtime.drainable import DrainableService
+    from rota.runtime.closable import ClosableService
+    from rota.runtime.preloaded import PreloadedService
     from rota.runtime.registry import Registry
-    from rota.runtime.stocked import StockedService
     from rota.runtime.supervisor import SupervisedService
     from rota.server.access.access import Access
     from rota.server.access.exposure import describe, load_refusal, refuse_open_doors
@@ -73,7 +73,7 @@ def _serve(
     registry = Registry(name, str(folder))
     adapters = [registry.add(entry) for entry in first_adapters(config)]
     build = partial(build_logged, make_device, config, server)
-    service = DrainableService(StockedService(SupervisedService(build, config), adapters))
+    service = ClosableService(PreloadedService(SupervisedService(build, config), adapters))
     own_name = None if server.allow_anyone else server.host
     access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)

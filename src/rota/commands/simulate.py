@@ -189,7 +189,7 @@ class _Endings:
 
 @contextmanager
 def _counting(scenario: Scenario, runs: int, chosen: dict[str, Any]) -> Iterator[_Endings]:
-    total = runs * (sum(client.requests for client in scenario.clients) + scenario.guests)
+    total = runs * (sum(client.requests for client in scenario.clients) + scenario.transients)
     with Progress("Simulating", total, "requests", chosen.get("quiet", False)) as progress:
         yield _Endings(progress)
 

@@ -208,6 +208,6 @@ class EngineRestarted:
 
 
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged | DrainChanged
-Answer = Explained | Inspected | CacheFlushed
+QueryResult = Explained | Inspected | CacheFlushed
 RequestEvent = Admitted | Preempted | PromptsScored | Produced | Finished
-Event = RequestEvent | PrefillsReleased | AdapterEvent | EngineRestarted | Answer
+Event = RequestEvent | PrefillsReleased | AdapterEvent | EngineRestarted | QueryResult

@@ -96,7 +96,5 @@ class FlushCache:
     at: float
 
 
-Question = Explain | Inspect | FlushCache
-Message = (
-    Submit | Abort | AbortAll | AddAdapter | RemoveAdapter | AdapterFetched | AdapterReady | AdapterFailed | Question
-)
+Query = Explain | Inspect | FlushCache
+Message = Submit | Abort | AbortAll | AddAdapter | RemoveAdapter | AdapterFetched | AdapterReady | AdapterFailed | Query

@@ -27,7 +27,7 @@ class Seat:
 
     request_id: RequestId
     row: Row
-    adapter: AdapterId
+    adapter_id: AdapterId
     tokens: tuple[int, ...]
     prompt_length: int
     blocks: tuple[BlockId, ...]

@@ -85,7 +85,7 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     arrived_at: float
-    adapter: AdapterId = BASE
+    adapter_id: AdapterId = BASE
     priority: int = 0  # higher goes first, as if it had arrived earlier; it never waits for ever either way
 
     def __post_init__(self) -> None:

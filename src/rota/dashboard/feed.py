@@ -16,15 +16,15 @@ from rota.dashboard.window import Window
 from rota.runtime.service import Phase, ServiceState
 
 MOST_ROWS = 40
-MOST_JOURNEYS = 100_000
+MOST_OPEN = 100_000
 NOTHING = Inspected(0.0, 0, 0, 0, 0, 0, ())
 
 
 @dataclass(slots=True)
-class Journey:
+class OpenRequest:
     """An open request: its adapter, and when it was asked or last got a token."""
 
-    adapter: AdapterId
+    adapter_id: AdapterId
     last_at: float
     is_begun: bool = False
 
@@ -46,16 +46,16 @@ class Feed:
         self._base = base
         self._loaded = loaded
         self._state = state
-        self._journeys: dict[RequestId, Journey] = {}
+        self._open: dict[RequestId, OpenRequest] = {}
         self._window = Window()
         self._lanes = Lanes()
         self._inspected = NOTHING
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
-        self._journeys[request_id] = Journey(adapter, at)
-        if len(self._journeys) > MOST_JOURNEYS:
+        self._open[request_id] = OpenRequest(adapter, at)
+        if len(self._open) > MOST_OPEN:
             # A request that a dead engine never took has no end that would be told.
-            del self._journeys[next(iter(self._journeys))]
+            del self._open[next(iter(self._open))]
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -63,7 +63,7 @@ class Feed:
                 case Produced():
                     self._note_step(event)
                 case Finished(request_id):
-                    self._journeys.pop(request_id, None)
+                    self._open.pop(request_id, None)
                 case SlotChanged():
                     self._lanes.change_slot(event)
                 case DrainChanged():
@@ -127,18 +127,18 @@ class Feed:
         gaps: defaultdict[float, int] = defaultdict(int)
         tokens: defaultdict[AdapterId, int] = defaultdict(int)
         for request_id in event.request_ids:
-            journey = self._journeys.get(request_id)
-            if journey is None:
+            request = self._open.get(request_id)
+            if request is None:
                 continue  # so old that it was forgotten
-            tokens[journey.adapter] += 1
-            if journey.is_begun:
-                gaps[journey.last_at] += 1
+            tokens[request.adapter_id] += 1
+            if request.is_begun:
+                gaps[request.last_at] += 1
             else:
-                bucket = bucket_of(event.at - journey.last_at)
+                bucket = bucket_of(event.at - request.last_at)
                 window.ttft[bucket] += 1
-                window.shares[journey.adapter].ttft[bucket] += 1
-                journey.is_begun = True
-            journey.last_at = event.at
+                window.shares[request.adapter_id].ttft[bucket] += 1
+                request.is_begun = True
+            request.last_at = event.at
         for last_at, count in gaps.items():
             window.gap[bucket_of(event.at - last_at)] += count
         for adapter, count in tokens.items():

@@ -12,7 +12,7 @@ from rota.observe.meters import AdapterMeters
 
 @dataclass(slots=True)
 class Journey:
-    adapter: AdapterId
+    adapter_id: AdapterId
     label: str  # the adapter's name, also where it is counted as one of the others
     asked_at: float
     meters: AdapterMeters

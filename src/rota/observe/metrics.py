@@ -141,7 +141,7 @@ class Metrics:
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
             meters.e2e.add(event.at - journey.asked_at)
         if event.fault and event.fault.code is FaultCode.UNKNOWN_ADAPTER:
-            self._labels.pop(journey.adapter, None)  # it was asked for when its removal was already heard of
+            self._labels.pop(journey.adapter_id, None)  # it was asked for when its removal was already heard of
         if self._on_end:
             self._on_end(event.request_id, journey, event)
 

@@ -25,7 +25,7 @@ Colours = Mapping[AdapterId, Any]
 
 
 def colours_of(*recorders: Recorder) -> Colours:
-    adapters = sorted({journey.adapter for recorder in recorders for journey in recorder.journeys.values()})
+    adapters = sorted({record.adapter_id for recorder in recorders for record in recorder.records.values()})
     named = [adapter for adapter in adapters if adapter != BASE]
     palette = colormaps["tab10"] if len(named) <= 10 else colormaps["turbo"].resampled(len(named))
     colours: dict[AdapterId, Any] = {BASE: BASE_COLOUR} if BASE in adapters else {}
@@ -34,10 +34,10 @@ def colours_of(*recorders: Recorder) -> Colours:
 
 def draw_first_tokens(axes: Axes, name: str, recorder: Recorder, colours: Colours, starts_at: float) -> None:
     """A dot a request, when it was asked and how long it waited; higher is worse."""
-    served = [one for one in recorder.journeys.values() if one.tokens]
+    served = [one for one in recorder.records.values() if one.tokens]
     waits = [one.first_at - one.asked_at for one in served]
     asked = [one.asked_at - starts_at for one in served]
-    axes.scatter(asked, waits, s=14, c=[colours[one.adapter] for one in served], linewidths=0)
+    axes.scatter(asked, waits, s=14, c=[colours[one.adapter_id] for one in served], linewidths=0)
     summary = recorder.summary()
     p99 = summary["ttft_s"]["p99"]
     axes.axhline(p99, color="black", linewidth=0.8, linestyle=":")

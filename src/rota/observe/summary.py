@@ -18,10 +18,10 @@ PERCENTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
 @dataclass(slots=True)
-class Journey:
+class Record:
     """One request as its client saw it."""
 
-    adapter: AdapterId
+    adapter_id: AdapterId
     asked_at: float
     gaps: array[float]  # where the times between its tokens go if it is answered; all of its adapter's share it
     first_at: float = math.nan
@@ -63,53 +63,53 @@ class Journey:
 class Recorder:
     """Follows events; `gaps` holds every time between two tokens of an answered request, by adapter."""
 
-    journeys: dict[RequestId, Journey] = field(default_factory=dict)
+    records: dict[RequestId, Record] = field(default_factory=dict)
     gaps: dict[AdapterId, array[float]] = field(default_factory=dict)
-    guests: set[AdapterId] = field(default_factory=set)  # come to be asked once
+    transients: set[AdapterId] = field(default_factory=set)  # come to be asked once
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         gaps = self.gaps.get(adapter)
         if gaps is None:
             gaps = self.gaps[adapter] = array("d")
-        self.journeys[request_id] = Journey(adapter, at, gaps)
+        self.records[request_id] = Record(adapter, at, gaps)
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
             if isinstance(event, Produced):
                 self._produced(event)
-            elif isinstance(event, Finished) and (journey := self.journeys.get(event.request_id)):
-                journey.note_end(event)
+            elif isinstance(event, Finished) and (record := self.records.get(event.request_id)):
+                record.note_end(event)
 
     def _produced(self, event: Produced) -> None:
-        at, journeys = event.at, self.journeys
+        at, records = event.at, self.records
         for request_id in event.request_ids:
-            journeys[request_id].note_token(at)
+            records[request_id].note_token(at)
 
     def summary(self, name_of: Callable[[AdapterId], str] = str) -> dict[str, Any]:
         """The shape that `bench` and `simulate` both write as JSON.
 
         `fairness` is Jain's index of mean TTFT over the adapters that share slots: not the base model, which needs
-        none, nor guests. An adapter none of whose requests was answered has no TTFT, and is left out of it; that they
-        failed, or that their clients left, stands beside its name.
+        none, nor transient adapters. An adapter without an answered request has no TTFT and is left out of the index;
+        its failed requests, and those whose clients left, are counted beside its name.
         """
-        by_adapter: dict[AdapterId, list[Journey]] = {adapter: [] for adapter in sorted(self.gaps)}
-        for journey in self.journeys.values():
-            by_adapter[journey.adapter].append(journey)
-        total = _summarise(list(self.journeys.values()), list(self.gaps.values()))
-        parts = {adapter: _summarise(journeys, [self.gaps[adapter]]) for adapter, journeys in by_adapter.items()}
+        by_adapter: dict[AdapterId, list[Record]] = {adapter: [] for adapter in sorted(self.gaps)}
+        for record in self.records.values():
+            by_adapter[record.adapter_id].append(record)
+        total = _summarise(list(self.records.values()), list(self.gaps.values()))
+        parts = {adapter: _summarise(records, [self.gaps[adapter]]) for adapter, records in by_adapter.items()}
         total["adapters"] = {name_of(adapter): part for adapter, part in parts.items()}
         sharing = [
             adapter
-            for adapter, journeys in by_adapter.items()
-            if adapter != BASE and adapter not in self.guests and any(one.is_answered for one in journeys)
+            for adapter, records in by_adapter.items()
+            if adapter != BASE and adapter not in self.transients and any(one.is_answered for one in records)
         ]
         total["fairness"] = jain([parts[adapter]["ttft_s"]["mean"] for adapter in sharing])
         return total
 
 
-def _summarise(journeys: list[Journey], gaps: list[array[float]]) -> dict[str, Any]:
-    served = [one for one in journeys if one.is_answered]
-    begun = min((one.asked_at for one in journeys), default=0.0)
+def _summarise(records: list[Record], gaps: list[array[float]]) -> dict[str, Any]:
+    served = [one for one in records if one.is_answered]
+    begun = min((one.asked_at for one in records), default=0.0)
     ended = max((one.ended_at for one in served), default=begun)
     duration_s = ended - begun
     totals = {
@@ -119,9 +119,9 @@ def _summarise(journeys: list[Journey], gaps: list[array[float]]) -> dict[str, A
     }
     several = [one for one in served if one.tokens > 1]
     return {
-        "requests": len(journeys),
-        "failed": sum(one.reason is FinishReason.FAILED for one in journeys),
-        "left": sum(one.reason is FinishReason.ABORT for one in journeys),
+        "requests": len(records),
+        "failed": sum(one.reason is FinishReason.FAILED for one in records),
+        "left": sum(one.reason is FinishReason.ABORT for one in records),
         "input_tokens": totals["input_tokens"],
         "output_tokens": totals["output_tokens"],
         "duration_s": duration_s,

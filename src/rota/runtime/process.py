@@ -20,11 +20,11 @@ import zmq
 
 from rota.core.config import Capacity, EngineConfig
 from rota.core.events import Event
+from rota.runtime.heap import freeze_heap
 from rota.runtime.lifeline import die_with
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.service import BuildDevice, Deliver, explain
-from rota.runtime.settle import settle
 from rota.runtime.wire import Failed, Ready, Record, SocketInbox, encode, open_socket, receive_all
 from rota.scheduler import Scheduler
 
@@ -112,7 +112,7 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
     try:
         device = build_device()
         scheduler = Scheduler.from_config(config, device.capacity)
-        settle()
+        freeze_heap()
         outbox.send(encode([Ready(device.capacity)]))
         run(scheduler, LiveWorld(device, SocketInbox(inbox)), emit, config.scheduler.overlap_depth)
     except Exception as error:  # the supervisor passes the sentence on to everybody who waits

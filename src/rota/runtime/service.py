@@ -26,7 +26,7 @@ BuildDevice = Callable[[], Device[Any]]
 class Phase(StrEnum):
     STARTING = "starting"
     READY = "ready"
-    DRAINING = "draining"  # those it has are served, and no others
+    CLOSING = "draining"  # those it has are served, and no others
     DOWN = "down"
     STOPPED = "stopped"  # down because it was told so, and for good
 

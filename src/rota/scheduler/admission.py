@@ -26,7 +26,7 @@ class Offer:
 
 
 class Admission:
-    """Questions only: nothing is booked here."""
+    """Only looks: nothing is booked here."""
 
     def __init__(self, books: Books, is_caching: bool, policy: SlotPolicy) -> None:
         self._books = books
@@ -88,6 +88,6 @@ def extend_keys(sequence: Sequence, full: int, block_size: int) -> None:
     """Name the first `full` blocks of a sequence's tokens, once."""
     keys = sequence.block_keys
     while len(keys) < full:
-        previous = keys[-1] if keys else first_key(sequence.request.adapter)
+        previous = keys[-1] if keys else first_key(sequence.request.adapter_id)
         start = len(keys) * block_size
         keys.append(next_key(previous, sequence.tokens[start : start + block_size]))

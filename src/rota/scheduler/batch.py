@@ -59,7 +59,7 @@ class Batch:
         is_open = {group.adapter_id for group in self._books.open_groups}
         return max(
             (sequence for sequence in self._books.running() if sequence.step_id != draft.step_id),
-            key=lambda sequence: (sequence.request.adapter not in is_open, sequence.arrival),
+            key=lambda sequence: (sequence.request.adapter_id not in is_open, sequence.arrival),
         )
 
     def plan_chunks(self, draft: Draft) -> None:
@@ -100,7 +100,7 @@ class Batch:
             draft.adapters += 1
             self._books.slots.use(group.adapter_id)
 
-    def settle(self) -> None:
+    def start_decoding(self) -> None:
         """A sequence whose last chunk is planned decodes from the next step on."""
         for group in self._books.open_groups:
             if not group.prefilling:

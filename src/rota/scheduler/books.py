@@ -56,7 +56,7 @@ class Books:
         self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and the tenants'
 
     def group_of(self, sequence: Sequence) -> Group:
-        return self.groups[sequence.request.adapter]
+        return self.groups[sequence.request.adapter_id]
 
     def is_open(self, group: Group) -> bool:
         """May its sequences be in a step?"""

@@ -190,7 +190,7 @@ def _seat(sequence: Sequence) -> Seat:
     return Seat(
         sequence.request_id,
         sequence.row,
-        sequence.request.adapter,
+        sequence.request.adapter_id,
         tuple(sequence.tokens),
         sequence.prompt_length,
         tuple(sequence.blocks),

@@ -20,7 +20,7 @@ class RequestLimits:
 
     def fault_of(self, request: Request, books: Books) -> Fault | None:
         """Why a request cannot be taken; None if it can."""
-        group = books.groups.get(request.adapter)
+        group = books.groups.get(request.adapter_id)
         if request.request_id in books.sequences:
             return Fault(FaultCode.DUPLICATE_ID, f"A request with the id {request.request_id} is already open.")
         if group is None or group.standing is Standing.LEAVING:

@@ -39,11 +39,11 @@ from rota.scheduler.draft import Draft, Flight
 from rota.scheduler.fetching import Fetching
 from rota.scheduler.moves import Moves
 from rota.scheduler.newcomers import Newcomers
-from rota.scheduler.questions import explained, inspected, refusal_of
 from rota.scheduler.request_limits import RequestLimits
 from rota.scheduler.result_writer import ResultWriter
 from rota.scheduler.sequence import Refusal, Sequence
 from rota.scheduler.slot_candidates import SlotCandidates
+from rota.scheduler.standing import explained, inspected, refusal_of
 from rota.scheduler.turns import Turns
 
 
@@ -147,7 +147,7 @@ class Scheduler:
         self._batch.plan_decodes(draft)
         self._batch.plan_chunks(draft)
         self._newcomers.admit(draft)
-        self._batch.settle()
+        self._batch.start_decoding()
         self._flights[draft.step_id] = draft.flight
         return draft.plan()
 

@@ -60,14 +60,14 @@ class AdapterFront:
         for event in events:
             match event:
                 case AdapterAdded(adapter_id):
-                    _settle(self._coming, adapter_id)
+                    _resolve(self._coming, adapter_id)
                 case AdapterRefused(adapter_id, _, reason):
                     # Also one that was served before: a new engine reads it again, and its folder may be gone.
                     self._registry.discard(adapter_id)
-                    _settle(self._coming, adapter_id, reason)
-                    _settle(self._leaving, adapter_id)
+                    _resolve(self._coming, adapter_id, reason)
+                    _resolve(self._leaving, adapter_id)
                 case AdapterRemoved(adapter_id):
-                    _settle(self._leaving, adapter_id)
+                    _resolve(self._leaving, adapter_id)
 
 
 def _expect(outcomes: dict[AdapterId, Outcome], adapter: Adapter) -> Outcome:
@@ -76,7 +76,7 @@ def _expect(outcomes: dict[AdapterId, Outcome], adapter: Adapter) -> Outcome:
     return outcome
 
 
-def _settle(outcomes: dict[AdapterId, Outcome], adapter_id: AdapterId, reason: str = "") -> None:
+def _resolve(outcomes: dict[AdapterId, Outcome], adapter_id: AdapterId, reason: str = "") -> None:
     outcome = outcomes.pop(adapter_id, None)
     if outcome and not outcome.done():  # else nobody waits for it any more
         outcome.set_result(reason)

@@ -27,13 +27,13 @@ from rota.server.metrics_routes import install_metrics_route
 from rota.server.models import install_model_routes
 from rota.server.native.generate import install_generate_route
 from rota.server.native.routes import install_native_routes
-from rota.server.onlookers import Hear, Onlookers
+from rota.server.observers import Hear, Observers
 from rota.server.open_answers import OpenAnswers
 from rota.server.openai.chat import install_chat_route
 from rota.server.openai.completions import install_completions_route
 from rota.server.openai.tokenize_routes import install_tokenize_routes
 from rota.server.openapi import ERROR_RESPONSES, install_openapi
-from rota.server.questions import Questions
+from rota.server.queries import Queries
 from rota.server.requests_route import RequestsRoute
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
@@ -57,9 +57,9 @@ def create_app(
     adapters = AdapterFront(service, registry, unload_patience_s)
     # Observers hear what is asked and what becomes of it; listeners only the latter.
     observers: list[Observer] = [metrics, *watchers]
-    questions = Questions(service)
-    listeners: list[Hear] = [adapters.observe, questions.observe, log_restarts]
-    streams = Streams(service, Onlookers(observers, listeners))
+    queries = Queries(service)
+    listeners: list[Hear] = [adapters.observe, queries.observe, log_restarts]
+    streams = Streams(service, Observers(observers, listeners))
     answers = OpenAnswers(
         lambda one: metrics.owned((request.request_id for request in one.requests), one.call.key.name, one.call.name)
     )
@@ -99,9 +99,9 @@ def create_app(
     install_model_routes(app, front)
     install_adapter_routes(app, adapters, access)
     install_generate_route(app, front)
-    install_native_routes(app, front, questions)
-    install_metrics_route(app, metrics, service, questions, access)
-    RequestsRoute(service, registry, access, answers, metrics, questions).install(app)
+    install_native_routes(app, front, queries)
+    install_metrics_route(app, metrics, service, queries, access)
+    RequestsRoute(service, registry, access, answers, metrics, queries).install(app)
     install_openapi(app)
     install_docs_page(app)
 

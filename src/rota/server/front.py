@@ -30,7 +30,7 @@ class Front:
     # Whatever is asked waits first, if only until the next step. None: as many as come.
     max_queued_requests: int | None = None
 
-    def greet(self, http: HttpRequest) -> Call:
+    def identify(self, http: HttpRequest) -> Call:
         """Who calls a route that generates; raises RequestError for a key that is wrong or has used up its minute."""
         key = self.access.key_of(http)
         self.access.charge_request(key)

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, RotaError
-from rota.runtime.drainable import DrainableService
-from rota.runtime.settle import settle
+from rota.runtime.closable import ClosableService
+from rota.runtime.heap import freeze_heap
 from rota.server.connections import BoundedConnection
 
 Say = Callable[[str], None]
@@ -32,7 +32,7 @@ class GracefulServer(uvicorn.Server):
     ends whoever is left, and the third does not even wait until they have read that.
     """
 
-    def __init__(self, app: FastAPI, service: DrainableService, drain_s: float, say: Say) -> None:
+    def __init__(self, app: FastAPI, service: ClosableService, drain_s: float, say: Say) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -75,7 +75,7 @@ class GracefulServer(uvicorn.Server):
         self._tasks.append(self._loop.create_task(self._leave()))
 
     async def _leave(self) -> None:
-        await asyncio.to_thread(self._service.drain, self._drain_s)
+        await asyncio.to_thread(self._service.close, self._drain_s)
         # Whoever is still open is aborted by this, and every answer says so as its last event.
         await asyncio.to_thread(self._service.stop)
         self.should_exit = True
@@ -107,7 +107,7 @@ def hold_port(host: str, port: int) -> socket.socket:
 def listen(
     holder: socket.socket,
     app: FastAPI,
-    service: DrainableService,
+    service: ClosableService,
     config: ServerConfig,
     announce: Callable[[str], None],
     say: Say = print,
@@ -126,7 +126,7 @@ def listen(
     def wait() -> None:
         try:
             service.wait_until_ready()
-            settle()
+            freeze_heap()
             announce(_url(holder))
         except RotaError as error:
             if not server.was_told_to_stop:

@@ -10,16 +10,14 @@ from rota.observe.exposition import CONTENT_TYPE, render, snapshot
 from rota.observe.metrics import Metrics
 from rota.runtime.service import Service
 from rota.server.access.access import Access
-from rota.server.questions import Questions
+from rota.server.queries import Queries
 
 
-def install_metrics_route(
-    app: FastAPI, metrics: Metrics, service: Service, questions: Questions, access: Access
-) -> None:
+def install_metrics_route(app: FastAPI, metrics: Metrics, service: Service, queries: Queries, access: Access) -> None:
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def scrape(http: Request) -> Response:
         """All metrics in Prometheus' text format; those that only the engine knows are missing while it is down."""
         access.operator_of(http)
-        inspected = await questions.inspect()
+        inspected = await queries.inspect()
         taken = snapshot(metrics, inspected, is_up=service.state.capacity is not None)
         return Response(await asyncio.to_thread(render, taken), media_type=CONTENT_TYPE)

@@ -18,7 +18,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.open_answers import OpenAnswer, OpenAnswers, name_of
-from rota.server.questions import Questions
+from rota.server.queries import Queries
 
 # A call can have thousands of requests; those behind these can hardly be further.
 MOST_EXPLAINED = 16
@@ -65,7 +65,7 @@ class RequestsRoute:
     access: Access
     answers: OpenAnswers
     metrics: Metrics
-    questions: Questions
+    queries: Queries
 
     def install(self, app: FastAPI) -> None:
         app.add_api_route("/v1/requests/{id}", self.explain, methods=["GET"])
@@ -81,7 +81,7 @@ class RequestsRoute:
         return CallStanding(
             answer.answer_id,
             "request",
-            self.registry.name_of(answer.requests[0].adapter),
+            self.registry.name_of(answer.requests[0].adapter_id),
             behind.state,
             behind.reason,
             behind.since_s,
@@ -100,7 +100,7 @@ class RequestsRoute:
         return answer
 
     async def _part(self, request: Request, journey: Journey) -> RequestStanding:
-        told = await self.questions.explain(request.request_id)
+        told = await self.queries.explain(request.request_id)
         now = time.monotonic()
         if told is None:
             engine = self.service.state

@@ -16,7 +16,7 @@ from rota.core.plan import TokenLogprobs
 from rota.core.request import Request
 from rota.runtime.service import Service
 from rota.server.errors import ClientGone
-from rota.server.onlookers import Onlookers
+from rota.server.observers import Observers
 
 
 @dataclass(slots=True)
@@ -117,12 +117,12 @@ class Reply:
 
 
 class Streams:
-    """Who waits for which request. Everything but `deliver` runs on the event loop, onlookers too."""
+    """Who waits for which request. Everything but `deliver` runs on the event loop, observers too."""
 
-    def __init__(self, service: Service, onlookers: Onlookers | None = None) -> None:
-        """Onlookers hear of everything before those who wait for it go on."""
+    def __init__(self, service: Service, observers: Observers | None = None) -> None:
+        """Observers hear of everything before those who wait for it go on."""
         self._service = service
-        self._onlookers = onlookers or Onlookers()
+        self._onlookers = observers or Observers()
         self._waiting: dict[RequestId, tuple[Reply, int]] = {}
 
     def start(self) -> None:

@@ -48,7 +48,7 @@ def _draw_places(axes: Axes, tenures: Tenures, colours: Colours) -> None:
     """A bar while an adapter is in a place, pale while it is still being copied there."""
     spans: dict[tuple[Slot, AdapterId, bool], list[tuple[float, float]]] = {}
     for one in tenures.closed:
-        spans.setdefault((one.place, one.adapter, one.is_ready), []).append(
+        spans.setdefault((one.place, one.adapter_id, one.is_ready), []).append(
             (one.since - STARTS_AT, one.until - one.since)
         )
     for (place, adapter, is_ready), bars in spans.items():

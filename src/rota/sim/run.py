@@ -19,8 +19,8 @@ from rota.scheduler import Scheduler
 from rota.sim.cost import CostModel
 from rota.sim.world import VirtualWorld
 from rota.workload.arrivals import Ask, asks
-from rota.workload.guests import Visit, visits
 from rota.workload.scenario import Scenario
+from rota.workload.transient import Visit, visits
 
 BLOCK_SIZE = 16
 LONGEST_SEQUENCE = 8192
@@ -61,7 +61,7 @@ class Simulation:
     _world: VirtualWorld = field(init=False)
     _waves: list[Iterator[Ask]] = field(default_factory=list)  # what closed-loop clients ask next
     _client_of: dict[RequestId, int] = field(default_factory=dict)  # of their open requests
-    _coming: dict[AdapterId, Visit] = field(default_factory=dict)  # guests that are being read
+    _coming: dict[AdapterId, Visit] = field(default_factory=dict)  # transients that are being read
 
     def run(self) -> Recorder:
         scenario = self.scenario
@@ -89,17 +89,17 @@ class Simulation:
 
     def _invite_guests(self) -> None:
         for visit in visits(self.scenario, self.seed):
-            guest = AdapterId(self.scenario.adapters + 1 + visit.ask.number)
-            self._coming[guest] = visit
-            self.recorder.guests.add(guest)
+            transient = AdapterId(self.scenario.adapters + 1 + visit.ask.number)
+            self._coming[transient] = visit
+            self.recorder.transients.add(transient)
             at = STARTS_AT + visit.ask.at
-            self._world.post(at, AddAdapter(Adapter(guest, adapter_name(guest), ""), at))
+            self._world.post(at, AddAdapter(Adapter(transient, adapter_name(transient), ""), at))
 
-    def _receive(self, guest: AdapterId, at: float) -> None:
-        """A guest was read: it is asked once, and told to go whether it has answered or not."""
-        visit = self._coming.pop(guest)
-        self._world.post(at, self._submit("guest", replace(visit.ask, adapter=guest), at))
-        self._world.post(at + visit.stays_s, RemoveAdapter(guest, at + visit.stays_s))
+    def _receive(self, transient: AdapterId, at: float) -> None:
+        """A transient was read: it is asked once, and told to go whether it has answered or not."""
+        visit = self._coming.pop(transient)
+        self._world.post(at, self._submit("transient", replace(visit.ask, adapter_id=transient), at))
+        self._world.post(at + visit.stays_s, RemoveAdapter(transient, at + visit.stays_s))
 
     def _arrivals(self, client: int, wave: Iterator[Ask]) -> Iterator[tuple[float, Message]]:
         for ask in wave:
@@ -118,13 +118,13 @@ class Simulation:
         request_id = RequestId(f"{client}-{ask.number:07d}")
         sampling = SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0)
         for observer in (self.recorder, *self.observers):
-            observer.asked(request_id, ask.adapter, at)
+            observer.asked(request_id, ask.adapter_id, at)
         if ask.leaves_after_s is not None:
             leaves_at = at + ask.leaves_after_s
             self._world.post(leaves_at, Abort(request_id, leaves_at))
         # The first token is the request's own, so no two prompts begin alike.
         prompt = (LONGEST_SEQUENCE + ask.number, *NUMBERS[1 : ask.prompt_tokens])
-        return Submit(Request(request_id, prompt, sampling, at, ask.adapter))
+        return Submit(Request(request_id, prompt, sampling, at, ask.adapter_id))
 
     def _emit(self, events: list[Event]) -> None:
         for observer in (self.recorder, *self.observers):

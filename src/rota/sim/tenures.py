@@ -14,7 +14,7 @@ class Tenure:
     """[since, until) in one place: on the way in, or ready to run."""
 
     place: Slot
-    adapter: AdapterId
+    adapter_id: AdapterId
     since: float
     until: float
     is_ready: bool

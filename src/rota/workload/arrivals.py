@@ -17,7 +17,7 @@ class Ask:
 
     number: int
     at: float
-    adapter: AdapterId
+    adapter_id: AdapterId
     prompt_tokens: int
     output_tokens: int
     leaves_after_s: float | None = None

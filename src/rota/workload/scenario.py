@@ -68,14 +68,14 @@ class Scenario:
     max_running_requests: int = 256
     kv_blocks: int = 16_384
     clients: tuple[Client, ...] = field(default_factory=tuple)
-    guests: int = 0  # adapters that are loaded, asked once and unloaded while all others are served
-    guest_every_s: float = 2.0
+    transients: int = 0  # adapters that are loaded, asked once and unloaded while all others are served
+    transient_every_s: float = 2.0
 
     def __post_init__(self) -> None:
-        _check_least(self, slots=0, max_running_requests=1, kv_blocks=2, guests=0)
-        _check_above_0(self, "guest_every_s")
-        if self.guests and not self.adapters:
-            raise ConfigError("guests are copies of adapters, and no client asks for one.")
+        _check_least(self, slots=0, max_running_requests=1, kv_blocks=2, transients=0)
+        _check_above_0(self, "transient_every_s")
+        if self.transients and not self.adapters:
+            raise ConfigError("transients are copies of adapters, and no client asks for one.")
 
     @property
     def adapters(self) -> int:

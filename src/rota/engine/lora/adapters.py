@@ -63,8 +63,8 @@ class Adapters:
         if plan.fetches or plan.loads or plan.drops:
             self._order(plan)
         for seat in plan.seats:
-            self._adapter_of_row[seat.row] = seat.adapter
-            self._slot_of_row[seat.row] = self.bank.slots if seat.adapter == BASE else self._slot_of(seat.adapter)
+            self._adapter_of_row[seat.row] = seat.adapter_id
+            self._slot_of_row[seat.row] = self.bank.slots if seat.adapter_id == BASE else self._slot_of(seat.adapter_id)
 
     def slots_of(self, rows: NDArray[np.integer]) -> Numbers | None:
         """The slot of each of these rows; None if all are the base model's."""

@@ -31,7 +31,7 @@ def install_generate_route(app: FastAPI, front: Front) -> None:
     @app.post("/generate", openapi_extra=takes(GenerateFields), responses=gives(GenerateBody, GeneratedBody))
     async def generate(http: HttpRequest) -> Response:
         """Continue prompts, in SGLang's shape: one object, or a list of them for a list of prompts."""
-        call = front.greet(http)
+        call = front.identify(http)
         fields = read_body(GenerateFields, await http.body())
         fields.refuse_unsupported()
         if isinstance(fields.rid, str):

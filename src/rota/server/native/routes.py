@@ -21,7 +21,7 @@ from rota.server.fields import Fields, read_body
 from rota.server.front import Front
 from rota.server.native.bodies import AbortedBody, HealthBody, ModelInfoBody, ServerInfoBody
 from rota.server.openapi import gives, takes
-from rota.server.questions import Questions
+from rota.server.queries import Queries
 
 # A token may wait for a long step and for others; one that does not come by then will hardly come at all.
 PROBE_S = 20.0
@@ -34,7 +34,7 @@ class AbortFields(Fields):
     abort_all: bool | None = None
 
 
-def install_native_routes(app: FastAPI, front: Front, questions: Questions, probe_s: float = PROBE_S) -> None:
+def install_native_routes(app: FastAPI, front: Front, queries: Queries, probe_s: float = PROBE_S) -> None:
     @app.get("/health_generate", responses=gives(HealthBody))
     async def health_generate() -> Response:
         """200 if a token really comes in time."""
@@ -73,7 +73,7 @@ def install_native_routes(app: FastAPI, front: Front, questions: Questions, prob
         front.access.operator_of(http)
         base, state = front.registry.base, front.service.state
         capacity = state.capacity
-        standing = await questions.inspect_or_recall()
+        standing = await queries.inspect_or_recall()
         return {
             "version": version("rota"),
             "status": state.phase.value,
@@ -93,7 +93,7 @@ def install_native_routes(app: FastAPI, front: Front, questions: Questions, prob
     async def flush_cache(http: HttpRequest) -> PlainTextResponse:
         """Forget the KV of earlier prompts; what is in use stays."""
         front.access.operator_of(http)
-        flushed = await questions.flush_cache()
+        flushed = await queries.flush_cache()
         if flushed is None:
             raise RequestError(Fault(FaultCode.ENGINE_DIED, "The engine does not answer; the cache is as it was."))
         return PlainTextResponse(f"The cache is flushed: {flushed.blocks} blocks were forgotten.\n")

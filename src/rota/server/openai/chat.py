@@ -26,7 +26,7 @@ def install_chat_route(app: FastAPI, front: Front) -> None:
     @app.post("/v1/chat/completions", openapi_extra=takes(ChatFields), responses=gives(ChatBody, ChatChunkBody))
     async def chat_completions(http: HttpRequest) -> Response:
         """Continue a conversation."""
-        call = front.greet(http)
+        call = front.identify(http)
         fields = read_body(ChatFields, await http.body())
         model = model_for(front, call, fields)
         fields.refuse_unsupported()

@@ -26,7 +26,7 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
     @app.post("/v1/completions", openapi_extra=takes(CompletionFields), responses=gives(CompletionBody, CompletionBody))
     async def completions(http: HttpRequest) -> Response:
         """Continue prompts."""
-        call = front.greet(http)
+        call = front.identify(http)
         fields = read_body(CompletionFields, await http.body())
         model = model_for(front, call, fields)
         fields.refuse_unsupported()

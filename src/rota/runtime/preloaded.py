@@ -1,4 +1,4 @@
-"""A stocked service is ready once its first adapters are, and does not start at all if one of them is bad."""
+"""A preloaded service is ready once its first adapters are, and does not start at all if one of them is bad."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rota.core.messages import AddAdapter, Message
 from rota.runtime.service import Deliver, Phase, Service, ServiceState
 
 
-class StockedService:
+class PreloadedService:
     """Another service with adapters in it; requests that come before these are read wait for them."""
 
     def __init__(self, service: Service, adapters: Sequence[Adapter]) -> None:

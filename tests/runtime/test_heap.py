@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import gc
 
-from rota.runtime.settle import settle
+from rota.runtime.heap import freeze_heap
 
 
-def test_what_exists_when_a_process_settles_is_never_walked_again_and_what_comes_later_is():
+def test_what_exists_when_a_process_freezes_its_heap_is_never_walked_again_and_what_comes_later_is():
     kept = [[]]
     try:
-        settle()
+        freeze_heap()
         later = [[]]
         walked = {id(one) for one in gc.get_objects()}
         assert id(kept) not in walked

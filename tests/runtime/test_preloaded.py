@@ -7,17 +7,17 @@ import pytest
 from rota.core.config import EngineConfig
 from rota.core.errors import AdapterError, EngineDiedError, ModelError
 from rota.core.ids import AdapterId
+from rota.runtime.preloaded import PreloadedService
 from rota.runtime.service import BuildDevice, InProcessService, Phase
-from rota.runtime.stocked import StockedService
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice
 from tests.runtime.services import Listener
 from tests.waiting import PATIENCE_S
 
 
-def stocked(build_device: BuildDevice, *paths: str) -> tuple[StockedService, Listener]:
+def preloaded(build_device: BuildDevice, *paths: str) -> tuple[PreloadedService, Listener]:
     adapters = [add_adapter(number, path=path).adapter for number, path in enumerate(paths, 1)]
-    service, listener = StockedService(InProcessService(build_device, EngineConfig()), adapters), Listener()
+    service, listener = PreloadedService(InProcessService(build_device, EngineConfig()), adapters), Listener()
     service.start(listener)
     return service, listener
 
@@ -29,7 +29,7 @@ def test_it_is_ready_when_its_adapters_are_and_a_request_for_one_may_come_earlie
         assert may_start.wait(PATIENCE_S)
         return FakeDevice()
 
-    service, listener = stocked(build, "one", "two", "three")
+    service, listener = preloaded(build, "one", "two", "three")
     service.send(submit("early", adapter=AdapterId(3)))
     assert service.state.phase is Phase.STARTING
     may_start.set()
@@ -41,7 +41,7 @@ def test_it_is_ready_when_its_adapters_are_and_a_request_for_one_may_come_earlie
 
 
 def test_an_adapter_that_is_refused_keeps_it_from_starting():
-    service, _ = stocked(FakeDevice, "one", "broken", "three")
+    service, _ = preloaded(FakeDevice, "one", "broken", "three")
 
     with pytest.raises(AdapterError, match="broken is broken"):
         service.wait_until_ready(5.0)
@@ -54,7 +54,7 @@ def no_such_model() -> FakeDevice:
 
 
 def test_an_engine_that_cannot_start_says_why_before_any_adapter_does():
-    service, _ = stocked(no_such_model, "one")
+    service, _ = preloaded(no_such_model, "one")
 
     with pytest.raises(EngineDiedError, match="no model in /nowhere"):
         service.wait_until_ready(5.0)

@@ -1,4 +1,4 @@
-"""Questions about the books: why a request waits, and how every adapter stands; nothing changes by asking."""
+"""Standings tell of the books why a request waits, and how every adapter stands; asking changes nothing."""
 
 from __future__ import annotations
 

@@ -13,21 +13,21 @@ from rota.core.messages import AddAdapter, Message, Submit
 from rota.runtime.service import Deliver, Phase, Service, ServiceState
 
 
-class DrainableService:
+class ClosableService:
     """Another service with a door that can be closed behind whoever is inside."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._changed = threading.Condition()
         self._open: set[RequestId] = set()
-        self._is_draining = False
+        self._is_closed = False
 
     @property
     def state(self) -> ServiceState:
         state = self._service.state
-        if not self._is_draining:
+        if not self._is_closed:
             return state
-        return replace(state, phase=Phase.STOPPED if state.phase is Phase.DOWN else Phase.DRAINING)
+        return replace(state, phase=Phase.STOPPED if state.phase is Phase.DOWN else Phase.CLOSING)
 
     @property
     def open_requests(self) -> int:
@@ -49,7 +49,7 @@ class DrainableService:
         if not isinstance(message, Submit | AddAdapter):
             return self._service.send(message)
         with self._changed:
-            if self._is_draining:
+            if self._is_closed:
                 raise RequestError(Fault(FaultCode.STOPPING, "The server is stopping and takes no more requests."))
             if isinstance(message, Submit):
                 self._open.add(message.request.request_id)
@@ -60,10 +60,10 @@ class DrainableService:
                 self._forget({message.request.request_id})
             raise
 
-    def drain(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float) -> None:
         """Take no more requests, and block until all have ended or the time is over."""
         with self._changed:
-            self._is_draining = True
+            self._is_closed = True
             self._changed.wait_for(lambda: not self._open, timeout_s)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Guests are adapters that come while others are served: each is loaded, asked once and unloaded again."""
+"""Transient adapters are adapters that come while others are served: each is loaded, asked once and unloaded again."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Visit:
 
 
 def visits(scenario: Scenario, seed: int) -> Iterator[Visit]:
-    """A scenario's guests in order; they ask what its first client with adapters would."""
-    if not scenario.guests:
+    """A scenario's transients in order; they ask what its first client with adapters would."""
+    if not scenario.transients:
         return
     client = next(client for client in scenario.clients if client.adapters)
     host = replace(
-        client, requests=scenario.guests, rate_per_s=1.0, concurrency=None, distribution="distinct", base_share=0.0
+        client, requests=scenario.transients, rate_per_s=1.0, concurrency=None, distribution="distinct", base_share=0.0
     )
     for ask in asks(host, seed):
-        at = (ask.number + 1) * scenario.guest_every_s
-        yield Visit(ask.adapter, replace(ask, at=at), scenario.guest_every_s / 2.0)
+        at = (ask.number + 1) * scenario.transient_every_s
+        yield Visit(ask.adapter_id, replace(ask, at=at), scenario.transient_every_s / 2.0)

@@ -6,7 +6,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import CacheFlushed, EngineRestarted, Explained, Inspected, Whereabouts
 from rota.core.messages import Explain, FlushCache, Inspect, Message
 from rota.runtime.service import Phase, ServiceState
-from rota.server.questions import Questions
+from rota.server.queries import Queries
 from tests.builders import capacity
 
 STANDING = Inspected(1.0, steps=1, rows=0, blocks=8, blocks_used=0, slots=2, adapters=())
@@ -29,14 +29,12 @@ class FakeService:
 def test_each_question_gets_its_own_answer():
     async def ask():
         service = FakeService()
-        questions = Questions(service)
-        asked = asyncio.gather(
-            questions.explain("a"), questions.explain("b"), questions.inspect(), questions.flush_cache()
-        )
+        queries = Queries(service)
+        asked = asyncio.gather(queries.explain("a"), queries.explain("b"), queries.inspect(), queries.flush_cache())
         await asyncio.sleep(0)
         kinds = [type(message) for message in service.sent]
         explained = [Explained(id, 1.0, Whereabouts.RUNNING) for id in ("b", "a")]
-        questions.observe([STANDING, *explained, CacheFlushed(1.0, 3)])
+        queries.observe([STANDING, *explained, CacheFlushed(1.0, 3)])
         return kinds, await asked
 
     kinds, (a, b, standing, flushed) = asyncio.run(ask())
@@ -49,10 +47,10 @@ def test_each_question_gets_its_own_answer():
 def test_those_who_ask_the_same_at_the_same_time_ask_once():
     async def ask():
         service = FakeService()
-        questions = Questions(service)
-        asked = asyncio.gather(questions.inspect(), questions.inspect())
+        queries = Queries(service)
+        asked = asyncio.gather(queries.inspect(), queries.inspect())
         await asyncio.sleep(0)
-        questions.observe([STANDING])
+        queries.observe([STANDING])
         return service.sent, await asked
 
     sent, answers = asyncio.run(ask())
@@ -63,9 +61,9 @@ def test_those_who_ask_the_same_at_the_same_time_ask_once():
 def test_an_engine_that_does_not_answer_in_time_is_asked_anew_the_next_time():
     async def ask():
         service = FakeService()
-        questions = Questions(service, patience_s=0.01)
-        answers = [await questions.inspect(), await questions.inspect()]
-        questions.observe([STANDING])  # too late, and harmless
+        queries = Queries(service, patience_s=0.01)
+        answers = [await queries.inspect(), await queries.inspect()]
+        queries.observe([STANDING])  # too late, and harmless
         return service.sent, answers
 
     sent, answers = asyncio.run(ask())
@@ -76,10 +74,10 @@ def test_an_engine_that_does_not_answer_in_time_is_asked_anew_the_next_time():
 def test_during_a_long_step_the_last_answer_is_recalled_also_one_that_came_late():
     async def ask():
         service = FakeService()
-        questions = Questions(service, patience_s=0.01)
-        assert await questions.inspect() is None
-        questions.observe([STANDING])  # too late for whoever asked
-        return await questions.inspect(), await questions.inspect_or_recall()
+        queries = Queries(service, patience_s=0.01)
+        assert await queries.inspect() is None
+        queries.observe([STANDING])  # too late for whoever asked
+        return await queries.inspect(), await queries.inspect_or_recall()
 
     assert asyncio.run(ask()) == (None, STANDING)
 
@@ -87,11 +85,11 @@ def test_during_a_long_step_the_last_answer_is_recalled_also_one_that_came_late(
 def test_before_the_first_answer_a_long_step_is_waited_for():
     async def ask():
         service = FakeService()
-        questions = Questions(service, patience_s=0.01)
-        asked = asyncio.create_task(questions.inspect_or_recall())
+        queries = Queries(service, patience_s=0.01)
+        asked = asyncio.create_task(queries.inspect_or_recall())
         while len(service.sent) < 3:  # it has been patient twice, in vain
             await asyncio.sleep(0)
-        questions.observe([STANDING])
+        queries.observe([STANDING])
         return await asked
 
     assert asyncio.run(ask()) is STANDING
@@ -100,13 +98,13 @@ def test_before_the_first_answer_a_long_step_is_waited_for():
 def test_what_a_dead_engine_told_is_not_recalled():
     async def ask(is_replaced: bool):
         service = FakeService()
-        questions = Questions(service, patience_s=0.001)
-        questions.observe([STANDING])
+        queries = Queries(service, patience_s=0.001)
+        queries.observe([STANDING])
         if is_replaced:
-            questions.observe([EngineRestarted(2.0, "It died.")])
+            queries.observe([EngineRestarted(2.0, "It died.")])
         else:
             service.state = ServiceState(Phase.DOWN)
-        return await questions.inspect_or_recall()
+        return await queries.inspect_or_recall()
 
     assert asyncio.run(ask(is_replaced=True)) is None
     assert asyncio.run(ask(is_replaced=False)) is None
@@ -114,7 +112,7 @@ def test_what_a_dead_engine_told_is_not_recalled():
 
 def test_an_engine_that_is_not_there_is_not_waited_for():
     async def ask(service: FakeService):
-        return await Questions(service, patience_s=60.0).inspect()
+        return await Queries(service, patience_s=60.0).inspect()
 
     assert asyncio.run(ask(FakeService(Phase.STARTING))) is None
     assert asyncio.run(ask(FakeService(Phase.DOWN))) is None

@@ -1,4 +1,4 @@
-"""Questions put to the engine are answered by an event at its next pass, or not at all if it is down or too busy."""
+"""Queries put to the engine are answered by an event at its next pass, or not at all if it is down or too busy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from rota.core.errors import RequestError
-from rota.core.events import Answer, CacheFlushed, EngineRestarted, Event, Explained, Inspected
+from rota.core.events import CacheFlushed, EngineRestarted, Event, Explained, Inspected, QueryResult
 from rota.core.ids import RequestId
-from rota.core.messages import Explain, FlushCache, Inspect, Question
+from rota.core.messages import Explain, FlushCache, Inspect, Query
 from rota.runtime.service import Service
 
 # Longer than the longest step of a small machine, shorter than what scrapers wait.
@@ -21,7 +21,7 @@ FIRST_TRIES = 20
 Subject = RequestId | type[Inspected] | type[CacheFlushed]
 
 
-class Questions:
+class Queries:
     """Asks and waits for the answer, a bounded time. Everything here runs on the event loop."""
 
     def __init__(self, service: Service, patience_s: float = PATIENCE_S) -> None:
@@ -60,16 +60,16 @@ class Questions:
         for event in events:  # nearly always a step's tokens
             match event:
                 case Explained(request_id):
-                    self._settle(request_id, event)
+                    self._resolve(request_id, event)
                 case Inspected():
                     self._last = event
-                    self._settle(Inspected, event)
+                    self._resolve(Inspected, event)
                 case CacheFlushed():
-                    self._settle(CacheFlushed, event)
+                    self._resolve(CacheFlushed, event)
                 case EngineRestarted():
                     self._last = None
 
-    async def _ask(self, subject: Subject, question: Question) -> Any:
+    async def _ask(self, subject: Subject, query: Query) -> Any:
         """Whoever asks the same while it is open waits for the same answer."""
         if self._service.state.capacity is None:  # nobody is there to answer
             return None
@@ -77,17 +77,17 @@ class Questions:
         if answer is None:
             answer = self._open[subject] = asyncio.get_running_loop().create_future()
             try:
-                self._service.send(question)
+                self._service.send(query)
             except RequestError:  # it went down just now
-                self._settle(subject, None)
+                self._resolve(subject, None)
         done, _ = await asyncio.wait([answer], timeout=self._patience_s)
         if done:
             return answer.result()
         if self._open.get(subject) is answer:
-            # The engine may have died with the question: the next one to ask shall ask anew.
+            # The engine may have died with the query: the next one to ask shall ask anew.
             del self._open[subject]
         return None
 
-    def _settle(self, subject: Subject, event: Answer | None) -> None:
+    def _resolve(self, subject: Subject, event: QueryResult | None) -> None:
         if answer := self._open.pop(subject, None):
             answer.set_result(event)

@@ -1,4 +1,4 @@
-"""Onlookers hear what happens beside the clients; one that fails is logged once and never holds back a token."""
+"""Observers hear what happens beside the clients; one that fails is logged once and never holds back a token."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOG = logging.getLogger("rota.server")
 Hear = Callable[[list[Event]], None]
 
 
-class Onlookers:
+class Observers:
     """Observers hear every request and event, listeners every event."""
 
     def __init__(self, observers: Sequence[Observer] = (), listeners: Sequence[Hear] = ()) -> None:
@@ -25,7 +25,7 @@ class Onlookers:
     def asked(self, request: Request) -> None:
         for observer in self._observers:
             try:
-                observer.asked(request.request_id, request.adapter, request.arrived_at)
+                observer.asked(request.request_id, request.adapter_id, request.arrived_at)
             except Exception as error:
                 self._note(observer.asked, error)
 
@@ -36,8 +36,8 @@ class Onlookers:
             except Exception as error:
                 self._note(hear, error)
 
-    def _note(self, onlooker: Callable[..., None], error: Exception) -> None:
-        name = getattr(onlooker, "__qualname__", repr(onlooker))
+    def _note(self, observer: Callable[..., None], error: Exception) -> None:
+        name = getattr(observer, "__qualname__", repr(observer))
         if name not in self._failed:  # what fails once fails with every token
             self._failed.add(name)
             LOG.error("%s failed; what it tells may be wrong from here on.", name, exc_info=error)

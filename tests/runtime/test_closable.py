@@ -7,7 +7,7 @@ import pytest
 from rota.core.config import EngineConfig
 from rota.core.errors import FaultCode, RequestError
 from rota.core.events import Event, Finished, FinishReason
-from rota.runtime.drainable import DrainableService
+from rota.runtime.closable import ClosableService
 from rota.runtime.service import InProcessService, Phase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, folded
@@ -30,7 +30,7 @@ def ended() -> list[Event]:
 def service(ended):
     """A service that gets no further than a few tokens until the gate is open."""
     GATE.clear()
-    service = DrainableService(InProcessService(lambda: FakeDevice(next_token=gated), EngineConfig()))
+    service = ClosableService(InProcessService(lambda: FakeDevice(next_token=gated), EngineConfig()))
     service.start(lambda events: ended.extend(event for event in events if isinstance(event, Finished)))
     service.wait_until_ready(10.0)
     yield service
@@ -40,30 +40,30 @@ def service(ended):
 
 def test_a_drain_returns_when_the_last_request_has_ended(service, ended):
     service.send(submit("long", max_new_tokens=20))
-    draining = threading.Thread(target=service.drain, args=(10.0,))
-    draining.start()
-    assert until(lambda: service.state.phase is Phase.DRAINING), "it does not drain"
+    closing = threading.Thread(target=service.close, args=(10.0,))
+    closing.start()
+    assert until(lambda: service.state.phase is Phase.CLOSING), "it does not close"
     with pytest.raises(RequestError) as refused:
         service.send(submit("late"))
     with pytest.raises(RequestError):
         service.send(add_adapter(1))
 
     assert refused.value.fault.code is FaultCode.STOPPING
-    assert (service.open_requests, draining.is_alive()) == (1, True)
+    assert (service.open_requests, closing.is_alive()) == (1, True)
     GATE.set()
-    draining.join(PATIENCE_S)
-    assert not draining.is_alive()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive()
     assert [(event.request_id, event.reason) for event in ended] == [("long", FinishReason.LENGTH)]
 
 
 def test_a_request_is_waited_for_until_its_ending_has_been_told():
-    service = DrainableService(InProcessService(FakeDevice, EngineConfig()))
+    service = ClosableService(InProcessService(FakeDevice, EngineConfig()))
     open_when_told: list[int] = []
     service.start(
         lambda events: open_when_told.extend(service.open_requests for event in events if isinstance(event, Finished))
     )
     service.send(submit())
-    service.drain(20.0)
+    service.close(20.0)
 
     assert (open_when_told, service.open_requests) == ([1], 0)
     service.stop()
@@ -71,14 +71,14 @@ def test_a_request_is_waited_for_until_its_ending_has_been_told():
 
 def test_a_drain_gives_up_when_its_time_is_over(service):
     service.send(submit("long", max_new_tokens=20))
-    service.drain(0.05)
+    service.close(0.05)
 
     assert service.open_requests == 1
 
 
 def test_a_drain_of_an_idle_service_returns_at_once_and_stopping_it_is_for_good(service):
-    service.drain(600.0)
-    assert service.state.phase is Phase.DRAINING
+    service.close(600.0)
+    assert service.state.phase is Phase.CLOSING
 
     service.stop()
     assert service.state.phase is Phase.STOPPED
@@ -86,16 +86,16 @@ def test_a_drain_of_an_idle_service_returns_at_once_and_stopping_it_is_for_good(
 
 def test_a_request_may_still_be_aborted_while_the_service_drains(service, ended):
     service.send(submit("long", max_new_tokens=400))
-    service.drain(0.0)
+    service.close(0.0)
     service.send(abort("long"))
     GATE.set()
-    service.drain(10.0)
+    service.close(10.0)
 
     assert [event.reason for event in ended] == [FinishReason.ABORT]
 
 
 def test_a_request_that_a_dead_service_refuses_is_not_waited_for():
-    service = DrainableService(InProcessService(FakeDevice, EngineConfig()))
+    service = ClosableService(InProcessService(FakeDevice, EngineConfig()))
     service.start(lambda events: None)
     service.wait_until_ready(10.0)
     service.stop()

@@ -10,7 +10,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
 from rota.server.app import create_app
-from rota.server.onlookers import Onlookers
+from rota.server.observers import Observers
 from rota.text.tokenizer import Tokenizer
 from tests.builders import request
 from tests.server.letters import letters_device
@@ -31,11 +31,11 @@ class Clumsy:
 
 def test_those_behind_one_that_fails_hear_everything_and_the_log_has_it_once(caplog):
     heard: list[list[Event]] = []
-    onlookers = Onlookers([Clumsy()], [heard.append])
+    observers = Observers([Clumsy()], [heard.append])
 
     for _ in range(3):
-        onlookers.asked(request("a"))
-        onlookers.hear([])
+        observers.asked(request("a"))
+        observers.hear([])
 
     assert heard == [[]] * 3
     assert [record.getMessage().split()[0] for record in caplog.records] == ["Clumsy.asked", "Clumsy.observe"]
