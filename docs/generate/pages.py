@@ -9,6 +9,7 @@ from pathlib import Path
 from docs.generate.commands import command
 from docs.generate.routes import routes
 from docs.generate.tables import errors, metrics
+from docs.generate.wrap import wrap
 
 DOCS = Path(__file__).parents[1]
 TEMPLATES = DOCS / "templates"
@@ -23,4 +24,4 @@ def page(name: str) -> str:
     """What docs/NAME has to be."""
     head = f"<!-- Made by `make docs` from the code and docs/templates/{name}: edit those. -->\n"
     template = (TEMPLATES / name).read_text("utf-8")
-    return head + _LINE.sub(lambda line: FILLERS[line[1]](*line[2].split()), template)
+    return head + wrap(_LINE.sub(lambda line: FILLERS[line[1]](*line[2].split()), template))

@@ -24,7 +24,7 @@ class Right(Enum):
     NONE = "no key is needed"
     ANY = "any"
     MODEL = "any that may use the model"
-    OWN = "any, for requests of its own; with `may_operate` for everybody's"
+    OWN = "any, for requests of its own; with `may_operate` for all requests"
     LOAD = "`may_load`, and the name on its list"
     OPERATE = "`may_operate`"
 
@@ -58,10 +58,10 @@ RIGHTS = {
 
 @cache
 def application() -> FastAPI:
-    """The application as `rota serve` makes it, to be described and never asked: nobody stands behind it."""
-    nobody = cast(Any, None)
-    app = create_app(nobody, nobody, Registry("model", "/model"))
-    install_dashboard(app, nobody, nobody)
+    """The application as `rota serve` makes it, to be described and never asked: it has no service behind it."""
+    nothing = cast(Any, None)
+    app = create_app(nothing, nothing, Registry("model", "/model"))
+    install_dashboard(app, nothing, nothing)
     return app
 
 
@@ -79,7 +79,7 @@ def all_routes() -> dict[str, list[Route]]:
 
 
 def routes(*patterns: str) -> str:
-    """Those whose path fits one of the patterns, a section each."""
+    """A section for each route whose path fits one of the patterns."""
     known = all_routes()
     chosen = {path: known[path] for pattern in patterns for path in known if fnmatch(path, pattern)}
     return "\n\n".join(_section(path, entry) for path, entry in chosen.items())
