@@ -21,17 +21,21 @@ _END = re.compile(r"[.!?]+[\"')*]*(?=\s|$)")
 _WORD = re.compile(r"\w")
 
 
-def mean_sentence(folder: Path) -> float:
-    """Words in a sentence, on average, of what `src` and `docs` of a project say."""
-    lengths = [len(words_of(sentence)) for text in texts(folder) for sentence in sentences_of(text)]
+def mean_sentence(texts: Iterable[str]) -> float:
+    """Words in a sentence, on average."""
+    lengths = [len(words_of(sentence)) for text in texts for sentence in sentences_of(text)]
     return mean(length for length in lengths if length)
 
 
-def texts(folder: Path) -> Iterator[str]:
-    """Every paragraph: of pages (a template is in its page), of docstrings, and of comments."""
+def docs_paragraphs(folder: Path) -> Iterator[str]:
+    """Every paragraph of a project's pages; what a template says is in its page."""
     for page in sorted((folder / "docs").rglob("*.md")):
         if page.parent.name != "templates":
             yield from paragraphs(prose_lines(page.read_text("utf-8")))
+
+
+def src_paragraphs(folder: Path) -> Iterator[str]:
+    """Every paragraph of the docstrings and comments in a project's code."""
     for module in sorted((folder / "src").rglob("*.py")):
         yield from code_paragraphs(module.read_text("utf-8"))
 
