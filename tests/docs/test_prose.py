@@ -16,7 +16,9 @@ from rota.core.options import options_of
 from rota.llm import ENGINE_CONFIGS
 from tests.docs.fences import blocks
 
-PAGES = [DOCS.parent / "README.md", *sorted(page for page in DOCS.rglob("*.md") if TEMPLATES not in page.parents)]
+ROOT = DOCS.parent
+ELSEWHERE = [*ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+PAGES = sorted([*ELSEWHERE, *(page for page in DOCS.rglob("*.md") if TEMPLATES not in page.parents)])
 
 
 def commands_of(page: Path) -> list[str]:
@@ -35,7 +37,7 @@ def test_a_command_in_a_page_has_flags_that_exist(command):
     all_commands()[name].make_context(name, given)  # raises if it cannot be
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_to_files_that_are_there(page):
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)|src=\"([^\"]+)\"", page.read_text("utf-8"))
     targets = [first or second for first, second in links if "://" not in first + second]
@@ -43,7 +45,7 @@ def test_links_lead_to_files_that_are_there(page):
     assert [target for target in targets if not (page.parent / target).exists()] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_within_a_page_lead_to_headings_that_are_there(page):
     text = page.read_text("utf-8")
     headings = {
@@ -51,3 +53,11 @@ def test_links_within_a_page_lead_to_headings_that_are_there(page):
     }
 
     assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
+
+
+def test_twelve_files_are_to_be_read_first():
+    _, _, text = (DOCS / "architecture.md").read_text("utf-8").partition("### Read these twelve files first")
+    files = re.findall(r"^\d+\. \[`([^`]+)`\]\(\.\./src/rota/([^)]+)\)", text.partition("\n## ")[0], re.M)
+
+    assert len(files) == 12
+    assert all(shown == linked for shown, linked in files)
