@@ -25,6 +25,40 @@ def _share(length, splits, TILE: tl.constexpr):
     return tl.cdiv(tl.cdiv(length, splits), TILE) * TILE
 
 
+@triton.jit
+def _read_share(
+    begin,
+    end,
+    q,  # [GROUP_TILE, DIMS]
+    keys,
+    values,
+    table,
+    scale,
+    page_stride,
+    token_stride,
+    GROUP_TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """The running softmax (top, total, mixed) over the keys and values [begin, end)."""
+    top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_TILE], tl.float32)
+    mixed = tl.zeros([GROUP_TILE, DIMS], tl.float32)
+    positions = begin + tl.arange(0, TILE)
+    at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
+    for _ in range(begin, end, TILE):
+        inside = positions < end
+        k = load_tile(keys, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
+        v = load_tile(values, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
+        positions += TILE
+        at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
+        top, total, mixed = absorb(q, k, v, inside[None, :], top, total, mixed, scale, True)
+    return top, total, mixed
+
+
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tables", "rows", "lengths"])
 def decode_kernel(
@@ -71,21 +105,10 @@ def decode_kernel(
     q = tl.load(query + decode * query_stride + q_offsets, mask=is_real, other=0.0).to(OPERAND)
     table = tables + tl.load(rows + decode) * table_stride
 
-    top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_TILE], tl.float32)
-    mixed = tl.zeros([GROUP_TILE, DIMS], tl.float32)
-    keys += kv_head * head_stride
-    values += kv_head * head_stride
-    positions = begin + tl.arange(0, TILE)
-    at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
-    for _ in range(begin, end, TILE):
-        inside = positions < end
-        k = load_tile(keys, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
-        v = load_tile(values, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
-        positions += TILE
-        at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
-        top, total, mixed = absorb(q, k, v, inside[None, :], top, total, mixed, scale, True)
-
+    top, total, mixed = _read_share(
+        begin, end, q, keys + kv_head * head_stride, values + kv_head * head_stride, table, scale,
+        page_stride, token_stride, GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
+    )  # fmt: skip
     denominator = tl.where(total > 0, total, 1.0)
     mixed = mixed / denominator[:, None]
     if SPLIT:

@@ -57,6 +57,42 @@ def _sweep(
     return top, total, mixed
 
 
+@triton.jit
+def _attend(
+    first_end,  # the keys that the first query of the block sees end here
+    end,  # the keys that its last query sees end here
+    q,  # [QUERIES, DIMS]
+    last_seen,  # [QUERIES]
+    keys,
+    values,
+    table,
+    scale,
+    page_stride,
+    token_stride,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """The softmax's denominators [QUERIES] and the values weighted by its numerators [QUERIES, DIMS]."""
+    clear = first_end // TILE * TILE
+    # Every query sees key 0, so after its first tile no `top` is -inf any more, padded queries included.
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, DIMS], tl.float32)
+    top, total, mixed = _sweep(
+        0, clear, q, last_seen, top, total, mixed, keys, values, table, scale,
+        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, False, OPERAND,
+    )  # fmt: skip
+    top, total, mixed = _sweep(
+        clear, end, q, last_seen, top, total, mixed, keys, values, table, scale,
+        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, True, OPERAND,
+    )  # fmt: skip
+    return total, mixed
+
+
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
 @triton.jit(do_not_specialize_on_alignment=["tables", "rows", "starts", "offsets"])
 def prefill_kernel(
@@ -103,27 +139,13 @@ def prefill_kernel(
     q = tl.load(query + q_offsets[:, None] + dims[None, :], mask=is_real, other=0.0).to(OPERAND)
     table = tables + tl.load(rows + chunk) * table_stride
 
-    last_seen = start + token
     first_token = block * QUERIES // GROUP
     last_token = tl.minimum((block * QUERIES + QUERIES - 1) // GROUP, length - 1)
-    clear = (start + first_token + 1) // TILE * TILE
-    end = start + last_token + 1
-
-    keys += kv_head * head_stride
-    values += kv_head * head_stride
-    # Every query sees key 0, so after its first tile no `top` is -inf any more, padded queries included.
-    top = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, DIMS], tl.float32)
-    top, total, mixed = _sweep(
-        0, clear, q, last_seen, top, total, mixed, keys, values, table, scale,
-        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, False, OPERAND,
+    total, mixed = _attend(
+        start + first_token + 1, start + last_token + 1, q, start + token,
+        keys + kv_head * head_stride, values + kv_head * head_stride, table, scale,
+        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, QUERIES, TILE, OPERAND,
     )  # fmt: skip
-    top, total, mixed = _sweep(
-        clear, end, q, last_seen, top, total, mixed, keys, values, table, scale,
-        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, True, OPERAND,
-    )  # fmt: skip
-
     out_offsets = (query_row * HEADS + head) * HEAD_DIM
     pointers = output + out_offsets[:, None] + dims[None, :]
     tl.store(pointers, (mixed / total[:, None]).to(output.dtype.element_ty), mask=is_real)

@@ -103,31 +103,37 @@ def rotate_and_store_kernel(
     high = tl.load(pointers + HALF, mask=is_real, other=0.0).to(tl.float32)
 
     if NORMS:
-        mean_square = tl.sum(low * low + high * high, 1) / (2 * HALF)
-        shrink = tl.rsqrt(mean_square + epsilon)[:, None]
+        shrink = tl.rsqrt(tl.sum(low * low + high * high, 1) / (2 * HALF) + epsilon)[:, None]
         low_weight = _by_kind(query_norm, key_norm, pair[None, :], is_query[:, None], is_pair)
         high_weight = _by_kind(query_norm, key_norm, HALF + pair[None, :], is_query[:, None], is_pair)
         low = tl.where(turns, low * shrink * low_weight, low)
         high = tl.where(turns, high * shrink * high_weight, high)
 
     angles = rotary + tl.load(positions + token) * (2 * HALF) + pair[None, :]
-    cosine = tl.where(turns, tl.load(angles, mask=is_pair, other=0.0), 1.0)  # values turn by no angle
-    sine = tl.where(turns, tl.load(angles + HALF, mask=is_pair, other=0.0), 0.0)
-    turned_low = (low * cosine - high * sine).to(query.dtype.element_ty)
-    turned_high = (high * cosine + low * sine).to(query.dtype.element_ty)
+    turned_low, turned_high = _turned(low, high, angles, turns, is_pair, query.dtype.element_ty, HALF)
 
     out = query + (token * HEADS + head)[:, None] * (2 * HALF) + pair[None, :]
-    tl.store(out, turned_low, mask=is_query[:, None] & is_pair)
-    tl.store(out + HALF, turned_high, mask=is_query[:, None] & is_pair)
-
+    _store_halves(out, turned_low, turned_high, is_query[:, None] & is_pair, HALF)
     address = tl.load(addresses + token)
     in_cache = (address // BLOCK_SIZE) * page_stride + (address % BLOCK_SIZE) * token_stride
     key_out = keys + in_cache + (head - HEADS)[:, None] * head_stride + pair[None, :]
-    tl.store(key_out, turned_low, mask=is_key[:, None] & is_pair)
-    tl.store(key_out + HALF, turned_high, mask=is_key[:, None] & is_pair)
+    _store_halves(key_out, turned_low, turned_high, is_key[:, None] & is_pair, HALF)
     value_out = values + in_cache + (head - HEADS - KV_HEADS)[:, None] * head_stride + pair[None, :]
-    tl.store(value_out, turned_low, mask=is_value[:, None] & is_pair)
-    tl.store(value_out + HALF, turned_high, mask=is_value[:, None] & is_pair)
+    _store_halves(value_out, turned_low, turned_high, is_value[:, None] & is_pair, HALF)
+
+
+@triton.jit
+def _turned(low, high, angles, turns, is_pair, DTYPE: tl.constexpr, HALF: tl.constexpr):
+    """Both halves, rotated where a head turns and rounded; values turn by no angle."""
+    cosine = tl.where(turns, tl.load(angles, mask=is_pair, other=0.0), 1.0)
+    sine = tl.where(turns, tl.load(angles + HALF, mask=is_pair, other=0.0), 0.0)
+    return (low * cosine - high * sine).to(DTYPE), (high * cosine + low * sine).to(DTYPE)
+
+
+@triton.jit
+def _store_halves(pointers, low, high, mask, HALF: tl.constexpr):
+    tl.store(pointers, low, mask=mask)
+    tl.store(pointers + HALF, high, mask=mask)
 
 
 @triton.jit
