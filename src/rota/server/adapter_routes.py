@@ -63,7 +63,12 @@ class NativeLoadFields(NativeUnloadFields):
 
 
 def install_adapter_routes(app: FastAPI, adapters: AdapterFront, access: Access) -> None:
-    """vLLM's answer with a text, or OpenAI's error; SGLang's say what is loaded in either case."""
+    _install_vllm_routes(app, adapters, access)
+    _install_sglang_routes(app, adapters, access)
+
+
+def _install_vllm_routes(app: FastAPI, adapters: AdapterFront, access: Access) -> None:
+    """These answer with a text, or with OpenAI's error."""
 
     @app.post("/v1/load_lora_adapter", openapi_extra=takes(LoadFields), response_class=PlainTextResponse)
     async def load(http: Request) -> Response:
@@ -80,10 +85,18 @@ def install_adapter_routes(app: FastAPI, adapters: AdapterFront, access: Access)
     async def unload(http: Request) -> Response:
         """Unload an adapter, in vLLM's shape. Requests that have it end first; new ones are refused at once."""
         fields = read_body(UnloadFields, await http.body())
-        is_gone = await unload_own(access.loader_of(http, fields.lora_name), fields.lora_name)
+        is_gone = await _unload_own(adapters, access.loader_of(http, fields.lora_name), fields.lora_name)
         return PlainTextResponse(
             f"Adapter '{fields.lora_name}' is unloaded." if is_gone else _in_background(fields.lora_name)
         )
+
+
+def _install_sglang_routes(app: FastAPI, adapters: AdapterFront, access: Access) -> None:
+    """These say in either case what is loaded."""
+
+    def outcome(key: Key, is_success: bool, message: str | None = None) -> Response:
+        body = {"success": is_success, "error_message": message, "loaded_adapters": _own(adapters, key)}
+        return JSONResponse(body, 200 if is_success else 400)
 
     @app.post("/load_lora_adapter", openapi_extra=takes(NativeLoadFields), responses=gives(AdaptersBody))
     async def load_and_list(http: Request) -> Response:
@@ -107,25 +120,23 @@ def install_adapter_routes(app: FastAPI, adapters: AdapterFront, access: Access)
         fields = read_body(NativeUnloadFields, await http.body())
         key = access.loader_of(http, fields.lora_name)
         try:
-            is_gone = await unload_own(key, fields.lora_name)
+            is_gone = await _unload_own(adapters, key, fields.lora_name)
         except AdapterError as error:
             return outcome(key, False, str(error))
         return outcome(key, True, None if is_gone else _in_background(fields.lora_name))
 
-    async def unload_own(key: Key, name: str) -> bool:
-        """A name that is not loaded is answered with those that are, as far as the key may know them."""
-        loaded = own_adapters(key)
-        if name not in loaded:
-            listed = ", ".join(sorted(loaded)) or "none"
-            raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed}.")
-        return await adapters.unload(name)
 
-    def outcome(key: Key, is_success: bool, message: str | None = None) -> Response:
-        body = {"success": is_success, "error_message": message, "loaded_adapters": own_adapters(key)}
-        return JSONResponse(body, 200 if is_success else 400)
+async def _unload_own(adapters: AdapterFront, key: Key, name: str) -> bool:
+    """A name that is not loaded is answered with those that are, as far as the key may know them."""
+    loaded = _own(adapters, key)
+    if name not in loaded:
+        listed = ", ".join(sorted(loaded)) or "none"
+        raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed}.")
+    return await adapters.unload(name)
 
-    def own_adapters(key: Key) -> dict[str, str]:
-        return {adapter.name: adapter.path for adapter in adapters.loaded if key.may_use(adapter.name)}
+
+def _own(adapters: AdapterFront, key: Key) -> dict[str, str]:
+    return {adapter.name: adapter.path for adapter in adapters.loaded if key.may_use(adapter.name)}
 
 
 def _check_name(name: str) -> None:

@@ -75,24 +75,7 @@ def create_app(
         scheduler.max_queued_requests if scheduler else None,
     )
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        streams.start()
-        warm_up = asyncio.create_task(asyncio.to_thread(tokenizer.warm_up))
-        yield
-        await asyncio.to_thread(service.stop)
-        await warm_up
-
-    app = FastAPI(
-        title="Rota",
-        lifespan=lifespan,
-        dependencies=[Depends(access.guard)],
-        responses=ERROR_RESPONSES,
-        docs_url=None,
-        redoc_url=None,
-    )
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
-    install_error_handlers(app)
+    app = _empty_app(front, config)
     install_completions_route(app, front)
     install_chat_route(app, front)
     install_tokenize_routes(app, front)
@@ -104,7 +87,33 @@ def create_app(
     RequestsRoute(service, registry, access, answers, metrics, queries).install(app)
     install_openapi(app)
     install_docs_page(app)
+    _install_health_route(app, service)
+    return app
 
+
+def _empty_app(front: Front, config: ServerConfig) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        front.streams.start()
+        warm_up = asyncio.create_task(asyncio.to_thread(front.tokenizer.warm_up))
+        yield
+        await asyncio.to_thread(front.service.stop)
+        await warm_up
+
+    app = FastAPI(
+        title="Rota",
+        lifespan=lifespan,
+        dependencies=[Depends(front.access.guard)],
+        responses=ERROR_RESPONSES,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
+    install_error_handlers(app)
+    return app
+
+
+def _install_health_route(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     @app.head("/health", include_in_schema=False)
     async def health() -> Response:
@@ -112,5 +121,3 @@ def create_app(
         state = service.state
         body = {"status": state.phase.value} | ({"reason": state.reason} if state.reason else {})
         return JSONResponse(body, 200 if state.phase is Phase.READY else 503)
-
-    return app

@@ -35,6 +35,12 @@ class AbortFields(Fields):
 
 
 def install_native_routes(app: FastAPI, front: Front, queries: Queries, probe_s: float = PROBE_S) -> None:
+    _install_probe(app, front, probe_s)
+    _install_information(app, front, queries)
+    _install_levers(app, front, queries)
+
+
+def _install_probe(app: FastAPI, front: Front, probe_s: float) -> None:
     @app.get("/health_generate", responses=gives(HealthBody))
     async def health_generate() -> Response:
         """200 if a token really comes in time."""
@@ -52,6 +58,8 @@ def install_native_routes(app: FastAPI, front: Front, queries: Queries, probe_s:
             raise RequestError(ending.fault)
         return JSONResponse({"status": "ready"})
 
+
+def _install_information(app: FastAPI, front: Front, queries: Queries) -> None:
     @app.get("/model_info", responses=gives(ModelInfoBody))
     @app.get("/get_model_info", include_in_schema=False)
     async def model_info() -> dict[str, Any]:
@@ -88,6 +96,8 @@ def install_native_routes(app: FastAPI, front: Front, queries: Queries, probe_s:
             "internal_states": [_described(standing)] if standing else [],
         }
 
+
+def _install_levers(app: FastAPI, front: Front, queries: Queries) -> None:
     @app.post("/flush_cache", response_class=PlainTextResponse)
     @app.get("/flush_cache", include_in_schema=False)
     async def flush_cache(http: HttpRequest) -> PlainTextResponse:
