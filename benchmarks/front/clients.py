@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from array import array
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import aiohttp
@@ -58,11 +59,8 @@ async def token_ages(
                 events = EventReader()
                 async for data in response.content.iter_any():
                     at = time.monotonic()
-                    for payload in events.feed(data):
-                        if payload != DONE:
-                            ages = windows[-1].ages
-                            for choice in _DECODE(payload).choices:
-                                ages.extend(ticks.age_s(word, at) for word in choice.text.split())
+                    words = _words(events.feed(data))
+                    windows[-1].ages.extend(ticks.age_s(word, at) for word in words)
                     if at > ends_at:
                         return
 
@@ -92,6 +90,13 @@ async def first_tokens(served: Served, prompt_tokens: int, requests: int) -> lis
                 taken.append(time.monotonic() - asked_at)
                 await response.read()
     return taken
+
+
+def _words(payloads: Iterable[bytes]) -> Iterator[str]:
+    for payload in payloads:
+        if payload != DONE:
+            for choice in _DECODE(payload).choices:
+                yield from choice.text.split()
 
 
 def _body(prompt: str, tokens: int) -> bytes:

@@ -97,4 +97,5 @@ class FlushCache:
 
 
 Query = Explain | Inspect | FlushCache
-Message = Submit | Abort | AbortAll | AddAdapter | RemoveAdapter | AdapterFetched | AdapterReady | AdapterFailed | Query
+AdapterMessage = AddAdapter | RemoveAdapter | AdapterFetched | AdapterReady | AdapterFailed
+Message = Submit | Abort | AbortAll | AdapterMessage | Query

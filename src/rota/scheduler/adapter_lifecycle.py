@@ -6,7 +6,14 @@ from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, FinishReason
 from rota.core.ids import BASE, AdapterId
-from rota.core.messages import AdapterFailed
+from rota.core.messages import (
+    AdapterFailed,
+    AdapterFetched,
+    AdapterMessage,
+    AdapterReady,
+    AddAdapter,
+    RemoveAdapter,
+)
 from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
@@ -32,7 +39,20 @@ class AdapterLifecycle:
         self._to_drop = []
         self._to_fetch = [group for group in self._to_fetch if not self._fetching.try_fetch(draft, group)]
 
-    def add(self, adapter: Adapter, at: float) -> None:
+    def apply(self, message: AdapterMessage) -> None:
+        match message:
+            case AddAdapter(adapter, at):
+                self._add(adapter, at)
+            case RemoveAdapter(adapter_id, at, is_forced):
+                self._remove(adapter_id, at, is_forced)
+            case AdapterFetched(adapter_id, at):
+                self._fetched(adapter_id, at)
+            case AdapterReady(adapter_id, at):
+                self._ready(adapter_id, at)
+            case AdapterFailed():
+                self._failed(message)
+
+    def _add(self, adapter: Adapter, at: float) -> None:
         if reason := self._reason_against(adapter):
             self._books.outbox.append(AdapterRefused(adapter.adapter_id, at, reason))
             return
@@ -54,7 +74,7 @@ class AdapterLifecycle:
             )
         return None
 
-    def fetched(self, adapter_id: AdapterId, at: float) -> None:
+    def _fetched(self, adapter_id: AdapterId, at: float) -> None:
         group = self._books.groups[adapter_id]
         self._books.hosts.finish_fetch(adapter_id)
         if adapter_id in self._unanswered:
@@ -65,14 +85,14 @@ class AdapterLifecycle:
             self._books.note_users(group)
         self.retire_if_done(group, at)
 
-    def ready(self, adapter_id: AdapterId, at: float) -> None:
+    def _ready(self, adapter_id: AdapterId, at: float) -> None:
         tenancy = self._books.slots.tenancies.get(adapter_id)
         if tenancy is None or tenancy.is_ready:
             return  # a step waited for this copy, and it was taken as arrived then
         arrive(self._books, adapter_id, at)
         self.retire_if_done(self._books.groups[adapter_id], at)
 
-    def failed(self, message: AdapterFailed) -> None:
+    def _failed(self, message: AdapterFailed) -> None:
         """End the requests that asked for it with the reason, and free what it held; nothing else changes."""
         books = self._books
         adapter_id, at, reason = message.adapter_id, message.at, message.reason
@@ -93,7 +113,7 @@ class AdapterLifecycle:
             books.note_users(group)
         self.retire_if_done(group, at)
 
-    def remove(self, adapter_id: AdapterId, at: float, is_forced: bool) -> None:
+    def _remove(self, adapter_id: AdapterId, at: float, is_forced: bool) -> None:
         """Unload: waits for its users unless forced, and for a copy under way in any case."""
         group = self._books.groups.get(adapter_id)
         if group is None or adapter_id == BASE:

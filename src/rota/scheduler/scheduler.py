@@ -10,20 +10,7 @@ from rota.core.config import Capacity, EngineConfig, LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError, Fault
 from rota.core.events import CacheFlushed, Event, Finished, FinishReason
 from rota.core.ids import RequestId
-from rota.core.messages import (
-    Abort,
-    AbortAll,
-    AdapterFailed,
-    AdapterFetched,
-    AdapterReady,
-    AddAdapter,
-    Explain,
-    FlushCache,
-    Inspect,
-    Message,
-    RemoveAdapter,
-    Submit,
-)
+from rota.core.messages import Abort, AbortAll, Explain, FlushCache, Inspect, Message, Submit
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
@@ -109,16 +96,6 @@ class Scheduler:
             case AbortAll(at):
                 for sequence in list(self._books.sequences.values()):
                     self._finish(sequence, FinishReason.ABORT, at)
-            case AddAdapter(adapter, at):
-                self._adapters.add(adapter, at)
-            case RemoveAdapter(adapter_id, at, is_forced):
-                self._adapters.remove(adapter_id, at, is_forced)
-            case AdapterFetched(adapter_id, at):
-                self._adapters.fetched(adapter_id, at)
-            case AdapterReady(adapter_id, at):
-                self._adapters.ready(adapter_id, at)
-            case AdapterFailed():
-                self._adapters.failed(message)
             case Explain(request_id, at):
                 self._books.outbox.append(explained(self._books, request_id, at))
             case Inspect(at):
@@ -126,6 +103,8 @@ class Scheduler:
             case FlushCache(at):
                 self._books.outbox.append(CacheFlushed(at, self._books.blocks.named))
                 self._books.blocks.forget()
+            case _:
+                self._adapters.apply(message)
 
     def _submit(self, request: Request) -> None:
         if fault := self._limits.fault_of(request, self._books):

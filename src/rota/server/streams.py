@@ -168,12 +168,8 @@ class Streams:
             match event:
                 case Produced():
                     self._dispatch_tokens(event, touched)
-                case PromptsScored(_, request_ids, scores):
-                    for request_id, told in zip(request_ids, scores, strict=True):
-                        if waiting := self._waiting.get(request_id):
-                            reply, position = waiting
-                            reply.delta(position).scores.extend(told)
-                            touched[reply] = None
+                case PromptsScored():
+                    self._dispatch_scores(event, touched)
                 case Admitted(request_id, _, cached_tokens):
                     if waiting := self._waiting.get(request_id):
                         reply, position = waiting
@@ -199,6 +195,13 @@ class Streams:
             if index in logprobs:
                 delta.logprobs.append(logprobs[index])
             touched[reply] = None
+
+    def _dispatch_scores(self, event: PromptsScored, touched: dict[Reply, None]) -> None:
+        for request_id, told in zip(event.request_ids, event.scores, strict=True):
+            if waiting := self._waiting.get(request_id):
+                reply, position = waiting
+                reply.delta(position).scores.extend(told)
+                touched[reply] = None
 
 
 def _explained(ending: Finished, is_called_off: bool) -> Finished:
