@@ -57,7 +57,7 @@ class Memory:
 async def storm(served: Served, scenario: Path) -> tuple[Run, Memory]:
     memory = Memory(served)
     watching = asyncio.create_task(memory.watch())
-    run = await bench(BenchConfig(base_url=served.url, scenario=str(scenario)), lambda requests: lambda: None)
+    run = await bench(BenchConfig(base_url=served.url, scenario=str(scenario)), lambda _: lambda: None)
     watching.cancel()
     return run, memory
 

@@ -89,7 +89,7 @@ def measure() -> dict[str, object]:
             warmup_requests=0,
         )
         began_at, began_cpu = time.monotonic(), time.process_time()
-        found = report(asyncio.run(bench(config, lambda requests: lambda: None)))
+        found = report(asyncio.run(bench(config, lambda _: lambda: None)))
         wall_s, cpu_s = time.monotonic() - began_at, time.process_time() - began_cpu
         server.terminate()
     return {

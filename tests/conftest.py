@@ -29,7 +29,7 @@ class OverdueError(pytest.fail.Exception, SystemExit):
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Generator[None, Any, Any]:
+def pytest_timeout_set_timer(settings: Any) -> Generator[None, Any, Any]:
     """pytest-timeout's own exception would end a test as well, but not one that waits in an event loop."""
     is_set = yield
     if settings.method == "signal":

@@ -14,7 +14,7 @@ def calls_in(act: Callable[[], Outcome]) -> tuple[int, Outcome]:
     """How many of Python's functions were called, and what came of it."""
     calls = 0
 
-    def count(frame: FrameType, event: str, argument: Any) -> None:
+    def count(_frame: FrameType, event: str, _argument: Any) -> None:
         nonlocal calls
         calls += event == "call"
 

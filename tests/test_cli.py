@@ -25,7 +25,7 @@ def run(*arguments: str) -> tuple[EngineConfig, ServerConfig]:
 def fail(*arguments: str) -> int | str | None:
     """The exit code of a command that must not serve."""
     with pytest.raises(SystemExit) as end:
-        main(list(arguments), serve=lambda *configs: pytest.fail("it served"))
+        main(list(arguments), serve=lambda *_: pytest.fail("it served"))
     return end.value.code
 
 
@@ -99,7 +99,8 @@ def test_a_path_after_an_adapter_is_an_adapter_where_a_file_names_the_model(tmp_
 def test_what_may_be_an_adapter_or_the_model_is_refused(capsys, first):
     assert fail("serve", "--lora-paths", first, "/models/llama") == 2
     error = capsys.readouterr().err
-    assert "/models/llama, after --lora-paths, may be an adapter or the model" in error and "--model-path" in error
+    assert "/models/llama, after --lora-paths, may be an adapter or the model" in error
+    assert "--model-path" in error
 
 
 @pytest.mark.parametrize(
@@ -156,7 +157,8 @@ def test_a_config_file_that_is_wrong_is_refused_by_name(tmp_path, capsys, conten
 
     assert fail("serve", "--config", str(file)) == 2
     error = capsys.readouterr().err
-    assert words in error and str(file) in error
+    assert words in error
+    assert str(file) in error
 
 
 def test_a_config_file_that_is_not_there_is_named(capsys):
@@ -182,7 +184,7 @@ def test_a_flag_that_is_wrong_ends_with_code_2(capsys, arguments, words):
 
 
 def test_an_error_of_ours_is_one_sentence_without_a_traceback(capsys):
-    def serve(engine: EngineConfig, server: ServerConfig) -> None:
+    def serve(_engine: EngineConfig, _server: ServerConfig) -> None:
         raise ModelError("There is no model in /nowhere.")
 
     with pytest.raises(SystemExit) as end:

@@ -151,7 +151,8 @@ def test_a_missing_model_is_refused_with_its_path():
 def test_a_progress_bar_counts_the_prompts_on_a_terminal_unless_quiet(folder, monkeypatch):
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     LLM(folder, device="cpu", kv_blocks=16, max_running_requests=2).generate(["one", "two"], GREEDY)
-    assert "Answering:" in terminal.getvalue() and "/2 [" in terminal.getvalue()
+    assert "Answering:" in terminal.getvalue()
+    assert "/2 [" in terminal.getvalue()
     monkeypatch.setattr("sys.stderr", terminal := Terminal())
     LLM(folder, quiet=True, device="cpu", kv_blocks=16, max_running_requests=2).generate("one", GREEDY)
     assert terminal.getvalue() == ""

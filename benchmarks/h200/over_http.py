@@ -56,7 +56,7 @@ class HttpServer:
         config = BenchConfig(
             base_url=self._url, scenario=str(file), seed=seed, vocab_size=min(32_000, self._vocabulary)
         )
-        run = asyncio.run(asyncio.wait_for(bench(config, lambda requests: lambda: None), limit_s))
+        run = asyncio.run(asyncio.wait_for(bench(config, lambda _: lambda: None), limit_s))
         return Outcome(run.recorder, dict(run.problems))
 
     def peak_rss_gb(self) -> float:

@@ -112,7 +112,8 @@ def test_a_terminal_sees_how_far_a_run_has_come_unless_told_otherwise(url, tmp_p
     monkeypatch.setattr("sys.stderr", still)
     assert bench(url, *SHORT, "--disable-tqdm") == bench(url, *SHORT, "--config", str(file)) == 0
 
-    assert "Asking:   0%" in terminal.getvalue() and "/4" in terminal.getvalue()
+    assert "Asking:   0%" in terminal.getvalue()
+    assert "/4" in terminal.getvalue()
     assert still.getvalue() == ""
 
 

@@ -50,7 +50,8 @@ def test_a_scenario_asks_what_the_simulator_asks_at_the_same_moments(name):
 
 def test_lengths_lie_between_the_ratio_and_the_whole():
     lengths = {len(one.prompt) for one in questions(random_input_len=100, random_range_ratio=0.8)}
-    assert lengths <= set(range(80, 101)) and {80, 100} <= lengths
+    assert lengths <= set(range(80, 101))
+    assert {80, 100} <= lengths
     assert {len(one.prompt) for one in questions(random_input_len=9, random_range_ratio=1.0)} == {9}
 
 
@@ -62,7 +63,8 @@ def test_text_has_as_many_words_as_tokens_were_asked_for():
 
 def test_token_ids_stay_within_the_vocabulary_and_out_of_its_control_tokens():
     ids = [token for one in questions(vocab_size=256) for token in one.prompt]
-    assert min(ids) >= 25 and max(ids) < 256
+    assert min(ids) >= 25
+    assert max(ids) < 256
 
 
 def test_without_a_rate_all_ask_at_once_and_with_one_they_come_at_random():
@@ -94,7 +96,8 @@ def test_some_ask_the_base_model_and_some_leave():
     asked = questions(lora_name=("a",), base_share=0.5, cancel_share=0.25, cancel_within_s=2.0)
     assert 60 < sum(one.adapter_id == BASE for one in asked) < 140
     leaving = [one.leaves_after_s for one in asked if one.leaves_after_s is not None]
-    assert 25 < len(leaving) < 80 and max(leaving) <= 2.0
+    assert 25 < len(leaving) < 80
+    assert max(leaving) <= 2.0
 
 
 def test_a_flag_takes_the_place_of_what_a_scenario_says():

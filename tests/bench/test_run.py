@@ -29,7 +29,7 @@ def run(server: FakeServer, **fields: Any) -> Run:
     """A short run of token ids, unless a scenario is named; a test says what is special about it."""
     defaults = {"warmup_requests": 0, **({} if "scenario" in fields else SHORT)}
     with server.running() as url:
-        return asyncio.run(bench(BenchConfig(base_url=url, **{**defaults, **fields}), lambda requests: lambda: None))
+        return asyncio.run(bench(BenchConfig(base_url=url, **{**defaults, **fields}), lambda _: lambda: None))
 
 
 @pytest.mark.parametrize("backend", ["rota", "vllm", "openai", "sglang"])
@@ -160,7 +160,7 @@ def test_a_scenario_takes_its_adapters_from_the_servers_list_and_brings_guests(t
 
 def test_nobody_at_the_address_is_one_sentence():
     with pytest.raises(ConfigError, match=r"Nobody answers at http://127\.0\.0\.1:9/v1/models"):
-        asyncio.run(bench(BenchConfig(port=9), lambda requests: lambda: None))
+        asyncio.run(bench(BenchConfig(port=9), lambda _: lambda: None))
 
 
 def test_a_server_that_refuses_the_warm_up_is_not_measured():

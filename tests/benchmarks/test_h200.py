@@ -38,12 +38,16 @@ def test_a_run_in_this_process_leaves_results_timings_costs_and_a_report(assets,
     assert measure(assets, tmp_path, "--in-process", "--only", "tail-3-4,cancel-storm,loads,steps-24") == 0
 
     tail = json.loads((tmp_path / "runs" / "tail-3-4.json").read_text())
-    assert tail["via"] == "in-process" and tail["summary"]["requests"] == 10 and tail["summary"]["failed"] == 0
+    assert tail["via"] == "in-process"
+    assert tail["summary"]["requests"] == 10
+    assert tail["summary"]["failed"] == 0
     storm = json.loads((tmp_path / "runs" / "cancel-storm.json").read_text())
-    assert storm["afterwards"]["requests"] == 6 and storm["afterwards"]["failed"] == 0
+    assert storm["afterwards"]["requests"] == 6
+    assert storm["afterwards"]["failed"] == 0
     assert json.loads((tmp_path / "runs" / "loads.json").read_text())["beside_loads"]["loads"] > 0
     steps = read_timings(tmp_path / "step-timings.json")
-    assert any(step.prompt_tokens for step in steps) and any(step.decodes for step in steps)
+    assert any(step.prompt_tokens for step in steps)
+    assert any(step.decodes for step in steps)
     assert read_cost(str(tmp_path / "h200-llama8b.toml")).base_s >= 0.0
     report = (tmp_path / "report.md").read_text()
     assert "| tail, 3 slots, 4/s, TTFT median | 1,066 | 243 | ≤ 80.0 | ≤ 50.0 |" in report
@@ -54,10 +58,13 @@ def test_a_run_over_http_starts_a_server_and_stops_it(assets, tmp_path):
     assert measure(assets, tmp_path, "--only", "isolation") == 0
 
     found = json.loads((tmp_path / "runs" / "isolation.json").read_text())
-    assert found["via"] == "http" and found["summary"]["failed"] == 0 and found["problems"] == {}
+    assert found["via"] == "http"
+    assert found["summary"]["failed"] == 0
+    assert found["problems"] == {}
     assert found["summary"]["base"]["requests"] == found["summary"]["tuned"]["requests"] == 4
     start = json.loads((tmp_path / "start-http-8.json").read_text())
-    assert start["start_s"] > 0.0 and start["peak_rss_gb"] > 0.05
+    assert start["start_s"] > 0.0
+    assert start["peak_rss_gb"] > 0.05
 
 
 def test_a_server_that_does_not_start_is_a_failure_that_is_told(assets, tmp_path, capsys):
@@ -107,5 +114,7 @@ def test_steps_beside_a_load_are_told_apart_from_others():
     ]
     found = beside_loads([step(0.0, 1.0), step(1.0, 2.0), step(2.0, 3.5), step(3.5, 4.5)], events)
 
-    assert found["loads"] == 1 and found["steps beside loads"] == 1 and found["other steps"] == 2
+    assert found["loads"] == 1
+    assert found["steps beside loads"] == 1
+    assert found["other steps"] == 2
     assert found["longest beside / median otherwise"] == 1.5

@@ -15,7 +15,7 @@ def shown(*arguments: str) -> tuple[EngineConfig, ServerConfig]:
     """What `rota demo` would serve."""
     served: list[tuple[EngineConfig, ServerConfig]] = []
     app = typer.Typer(add_completion=False)
-    app.command()(demo_command(serve=lambda config, server, begin: served.append((config, server))))
+    app.command()(demo_command(serve=lambda config, server, _: served.append((config, server))))
     app(list(arguments), standalone_mode=False)
     return served[0]
 

@@ -102,6 +102,7 @@ def test_what_ends_it_is_json_too_and_an_error_with_its_trace_is_one_line(tmp_pa
 
     lines = objects_in(errors)
     (trace,) = [line["error"] for line in lines if "error" in line and "ValueError" in line["error"]]
-    assert "make_device" in trace and "two\nlines" in trace
+    assert "make_device" in trace
+    assert "two\nlines" in trace
     assert (lines[-1]["level"], lines[-1]["message"]) == ("error", "The engine failed with ValueError: two\nlines")
     assert server.returncode == 2

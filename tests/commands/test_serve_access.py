@@ -44,10 +44,11 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(capsys, arguments, wor
 
 @pytest.mark.parametrize("command", [["serve", "/nowhere"], ["demo", "--no-browser"]], ids=["serve", "demo"])
 def test_a_port_that_is_taken_is_said_before_the_model_is_read(capsys, monkeypatch, command):
-    monkeypatch.setattr("rota.commands.serve.locate_model", lambda config: pytest.fail("the model was read"))
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SystemExit) as ended:
+    monkeypatch.setattr("rota.commands.serve.locate_model", lambda _: pytest.fail("the model was read"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        main([*command, "--port", str(port)])
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--port", str(port)])
 
     assert ended.value.code == 2
     assert f"Cannot listen on 127.0.0.1, port {port} " in capsys.readouterr().err

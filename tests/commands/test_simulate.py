@@ -75,7 +75,9 @@ def test_a_comparison_has_a_line_and_a_summary_for_each_policy(scenario, tmp_pat
     assert simulate(scenario, "--compare", "wait,drain,rotate", "--seeds", "2", "--json", str(file)) == 0
 
     shown = capsys.readouterr().out
-    assert "wait" in shown and "drain (2 s)" in shown and "rotate" in shown
+    assert "wait" in shown
+    assert "drain (2 s)" in shown
+    assert "rotate" in shown
     policies = json.loads(file.read_text())["policies"]
     assert list(policies) == ["wait", "drain", "rotate"]
     for summary in policies.values():
@@ -158,7 +160,8 @@ def test_a_terminal_sees_how_far_a_run_has_come_unless_told_otherwise(scenario, 
     monkeypatch.setattr("sys.stderr", still)
     assert simulate(scenario, "--quiet") == simulate(scenario, "--config", str(file)) == 0
 
-    assert "Simulating:   0%" in terminal.getvalue() and "/30" in terminal.getvalue()
+    assert "Simulating:   0%" in terminal.getvalue()
+    assert "/30" in terminal.getvalue()
     assert still.getvalue() == ""
 
 
@@ -191,7 +194,7 @@ def test_a_plot_is_a_picture(scenario, tmp_path, ending):
 
 def test_without_matplotlib_a_plot_is_refused_before_anything_is_simulated(scenario, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # what Python takes for a module that is not there
-    monkeypatch.setattr("rota.commands.simulate.Simulation", lambda *given: pytest.fail("it simulated"))
+    monkeypatch.setattr("rota.commands.simulate.Simulation", lambda *_: pytest.fail("it simulated"))
 
     assert simulate(scenario, "--plot", str(tmp_path / "picture.png")) == 2
     assert "--plot needs matplotlib" in capsys.readouterr().err

@@ -159,7 +159,8 @@ def test_a_damaged_cache_is_made_anew_with_a_line_that_says_so(tiny_source: Path
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
     assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
     (line,) = caplog.messages
-    assert line.startswith(f"The unpacked model in {folder} is damaged ({name} ") and line.endswith("made anew.")
+    assert line.startswith(f"The unpacked model in {folder} is damaged ({name} ")
+    assert line.endswith("made anew.")
 
 
 def test_a_broken_source_leaves_nothing_behind(tiny_source: Path, tmp_path: Path):

@@ -45,7 +45,7 @@ def test_flashinfer_needs_a_gpu_and_to_be_installed(monkeypatch):
     asked, gpu = ModelConfig(attention_backend="flashinfer"), torch.device("cuda")
     with pytest.raises(ConfigError, match=r"'flashinfer', whose kernels need a GPU"):
         choose_backend(asked, CPU)
-    monkeypatch.setattr("rota.engine.device.find_spec", lambda name: None)
+    monkeypatch.setattr("rota.engine.device.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'rota\[flashinfer\]', or use --attention-backend triton"):
         choose_backend(asked, gpu)
     monkeypatch.setattr("rota.engine.device.find_spec", lambda name: name)
@@ -67,7 +67,8 @@ def test_arrays_go_to_the_device_and_come_back():
     there = send(torch.arange(5).numpy(), device)
     back = fetch(there * 2)
     if device.type == "cuda":
-        assert there.is_cuda and back.is_pinned()
+        assert there.is_cuda
+        assert back.is_pinned()
         torch.cuda.synchronize()
     assert back.tolist() == [0, 2, 4, 6, 8]
 

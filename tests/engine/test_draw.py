@@ -69,7 +69,8 @@ def test_the_uniform_number_is_the_mix_of_seed_and_index_whatever_the_index_s_wi
 def test_uniform_numbers_are_even_and_differ_by_seed_and_by_index():
     seeds, indices = torch.arange(100).repeat_interleave(200), torch.arange(200).repeat(100)
     numbers = uniform(mix(seeds), indices)
-    assert float(numbers.min()) >= 0.0 and float(numbers.max()) < 1.0
+    assert float(numbers.min()) >= 0.0
+    assert float(numbers.max()) < 1.0
     assert len(numbers.unique()) > 19_980
     counts = torch.histc(numbers, bins=20, min=0.0, max=1.0)
     assert float(((counts - 1000) ** 2 / 1000).sum()) < 43.8  # chi-square, 19 degrees of freedom, 0.1 %

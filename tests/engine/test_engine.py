@@ -39,17 +39,23 @@ def config(folder: Path, **model: Any) -> EngineConfig:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models") / "llama3"
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    folder = tmp_path_factory.mktemp("llama3")
+    return folder, make_tiny_model(folder, "llama3")
 
 
 @pytest.fixture(scope="module")
-def oracle(folder: Path) -> PreTrainedModel:
-    return make_tiny_model(folder, "llama3")
+def folder(made: tuple[Path, PreTrainedModel]) -> Path:
+    return made[0]
+
+
+@pytest.fixture(scope="module")
+def oracle(made: tuple[Path, PreTrainedModel]) -> PreTrainedModel:
+    return made[1]
 
 
 @pytest.fixture
-def engine(folder: Path, oracle: PreTrainedModel) -> Engine:
+def engine(folder: Path) -> Engine:
     return build_engine(config(folder))
 
 
@@ -210,7 +216,7 @@ def test_a_plan_without_work_is_done_at_once(engine: Engine):
     assert Hand(engine).step().tokens == ()
 
 
-def test_the_capacity_says_what_was_found(folder: Path, oracle: PreTrainedModel):
+def test_the_capacity_says_what_was_found(folder: Path):
     capacity = build_engine(config(folder, context_length=100)).capacity
     assert (capacity.blocks, capacity.block_size, capacity.rows) == (BLOCKS, BLOCK_SIZE, ROWS)
     assert (capacity.max_sequence_tokens, capacity.vocabulary) == (100, 256)
@@ -222,12 +228,12 @@ def test_the_shortest_context_still_works(folder: Path, oracle: PreTrainedModel)
     assert list(hand.step((0, 0, 1, True)).tokens) == expected(oracle, OTHER[:1], 1)
 
 
-def test_a_context_longer_than_the_model_s_is_refused(folder: Path, oracle: PreTrainedModel):
+def test_a_context_longer_than_the_model_s_is_refused(folder: Path):
     with pytest.raises(ConfigError, match="context_length is 513, but the model was made for 512 tokens"):
         build_engine(config(folder, context_length=513))
 
 
-def test_dummy_weights_have_the_model_s_shape(folder: Path, oracle: PreTrainedModel):
+def test_dummy_weights_have_the_model_s_shape(folder: Path):
     hand = Hand(build_engine(config(folder, load_format="dummy")))
     hand.seat(0, PROMPT)
     (token,) = hand.step((0, 0, len(PROMPT), True)).tokens

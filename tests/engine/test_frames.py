@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers import PreTrainedModel
 
 from rota.core.config import Capacity
 from rota.core.ids import Row
@@ -58,17 +59,23 @@ class FramedHand(Hand):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("model")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    folder = tmp_path_factory.mktemp("model")
+    return folder, make_tiny_model(folder, "llama3")
 
 
 @pytest.fixture(scope="module")
-def oracle(folder: Path):
-    return make_tiny_model(folder, "llama3")
+def folder(made: tuple[Path, PreTrainedModel]) -> Path:
+    return made[0]
+
+
+@pytest.fixture(scope="module")
+def oracle(made: tuple[Path, PreTrainedModel]) -> PreTrainedModel:
+    return made[1]
 
 
 @pytest.fixture
-def engine(folder: Path, oracle) -> Engine:
+def engine(folder: Path) -> Engine:
     return make_engine(folder)
 
 
@@ -97,7 +104,7 @@ def test_decodes_and_chunks_beside_each_other_give_the_tokens_of_transformers(en
     assert [third, *(tokens[0] for tokens in after)] == expected(oracle, PROMPT + OTHER, 4)
 
 
-def test_whoever_wants_more_than_the_likeliest_token_gets_in_a_frame_what_it_gets_without(folder: Path, oracle):
+def test_whoever_wants_more_than_the_likeliest_token_gets_in_a_frame_what_it_gets_without(folder: Path):
     """Rows out of order, padding between decodes and chunks, a chunk that gives no token, and one that is all."""
 
     def answers(hand: Hand) -> list[StepResult]:

@@ -22,15 +22,15 @@ def sampled(frame: Frame) -> int:
 def test_all_graphs_write_their_logits_to_the_same_place_whatever_they_hold(monkeypatch):
     """The largest step is captured first, and need not be the one that samples for most."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     logits = torch.zeros(4 + MOST_CHUNKS, 7)
 
-    def body(inputs: Tensor, frame: Frame, has_adapters: bool, logits: Tensor) -> Computed:
+    def body(_inputs: Tensor, frame: Frame, _has_adapters: bool, logits: Tensor) -> Computed:
         rows = torch.zeros(sampled(frame))
         return Computed(rows, logits[: sampled(frame)], rows, rows, hidden=torch.zeros(frame.tokens, 3))
 
-    def padding(frame: Frame, has_adapters: bool) -> np.ndarray:
+    def padding(frame: Frame, _has_adapters: bool) -> np.ndarray:
         return np.zeros(frame.numbers, np.int32)
 
     graphs = capture_graphs(body, padding, FRAMES, logits, quiet=True, has_bank=True)

@@ -28,7 +28,7 @@ def test_a_hub_s_name_is_downloaded(tmp_path):
 
 
 def test_a_hub_that_does_not_have_it_is_a_sentence():
-    def fail(name: str) -> str:
+    def fail(_: str) -> str:
         raise OSError("404 for org/model\nand a page of details")
 
     with pytest.raises(ModelError, match=r"no folder org/model, and a hub does not give .*: 404 for org/model$"):

@@ -65,7 +65,9 @@ def test_several_chunks_lie_behind_each_other():
     step = step_of(state, plan(seat(4, 9, 1, 2), seat(0, 3, 6), chunks=(chunk(4, 0, 9), chunk(0, 1, 2))))
     part = step.prefill
     assert part is not None
-    assert part.rows.tolist() == [4, 0] and part.starts.tolist() == [0, 1] and part.offsets.tolist() == [0, 9, 11]
+    assert part.rows.tolist() == [4, 0]
+    assert part.starts.tolist() == [0, 1]
+    assert part.offsets.tolist() == [0, 9, 11]
     assert (part.longest, part.host_rows, part.host_starts, part.host_lengths) == (9, (4, 0), (0, 1), (9, 2))
     assert step.positions.tolist() == [*range(9), 1, 2]
     assert step.addresses[-2:].tolist() == [6 * 8 + 1, 6 * 8 + 2]
@@ -78,7 +80,8 @@ def test_a_decode_computes_the_newest_token_behind_everything_computed_so_far():
     for length in (10, 11, 12):
         step = step_of(state, plan(decodes=(3,)))
         assert step.token_ids.tolist() == [42]
-        assert step.positions.tolist() == [length - 1] and step.decode_lengths.tolist() == [length]
+        assert step.positions.tolist() == [length - 1]
+        assert step.decode_lengths.tolist() == [length]
         assert step.addresses.tolist() == [5 * 8 + length - 1 - 8]
         assert step.longest_decode == length
 
@@ -97,7 +100,8 @@ def test_who_sits_down_takes_the_row_over():
     accept(state, plan(decodes=(1,), row_1=6))
     accept(state, plan(seat(1, 7, 9, first_token=200), chunks=(chunk(1, 0, 7, samples=True),)))
     step = step_of(state, plan(decodes=(1,)))
-    assert step.positions.tolist() == [7] and step.addresses.tolist() == [9 * 8 + 7]
+    assert step.positions.tolist() == [7]
+    assert step.addresses.tolist() == [9 * 8 + 7]
     step = step_of(state, plan(decodes=(1,), row_1=2))
     assert step.addresses.tolist() == [2 * 8]
 
@@ -113,14 +117,18 @@ def test_decodes_come_first_then_the_chunks_that_sample():
     inputs = unpacked(packed, both)
     step = state.device_step(inputs, packed.longest_decode)
     assert both.sampled_rows == (5, 0, 2, 3)
-    assert inputs.rows.tolist() == [5, 0] and inputs.sampled_rows.tolist() == [2, 3]
-    assert inputs.lengths.tolist() == [9, 5] and inputs.sampled_lengths.tolist() == [3, 2]
+    assert inputs.rows.tolist() == [5, 0]
+    assert inputs.sampled_rows.tolist() == [2, 3]
+    assert inputs.lengths.tolist() == [9, 5]
+    assert inputs.sampled_lengths.tolist() == [3, 2]
     assert packed.token_rows.tolist() == [5, 0, 1, 1, 1, 1, 1, 2, 2, 2, 3]
-    assert step.decode_rows.tolist() == [5, 0] and step.decode_lengths.tolist() == [9, 5]
+    assert step.decode_rows.tolist() == [5, 0]
+    assert step.decode_lengths.tolist() == [9, 5]
     assert step.longest_decode == 9
     assert step.token_ids.tolist() == [55, 10, 100, 101, 102, 103, 104, 100, 101, 102, 101]
     assert step.positions.tolist() == [8, 4, 0, 1, 2, 3, 4, 0, 1, 2, 1]
-    assert inputs.chunks is not None and inputs.chunks.last.tolist() == [9, 10]
+    assert inputs.chunks is not None
+    assert inputs.chunks.last.tolist() == [9, 10]
 
 
 def test_a_graph_s_inputs_are_padded_with_what_touches_only_the_scratch_block():
@@ -150,5 +158,6 @@ def test_steps_with_and_without_a_graph_may_follow_each_other():
 def test_a_plan_may_only_seat():
     state = rows()
     packed = accept(state, plan(seat(0, 8, 3)))
-    assert packed.frame == Frame(0) and len(packed.line) == 0
+    assert packed.frame == Frame(0)
+    assert len(packed.line) == 0
     assert state.tables[0, :2].tolist() == [3, SCRATCH]

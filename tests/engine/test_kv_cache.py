@@ -58,7 +58,8 @@ def test_a_share_too_small_for_one_request_is_refused_with_numbers_and_what_help
         count(CacheConfig(mem_fraction_static=0.5), taken=256 * MEBIBYTE - 10 * SHAPE.block_bytes)
     sentence = str(refusal.value)
     assert "would hold 144 tokens, less than one request of 512" in sentence
-    assert "0.5 of 512 MiB is 256 MiB" in sentence and "Raise mem_fraction_static" in sentence
+    assert "0.5 of 512 MiB is 256 MiB" in sentence
+    assert "Raise mem_fraction_static" in sentence
 
 
 def test_a_model_of_short_context_needs_room_for_no_more_than_that():
@@ -71,7 +72,9 @@ def test_the_scratch_block_lies_behind_those_of_the_ledger():
     keys, values = cache.layers[1]
     assert len(cache.layers) == 2
     assert keys.shape == values.shape == (6, 2, 16, 64)
-    assert keys.dtype is torch.bfloat16 and not keys.any() and not values.any()
+    assert keys.dtype is torch.bfloat16
+    assert not keys.any()
+    assert not values.any()
     assert cache.scratch_block == 5
     keys[5, 1, 15, 63] = 1.0
     assert values.count_nonzero() == 0

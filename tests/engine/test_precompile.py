@@ -36,7 +36,8 @@ def test_it_runs_beside_the_body_and_is_over_when_that_ends():
     with precompiled(lambda: engine, 512):
         assert engine.compiled == []
         engine.may_go_on.set()
-    assert engine.compiled == [512] and engine.is_closed
+    assert engine.compiled == [512]
+    assert engine.is_closed
 
 
 def test_a_device_without_room_for_it_goes_without():
@@ -54,6 +55,11 @@ def test_what_else_goes_wrong_is_told():
 
 def test_weights_that_cannot_be_read_are_what_is_told_first():
     engine = Compiling(RuntimeError("a kernel does not compile"))
-    with pytest.raises(ModelError, match="no weights"), precompiled(lambda: engine, 512):
-        engine.may_go_on.set()
-        raise ModelError("There are no weights.")
+
+    def read_weights() -> None:
+        with precompiled(lambda: engine, 512):
+            engine.may_go_on.set()
+            raise ModelError("There are no weights.")
+
+    with pytest.raises(ModelError, match="no weights"):
+        read_weights()

@@ -63,7 +63,8 @@ def test_a_terminal_gets_a_bar_that_is_wiped_away_at_the_end():
         progress.update()
 
     assert "Loading weights:   0%" in terminal.getvalue()
-    assert "\n" not in terminal.getvalue() and terminal.getvalue().endswith("\r")
+    assert "\n" not in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r")
 
 
 def test_the_quiet_hear_nothing_on_a_terminal_or_in_a_log():

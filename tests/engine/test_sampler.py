@@ -169,7 +169,8 @@ def test_logprobs_are_those_of_the_untouched_distribution():
     )
     sampled = sample(of, logits, [0, 1, 2])
     expected = logits.log_softmax(-1)
-    assert sampled.logprobs is not None and sampled.logprobs.wanted == ((1, 5), (2, 0))
+    assert sampled.logprobs is not None
+    assert sampled.logprobs.wanted == ((1, 5), (2, 0))
     chosen = expected.gather(1, sampled.tokens.cpu()[:, None])[:, 0]
     assert torch.allclose(sampled.logprobs.chosen.cpu(), chosen, atol=1e-5)
     top = expected[1].topk(5)

@@ -11,7 +11,7 @@ import torch
 from rota.engine.cpu.threads import FEW_TOKENS, Threads, choose_threads, usable_processors
 
 
-def never(tokens: int, threads: int) -> float:
+def never(_tokens: int, _threads: int) -> float:
     raise AssertionError("nothing has to be tried")
 
 

@@ -61,9 +61,11 @@ def test_projections_of_the_same_input_are_stacked(tmp_path):
     biases = [state[f"{prefix}.self_attn.{name}_proj.bias"] for name in "qkv"]
     mlp = [state[f"{prefix}.mlp.{name}_proj.weight"] for name in ("gate", "up")]
     assert torch.equal(layer.qkv.weight, torch.cat(attention))
-    assert layer.qkv.bias is not None and torch.equal(layer.qkv.bias, torch.cat(biases))
+    assert layer.qkv.bias is not None
+    assert torch.equal(layer.qkv.bias, torch.cat(biases))
     assert torch.equal(layer.gate_up.weight, torch.cat(mlp))
-    assert layer.down.bias is None and layer.output.bias is None
+    assert layer.down.bias is None
+    assert layer.output.bias is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -92,7 +94,8 @@ def test_weights_outlive_their_files(tmp_path):
 def test_tied_embeddings_are_held_once_in_float32(tmp_path):
     make_tiny_model(tmp_path, "smollm2")
     weights = load(tmp_path)
-    assert isinstance(weights.head, Linear) and weights.head.weight is weights.embedding
+    assert isinstance(weights.head, Linear)
+    assert weights.head.weight is weights.embedding
     parameters = sum(tensor.nbytes for tensor in load_file(tmp_path / SINGLE).values())
     assert weights.size_bytes == parameters
 
@@ -114,7 +117,9 @@ def test_a_log_holds_no_bar(single, capfd):
 def test_a_folder_without_weights_says_what_it_wants(single):
     (single / SINGLE).unlink()
     sentence = refusal(single)
-    assert SINGLE in sentence and INDEX in sentence and "--load-format dummy" in sentence
+    assert SINGLE in sentence
+    assert INDEX in sentence
+    assert "--load-format dummy" in sentence
 
 
 @pytest.mark.parametrize("keep", [0, 5, 100, 0.5, 0.999])
@@ -122,7 +127,8 @@ def test_a_truncated_file_is_named(single, keep):
     content = (single / SINGLE).read_bytes()
     (single / SINGLE).write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
     sentence = refusal(single)
-    assert str(single / SINGLE) in sentence and "truncated or corrupt" in sentence
+    assert str(single / SINGLE) in sentence
+    assert "truncated or corrupt" in sentence
 
 
 def test_a_truncated_last_shard_is_noticed_before_anything_is_loaded(sharded):

@@ -32,7 +32,7 @@ def written():
 
 
 def one_request() -> None:
-    metrics = Metrics(lambda adapter: "pirate", on_end=log_end)
+    metrics = Metrics(lambda _: "pirate", on_end=log_end)
     metrics.asked("r1", 1, 10.0)
     metrics.owned(["r1"], owner="acme", call="my call")
     metrics.observe([Admitted("r1", 10.25, 16, reasons=("its adapter has no slot", "no KV"))])
@@ -76,7 +76,7 @@ def test_the_same_line_as_text_keeps_what_has_spaces_together(written):
 
 def test_a_refused_request_says_why_and_has_no_times_it_never_reached(written):
     stream = written("json", "info")
-    metrics = Metrics(lambda adapter: None, on_end=log_end)
+    metrics = Metrics(lambda _: None, on_end=log_end)
     metrics.asked("r1", BASE, 10.0)
     metrics.observe([Finished("r1", 10.0, FinishReason.FAILED, fault=Fault(FaultCode.QUEUE_FULL, "Full."))])
     line = json.loads(stream.getvalue())

@@ -55,7 +55,7 @@ def test_an_error_inside_leaves_stderr_as_it_was(capfd):
 
 
 def test_who_hears_badly_holds_up_nobody_who_writes():
-    def deaf(line: str) -> None:
+    def deaf(_: str) -> None:
         raise OSError("Broken pipe")
 
     with stray_lines(deaf):

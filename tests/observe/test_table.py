@@ -46,7 +46,8 @@ def test_every_kind_of_time_is_a_block_with_a_line_for_each(capsys):
     assert words(next(line for line in lines if "P95" in line)) == ["mean", "median", "P90", "P95", "P99", "max"]
     for kind in KINDS:
         index, line = next((index, line) for index, line in enumerate(lines) if kind in line)
-        assert "rotate" in line and words(lines[index + 1])[0] == "wait"
+        assert "rotate" in line
+        assert words(lines[index + 1])[0] == "wait"
     between = next(line for line in lines if "(ITL)" in line)
     assert words(between)[-12:] == ["625", "ms", "250", "ms", "1.00", "s", "1.00", "s", "1.00", "s", "1.00", "s"]
 

@@ -68,7 +68,7 @@ def test_the_commands_take_its_name(tmp_path, capsys):
 
     asked = []
     with pytest.raises(SystemExit):
-        main(["serve", "--lora-policy", "newest-first"], serve=lambda engine, server: asked.append(engine.policy))
+        main(["serve", "--lora-policy", "newest-first"], serve=lambda engine, _: asked.append(engine.policy))
     assert asked == [PolicyConfig(lora_policy="newest-first")]
 
 

@@ -96,7 +96,7 @@ def test_a_request_may_still_be_aborted_while_the_service_drains(service, ended)
 
 def test_a_request_that_a_dead_service_refuses_is_not_waited_for():
     service = ClosableService(InProcessService(FakeDevice, EngineConfig()))
-    service.start(lambda events: None)
+    service.start(lambda _: None)
     service.wait_until_ready(10.0)
     service.stop()
     with pytest.raises(RequestError):

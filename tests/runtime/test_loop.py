@@ -64,7 +64,7 @@ class Watch(VirtualWorld):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_depth_is_the_number_of_steps_in_flight(depth):
     world = Watch()
-    run(Scheduler(SchedulerConfig(), capacity()), world, lambda events: None, depth)
+    run(Scheduler(SchedulerConfig(), capacity()), world, lambda _: None, depth)
 
     assert (world.most, world.flying) == (depth, 0)
 
@@ -74,4 +74,4 @@ def test_waiting_for_ever_is_an_error_that_names_who_waits_and_why():
     scheduler._books.rows.take()  # a row that was lost
 
     with pytest.raises(StuckError, match="r0: as many requests run as may run"):
-        run(scheduler, VirtualWorld([(0.0, submit("r0"))], ConstantCost(1.0)), lambda events: None)
+        run(scheduler, VirtualWorld([(0.0, submit("r0"))], ConstantCost(1.0)), lambda _: None)

@@ -16,7 +16,7 @@ from tests.fakes import FakeDevice, continuation
 from tests.worlds import endings, outputs
 
 
-def serve(inbox: OfflineInbox, on_token=lambda request_id: None, config: SchedulerConfig | None = None) -> list[Event]:
+def serve(inbox: OfflineInbox, on_token=lambda _: None, config: SchedulerConfig | None = None) -> list[Event]:
     device = FakeDevice(capacity=capacity(rows=4))
     events: list[Event] = []
 

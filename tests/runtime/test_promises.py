@@ -22,7 +22,8 @@ def test_whoever_is_open_when_the_engine_goes_hears_of_it_once():
 
     assert (finished.request_id, finished.fault.message) == ("b", "The engine is gone.")
     assert (refused.adapter_id, refused.reason) == (1, "The engine is gone.")
-    assert isinstance(removed, AdapterRemoved) and removed.adapter_id == 2
+    assert isinstance(removed, AdapterRemoved)
+    assert removed.adapter_id == 2
     assert promises.break_all("Again.") == []
 
 

@@ -73,7 +73,8 @@ def test_a_forgotten_name_is_unknown_and_gets_a_new_id_when_it_is_loaded_again(r
     after = registry.add(LoraPath("poet", "/adapters/poet"))
 
     assert after.adapter_id not in (before.adapter_id, registry.find("pirate").adapter_id, BASE)
-    assert registry.has(after) and not registry.has(before)
+    assert registry.has(after)
+    assert not registry.has(before)
 
 
 def test_discarding_an_id_leaves_a_later_adapter_of_the_same_name_alone(registry):

@@ -94,7 +94,7 @@ def test_a_device_that_cannot_be_built_says_why_to_all_who_ask(listener):
         service.send(submit("a"))
 
 
-def broken(tokens):
+def broken(_tokens):
     raise ZeroDivisionError("a kernel went wrong")
 
 
@@ -104,7 +104,8 @@ def test_a_device_that_breaks_ends_the_open_requests(listener, capsys):
 
     ending = listener.wait_for_ending("a")
     assert ending.reason is FinishReason.FAILED
-    assert ending.fault is not None and ending.fault.code is FaultCode.ENGINE_DIED
+    assert ending.fault is not None
+    assert ending.fault.code is FaultCode.ENGINE_DIED
     assert "a kernel went wrong" in ending.fault.message
     service.stop()
     assert "ZeroDivisionError" in capsys.readouterr().err

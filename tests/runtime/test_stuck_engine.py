@@ -28,7 +28,7 @@ class UndeadDevice(FakeDevice):
     """Fails likewise, in a process that does not end by itself."""
 
     def submit(self, plan: StepPlan) -> FakeTicket:
-        os._exit = lambda code: time.sleep(LONG_S)  # type: ignore[assignment, return-value]
+        os._exit = lambda _: time.sleep(LONG_S)  # type: ignore[assignment, return-value]
         raise ZeroDivisionError("a kernel went wrong")
 
 

@@ -92,8 +92,8 @@ def test_the_same_scenario_gives_the_same_events_in_both_worlds(depth, script):
 def test_both_worlds_are_sent_the_same_plans():
     script = [(0.0, submit("a", prompt=30)), (2.0, submit("b", prompt=5))]
     live, virtual = ScriptedDevice(FOUND, script), FakeDevice(FOUND)
-    run(Scheduler(CONFIG, FOUND), LiveWorld(live, live), lambda events: None, 2)
-    run(Scheduler(CONFIG, FOUND), DeviceWorld(script, virtual), lambda events: None, 2)
+    run(Scheduler(CONFIG, FOUND), LiveWorld(live, live), lambda _: None, 2)
+    run(Scheduler(CONFIG, FOUND), DeviceWorld(script, virtual), lambda _: None, 2)
 
     assert live.plans == virtual.plans
     assert any(isinstance(plan, StepPlan) and plan.seats for plan in live.plans)

@@ -90,7 +90,7 @@ def events(policy: str, seed: int) -> list[Event]:
 
 @pytest.mark.parametrize("name", ["wait", "drain", "rotate"])
 def test_how_far_a_policy_looks_does_not_decide_what_is_read(name, monkeypatch):
-    def curious(config, found):
+    def curious(_config, found):
         """The same policy, but it looks at every claimant in every pass, twice."""
         policy = make_slot_policy(PolicyConfig(lora_policy=name, lora_drain_wait_threshold=0.5), found)
         observe = policy.observe

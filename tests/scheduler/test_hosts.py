@@ -29,7 +29,7 @@ def test_what_is_on_its_way_takes_room_and_is_not_there_yet():
 def test_the_one_unused_for_longest_goes_first():
     ledger = hosts(3, 1, 2, 3)
     ledger.use(1)
-    assert ledger.cheapest(lambda adapter_id: 0) == 2
+    assert ledger.cheapest(lambda _: 0) == 2
 
 
 def test_the_cheapest_to_lose_goes_before_the_longest_unused():
@@ -38,7 +38,7 @@ def test_the_cheapest_to_lose_goes_before_the_longest_unused():
 
 def test_one_that_must_stay_stays():
     assert hosts(2, 1, 2).cheapest({1: None, 2: 5}.get) == 2
-    assert hosts(2, 1, 2).cheapest(lambda adapter_id: None) is None
+    assert hosts(2, 1, 2).cheapest(lambda _: None) is None
 
 
 def test_one_that_could_not_be_read_or_was_removed_leaves_room():

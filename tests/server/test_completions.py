@@ -167,7 +167,8 @@ def test_a_stream_tells_its_usage_with_every_event_when_asked(ask):
     events = events_of(ask("abc", max_tokens=3, stream=True, stream_options=options))
 
     counts = [event["usage"]["completion_tokens"] for event in events]
-    assert counts == sorted(counts) and counts[-1] == 3
+    assert counts == sorted(counts)
+    assert counts[-1] == 3
 
 
 def test_a_prompt_seen_before_is_counted_as_cached(ask):

@@ -78,8 +78,9 @@ def breaks_at_ten(tokens):
     return 97
 
 
+@pytest.mark.usefixtures("capsys")
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_an_engine_that_dies_in_the_middle_of_an_answer_ends_it_with_an_error(serve, is_streamed, capsys):
+def test_an_engine_that_dies_in_the_middle_of_an_answer_ends_it_with_an_error(serve, is_streamed):
     client, _ = serve(partial(FakeDevice, next_token=breaks_at_ten, step_s=0.1))
     response = client.post("/v1/completions", json={"prompt": "abc", "stream": is_streamed})
 

@@ -144,7 +144,7 @@ def test_a_file_that_is_not_there_is_said_in_a_sentence():
         read_keys([], "/nowhere/keys.toml")
 
 
-def test_a_refusal_does_not_repeat_the_secret(tmp_path):
+def test_a_refusal_does_not_repeat_the_secret():
     with pytest.raises(ConfigError) as refused:
         read_keys(["a secret with spaces"], None)
     assert "secret" not in str(refused.value)

@@ -77,7 +77,7 @@ def no_such_model() -> FakeDevice:
 
 def test_a_service_that_cannot_start_ends_listening_with_its_sentence(tmp_path):
     with pytest.raises(EngineDiedError, match=r"^There is no model in /nowhere\.$"):
-        listen_with(no_such_model, tmp_path, lambda url: pytest.fail("it was announced"))
+        listen_with(no_such_model, tmp_path, lambda _: pytest.fail("it was announced"))
 
 
 def test_it_is_announced_when_the_first_adapters_are_there(tmp_path):
@@ -96,7 +96,7 @@ def test_it_is_announced_when_the_first_adapters_are_there(tmp_path):
 def test_a_first_adapter_that_is_refused_ends_listening_with_its_sentence(tmp_path):
     adapters = LoraPath("pirate", "/a/pirate"), LoraPath("poet", "/a/broken")
     with pytest.raises(AdapterError, match=r"^/a/broken is broken\.$"):
-        listen_with(FakeDevice, tmp_path, lambda url: pytest.fail("it was announced"), *adapters)
+        listen_with(FakeDevice, tmp_path, lambda _: pytest.fail("it was announced"), *adapters)
 
 
 def test_a_port_that_is_taken_is_refused_with_advice():
@@ -161,4 +161,4 @@ def test_a_server_that_is_told_to_stop_while_it_starts_stops_without_complaint(t
         may_start.set()
 
     threading.Thread(target=interrupt).start()
-    listen_with(build, tmp_path, lambda url: None)
+    listen_with(build, tmp_path, lambda _: None)

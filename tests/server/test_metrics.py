@@ -121,7 +121,8 @@ def breaks_at_ten(tokens):
     return 97
 
 
-def test_when_the_engine_is_down_what_is_known_is_served(tmp_path, capsys):
+@pytest.mark.usefixtures("capsys")
+def test_when_the_engine_is_down_what_is_known_is_served(tmp_path):
     service = InProcessService(partial(FakeDevice, next_token=breaks_at_ten), EngineConfig())
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:

@@ -190,7 +190,8 @@ def test_a_second_call_under_an_open_name_is_refused_and_harms_nobody(tmp_path):
         text = first.read().decode()
 
     assert (second.status_code, error_of(second)["code"]) == (400, "duplicate_id")
-    assert '"finish_reason":"length"' in text and text.endswith("[DONE]\n\n")
+    assert '"finish_reason":"length"' in text
+    assert text.endswith("[DONE]\n\n")
 
 
 def keys(**limits: int) -> KeyRing:

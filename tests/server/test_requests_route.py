@@ -81,7 +81,8 @@ def test_a_waiting_request_says_why_since_when_and_how_many_are_before_it(tmp_pa
     assert next_one["reason"] == "as many requests run as may run"
     assert last["reason"] == "others of its adapter came first"
     assert (next_one["position"], last["position"]) == (0, 1)
-    assert next_one["since_s"] > 0.0 and last["since_s"] > 0.0
+    assert next_one["since_s"] > 0.0
+    assert last["since_s"] > 0.0
     assert last["output_tokens"] == 0
 
 

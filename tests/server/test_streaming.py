@@ -56,7 +56,8 @@ def test_a_stream_that_waits_is_kept_alive_by_lines_that_even_the_simplest_clien
 
     assert response.status_code == 200
     assert waiting == [""] * 3
-    assert '"finish_reason":"length"' in said and said.endswith("data: [DONE]")
+    assert '"finish_reason":"length"' in said
+    assert said.endswith("data: [DONE]")
 
 
 def test_an_error_that_comes_after_the_headers_is_the_last_event(tmp_path, gate):

@@ -49,7 +49,8 @@ def test_what_never_occurred_is_taken_from_the_model_it_starts_from():
     decoding = [MeasuredStep(decodes, 0, 50 * decodes**2, 0, seconds=0.01 + 1e-5 * decodes) for decodes in range(1, 50)]
     fit = calibrate(decoding, like, "found")
 
-    assert fit.cost.base_s == pytest.approx(0.01) and fit.cost.sequence_s == pytest.approx(1e-5)
+    assert fit.cost.base_s == pytest.approx(0.01)
+    assert fit.cost.sequence_s == pytest.approx(1e-5)
     for name in ("prompt_token_s", "adapter_s", "load_s", "fetch_s"):
         assert getattr(fit.cost, name) == getattr(like, name)
 

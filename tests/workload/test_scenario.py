@@ -122,7 +122,8 @@ def test_a_client_s_value_that_cannot_be_is_named_too(tmp_path, row, words):
 def test_what_is_wrong_with_the_whole_is_said_with_the_file(tmp_path, text, words):
     path = tmp_path / "day.toml"
     sentence = refusal(path, text)
-    assert sentence.startswith(str(path)) and words in sentence
+    assert sentence.startswith(str(path))
+    assert words in sentence
 
 
 def test_a_file_that_cannot_be_read_is_a_sentence(tmp_path):

@@ -47,7 +47,7 @@ class CompletionPiece(msgspec.Struct):
     usage: Usage | None = None
     error: Any = None
 
-    def is_news_after(self, before: Usage) -> bool:
+    def is_news_after(self, _before: Usage) -> bool:
         return bool(self.choices) and (self.choices[0].finish_reason is None or bool(self.choices[0].text))
 
     @property
@@ -113,7 +113,7 @@ def _completion(question: Question, adapter: str | None, base: str) -> dict[str,
     }
 
 
-def _generate(question: Question, adapter: str | None, base: str) -> dict[str, Any]:
+def _generate(question: Question, adapter: str | None, _base: str) -> dict[str, Any]:
     prompt = question.prompt
     return {
         **({"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt.tolist()}),

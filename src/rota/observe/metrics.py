@@ -184,6 +184,6 @@ class Metrics:
             self.engine.delay_passes.add(event.passes)
             self.engine.delay_wait.add(event.waited_s)
 
-    def _restarted(self, event: EngineRestarted) -> None:
+    def _restarted(self, _: EngineRestarted) -> None:
         self.engine.restarts += 1
         self.slots.clear()

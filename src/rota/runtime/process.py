@@ -134,7 +134,8 @@ def _die_with_parent(endpoints: Endpoints) -> None:
     the engine lets a thread of Python's run.
     """
     parent = multiprocessing.parent_process()
-    assert parent is not None and parent.pid is not None, "engine_main runs in a child process"
+    assert parent is not None, "engine_main runs in a child process"
+    assert parent.pid is not None, "the parent runs"
     die_with(parent.pid)
 
     def watch() -> None:

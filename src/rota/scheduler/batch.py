@@ -116,7 +116,8 @@ def _plan_scores(draft: Draft, sequence: Sequence) -> None:
     end = min(sequence.planned + 1, sequence.prompt_length)
     if end <= start:
         return
-    assert sequence.row is not None and sampling.prompt_logprobs is not None
+    assert sequence.row is not None
+    assert sampling.prompt_logprobs is not None
     draft.scorings.append(Scoring(sequence.row, start, end, sampling.prompt_logprobs))
     draft.flight.scored.append((sequence, end - start))
     sequence.scored = end

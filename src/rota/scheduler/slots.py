@@ -95,4 +95,5 @@ class SlotLedger:
         assert sorted([*taken, *self._empty]) == list(range(self.total + LANDINGS)), "a slot is lost or shared"
         assert self.empty >= 0, "more adapters sit than there are slots"
         replaced = {tenancy.replaces for tenancy in self._tenancies.values()} - {None}
-        assert replaced == self._replaced and replaced <= self._tenancies.keys()
+        assert replaced == self._replaced
+        assert replaced <= self._tenancies.keys()

@@ -102,7 +102,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     @app.exception_handler(ClientGone)
-    async def nobody_reads_this(_: Request, error: Exception) -> Response:
+    async def nobody_reads_this(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
     @app.exception_handler(Exception)

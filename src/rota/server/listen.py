@@ -60,7 +60,7 @@ class GracefulServer(uvicorn.Server):
         if self.was_told_to_stop:
             self._begin_to_leave()
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def handle_exit(self, _signal: int, _frame: FrameType | None) -> None:
         """Runs in the middle of whatever the main thread does, so it leaves the doing to the event loop."""
         self._signals += 1
         if self.started:

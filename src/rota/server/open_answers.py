@@ -66,7 +66,7 @@ class OpenAnswers:
     Two keys may use the same name: a refusal would tell each of them what the other calls its requests.
     """
 
-    def __init__(self, on_open: Callable[[OpenAnswer], None] = lambda answer: None) -> None:
+    def __init__(self, on_open: Callable[[OpenAnswer], None] = lambda _: None) -> None:
         self._by_name: dict[tuple[str, str], OpenAnswer] = {}  # by its key's name, and its own
         self._on_open = on_open
 

@@ -37,7 +37,7 @@ class ConstantCost:
     load_s: float = 0.0
     fetch_s: float = 0.0
 
-    def step_s(self, plan: StepPlan) -> float:
+    def step_s(self, _plan: StepPlan) -> float:
         return self.seconds
 
 

@@ -6,7 +6,6 @@ The stand-in takes what FlashInfer's documentation says its wrapper takes, and i
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
@@ -33,7 +32,8 @@ class StandIn:
     made: list[StandIn] = []  # noqa: RUF012
 
     def __init__(self, workspace: Tensor, kv_layout: str = "NHD") -> None:
-        assert workspace.dtype == torch.uint8 and kv_layout == "HND"
+        assert workspace.dtype == torch.uint8
+        assert kv_layout == "HND"
         self.plans = 0
         StandIn.made.append(self)
 
@@ -53,7 +53,8 @@ class StandIn:
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
     ) -> None:
-        assert causal and q_data_type == kv_data_type
+        assert causal
+        assert q_data_type == kv_data_type
         for numbers in (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len):
             assert numbers.dtype == torch.int32
         for on_the_host in (qo_indptr, paged_kv_indptr, paged_kv_last_page_len):
@@ -89,13 +90,12 @@ class StandIn:
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch) -> Iterator[None]:
+def installed(monkeypatch) -> None:
     torch.manual_seed(0)
     StandIn.made = []
     if not HAS_FLASHINFER:
         stand_in: Any = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=StandIn)
         monkeypatch.setitem(sys.modules, "flashinfer", stand_in)
-    yield
 
 
 def new_attention() -> Any:

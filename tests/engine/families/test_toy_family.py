@@ -60,4 +60,5 @@ def test_an_entry_in_the_table_is_all_that_a_new_family_takes(folder, monkeypatc
     params = SamplingParams(temperature=0.0, max_new_tokens=5, ignore_eos=True)
 
     first, second = llm.generate([[7, 8, 9], [200]], params)
-    assert first.token_ids == (9,) * 5 and second.token_ids == (200,) * 5
+    assert first.token_ids == (9,) * 5
+    assert second.token_ids == (200,) * 5

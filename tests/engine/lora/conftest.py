@@ -14,17 +14,23 @@ from tests.engine.model_factory import make_tiny_model
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("tiny")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    folder = tmp_path_factory.mktemp("tiny")
+    return folder, make_tiny_model(folder, "qwen3")
 
 
 @pytest.fixture(scope="session")
-def model(model_folder: Path) -> PreTrainedModel:
-    return make_tiny_model(model_folder, "qwen3")
+def model_folder(made: tuple[Path, PreTrainedModel]) -> Path:
+    return made[0]
 
 
 @pytest.fixture(scope="session")
-def spec(model: PreTrainedModel, model_folder: Path) -> ModelSpec:
+def model(made: tuple[Path, PreTrainedModel]) -> PreTrainedModel:
+    return made[1]
+
+
+@pytest.fixture(scope="session")
+def spec(model_folder: Path) -> ModelSpec:
     return read_spec(model_folder)
 
 

@@ -25,7 +25,7 @@ A, B, C = map(AdapterId, (1, 2, 3))
 def adapters(model: PreTrainedModel, spec: ModelSpec, tmp_path):
     bank = Bank(spec, 3, 8, torch.float32, torch.device("cpu"))
     adapters = Adapters(bank, checkpoint_reader(bank, spec), project_with_lora, rows=4, overlaps=False)
-    adapters.listen(lambda message: None)
+    adapters.listen(lambda _: None)
     folder = str(make_adapter(tmp_path / "adapter", model))
     adapters.accept(StepPlan(0, fetches=tuple(Adapter(one, f"adapter {one}", folder) for one in (A, B, C))))
     return adapters

@@ -71,9 +71,11 @@ def test_one_product_gives_the_model_s_outputs_and_every_slot_s_share(folder, sp
         expected = torch.cat([own(x), x @ factors.a.flatten(0, 1).T], dim=1)
         product = wide.widened(x)
         torch.testing.assert_close(product[:, : expected.shape[1]], expected)
-        assert product.stride(0) % ALIGNMENT == 0 and not product[:, expected.shape[1] :].any()
+        assert product.stride(0) % ALIGNMENT == 0
+        assert not product[:, expected.shape[1] :].any()
         torch.testing.assert_close(wide(x), own(x))
-        assert factors.a[1].any() and torch.equal(bank.factors(number, site).a, factors.a)
+        assert factors.a[1].any()
+        assert torch.equal(bank.factors(number, site).a, factors.a)
 
 
 def test_an_engine_that_is_gone_keeps_no_matrix(folder, spec):

@@ -61,7 +61,9 @@ def test_the_operations_find_an_adapter_as_the_layout_says(model, spec, tmp_path
     qkv = bank.factors(1, "qkv")
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     assert [qkv.a.shape, qkv.b.shape] == [(3, 3 * MAX_RANK, spec.hidden_size), (3, MAX_RANK, queries + 2 * keys)]
-    assert qkv.a.is_contiguous() and qkv.b.is_contiguous() and qkv.ranks.is_contiguous()
+    assert qkv.a.is_contiguous()
+    assert qkv.b.is_contiguous()
+    assert qkv.ranks.is_contiguous()
     assert qkv.ranks.tolist() == [0, 4, 0]
     site = stacked_sites(adapter.pieces[0], site_shapes(spec), spec.layers, adapter.site_ranks)[0]
     assert torch.equal(qkv.a[1, MAX_RANK : MAX_RANK + 2], site.a[1, 1, :2])  # k
@@ -69,8 +71,10 @@ def test_the_operations_find_an_adapter_as_the_layout_says(model, spec, tmp_path
     assert torch.equal(qkv.b[1, :4], site.b[1])
     used = torch.zeros(3 * MAX_RANK, dtype=torch.bool)
     used[[MAX_RANK, MAX_RANK + 1, *range(2 * MAX_RANK, 2 * MAX_RANK + 4)]] = True
-    assert not qkv.a[1, ~used].any() and not qkv.b[1, 4:].any()
-    assert not qkv.a[0].any() and not qkv.a[2].any()
+    assert not qkv.a[1, ~used].any()
+    assert not qkv.b[1, 4:].any()
+    assert not qkv.a[0].any()
+    assert not qkv.a[2].any()
     assert bank.factors(0, "gate_up").ranks.tolist() == [0, 0, 0]
     assert bank.factors(0, "down").ranks.tolist() == [0, 4, 0]
 

@@ -107,7 +107,8 @@ def test_the_rank_of_a_site_is_its_largest_part_and_nought_where_it_is_left_alon
     assert adapter.site_ranks == (9, 4, 0, 0)
 
 
-def test_a_checkpoint_that_keeps_the_adapters_name_in_its_keys_is_the_same(model, spec, folder):
+@pytest.mark.usefixtures("model")
+def test_a_checkpoint_that_keeps_the_adapters_name_in_its_keys_is_the_same(spec, folder):
     plain = read_checkpoint(folder, spec, torch.float32, max_rank=16)
     change_tensors(folder, lambda tensors: rename(tensors, ".weight", ".default.weight"))
 

@@ -117,7 +117,8 @@ def test_a_load_of_an_adapter_that_is_being_fetched_waits_for_it(loader, disk, b
     disk.gate.clear()
     loader.fetch(adapters["a"])
     loader.load(AdapterId(1), Slot(0))
-    assert not mailbox.messages and not bank.factors(0, "o").ranks.any()
+    assert not mailbox.messages
+    assert not bank.factors(0, "o").ranks.any()
     disk.gate.set()
 
     assert sorted(mailbox.wait_for(2), key=str) == [(AdapterFetched, 1), (AdapterReady, 1)]
@@ -170,7 +171,8 @@ def test_a_load_that_cannot_be_read_or_copied_fails_and_the_next_one_does_not(lo
     assert mailbox.wait_for(5)[4] == (AdapterReady, 1)
 
 
-def test_an_adapter_that_failed_is_read_anew_when_it_is_asked_for_again(loader, disk, mailbox, adapters, model):
+@pytest.mark.usefixtures("disk")
+def test_an_adapter_that_failed_is_read_anew_when_it_is_asked_for_again(loader, mailbox, adapters, model):
     late = Adapter(AdapterId(9), "late", adapters["missing"].path.replace("missing", "late"))
     loader.fetch(late)
     assert mailbox.wait_for(1) == [(AdapterFailed, 9)]
@@ -216,4 +218,5 @@ def test_adapters_that_could_not_be_fetched_are_forgotten(loader, mailbox):
     loader.fetch(Adapter(AdapterId(200), "nothing", "/nowhere/explosive"))
     mailbox.wait_for(21)
 
-    assert len(loader._copies) <= 2 and len(loader._adapters) <= 2
+    assert len(loader._copies) <= 2
+    assert len(loader._adapters) <= 2

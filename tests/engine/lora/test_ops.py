@@ -155,24 +155,28 @@ def check(
     assert relative_error(y, expected) < BOUNDS[dtype]
 
 
+@pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize("shape", [QKV, OUTPUT, GATE_UP], ids=lambda shape: shape.name)
-def test_each_token_gets_what_its_own_adapter_adds(way, shape, dtype, poisoned_memory):
+def test_each_token_gets_what_its_own_adapter_adds(way, shape, dtype):
     # 0 is unused, 2 leaves the site alone, 4 is base; slots come in no order.
     check(way, [3, 1, 4, 1, 2, 3, 3, 4, 1, 4], ranks=[8, 5, 0, 16], shape=shape, dtype=dtype)
 
 
+@pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("max_rank", [8, 24, 40])
-def test_ranks_may_differ_as_widely_as_the_bank_allows(way, max_rank, poisoned_memory):
+def test_ranks_may_differ_as_widely_as_the_bank_allows(way, max_rank):
     check(way, [0, 1, 2, 2, 1, 0, 3], ranks=[1, max_rank, max_rank // 2 + 1], max_rank=max_rank)
 
 
-def test_tokens_of_one_adapter_may_need_many_tiles(way, poisoned_memory):
+@pytest.mark.usefixtures("poisoned_memory")
+def test_tokens_of_one_adapter_may_need_many_tiles(way):
     check(way, [0] * 20 + [2] + [1] * 37, ranks=[48, 64], max_rank=64, shape=OUTPUT)
 
 
+@pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_prompts_and_decodes_of_several_adapters_share_a_step(way, dtype, poisoned_memory):
+def test_prompts_and_decodes_of_several_adapters_share_a_step(way, dtype):
     decodes = [0, 1, 3, 1]
     prompts = [1] * 70 + [3] * 9 + [0] * 40 + [2] * 5
     check(way, decodes + prompts, ranks=[24, 32, 0], shape=OUTPUT, max_rank=32, dtype=dtype, tile_size=64)
@@ -182,8 +186,9 @@ def test_prompts_scattered_over_a_step_are_found(way):
     check(way, [0, 1] * 50, ranks=[32, 24], max_rank=32, shape=GATE_UP, tile_size=64)
 
 
+@pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("seed", range(4))
-def test_random_batches(way, seed, poisoned_memory):
+def test_random_batches(way, seed):
     dice = np.random.default_rng(seed)
     slots = int(dice.integers(1, 7))
     ranks = dice.integers(0, 33, slots).tolist()
@@ -220,7 +225,8 @@ def test_base_tokens_in_a_mixed_step_keep_every_bit(way):
     y, x = random_rows(3, QKV, torch.bfloat16, device)
     before = y.clone()
     add_lora(y, x, factors, batch_of([1, 0, 1], 1, 16, device))
-    assert torch.equal(y[[0, 2]], before[[0, 2]]) and not torch.equal(y[1], before[1])
+    assert torch.equal(y[[0, 2]], before[[0, 2]])
+    assert not torch.equal(y[1], before[1])
 
 
 def test_rows_may_lie_apart(way):

@@ -68,7 +68,7 @@ def test_closing_ends_the_read_under_way_and_refuses_the_others():
 
 @pytest.mark.parametrize("error", [OSError("gone"), ValueError("no header")])
 def test_whatever_goes_wrong_is_told_in_a_sentence(error):
-    def fails(adapter: Adapter) -> HostAdapter:
+    def fails(_: Adapter) -> HostAdapter:
         raise error
 
     reader = AdapterReader(fails)

@@ -32,7 +32,8 @@ def matrices(gemm: GemmChoice, count: int) -> list[Linear]:
     return [Linear(torch.randn(OUTPUTS, INPUTS), None, gemm, annex) for _ in range(count)]
 
 
-def test_a_bias_of_zeros_is_added_where_that_is_quicker_by_more_than_chance(clock):
+@pytest.mark.usefixtures("clock")
+def test_a_bias_of_zeros_is_added_where_that_is_quicker_by_more_than_chance():
     gemm = GemmChoice(OUTPUTS, torch.float32, CPU)
     tune_gemms(matrices(gemm, 3), [8, 32, 48, 64, 96])
     assert [rows for rows in (8, 31, 32, 48, 64, 96) if gemm.bias_for(rows) is not None] == [32, 64]
@@ -42,11 +43,13 @@ def test_matrices_with_an_annex_are_tried_with_it_too_and_only_where_libraries_d
     some = matrices(GemmChoice(OUTPUTS, torch.float32, CPU), 12)
     tune_gemms(some, [1, 16, 64, 256, 1024])
     assert clock == [(64, module.MOST_MATRICES, False), (64, module.MOST_MATRICES, True)] * 2
-    assert some[0].widened is not None and some[0].widened.gemm is not None
+    assert some[0].widened is not None
+    assert some[0].widened.gemm is not None
     assert some[0].widened.gemm.bias_for(64) is not None
 
 
-def test_the_product_is_the_same_either_way(clock):
+@pytest.mark.usefixtures("clock")
+def test_the_product_is_the_same_either_way():
     gemm = GemmChoice(OUTPUTS, torch.float32, CPU)
     (matrix,) = matrices(gemm, 1)
     x = torch.randn(64, INPUTS)

@@ -83,7 +83,8 @@ def test_sixteen_bits_of_range_too_short_for_a_model_are_stored_finite_without_a
     qkv = torch.full((1, (HEADS + 2 * KV_HEADS) * HEAD_DIM), torch.inf, dtype=torch.float16)
     cache = torch.zeros(2, 5, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=torch.float16)
     CPUOperations().rotate_and_store(qkv, rotary, step_of([3], [0]), *cache, None)
-    assert cache.isfinite().all() and cache.any()
+    assert cache.isfinite().all()
+    assert cache.any()
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)

@@ -98,12 +98,14 @@ def test_groups_that_a_file_has_are_taken_as_they_are(tmp_path):
     x = torch.randn(3, 64)
     made = FourBit("dynamic", found).site(["w"], None, weight)
     assert error(made(x), x @ groups.weights().T) < 0.02
-    assert found.is_there and found.find("another") is None
+    assert found.is_there
+    assert found.find("another") is None
 
 
 def test_a_folder_without_the_file_has_no_groups(tmp_path):
     found = GroupsFile(tmp_path)
-    assert not found.is_there and found.find("w") is None
+    assert not found.is_there
+    assert found.find("w") is None
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -36,7 +36,8 @@ def test_a_product_is_its_reference(kind, make, rows, dtype):
     product, reference = PRODUCTS[kind]
     found = product(groups)(x)
 
-    assert found.dtype is dtype and found.shape == (rows, 48)
+    assert found.dtype is dtype
+    assert found.shape == (rows, 48)
     assert error(found, reference(x, groups)) < (TOLERANCE[kind] if dtype is torch.float32 else 8e-3)
 
 

@@ -133,7 +133,8 @@ def _tile(tile: int, cache: Tensor) -> int:
 
 
 def _strides(query: Tensor, keys: Tensor, values: Tensor, tables: Tensor) -> tuple[int, ...]:
-    assert keys.stride() == values.stride() and query.stride(2) == keys.stride(3) == tables.stride(1) == 1
+    assert keys.stride() == values.stride()
+    assert query.stride(2) == keys.stride(3) == tables.stride(1) == 1
     return (*query.stride()[:2], *keys.stride()[:3], tables.stride(0))
 
 

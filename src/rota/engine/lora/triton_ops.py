@@ -113,7 +113,9 @@ def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) ->
     Written only where expand will read.
     """
     a, shape, shapes = factors.a, factors.shape, tuning.shrink
-    assert x.stride(1) == 1 and a.is_contiguous() and x.dtype == a.dtype
+    assert x.stride(1) == 1
+    assert a.is_contiguous()
+    assert x.dtype == a.dtype
     tokens, all_rows = x.shape[0], a.shape[1]
     share = triton.cdiv(max(shapes.share, triton.cdiv(shape.inputs, shapes.most_shares)), shapes.step) * shapes.step
     shares = triton.cdiv(shape.inputs, share)
@@ -135,7 +137,9 @@ def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tu
     or more].
     """
     b, widths, shapes = factors.b, factors.shape.widths, tuning.expand
-    assert y.stride(1) == 1 and b.is_contiguous() and y.dtype == b.dtype
+    assert y.stride(1) == 1
+    assert b.is_contiguous()
+    assert y.dtype == b.dtype
     first, second, third = (*widths, 0, 0)[:3]
     # Float32 multiplies from registers, and its numbers take two of what others take one: half the columns.
     columns = _at_most(shapes.columns * 2 // y.element_size(), max(widths))

@@ -57,7 +57,9 @@ def rotate_and_store(
     norms: tuple[Tensor, Tensor, float] | None,
 ) -> Tensor:
     """Rotate queries and keys, write keys and values into the cache, return the queries [tokens, heads, head_dim]."""
-    assert keys.stride() == values.stride() and qkv.stride(1) == keys.stride(3) == 1 and rotary.is_contiguous()
+    assert keys.stride() == values.stride()
+    assert qkv.stride(1) == keys.stride(3) == 1
+    assert rotary.is_contiguous()
     tokens = qkv.shape[0]
     _, kv_heads, block_size, head_dim = keys.shape
     heads = qkv.shape[1] // head_dim - 2 * kv_heads

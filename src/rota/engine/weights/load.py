@@ -45,7 +45,7 @@ class Weights:
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """What the weights of a model take."""
-    return _build(spec, torch.device("meta"), dtype, lambda name, target: None).size_bytes
+    return _build(spec, torch.device("meta"), dtype, lambda *_: None).size_bytes
 
 
 def load_weights(

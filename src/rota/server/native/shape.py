@@ -67,13 +67,13 @@ class GenerateShape:
         self._logprobs = logprobs
         self._told = [Told() for _ in requests]
 
-    def event(self, answer: Answer, part: Part) -> bytes:
+    def event(self, _answer: Answer, part: Part) -> bytes:
         position = part.choice.position
         self._told[position].take(part.chunk)
         index = {"index": position} if self._is_list else {}
         return msgspec.json.encode({**index, **self._object(part.choice)})
 
-    def last_event(self, answer: Answer) -> None:
+    def last_event(self, _answer: Answer) -> None:
         return None
 
     def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:

@@ -55,7 +55,8 @@ def _fill(site: StackedSite, shape: SiteShape, folder: AdapterFolder) -> None:
             if module not in folder.factors:
                 continue
             factors, rank = folder.factors[module], folder.config.rank_of(module)
-            assert factors.a is not None and factors.b is not None
+            assert factors.a is not None
+            assert factors.b is not None
             part_a[:rank] = factors.a.read()
             # Scaled before it is rounded: alpha / rank need not be a power of two.
             part_b[:rank] = factors.b.read().float().mul_(folder.config.scale_of(module)).T
