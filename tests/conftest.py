@@ -22,7 +22,8 @@ with suppress(ImportError):
     settings.load_profile("rota")
 
 
-class OverdueError(pytest.fail.Exception, SystemExit):
+# pytest makes this name while it runs, so mypy does not know it.
+class OverdueError(pytest.fail.Exception, SystemExit):  # type: ignore[name-defined, misc]
     """Ends a test that takes too long; an event loop lets a `SystemExit` pass, and keeps other exceptions to itself."""
 
     __module__ = "builtins"  # so that pytest shows the bare name, as it does for its own
@@ -34,11 +35,12 @@ def pytest_timeout_set_timer(settings: Any) -> Generator[None, Any, Any]:
     is_set = yield
     if settings.method == "signal":
         show_stacks = signal.getsignal(signal.SIGALRM)
+        assert callable(show_stacks), "pytest-timeout has set its handler"
 
         def end(number: int, frame: FrameType | None) -> None:
             __tracebackhide__ = True
             try:
-                show_stacks(number, frame)  # type: ignore[operator]
+                show_stacks(number, frame)
             except pytest.fail.Exception:
                 sentence = f"The test did not end within {settings.timeout:g} seconds, which is every test's limit."
                 raise OverdueError(sentence) from None

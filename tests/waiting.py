@@ -32,5 +32,7 @@ def line_of(process: Program, beginning: str = "", within_s: float = PATIENCE_S)
         line = next((line for line in iter(process.stdout.readline, "") if line.startswith(beginning)), None)
     finally:
         timer.cancel()
-    assert line is not None, f"{process.args} said no line '{beginning}…' within {within_s:g} seconds or before its end"
+    assert line is not None, (
+        f"{process.args!r} said no line '{beginning}…' within {within_s:g} seconds or before its end"
+    )
     return line

@@ -66,7 +66,7 @@ class FakeServer:
         return self._stream(self._generated(body["sampling_params"]["max_new_tokens"], body.get("input_ids", [])))
 
     async def _note(self, http: Request) -> dict[str, Any]:
-        body = await http.json()
+        body: dict[str, Any] = await http.json()
         self.asked.append(body)
         self.headers.append(dict(http.headers))
         return body

@@ -21,7 +21,7 @@ class Observed:
         """One pass: `absent` wait for a slot and for nothing else, `tenants` have one."""
         waiting = Absent(sorted(absent, key=lambda one: (one.oldest_at, one.adapter_id)))
         self.policy.observe(Slots(tenants, waiting, free), now)
-        self.news += self.policy.take_news()
+        self.news += [news for news in self.policy.take_news() if isinstance(news, DrainChanged)]
 
     def told(self, state: str) -> int:
         """How often it told of drains that came to this."""

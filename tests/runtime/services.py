@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished
+from rota.core.ids import RequestId
 from rota.runtime.process import Patience
 from rota.runtime.service import BuildDevice
 from rota.runtime.supervisor import SupervisedService
@@ -32,11 +33,11 @@ class Listener:
             self._changed.notify_all()
 
     def wait_for_tokens(self, request_id: str, count: int = 1, timeout_s: float = PATIENCE_S) -> None:
-        self._wait_for(lambda: len(outputs(self.events).get(request_id, [])) >= count, timeout_s)
+        self._wait_for(lambda: len(outputs(self.events).get(RequestId(request_id), [])) >= count, timeout_s)
 
     def wait_for_ending(self, request_id: str, timeout_s: float = PATIENCE_S) -> Finished:
-        self._wait_for(lambda: request_id in endings(self.events), timeout_s)
-        return endings(self.events)[request_id]
+        self._wait_for(lambda: RequestId(request_id) in endings(self.events), timeout_s)
+        return endings(self.events)[RequestId(request_id)]
 
     def wait_for_adapter(
         self, adapter_id: int, kind: type[AdapterEvent], times: int = 1, timeout_s: float = PATIENCE_S

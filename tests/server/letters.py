@@ -73,7 +73,8 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
-    return response.json()["error"]
+    error: dict[str, Any] = response.json()["error"]
+    return error
 
 
 def raw_ask(client: httpx.Client, receive_buffer: int | None = None, **fields: Any) -> socket.socket:

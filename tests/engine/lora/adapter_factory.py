@@ -28,7 +28,7 @@ def make_adapter(folder: Path, model: PreTrainedModel, seed: int = 0, **fields: 
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        get_peft_model(copy.deepcopy(model), config).save_pretrained(folder)
+        get_peft_model(copy.deepcopy(model), config).save_pretrained(str(folder))
     # A saved adapter has forgotten that its factors were drawn at random.
     change_config(folder, init_lora_weights=True)
     return folder
