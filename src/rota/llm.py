@@ -194,8 +194,8 @@ class LLM:
     def _turn_the_crank(self, inbox: OfflineInbox, emit: Emit) -> None:
         try:
             run(self._scheduler, LiveWorld(self._device, inbox), emit, self._config.scheduler.overlap_depth)
+        # An interrupted run leaves its requests in the books: end them, so that the next run finds them clean.
         except BaseException:
-            # An interrupted run leaves its requests in the books: end them, so that the next run finds them clean.
             self._scheduler.abandon(time.monotonic())
             raise
 

@@ -32,7 +32,7 @@ def precompiled(build: Callable[[], Precompiles], most_prompt_tokens: int) -> It
                 gc.collect()  # or what it held would be missing when memory is counted
         except torch.OutOfMemoryError:
             pass  # the weights leave no room for it: kernels are compiled when the real model first needs them
-        except Exception as error:
+        except Exception as error:  # a thread of its own: the error is raised where the thread is joined
             failures.append(error)
 
     thread = threading.Thread(target=compile_all, name="rota-precompile")

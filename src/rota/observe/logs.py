@@ -42,7 +42,7 @@ def logs_as(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> Iterato
         except RotaError as error:
             LOG.error("%s", error)
             raise SystemExit(2) from None
-        except Exception as error:
+        except Exception as error:  # the process ends here, and its last line is JSON too
             LOG.critical("The server failed.", exc_info=error)
             raise SystemExit(1) from None
         finally:

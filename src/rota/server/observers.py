@@ -26,14 +26,14 @@ class Observers:
         for observer in self._observers:
             try:
                 observer.asked(request.request_id, request.adapter_id, request.arrived_at)
-            except Exception as error:
+            except Exception as error:  # an observer that fails must not hold back a token
                 self._note(observer.asked, error)
 
     def hear(self, events: list[Event]) -> None:
         for hear in self._hear:
             try:
                 hear(events)
-            except Exception as error:
+            except Exception as error:  # nor a listener
                 self._note(hear, error)
 
     def _note(self, observer: Callable[..., None], error: Exception) -> None:

@@ -54,7 +54,7 @@ async def respond(front: Front, http: HttpRequest, ask: Ask, shape: Shape, is_st
             return EventStream(_packets(answer, shape, parts), end, headers)
         while not answer.is_finished:
             parts += await answer.next()
-    except BaseException:
+    except BaseException:  # also when the client leaves: its request ends in any case
         end()
         raise
     end()

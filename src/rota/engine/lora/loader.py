@@ -121,7 +121,7 @@ class AdapterLoader:
             if isinstance(copy, Refused):
                 raise AdapterError(copy.reason)
             self._copy_in(copy, slot, is_free)
-        except Exception as error:
+        except Exception as error:  # this thread copies for others: the scheduler hears the reason
             self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), reason_for(adapter, error)))
         else:
             self._post(AdapterReady(adapter.adapter_id, time.monotonic()))

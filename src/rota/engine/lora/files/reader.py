@@ -86,7 +86,7 @@ class AdapterReader:
             return Refused(f"Adapter '{adapter.name}' was not read: the engine is stopping.")
         try:
             return self._read(adapter)
-        except Exception as error:
+        except Exception as error:  # this thread reads for others: the requests that wait hear the reason
             return Refused(reason_for(adapter, error))
 
     def _give_up(self, job: _Job) -> None:
