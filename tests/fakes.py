@@ -71,7 +71,7 @@ class FakeDevice:
     step_s: float = 0.0
     next_token: NextToken = folded
     now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
+    sleep: Callable[[float], None] = time.sleep  # for the time that a step takes
     plans: list[StepPlan] = field(default_factory=list)
     _rows: dict[Row, FakeRow] = field(default_factory=dict)
     _kv: dict[tuple[BlockId, int], tuple[AdapterId, int]] = field(default_factory=dict)

@@ -19,13 +19,14 @@ ROOT = Path(__file__).parent.parent
 
 # What a test does: it starts a program, waits until the program is there, and goes on.
 PARENT = """
-import sys, time
+import sys
 from tests.processes import started
+from tests.waiting import hang
 with started(sys.argv[1:]) as program:
     print(next(line for line in program.stdout if line.startswith(("Rota serves", "here"))), flush=True)
-    time.sleep(3600.0)
+    hang()
 """
-SLEEPER = "import time; print('here', flush=True); time.sleep(3600.0)"
+SLEEPER = "import signal; print('here', flush=True); signal.pause()"
 
 
 @pytest.fixture

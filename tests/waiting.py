@@ -19,8 +19,13 @@ def until(is_so: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
     while not is_so():
         if time.monotonic() > ends_at:
             return False
-        time.sleep(0.01)
+        time.sleep(0.01)  # between two looks; a condition that tells of itself is waited for otherwise
     return True
+
+
+def hang() -> None:
+    """Never returns."""
+    threading.Event().wait()
 
 
 def line_of(process: Program, beginning: str = "", within_s: float = PATIENCE_S) -> str:

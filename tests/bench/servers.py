@@ -34,6 +34,7 @@ class FakeServer:
     most_open: int = 0
     gone: threading.Event = field(default_factory=threading.Event)
     _open: int = 0
+    _may_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -77,6 +78,8 @@ class FakeServer:
     async def _counted(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
         self._open += 1
         self.most_open = max(self.most_open, self._open)
+        if self.most_open >= self.answers_from:
+            self._may_answer.set()
         try:
             async for event in events:
                 yield event
@@ -88,11 +91,10 @@ class FakeServer:
 
     async def _completion(self, model: str, tokens: int, prompt: Any) -> AsyncIterator[str]:
         yield ": a comment keeps the connection alive\n\n"
-        while self.most_open < self.answers_from:
-            await asyncio.sleep(0.01)
+        await self._may_answer.wait()
         for number in range(tokens):
             if self.step_s:
-                await asyncio.sleep(self.step_s)
+                await asyncio.sleep(self.step_s)  # a step takes its time
             if model == "broken" and number == 1:
                 yield _event({"error": {"message": "The engine died.", "code": "engine_died"}}) + DONE
                 return
@@ -107,7 +109,7 @@ class FakeServer:
     async def _generated(self, tokens: int, prompt: list[int]) -> AsyncIterator[str]:
         for number in range(1, tokens + 1):
             if self.step_s:
-                await asyncio.sleep(self.step_s)
+                await asyncio.sleep(self.step_s)  # a step takes its time
             reason = {"type": "length", "length": tokens} if number == tokens else None
             meta = {"finish_reason": reason, "prompt_tokens": len(prompt), "completion_tokens": number}
             yield _event({"text": "x" * number, "meta_info": meta})

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from rota.dashboard.stream import FRAME_S
 from rota.server.access.keys import Key
 from tests.dashboard.stage import Stage, stage
 from tests.waiting import PATIENCE_S, until
@@ -82,7 +83,7 @@ def test_the_engine_is_asked_only_while_somebody_watches(on_stage):
     first_frame(made)
     assert until(lambda: made.gallery.visitors == 0)
     before = len(asked)
-    time.sleep(0.6)  # two frames' time in which nothing may happen
+    time.sleep(2 * FRAME_S)  # time is what is tested: while two frames pass, nothing may happen
     assert 1 <= before == len(asked)
 
 
@@ -92,15 +93,17 @@ def test_an_open_page_does_not_keep_the_server_from_stopping(on_stage):
 
     def watch() -> None:
         with httpx.stream("GET", f"{made.url}/dashboard/events", timeout=PATIENCE_S) as reply:
-            for _ in reply.iter_lines():
+            for line in reply.iter_lines():
                 seen.set()
+                if '"phase":"draining"' in line:
+                    told.set()
         ended.set()
 
-    seen = threading.Event()
+    seen, told = threading.Event(), threading.Event()
     threading.Thread(target=watch, daemon=True).start()
     assert seen.wait(PATIENCE_S)
     made.service.close(0.0)
-    time.sleep(0.4)  # let a frame say that the server stops
+    assert told.wait(PATIENCE_S), "no frame says that the server stops"
     made.service.stop()
 
     assert ended.wait(PATIENCE_S)

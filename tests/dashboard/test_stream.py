@@ -32,7 +32,7 @@ def test_a_slow_reader_gets_the_newest_frame_and_none_in_between(feed):
     async def read_slowly() -> tuple[float, float]:
         async with aclosing(Gallery(feed, lambda _: None).frames(may_load=False)) as frames:
             first = moment_of(await anext(frames))
-            await asyncio.sleep(4 * FRAME_S)
+            await asyncio.sleep(4 * FRAME_S)  # time is what is tested: it reads nothing while four frames pass
             return first, moment_of(await anext(frames))
 
     first, second = asyncio.run(read_slowly())

@@ -12,15 +12,14 @@ from rota.runtime.process import Patience
 from tests.builders import submit
 from tests.fakes import FakeDevice, FakeTicket
 from tests.runtime.services import supervised
-
-LONG_S = 3600.0
+from tests.waiting import hang
 
 
 class FailingDevice(FakeDevice):
     """Fails at its first step while a thread of its own still reads from a disk that does not answer."""
 
     def submit(self, plan: StepPlan) -> FakeTicket:
-        ThreadPoolExecutor(1).submit(time.sleep, LONG_S)
+        ThreadPoolExecutor(1).submit(hang)
         raise ZeroDivisionError("a kernel went wrong")
 
 
@@ -28,7 +27,7 @@ class UndeadDevice(FakeDevice):
     """Fails likewise, in a process that does not end by itself."""
 
     def submit(self, plan: StepPlan) -> FakeTicket:
-        os._exit = lambda _: time.sleep(LONG_S)  # type: ignore[assignment, return-value]
+        os._exit = lambda _: hang()  # type: ignore[assignment, return-value]
         raise ZeroDivisionError("a kernel went wrong")
 
 
@@ -37,7 +36,7 @@ class HangingDevice(FakeDevice):
 
     def submit(self, plan: StepPlan) -> FakeTicket:
         if any(seat.request_id == "hangs" for seat in plan.seats):
-            time.sleep(LONG_S)
+            hang()
         return super().submit(plan)
 
 
@@ -58,7 +57,8 @@ def test_a_failed_engine_that_does_not_end_is_killed():
 def test_an_engine_that_says_nothing_while_it_owes_an_answer_is_started_again():
     with supervised(HangingDevice, Patience(silence_s=2.0)) as (service, listener):
         service.wait_until_ready()
-        time.sleep(2.5)  # nobody is owed anything, so nobody is impatient
+        # Time is what is tested: no request is open, so a silence longer than the limit is no fault.
+        time.sleep(2.5)
         first = service.engine_pid
         service.send(submit("before"))
         assert listener.wait_for_ending("before").reason is FinishReason.LENGTH

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket, continuation
 from tests.processes import Program, is_alive, started
 from tests.runtime.services import Listener, supervised
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import PATIENCE_S, hang, line_of, until
 from tests.worlds import outputs
 
 SLOW = partial(FakeDevice, step_s=0.02)
@@ -192,14 +191,14 @@ def test_a_startup_failure_gives_its_sentence_and_is_not_tried_again():
             service.send(submit("late"))
 
 
-def sleep_for_ever() -> FakeDevice:
-    time.sleep(3600.0)
+def load_for_ever() -> FakeDevice:
+    hang()
     raise AssertionError
 
 
 def test_an_engine_that_hangs_while_starting_is_given_up():
     with (
-        supervised(sleep_for_ever, Patience(start_s=0.5)) as (service, _),
+        supervised(load_for_ever, Patience(start_s=0.5)) as (service, _),
         pytest.raises(EngineDiedError, match=r"not ready after 0\.5 seconds"),
     ):
         service.wait_until_ready()
@@ -221,7 +220,7 @@ def test_an_engine_that_keeps_dying_stays_down_and_says_why():
 
 
 def test_stopping_does_not_wait_for_an_engine_that_is_still_loading():
-    with supervised(sleep_for_ever) as (service, _):
+    with supervised(load_for_ever) as (service, _):
         service.stop()  # loading would take for ever
 
 
@@ -242,24 +241,26 @@ class DeafDevice(FakeDevice):
 
     def submit(self, plan: StepPlan) -> FakeTicket:
         print("inside", flush=True)
+        # The sleep of the C library, called so, keeps the interpreter's lock; no wait of Python's does.
         ctypes.PyDLL(None).sleep(3600)
         raise AssertionError
 
 
 PARENT = """
-import sys, time
+import sys
 from rota.core.config import EngineConfig
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import submit
 from tests.runtime.services import Listener
 from tests.runtime.test_supervisor import SLOW, DeafDevice
+from tests.waiting import hang
 if __name__ == "__main__":
     service = SupervisedService(DeafDevice if sys.argv[1:] == ["deaf"] else SLOW, EngineConfig())
     service.start(Listener())
     service.wait_until_ready()
     print(service.engine_pid, flush=True)
     service.send(submit("a"))
-    time.sleep(3600.0)
+    hang()
 """
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,7 +25,7 @@ from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 CONTEXT = 200
 
@@ -90,10 +89,12 @@ def raw_ask(client: httpx.Client, receive_buffer: int | None = None, **fields: A
     return connection
 
 
-def steps_made(device: FakeDevice) -> int:
-    """Waits until no step is made any more; gives how many were made."""
-    while True:
-        before = len(device.plans)
-        time.sleep(max(0.1, 4 * device.step_s))
-        if len(device.plans) == before:
-            return before
+def steps_made(client: httpx.Client, device: FakeDevice) -> int:
+    """Waits until the scheduler has no request, so that no step will be made; gives how many were made."""
+
+    def is_idle() -> bool:
+        (state,) = client.get("/server_info").json()["internal_states"]
+        return not any(state[f"num_{kind}_reqs"] for kind in ("running", "waiting", "parked"))
+
+    assert until(is_idle), "the scheduler still has requests"
+    return len(device.plans)

@@ -222,8 +222,8 @@ def test_fields_that_change_nothing_are_taken(ask):
         ({"prompt": "x"}, "prompt", "'prompt' is not a field; the fields are"),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name(ask, device, fields, param, words):
-    before = steps_made(device)
+def test_what_is_not_supported_is_refused_by_name(ask, client, device, fields, param, words):
+    before = steps_made(client, device)
     response = ask(**fields)
 
     assert response.status_code == 400

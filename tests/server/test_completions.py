@@ -361,7 +361,7 @@ def test_a_client_that_leaves_a_stream_ends_its_request(tmp_path):
         with client.stream("POST", "/v1/completions", json=asked) as stream:
             next(stream.iter_lines())
 
-        assert steps_made(device) < 150
+        assert steps_made(client, device) < 150
 
 
 def test_a_client_that_leaves_without_an_answer_ends_its_request(tmp_path):
@@ -370,4 +370,4 @@ def test_a_client_that_leaves_without_an_answer_ends_its_request(tmp_path):
         with raw_ask(client, prompt=["abc", "de"], max_tokens=190):
             assert until(lambda: len(device.plans) > 0)
 
-        assert steps_made(device) < 150
+        assert steps_made(client, device) < 150

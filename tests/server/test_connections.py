@@ -130,7 +130,8 @@ def test_a_client_that_reads_slowly_is_not_given_up(connect):
     connect.sendall(GET + b"X-Megabytes: 50\r\nConnection: close\r\n\r\n")
     received = 0
     for pause in range(1, 9):
-        time.sleep(0.3)  # in all more than twice as long as one that reads nothing is waited for
+        # Time is what is tested: in all, more than twice as long as a client that reads nothing is waited for.
+        time.sleep(0.3)
         while received < pause * 5_000_000:
             received += len(receive(connect))
     rest = read_to_end(connect)

@@ -111,7 +111,7 @@ def test_closing_a_stream_ends_its_request(tmp_path):
         with client.completions.create(model="letters", prompt="abc", max_tokens=190, stream=True) as stream:
             next(iter(stream))
 
-        assert steps_made(device) < 150
+        assert steps_made(server, device) < 150
 
 
 def test_it_lists_models(client):

@@ -130,7 +130,7 @@ def test_a_client_that_leaves_is_noticed_while_its_request_still_waits(tmp_path,
             assert until(lambda: device.plans), "it has not been asked for a token"
         assert called_off.wait(PATIENCE_S)
         gate.is_open.set()
-        assert steps_made(device) <= 3, "no more than were under way"
+        assert steps_made(client, device) <= 3, "no more than were under way"
 
 
 def processor_s(client: httpx.Client) -> float:
