@@ -71,7 +71,7 @@ class FakeDevice:
     step_s: float = 0.0
     next_token: NextToken = folded
     now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep  # for the time that a step takes
+    sleep: Callable[[float], None] = time.sleep
     plans: list[StepPlan] = field(default_factory=list)
     _rows: dict[Row, FakeRow] = field(default_factory=dict)
     _kv: dict[tuple[BlockId, int], tuple[AdapterId, int]] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class FakeDevice:
         assert self._under_way.popleft() == ticket.step_id, "steps are collected in the order they began"
         wait_s = ticket.ready_at - self.now()
         if wait_s > 0:
-            self.sleep(wait_s)
+            self.sleep(wait_s)  # a step takes its time
         return StepResult(self.now(), ticket.tokens, ticket.logprobs, ticket.scores)
 
     def fetch(self, adapter: Adapter) -> Message:
