@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from rota.engine.builtin import builtin_adapters
 
+from rota.engine.folders.builtin import builtin_adapters
 from tests.processes import Command, run_program, started
 from tests.waiting import PATIENCE_S, line_of
 
