@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rota.core.adapter import Adapter
@@ -14,7 +16,7 @@ from rota.core.events import (
     SlotChanged,
     SlotState,
 )
-from rota.core.ids import BASE, AdapterId, RequestId, Slot
+from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.dashboard import feed as feed_module
 from rota.dashboard.feed import MOST_ROWS, Feed, Seen
 from rota.dashboard.lanes import MOST_TENURES
@@ -135,6 +137,12 @@ def test_a_drain_lasts_from_its_start_to_its_end(feed):
 
     assert [(one.victim, one.beneficiary, one.ended_at) for one in during] == [(1, 2, None)]
     assert [(one.state, one.begun_at, one.ended_at) for one in after] == [("finished", 1.0, 3.0)]
+
+
+def test_the_same_slot_of_two_engines_has_two_tenants(feed):
+    feed.observe([replace(slot(1.0, 0, 1 + engine, "ready"), engine_id=EngineId(engine)) for engine in (0, 1)])
+
+    assert [(one.engine, one.slot, one.adapter) for one in frame_of(feed, 2.0).tenants] == [(0, 0, 1), (1, 0, 2)]
 
 
 def test_an_engine_that_is_down_has_nobody_in_its_slots(feed, board):

@@ -22,7 +22,7 @@ from rota.core.events import (
     SlotChanged,
     SlotState,
 )
-from rota.core.ids import BASE
+from rota.core.ids import BASE, EngineId
 from rota.core.policy_config import PolicyConfig
 from rota.observe.metric_table import METRICS
 from rota.observe.metrics import Metrics
@@ -68,8 +68,8 @@ def test_a_request_leaves_its_times_and_tokens_behind():
     assert read("rota_prompt_tokens_total", adapter="base") == 40
     assert read("rota_cached_tokens_total", adapter="base") == 16
     assert read("rota_output_tokens_total", adapter="base") == 3
-    assert read("rota_computed_prompt_tokens_total") == 40
-    assert read("rota_step_seconds_count") == 3
+    assert read("rota_computed_prompt_tokens_total", engine="0") == 40
+    assert read("rota_step_seconds_count", engine="0") == 3
 
 
 def test_a_value_on_a_bound_is_in_the_bucket_of_that_bound_and_an_endless_one_in_the_last():
@@ -78,7 +78,8 @@ def test_a_value_on_a_bound_is_in_the_bucket_of_that_bound_and_an_endless_one_in
         metrics.observe([PrefillsReleased(1.0, "wait_success", 1, waited_s)])
     read = scrape(metrics)
 
-    assert [read("rota_prefill_delayer_wait_seconds_bucket", le=le) for le in ("0.5", "1.0", "+Inf")] == [1, 2, 3]
+    below = [read("rota_prefill_delayer_wait_seconds_bucket", engine="0", le=le) for le in ("0.5", "1.0", "+Inf")]
+    assert below == [1, 2, 3]
 
 
 def test_a_refused_request_counts_by_its_fault_and_has_no_times():
@@ -117,9 +118,9 @@ def test_slots_loads_evictions_and_turns_are_counted():
     )
     read = scrape(metrics, inspected())
 
-    assert (read("rota_slots"), read("rota_slots_used"), read("rota_slots_loading")) == (2, 1, 1)
-    assert read("rota_rotations_total") == 1
-    assert read("rota_adapter_load_seconds_sum") == pytest.approx(0.75)
+    assert [read(f"rota_slots{what}", engine="0") for what in ("", "_used", "_loading")] == [2, 1, 1]
+    assert read("rota_rotations_total", engine="0") == 1
+    assert read("rota_adapter_load_seconds_sum", engine="0") == pytest.approx(0.75)
 
 
 def test_loads_and_evictions_belong_to_their_adapter():
@@ -146,13 +147,13 @@ def test_drains_and_delays_count_by_what_became_of_them():
     )
     read = scrape(metrics)
 
-    assert read("rota_drains_total", state="started") == 2
-    assert read("rota_drains_total", state="finished") == 1
-    assert read("rota_prefill_delayer_outcomes_total", reason="no_wait") == 1
-    assert read("rota_prefill_delayer_outcomes_total", reason="wait_timeout") == 1
-    assert read("rota_prefill_delayer_wait_passes_bucket", le="2.0") == 0
-    assert read("rota_prefill_delayer_wait_passes_bucket", le="8.0") == 1
-    assert read("rota_prefill_delayer_wait_seconds_count") == 1
+    assert read("rota_drains_total", engine="0", state="started") == 2
+    assert read("rota_drains_total", engine="0", state="finished") == 1
+    assert read("rota_prefill_delayer_outcomes_total", engine="0", reason="no_wait") == 1
+    assert read("rota_prefill_delayer_outcomes_total", engine="0", reason="wait_timeout") == 1
+    assert read("rota_prefill_delayer_wait_passes_bucket", engine="0", le="2.0") == 0
+    assert read("rota_prefill_delayer_wait_passes_bucket", engine="0", le="8.0") == 1
+    assert read("rota_prefill_delayer_wait_seconds_count", engine="0") == 1
 
 
 def test_gauges_are_what_the_engine_answered_and_zero_for_those_it_does_not_mention():
@@ -168,7 +169,7 @@ def test_gauges_are_what_the_engine_answered_and_zero_for_those_it_does_not_ment
     assert read("rota_requests_parked", adapter="adapter2") == 1
     assert read("rota_oldest_wait_seconds", adapter="adapter2") == 1.5
     assert read("rota_requests_waiting", adapter="adapter1") == 0
-    assert (read("rota_kv_blocks"), read("rota_kv_blocks_used")) == (64, 5)
+    assert (read("rota_kv_blocks", engine="0"), read("rota_kv_blocks_used", engine="0")) == (64, 5)
 
 
 def test_without_an_answer_counters_stay_and_what_only_the_engine_knows_is_missing():
@@ -176,9 +177,9 @@ def test_without_an_answer_counters_stay_and_what_only_the_engine_knows_is_missi
     one_request(metrics)
     read = scrape(metrics, inspected=None, is_up=False)
 
-    assert read("rota_engine_up") == 0
+    assert read("rota_engine_up", engine="0") == 0
     assert read("rota_output_tokens_total", adapter="base") == 3
-    assert read("rota_kv_blocks_used") is None
+    assert read("rota_kv_blocks_used", engine="0") is None
     assert read("rota_requests_waiting", adapter="base") is None
 
 
@@ -187,8 +188,8 @@ def test_a_new_engine_begins_with_empty_slots():
     metrics.observe([SlotChanged(1.0, 0, 1, SlotState.READY), EngineRestarted(2.0, "It was killed.")])
     read = scrape(metrics, inspected())
 
-    assert read("rota_slots_used") == 0
-    assert read("rota_engine_restarts_total") == 1
+    assert read("rota_slots_used", engine="0") == 0
+    assert read("rota_engine_restarts_total", engine="0") == 1
 
 
 def test_adapters_are_loaded_until_they_are_removed():
@@ -196,6 +197,22 @@ def test_adapters_are_loaded_until_they_are_removed():
     metrics.observe([AdapterAdded(1, 1.0), AdapterAdded(2, 1.0), AdapterRemoved(1, 2.0)])
 
     assert scrape(metrics)("rota_adapters_loaded") == 1
+
+
+def test_two_engines_are_counted_apart_and_a_restart_empties_the_slots_of_one():
+    metrics = make()
+    for engine in map(EngineId, (0, 1)):
+        metrics.observe([Produced(1.0, (), (), step_s=0.5, prompt_tokens=8 + engine, engine_id=engine)])
+        metrics.observe([SlotChanged(1.0, 0, 1, SlotState.READY, engine_id=engine)])
+    metrics.observe([DrainChanged(1.0, 1, 2, DrainState.STARTED, engine_id=EngineId(1))])
+    metrics.observe([EngineRestarted(2.0, "It was killed.", engine_id=EngineId(1))])
+    read = scrape(metrics, inspected())
+
+    assert [read("rota_computed_prompt_tokens_total", engine=engine) for engine in "01"] == [8, 9]
+    assert [read("rota_engine_restarts_total", engine=engine) for engine in "01"] == [0, 1]
+    assert [read("rota_drains_total", engine=engine, state="started") for engine in "01"] == [None, 1]
+    assert read("rota_slots_used", engine="0") == 1
+    assert [*metrics.slots] == [(0, 0)]
 
 
 def test_nothing_is_kept_of_requests_that_ended():

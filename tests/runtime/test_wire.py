@@ -18,8 +18,11 @@ from rota.core.events import (
     PrefillsReleased,
     Produced,
     PromptsScored,
+    SlotChanged,
+    SlotState,
     Whereabouts,
 )
+from rota.core.ids import EngineId
 from rota.core.messages import AbortAll, Explain, FlushCache, Inspect
 from rota.core.plan import TokenLogprobs
 from rota.runtime.wire import Failed, Ready, Stop, decode, encode
@@ -40,12 +43,13 @@ RECORDS = [
     Preempted("a", 2.0),
     Produced(3.0, ("a", "b"), (5, 6), ((1, TokenLogprobs(-0.5, ((6, -0.5), (9, -2.25)))),)),
     PromptsScored(3.0, ("a", "b"), ((TokenLogprobs(-0.5, ((6, -0.5),)), TokenLogprobs(-1.5, ())), ())),
-    DrainChanged(3.0, 1, 2, DrainState.CALLED_OFF),
+    SlotChanged(3.0, 0, 1, SlotState.READY, engine_id=EngineId(2)),
+    DrainChanged(3.0, 1, 2, DrainState.CALLED_OFF, engine_id=EngineId(2)),
     PrefillsReleased(3.0, "wait_success", 4, 0.25),
     Explained("a", 3.0, Whereabouts.WAITING, "why", 1.0, 2),
     Inspected(3.0, 7, 2, 64, 9, 3, (AdapterStanding(1, 2, 0, 1, None, ""), AdapterStanding(2, 1, 0, 0, 0.5, "why"))),
     CacheFlushed(3.0, 5),
-    EngineRestarted(3.0, "It was killed."),
+    EngineRestarted(3.0, "It was killed.", engine_id=EngineId(2)),
     Finished("a", 4.0, FinishReason.FAILED, 3, 2, 1, Fault(FaultCode.QUEUE_FULL, "Full.", "n")),
 ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import Event
-from rota.core.ids import AdapterId, RequestId
+from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message, RemoveAdapter
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
@@ -26,9 +26,10 @@ class Stage:
         lora: LoraConfig | None = None,
         config: SchedulerConfig | None = None,
         pinned: tuple[int, ...] = (),
+        engine_id: EngineId = FIRST_ENGINE,
         **found: int,
     ) -> None:
-        self.scheduler = Scheduler(config or SchedulerConfig(), capacity(**found), policy, lora)
+        self.scheduler = Scheduler(config or SchedulerConfig(), capacity(**found), policy, lora, engine_id)
         self.events: list[Event] = []
         self.now = 0.0
         for number in range(1, adapters + 1):

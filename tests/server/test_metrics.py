@@ -46,15 +46,15 @@ def test_what_was_served_can_be_scraped_per_adapter(tmp_path):
         complete(client, model="pirate", n=2)
         scrape = read(client)
 
-    assert scrape("rota_engine_up") == 1
+    assert scrape("rota_engine_up", engine="0") == 1
     assert scrape("rota_requests_total", adapter="base", outcome="length") == 1
     assert scrape("rota_requests_total", adapter="pirate", outcome="length") == 2
     assert scrape("rota_output_tokens_total", adapter="pirate") == 10
     assert scrape("rota_ttft_seconds_count", adapter="pirate") == 2
     assert scrape("rota_adapter_loads_total", adapter="pirate") == 1
     assert scrape("rota_requests_running", adapter="pirate") == 0
-    assert (scrape("rota_slots_used"), scrape("rota_adapters_loaded")) == (1, 1)
-    assert scrape("rota_step_seconds_count") > 0
+    assert (scrape("rota_slots_used", engine="0"), scrape("rota_adapters_loaded")) == (1, 1)
+    assert scrape("rota_step_seconds_count", engine="0") > 0
 
 
 def test_adapters_that_have_no_place_of_their_own_are_counted_together(tmp_path):
@@ -79,7 +79,7 @@ def test_requests_under_way_are_seen(tmp_path):
         scrape = read(client)
 
     assert scrape("rota_requests_running", adapter="base") == 1
-    assert scrape("rota_kv_blocks_used") > 0
+    assert scrape("rota_kv_blocks_used", engine="0") > 0
 
 
 def test_an_answer_that_ends_at_a_stop_string_has_stopped_and_was_not_aborted(tmp_path):
@@ -112,7 +112,7 @@ def test_only_operators_see_everybodys_numbers(tmp_path):
     with serving(tmp_path, keys=keys) as client:
         assert client.get("/metrics").status_code == 401
         assert client.get("/metrics", headers={"x-api-key": "guest"}).status_code == 403
-        assert read(client, **{"x-api-key": "boss"})("rota_engine_up") == 1
+        assert read(client, **{"x-api-key": "boss"})("rota_engine_up", engine="0") == 1
 
 
 def breaks_at_ten(tokens):
@@ -130,10 +130,10 @@ def test_when_the_engine_is_down_what_is_known_is_served(tmp_path):
         assert service.state.phase is Phase.DOWN
         scrape = read(client)
 
-    assert scrape("rota_engine_up") == 0
+    assert scrape("rota_engine_up", engine="0") == 0
     assert scrape("rota_requests_total", adapter="base", outcome="engine_died") == 1
     assert scrape("rota_output_tokens_total", adapter="base") > 0
-    assert scrape("rota_kv_blocks") is None
+    assert scrape("rota_kv_blocks", engine="0") is None
 
 
 @pytest.fixture

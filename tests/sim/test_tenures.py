@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 from rota.core.events import SlotChanged, SlotState
-from rota.core.ids import AdapterId, Slot
+from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, Slot
 from rota.sim.tenures import Tenure, Tenures
 
 
-def changed(at: float, adapter: int, state: SlotState, slot: int = 0) -> SlotChanged:
-    return SlotChanged(at, Slot(slot), AdapterId(adapter), state)
+def changed(at: float, adapter: int, state: SlotState, slot: int = 0, engine: int = 0) -> SlotChanged:
+    return SlotChanged(at, Slot(slot), AdapterId(adapter), state, engine_id=EngineId(engine))
 
 
 def test_a_tenure_lasts_from_arrival_to_departure_and_its_copy_comes_before():
@@ -16,8 +16,8 @@ def test_a_tenure_lasts_from_arrival_to_departure_and_its_copy_comes_before():
     )
 
     assert tenures.closed == [
-        Tenure(Slot(0), AdapterId(7), 1.0, 1.5, is_ready=False),
-        Tenure(Slot(0), AdapterId(7), 1.5, 4.0, is_ready=True),
+        Tenure(FIRST_ENGINE, Slot(0), AdapterId(7), 1.0, 1.5, is_ready=False),
+        Tenure(FIRST_ENGINE, Slot(0), AdapterId(7), 1.5, 4.0, is_ready=True),
     ]
 
 
@@ -26,4 +26,13 @@ def test_whoever_sits_at_the_end_sat_until_the_end():
     tenures.observe([changed(1.0, 7, SlotState.READY), changed(3.0, 8, SlotState.READY, slot=1)])
     tenures.close()
 
-    assert tenures.closed == [Tenure(Slot(0), AdapterId(7), 1.0, 3.0, is_ready=True)]
+    assert tenures.closed == [Tenure(FIRST_ENGINE, Slot(0), AdapterId(7), 1.0, 3.0, is_ready=True)]
+
+
+def test_the_same_slot_of_two_engines_is_two_places():
+    tenures = Tenures()
+    tenures.observe([changed(1.0, 7, SlotState.READY), changed(2.0, 8, SlotState.READY, engine=1)])
+    tenures.observe([changed(3.0, 8, SlotState.EMPTY, engine=1)])
+    tenures.close()
+
+    assert [(one.engine_id, one.adapter_id, one.until) for one in tenures.closed] == [(1, 8, 3.0), (0, 7, 3.0)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from rota.core.errors import ConfigError
+from rota.core.ids import FIRST_ENGINE, EngineId
 from rota.core.lora_paths import LoraPath, parse_lora_paths
 from rota.core.options import option
 from rota.core.policy_config import PolicyConfig
@@ -194,6 +195,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    engine_id: EngineId = FIRST_ENGINE
     builtin_adapters: tuple[LoraPath, ...] = ()
     quiet: bool = False
 

@@ -1,4 +1,7 @@
-"""Events tell everybody else what became of a request; they leave by one door and every request ends in one."""
+"""Events tell the other rooms what became of a request; they leave by one door and every request ends in one.
+
+An event of one request says which request it is of. Every other event says which engine it is of.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rota.core.errors import Fault
-from rota.core.ids import AdapterId, RequestId, Slot
+from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
 from rota.core.plan import TokenLogprobs
 
 
@@ -49,6 +52,7 @@ class Produced:
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
     step_s: float = 0.0  # how long the device was at it
     prompt_tokens: int = 0
+    engine_id: EngineId = FIRST_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class AdapterAdded:
 
     adapter_id: AdapterId
     at: float
+    engine_id: EngineId = FIRST_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,7 @@ class AdapterRefused:
     adapter_id: AdapterId
     at: float
     reason: str
+    engine_id: EngineId = FIRST_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ class AdapterRemoved:
 
     adapter_id: AdapterId
     at: float
+    engine_id: EngineId = FIRST_ENGINE
 
 
 class SlotState(StrEnum):
@@ -116,6 +123,7 @@ class SlotChanged:
     adapter_id: AdapterId
     state: SlotState
     reason: str = ""
+    engine_id: EngineId = FIRST_ENGINE
 
 
 class DrainState(StrEnum):
@@ -133,6 +141,7 @@ class DrainChanged:
     victim: AdapterId
     beneficiary: AdapterId
     state: DrainState
+    engine_id: EngineId = FIRST_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +152,7 @@ class PrefillsReleased:
     reason: str
     passes: int
     waited_s: float
+    engine_id: EngineId = FIRST_ENGINE
 
 
 class Whereabouts(StrEnum):
@@ -189,6 +199,7 @@ class Inspected:
     blocks_used: int
     slots: int
     adapters: tuple[AdapterStanding, ...]
+    engine_id: EngineId = FIRST_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +208,7 @@ class CacheFlushed:
 
     at: float
     blocks: int
+    engine_id: EngineId = FIRST_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +217,7 @@ class EngineRestarted:
 
     at: float
     reason: str
+    engine_id: EngineId = FIRST_ENGINE
 
 
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged | DrainChanged

@@ -4,9 +4,13 @@ from typing import NewType
 
 RequestId = NewType("RequestId", str)
 AdapterId = NewType("AdapterId", int)
+EngineId = NewType("EngineId", int)
 BlockId = NewType("BlockId", int)
 Row = NewType("Row", int)
 Slot = NewType("Slot", int)
 
 # The base model is an adapter id like any other, so "no adapter" and "nothing" never look alike.
 BASE = AdapterId(0)
+
+# The only engine there is today.
+FIRST_ENGINE = EngineId(0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rota.core.events import DrainState, SlotState
-from rota.core.ids import AdapterId, Slot
+from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Tenure:
     reason: str
     begun_at: float
     ended_at: float | None = None
+    engine: EngineId = FIRST_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Drain:
     state: DrainState
     begun_at: float
     ended_at: float | None = None
+    engine: EngineId = FIRST_ENGINE
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 
 from rota.core.events import DrainChanged, DrainState, SlotChanged, SlotState
-from rota.core.ids import AdapterId, Slot
+from rota.core.ids import AdapterId, EngineId, Slot
 from rota.dashboard.frame import Drain, Tenure
 
 KEPT_S = 65.0  # a little more than the page shows
@@ -22,9 +22,9 @@ class Lanes:
 
     def __init__(self) -> None:
         self.ended = 0
-        self._tenants: dict[Slot, Tenure] = {}
+        self._tenants: dict[tuple[EngineId, Slot], Tenure] = {}
         self._past: deque[Tenure] = deque(maxlen=MOST_TENURES)
-        self._drains: dict[AdapterId, Drain] = {}  # by victim
+        self._drains: dict[tuple[EngineId, AdapterId], Drain] = {}  # by victim
         self._past_drains: deque[Drain] = deque(maxlen=MOST_DRAINS)
 
     @property
@@ -39,26 +39,30 @@ class Lanes:
         return (*self._past_drains, *self._drains.values())
 
     def change_slot(self, event: SlotChanged) -> None:
-        before = self._end(event.slot, event.at)
+        place = (event.engine_id, event.slot)
+        before = self._end(place, event.at)
         if event.state is SlotState.EMPTY:
             return
         # A copy that is complete says no reason of its own: it is here for what it was loaded for.
         is_same = before is not None and before.adapter == event.adapter_id
         reason = event.reason or (before.reason if before and is_same else "")
-        self._tenants[event.slot] = Tenure(event.slot, event.adapter_id, event.state, reason, event.at)
+        self._tenants[place] = Tenure(
+            event.slot, event.adapter_id, event.state, reason, event.at, engine=event.engine_id
+        )
 
     def change_drain(self, event: DrainChanged) -> None:
         if event.state is DrainState.EXPIRED:
             return  # the drain had finished before; this is about the slot it left behind
-        if drain := self._drains.pop(event.victim, None):
+        victim = (event.engine_id, event.victim)
+        if drain := self._drains.pop(victim, None):
             self._past_drains.append(replace(drain, state=event.state, ended_at=event.at))
         if event.state is DrainState.STARTED:
-            self._drains[event.victim] = Drain(event.victim, event.beneficiary, event.state, event.at)
+            self._drains[victim] = Drain(event.victim, event.beneficiary, event.state, event.at, engine=event.engine_id)
 
     def clear(self, at: float) -> None:
         """The engine is gone, and everybody in it."""
-        for slot in list(self._tenants):
-            self._end(slot, at)
+        for place in list(self._tenants):
+            self._end(place, at)
         for drain in self._drains.values():
             self._past_drains.append(replace(drain, state=DrainState.CALLED_OFF, ended_at=at))
         self._drains.clear()
@@ -75,8 +79,8 @@ class Lanes:
         known = len(self._past)
         return islice(self._past, max(0, known - (self.ended - seen)), known)
 
-    def _end(self, slot: Slot, at: float) -> Tenure | None:
-        tenure = self._tenants.pop(slot, None)
+    def _end(self, place: tuple[EngineId, Slot], at: float) -> Tenure | None:
+        tenure = self._tenants.pop(place, None)
         if tenure is not None:
             self._past.append(replace(tenure, ended_at=at))
             self.ended += 1

@@ -12,7 +12,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from rota.core.events import AdapterStanding, Inspected, SlotState
+from rota.core.events import AdapterStanding, Inspected, SlotChanged, SlotState
+from rota.core.ids import EngineId
 from rota.observe import metric_table as table
 from rota.observe.meters import AdapterMeters, EngineMeters, Histogram
 from rota.observe.metric_table import Metric
@@ -29,8 +30,8 @@ class Snapshot:
 
     is_up: bool
     loaded: int
-    slots: tuple[SlotState, ...]
-    engine: EngineMeters
+    slots: tuple[SlotChanged, ...]
+    engines: dict[EngineId, EngineMeters]
     adapters: tuple[AdapterMeters, ...]
     inspected: Inspected | None
     standings: dict[str, list[AdapterStanding]]  # by label
@@ -42,8 +43,15 @@ def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool) -> Snap
     standings: dict[str, list[AdapterStanding]] = {one.label: [] for one in adapters}
     for standing in inspected.adapters if inspected else ():
         standings.setdefault(metrics.meters_of(standing.adapter_id).label, []).append(standing)
-    slots = tuple(change.state for change in metrics.slots.values())
-    return Snapshot(is_up, len(metrics.loaded), slots, metrics.engine, adapters, inspected, standings)
+    return Snapshot(
+        is_up,
+        len(metrics.loaded),
+        tuple(metrics.slots.values()),
+        metrics.engines.copy(),
+        adapters,
+        inspected,
+        standings,
+    )
 
 
 def render(taken: Snapshot) -> bytes:
@@ -58,26 +66,28 @@ class _Collected(Collector):
         self._taken = taken
 
     def collect(self) -> Iterator[Family]:
-        yield _gauge(table.ENGINE_UP, self._taken.is_up)
-        yield from _of_engine(self._taken)
+        yield _gauges(table.ENGINE_UP, [((str(engine_id),), self._taken.is_up) for engine_id in self._taken.engines])
+        yield _gauges(table.ADAPTERS, [((), self._taken.loaded)])
+        yield from _of_engines(self._taken)
         yield from _of_adapters(self._taken.adapters)
         # What only the engine knows is left out when it did not answer: the last answer may be wrong by now.
         if self._taken.inspected:
             yield from _of_inspection(self._taken, self._taken.inspected)
 
 
-def _of_engine(taken: Snapshot) -> Iterator[Family]:
-    engine = taken.engine
-    yield _counter(table.ENGINE_RESTARTS, engine.restarts)
-    yield _gauge(table.ADAPTERS, taken.loaded)
-    yield _histograms(table.STEP_TIME, [((), engine.step_time)])
-    yield _histograms(table.LOAD_TIME, [((), engine.load_time)])
-    yield _histograms(table.DELAYER_PASSES, [((), engine.delay_passes)])
-    yield _histograms(table.DELAYER_WAIT, [((), engine.delay_wait)])
-    yield _counter(table.COMPUTED_TOKENS, engine.computed_tokens)
-    yield _counter(table.ROTATIONS, engine.rotations)
-    yield _counters(table.DRAINS, [((state,), number) for state, number in engine.drains.copy().items()])
-    yield _counters(table.DELAYER_OUTCOMES, [((reason,), number) for reason, number in engine.delays.copy().items()])
+def _of_engines(taken: Snapshot) -> Iterator[Family]:
+    engines = [(str(engine_id), engine) for engine_id, engine in taken.engines.items()]
+    yield _counters(table.ENGINE_RESTARTS, [((id,), one.restarts) for id, one in engines])
+    yield _histograms(table.STEP_TIME, [((id,), one.step_time) for id, one in engines])
+    yield _histograms(table.LOAD_TIME, [((id,), one.load_time) for id, one in engines])
+    yield _histograms(table.DELAYER_PASSES, [((id,), one.delay_passes) for id, one in engines])
+    yield _histograms(table.DELAYER_WAIT, [((id,), one.delay_wait) for id, one in engines])
+    yield _counters(table.COMPUTED_TOKENS, [((id,), one.computed_tokens) for id, one in engines])
+    yield _counters(table.ROTATIONS, [((id,), one.rotations) for id, one in engines])
+    drains = [((id, state), number) for id, one in engines for state, number in one.drains.copy().items()]
+    yield _counters(table.DRAINS, drains)
+    delays = [((id, reason), number) for id, one in engines for reason, number in one.delays.copy().items()]
+    yield _counters(table.DELAYER_OUTCOMES, delays)
 
 
 def _of_adapters(adapters: Sequence[AdapterMeters]) -> Iterator[Family]:
@@ -96,11 +106,13 @@ def _of_adapters(adapters: Sequence[AdapterMeters]) -> Iterator[Family]:
 
 
 def _of_inspection(taken: Snapshot, inspected: Inspected) -> Iterator[Family]:
-    yield _gauge(table.SLOTS, inspected.slots)
-    yield _gauge(table.SLOTS_USED, taken.slots.count(SlotState.READY))
-    yield _gauge(table.SLOTS_LOADING, taken.slots.count(SlotState.LOADING))
-    yield _gauge(table.KV_BLOCKS, inspected.blocks)
-    yield _gauge(table.KV_BLOCKS_USED, inspected.blocks_used)
+    engine = (str(inspected.engine_id),)
+    states = [change.state for change in taken.slots if change.engine_id == inspected.engine_id]
+    yield _gauges(table.SLOTS, [(engine, inspected.slots)])
+    yield _gauges(table.SLOTS_USED, [(engine, states.count(SlotState.READY))])
+    yield _gauges(table.SLOTS_LOADING, [(engine, states.count(SlotState.LOADING))])
+    yield _gauges(table.KV_BLOCKS, [(engine, inspected.blocks)])
+    yield _gauges(table.KV_BLOCKS_USED, [(engine, inspected.blocks_used)])
     by_label = [((label,), standings) for label, standings in taken.standings.items()]
     yield _gauges(table.WAITING, [(labels, sum(one.waiting for one in ones)) for labels, ones in by_label])
     yield _gauges(table.RUNNING, [(labels, sum(one.running for one in ones)) for labels, ones in by_label])
@@ -112,19 +124,11 @@ def _oldest_wait_s(standings: list[AdapterStanding], now: float) -> float:
     return max((now - one.oldest_at for one in standings if one.oldest_at is not None), default=0.0)
 
 
-def _gauge(metric: Metric, value: float) -> Family:
-    return _gauges(metric, [((), value)])
-
-
 def _gauges(metric: Metric, samples: Sequence[tuple[Labels, float]]) -> Family:
     family = GaugeMetricFamily(metric.name, metric.sentence, labels=metric.labels)
     for labels, value in samples:
         family.add_metric(labels, value)
     return family
-
-
-def _counter(metric: Metric, value: float) -> Family:
-    return _counters(metric, [((), value)])
 
 
 def _counters(metric: Metric, samples: Sequence[tuple[Labels, float]]) -> Family:

@@ -1,9 +1,9 @@
 """The journal writes what happens as JSON, a line an event, in order of time.
 
 {"event":"asked","at":1.25,"request_id":"0-0000003","adapter_id":2,"adapter":"adapter2"}
-{"event":"slot_changed","at":1.26,"slot":0,"adapter_id":2,"state":"loading","reason":"a slot was empty"}
+{"event":"slot_changed","at":1.26,"slot":0,"adapter_id":2,"state":"loading","reason":"a slot was empty",…}
 {"event":"admitted","at":1.27,"request_id":"0-0000003","cached_tokens":0}
-{"event":"produced","at":1.29,"request_ids":["0-0000003"],"tokens":[17],"logprobs":[]}
+{"event":"produced","at":1.29,"request_ids":["0-0000003"],"tokens":[17],"logprobs":[],…}
 {"event":"finished","at":1.31,"request_id":"0-0000003","reason":"length","prompt_tokens":12,…}
 """
 

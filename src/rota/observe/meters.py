@@ -56,7 +56,7 @@ class AdapterMeters:
 
 @dataclass(slots=True)
 class EngineMeters:
-    """What is counted for the engine as a whole."""
+    """What is counted for an engine as a whole."""
 
     delay_passes: Histogram
     delay_wait: Histogram

@@ -27,8 +27,8 @@ def _asked(name: str, sentence: str, *labels: str) -> Metric:
     return Metric("gauge", f"rota_{name}", labels, sentence, is_asked=True)
 
 
-ENGINE_UP = _metric("gauge", "engine_up", "1 while the engine serves; 0 while it starts or is down.")
-ENGINE_RESTARTS = _metric("counter", "engine_restarts_total", "Engines that died and were started again.")
+ENGINE_UP = _metric("gauge", "engine_up", "1 while the engine serves; 0 while it starts or is down.", "engine")
+ENGINE_RESTARTS = _metric("counter", "engine_restarts_total", "Engines that died and were started again.", "engine")
 
 REQUESTS = _metric(
     "counter",
@@ -57,32 +57,35 @@ PREEMPTIONS = _metric(
 )
 
 ADAPTERS = _metric("gauge", "adapters_loaded", "Adapters that requests may ask for.")
-SLOTS = _asked("slots", "Adapters that a step may hold.")
-SLOTS_USED = _asked("slots_used", "Adapters that are ready in a slot.")
-SLOTS_LOADING = _asked("slots_loading", "Adapters on their way into a slot.")
+SLOTS = _asked("slots", "Adapters that a step may hold.", "engine")
+SLOTS_USED = _asked("slots_used", "Adapters that are ready in a slot.", "engine")
+SLOTS_LOADING = _asked("slots_loading", "Adapters on their way into a slot.", "engine")
 LOADS = _metric("counter", "adapter_loads_total", "Copies of an adapter into a slot.", "adapter")
-LOAD_TIME = _metric("histogram", "adapter_load_seconds", "From the order of such a copy to its arrival.")
+LOAD_TIME = _metric("histogram", "adapter_load_seconds", "From the order of such a copy to its arrival.", "engine")
 EVICTIONS = _metric("counter", "adapter_evictions_total", "Adapters that left their slot, for any reason.", "adapter")
-ROTATIONS = _metric("counter", "rotations_total", "Adapters that took a slot from one which still had work.")
+ROTATIONS = _metric("counter", "rotations_total", "Adapters that took a slot from one which still had work.", "engine")
 DRAINS = _metric(
-    "counter", "drains_total", "Drains that were `started`, `finished`, `called_off` or `expired`.", "state"
+    "counter", "drains_total", "Drains that were `started`, `finished`, `called_off` or `expired`.", "engine", "state"
 )
 DELAYER_OUTCOMES = _metric(
     "counter",
     "prefill_delayer_outcomes_total",
     "Verdicts that let prompts start: `no_wait`, `wait_success`, `wait_timeout` or `token_watermark`.",
+    "engine",
     "reason",
 )
 DELAYER_PASSES = _metric(
-    "histogram", "prefill_delayer_wait_passes", "Passes that prompts were held back, if they were."
+    "histogram", "prefill_delayer_wait_passes", "Passes that prompts were held back, if they were.", "engine"
 )
 DELAYER_WAIT = _metric(
-    "histogram", "prefill_delayer_wait_seconds", "Seconds that prompts were held back, if they were."
+    "histogram", "prefill_delayer_wait_seconds", "Seconds that prompts were held back, if they were.", "engine"
 )
 
-KV_BLOCKS = _asked("kv_blocks", "KV blocks there are.")
-KV_BLOCKS_USED = _asked("kv_blocks_used", "KV blocks that requests hold.")
-STEP_TIME = _metric("histogram", "step_seconds", "How long the device was at a step.")
-COMPUTED_TOKENS = _metric("counter", "computed_prompt_tokens_total", "Prompt tokens computed, also for a second time.")
+KV_BLOCKS = _asked("kv_blocks", "KV blocks there are.", "engine")
+KV_BLOCKS_USED = _asked("kv_blocks_used", "KV blocks that requests hold.", "engine")
+STEP_TIME = _metric("histogram", "step_seconds", "How long the device was at a step.", "engine")
+COMPUTED_TOKENS = _metric(
+    "counter", "computed_prompt_tokens_total", "Prompt tokens computed, also for a second time.", "engine"
+)
 
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))

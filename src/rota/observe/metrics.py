@@ -23,7 +23,7 @@ from rota.core.events import (
     SlotChanged,
     SlotState,
 )
-from rota.core.ids import BASE, AdapterId, RequestId, Slot
+from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
 from rota.core.policy_config import PolicyConfig
 from rota.observe.journey import Journey, OnEnd
 from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, count
@@ -49,12 +49,11 @@ class Metrics:
         self._on_end = on_end
         self._labels = {BASE: BASE_LABEL}
         self._places = Places(most_adapters)
-        self.engine = EngineMeters(
-            Histogram(policy.prefill_delayer_forward_passes_buckets),
-            Histogram(policy.prefill_delayer_wait_seconds_buckets),
-        )
+        self._policy = policy
+        self.engines: dict[EngineId, EngineMeters] = {}
+        self._engine(FIRST_ENGINE)  # counts from zero, and not from its first event
         self.journeys: dict[RequestId, Journey] = {}
-        self.slots: dict[Slot, SlotChanged] = {}  # by the last that was heard of each
+        self.slots: dict[tuple[EngineId, Slot], SlotChanged] = {}  # the last change of each slot
         self.loaded: set[AdapterId] = set()
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Admitted: self._admitted,
@@ -111,8 +110,9 @@ class Metrics:
 
     def _produced(self, event: Produced) -> None:
         """The only place where work is done for every token."""
-        self.engine.step_time.add(event.step_s)
-        self.engine.computed_tokens += event.prompt_tokens
+        engine = self._engine(event.engine_id)
+        engine.step_time.add(event.step_s)
+        engine.computed_tokens += event.prompt_tokens
         at, journeys = event.at, self.journeys
         for request_id in event.request_ids:
             journey = journeys.get(request_id)
@@ -161,29 +161,41 @@ class Metrics:
 
     def _slot_changed(self, event: SlotChanged) -> None:
         meters = self.meters_of(event.adapter_id)
-        before = self.slots.get(event.slot)
+        place = (event.engine_id, event.slot)
+        before = self.slots.get(place)
         if event.state is SlotState.EMPTY:
             meters.evictions += 1
-            self.slots.pop(event.slot, None)
+            self.slots.pop(place, None)
             return
-        self.slots[event.slot] = event
+        self.slots[place] = event
         if event.state is SlotState.LOADING:
             meters.loads += 1
-            self.engine.rotations += event.reason == ROTATION
+            self._engine(event.engine_id).rotations += event.reason == ROTATION
         elif before:
-            self.engine.load_time.add(event.at - before.at)
+            self._engine(event.engine_id).load_time.add(event.at - before.at)
 
-    # ── policies and the engine ──────────────────────────────────────────────────────────────────────────────────
+    # ── policies and engines ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _engine(self, engine_id: EngineId) -> EngineMeters:
+        meters = self.engines.get(engine_id)
+        if meters is None:
+            meters = self.engines[engine_id] = EngineMeters(
+                Histogram(self._policy.prefill_delayer_forward_passes_buckets),
+                Histogram(self._policy.prefill_delayer_wait_seconds_buckets),
+            )
+        return meters
 
     def _drain_changed(self, event: DrainChanged) -> None:
-        count(self.engine.drains, event.state.value)
+        count(self._engine(event.engine_id).drains, event.state.value)
 
     def _released(self, event: PrefillsReleased) -> None:
-        count(self.engine.delays, event.reason)
+        engine = self._engine(event.engine_id)
+        count(engine.delays, event.reason)
         if event.passes:
-            self.engine.delay_passes.add(event.passes)
-            self.engine.delay_wait.add(event.waited_s)
+            engine.delay_passes.add(event.passes)
+            engine.delay_wait.add(event.waited_s)
 
-    def _restarted(self, _: EngineRestarted) -> None:
-        self.engine.restarts += 1
-        self.slots.clear()
+    def _restarted(self, event: EngineRestarted) -> None:
+        self._engine(event.engine_id).restarts += 1
+        for place in [place for place in self.slots if place[0] == event.engine_id]:
+            del self.slots[place]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from rota.core.events import DrainChanged, DrainState, Event
+from rota.core.events import DrainChanged, DrainState
 from rota.core.ids import AdapterId
 from rota.policy.slot_policy import SlotPolicy
 from rota.policy.views import AdapterView, SlotsView
@@ -52,7 +52,7 @@ class DrainingPolicy(SlotPolicy):
         self._drains: dict[AdapterId, Drain] = {}  # by victim
         self._reservations: dict[AdapterId, Reservation] = {}  # by beneficiary
         self._called_off: list[tuple[AdapterId, AdapterId]] = []  # since the last pass
-        self._news: list[Event] = []
+        self._news: list[DrainChanged] = []
 
     @abstractmethod
     def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
@@ -95,7 +95,7 @@ class DrainingPolicy(SlotPolicy):
         """When the first reservation lapses."""
         return min((reservation.until for reservation in self._reservations.values()), default=math.inf)
 
-    def take_news(self) -> list[Event]:
+    def take_news(self) -> list[DrainChanged]:
         news, self._news = self._news, []
         return news
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from rota.core.events import Event
+from rota.core.events import DrainChanged
 from rota.core.ids import AdapterId
 from rota.policy.views import AdapterView, SlotsView
 
@@ -58,8 +58,8 @@ class SlotPolicy(Protocol):
         """When the answers may change though nothing happens until then; infinity: only if something happens."""
         return math.inf
 
-    def take_news(self) -> list[Event]:
-        """What became of its decisions, for observers; each event is given once."""
+    def take_news(self) -> list[DrainChanged]:
+        """Drains that changed, for observers; each event is given once. The scheduler adds which engine it is of."""
         return []
 
     def forget(self, adapter_id: AdapterId) -> None:

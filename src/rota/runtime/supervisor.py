@@ -129,7 +129,8 @@ class SupervisedService:
             failed = self._promises.break_all(
                 f"{death.reason} It is being started again; this request was lost, so please send it again."
             )
-        self._deliver([EngineRestarted(time.monotonic(), death.reason), *failed])
+        restarted = EngineRestarted(time.monotonic(), death.reason, self._config.engine_id)
+        self._deliver([restarted, *failed])
 
     def _go_down(self, reason: str) -> None:
         with self._lock:

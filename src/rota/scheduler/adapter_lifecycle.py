@@ -54,12 +54,15 @@ class AdapterLifecycle:
 
     def _add(self, adapter: Adapter, at: float) -> None:
         if reason := self._reason_against(adapter):
-            self._books.outbox.append(AdapterRefused(adapter.adapter_id, at, reason))
+            self._refuse(adapter.adapter_id, at, reason)
             return
         group = Group(adapter)
         self._books.groups[adapter.adapter_id] = group
         self._unanswered.add(adapter.adapter_id)
         self._to_fetch.append(group)
+
+    def _refuse(self, adapter_id: AdapterId, at: float, reason: str) -> None:
+        self._books.outbox.append(AdapterRefused(adapter_id, at, reason, self._books.engine_id))
 
     def _reason_against(self, adapter: Adapter) -> str | None:
         slots = self._books.slots.total
@@ -79,7 +82,7 @@ class AdapterLifecycle:
         self._books.hosts.finish_fetch(adapter_id)
         if adapter_id in self._unanswered:
             self._unanswered.remove(adapter_id)
-            self._books.outbox.append(AdapterAdded(adapter_id, at))
+            self._books.outbox.append(AdapterAdded(adapter_id, at, self._books.engine_id))
         if group.standing is not Standing.LEAVING:
             group.standing = Standing.KNOWN
             self._books.note_users(group)
@@ -105,7 +108,7 @@ class AdapterLifecycle:
         self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, reason, "model"), at)
         if adapter_id in self._unanswered:
             self._unanswered.remove(adapter_id)
-            books.outbox.append(AdapterRefused(adapter_id, at, reason))
+            self._refuse(adapter_id, at, reason)
         if group.standing is Standing.NEW:
             del books.groups[adapter_id]
         elif group.standing is Standing.KNOWN:
@@ -117,7 +120,7 @@ class AdapterLifecycle:
         """Unload: waits for its users unless forced, and for a copy under way in any case."""
         group = self._books.groups.get(adapter_id)
         if group is None or adapter_id == BASE:
-            self._books.outbox.append(AdapterRefused(adapter_id, at, f"No adapter with the id {adapter_id} is known."))
+            self._refuse(adapter_id, at, f"No adapter with the id {adapter_id} is known.")
             return
         group.standing = Standing.LEAVING
         self._books.note_users(group)
@@ -140,7 +143,7 @@ class AdapterLifecycle:
         self._drop(group.adapter_id)
         del books.groups[group.adapter_id]
         self._policy.forget(group.adapter_id)
-        books.outbox.append(AdapterRemoved(group.adapter_id, at))
+        books.outbox.append(AdapterRemoved(group.adapter_id, at, books.engine_id))
 
     def _drop(self, adapter_id: AdapterId) -> None:
         """Nothing of it is in host memory, or on its way there, from the next step on."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from rota.core.config import Capacity
 from rota.core.errors import Fault
 from rota.core.events import Event, Finished, FinishReason, Preempted
-from rota.core.ids import BASE, AdapterId, RequestId
+from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.request import Request
 from rota.policy.eviction import Eviction
 from rota.scheduler.blocks import BlockLedger
@@ -30,9 +30,15 @@ class Books:
     """Written by the scheduler's parts, read by its questions."""
 
     def __init__(
-        self, capacity: Capacity, eviction: Eviction, host_adapters: int, due_at: Callable[[Group], float]
+        self,
+        capacity: Capacity,
+        eviction: Eviction,
+        host_adapters: int,
+        due_at: Callable[[Group], float],
+        engine_id: EngineId = FIRST_ENGINE,
     ) -> None:
         """`due_at` says when a group that has no slot will have waited long enough."""
+        self.engine_id = engine_id  # written into every event that is not of one request
         self.due_at = due_at
         self.rows = RowLedger(capacity.rows)
         self.blocks = BlockLedger(capacity.blocks, capacity.block_size)

@@ -42,7 +42,8 @@ class Delays:
         # A sequence that has no row would not start either way.
         self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts[: books.rows.free], draft.now
         if verdict.is_allowed and verdict.reason is not Outcome.NOTHING:
-            books.outbox.append(PrefillsReleased(draft.now, verdict.reason, verdict.passes, verdict.waited_s))
+            released = PrefillsReleased(draft.now, verdict.reason, verdict.passes, verdict.waited_s, books.engine_id)
+            books.outbox.append(released)
         if not verdict.is_allowed:
             # Without work in flight nothing else would make the loop ask again.
             draft.ask_again(verdict.ask_again_at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rota.core.events import SlotChanged, SlotState
-from rota.core.ids import AdapterId
+from rota.core.ids import AdapterId, Slot
 from rota.core.plan import Load
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
@@ -24,7 +24,7 @@ class Moves:
         books.hosts.use(group.adapter_id)
         books.note_users(group)
         draft.loads.append(Load(group.adapter_id, slot, is_awaited=not self.is_overlapped))
-        books.outbox.append(SlotChanged(draft.now, slot, group.adapter_id, SlotState.LOADING, reason))
+        _tell(books, slot, group.adapter_id, SlotState.LOADING, draft.now, reason)
         if not self.is_overlapped:
             arrive(books, group.adapter_id, draft.now)
 
@@ -43,7 +43,7 @@ def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
     leaver = books.slots.finish_load(adapter_id)
     group.slot_since = at
     slot = books.slots.tenancies[adapter_id].slot
-    books.outbox.append(SlotChanged(at, slot, adapter_id, SlotState.READY))
+    _tell(books, slot, adapter_id, SlotState.READY, at)
     if leaver is not None and not group.users:
         # The requests it came for are gone: a tenant that has work does not step aside for an adapter that has none.
         vacate(books, group, at, "called off")
@@ -58,4 +58,8 @@ def vacate(books: Books, group: Group, at: float, reason: str) -> None:
     slot = books.slots.vacate(group.adapter_id)
     books.note_users(group)
     books.note_slots()
-    books.outbox.append(SlotChanged(at, slot, group.adapter_id, SlotState.EMPTY, reason))
+    _tell(books, slot, group.adapter_id, SlotState.EMPTY, at, reason)
+
+
+def _tell(books: Books, slot: Slot, adapter_id: AdapterId, state: SlotState, at: float, reason: str = "") -> None:
+    books.outbox.append(SlotChanged(at, slot, adapter_id, state, reason, books.engine_id))

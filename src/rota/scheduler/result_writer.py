@@ -102,7 +102,8 @@ class ResultWriter:
         step_s = at - max(flight.planned_at, self._last_result_at)
         self._last_result_at = at
         self._books.note_step(step_s)
-        self._books.outbox.append(Produced(at, request_ids, tokens, logprobs, step_s, flight.prompt_tokens))
+        engine_id, prompt_tokens = self._books.engine_id, flight.prompt_tokens
+        self._books.outbox.append(Produced(at, request_ids, tokens, logprobs, step_s, prompt_tokens, engine_id))
 
     def _publish(self, sequence: Sequence) -> None:
         """Let other sequences find the blocks of this one that have become full."""

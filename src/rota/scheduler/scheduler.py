@@ -9,7 +9,7 @@ from __future__ import annotations
 from rota.core.config import Capacity, EngineConfig, LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError, Fault
 from rota.core.events import CacheFlushed, Event, Finished, FinishReason
-from rota.core.ids import RequestId
+from rota.core.ids import FIRST_ENGINE, EngineId, RequestId
 from rota.core.messages import Abort, AbortAll, Explain, FlushCache, Inspect, Message, Submit
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
@@ -43,6 +43,7 @@ class Scheduler:
         capacity: Capacity,
         policy: PolicyConfig | None = None,
         lora: LoraConfig | None = None,
+        engine_id: EngineId = FIRST_ENGINE,
     ) -> None:
         if config.chunked_prefill_size < capacity.rows:
             raise ConfigError(
@@ -54,7 +55,7 @@ class Scheduler:
         self._limits = RequestLimits(capacity.max_sequence_tokens, config.max_queued_requests, capacity.vocabulary)
         slot_policy = make_slot_policy(policy, capacity)
         eviction_policy = eviction(lora.lora_eviction_policy)
-        self._books = Books(capacity, eviction_policy, lora.max_loaded_loras, slot_policy.due_at)
+        self._books = Books(capacity, eviction_policy, lora.max_loaded_loras, slot_policy.due_at, engine_id)
         admission = Admission(self._books, config.enable_prefix_caching, slot_policy)
         self._batch = Batch(self._books)
         delays = Delays(self._books, _delayer(policy, capacity))
@@ -71,7 +72,7 @@ class Scheduler:
 
     @classmethod
     def from_config(cls, config: EngineConfig, capacity: Capacity) -> Scheduler:
-        return cls(config.scheduler, capacity, config.policy, config.lora)
+        return cls(config.scheduler, capacity, config.policy, config.lora, config.engine_id)
 
     @property
     def is_idle(self) -> bool:
@@ -101,7 +102,7 @@ class Scheduler:
             case Inspect(at):
                 self._books.outbox.append(inspected(self._books, self._steps, at))
             case FlushCache(at):
-                self._books.outbox.append(CacheFlushed(at, self._books.blocks.named))
+                self._books.outbox.append(CacheFlushed(at, self._books.blocks.named, self._books.engine_id))
                 self._books.blocks.forget()
             case _:
                 self._adapters.apply(message)

@@ -34,7 +34,16 @@ def explained(books: Books, request_id: RequestId, at: float) -> Explained:
 def inspected(books: Books, steps: int, at: float) -> Inspected:
     standings = tuple(_standing(books, group) for group in books.groups.values() if group.users or group is books.base)
     used = books.blocks.total - books.blocks.free
-    return Inspected(at, steps, books.running_count, books.blocks.total, used, books.slots.total, standings)
+    return Inspected(
+        at,
+        steps,
+        books.running_count,
+        books.blocks.total,
+        used,
+        books.slots.total,
+        standings,
+        books.engine_id,
+    )
 
 
 def _standing(books: Books, group: Group) -> AdapterStanding:

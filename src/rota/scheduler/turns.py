@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from dataclasses import replace
 
 from rota.core.ids import AdapterId
 from rota.policy.slot_policy import SlotPolicy
@@ -49,7 +50,8 @@ class Turns:
         policy = self._policy
         edition = policy.due_edition
         policy.observe(self._candidates, draft.now)
-        self._books.outbox += policy.take_news()
+        if news := policy.take_news():  # a policy does not know which engine it decides for
+            self._books.outbox += [replace(event, engine_id=self._books.engine_id) for event in news]
         if policy.due_edition != edition:
             self._books.sort_absent()
 

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rota.core.events import Event, SlotChanged, SlotState
-from rota.core.ids import AdapterId, RequestId, Slot
+from rota.core.ids import AdapterId, EngineId, RequestId, Slot
 
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
     """[since, until) in one place: on the way in, or ready to run."""
 
+    engine_id: EngineId
     place: Slot
     adapter_id: AdapterId
     since: float
@@ -26,7 +27,7 @@ class Tenures:
 
     closed: list[Tenure] = field(default_factory=list)
     last_at: float = 0.0
-    _open: dict[Slot, SlotChanged] = field(default_factory=dict)
+    _open: dict[tuple[EngineId, Slot], SlotChanged] = field(default_factory=dict)
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         """Who asks holds nothing yet."""
@@ -39,16 +40,17 @@ class Tenures:
 
     def close(self) -> None:
         """Nothing more will come: whoever sits now sat until the end."""
-        for place in list(self._open):
-            self._end(place, self.last_at)
+        for begun in list(self._open.values()):
+            self._end(begun, self.last_at)
 
     def _change(self, event: SlotChanged) -> None:
-        self._end(event.slot, event.at)
+        self._end(event, event.at)
         if event.state is not SlotState.EMPTY:
-            self._open[event.slot] = event
+            self._open[event.engine_id, event.slot] = event
 
-    def _end(self, place: Slot, at: float) -> None:
-        begun = self._open.pop(place, None)
+    def _end(self, change: SlotChanged, at: float) -> None:
+        """The tenure in the slot that changes is over."""
+        begun = self._open.pop((change.engine_id, change.slot), None)
         if begun and at > begun.at:
             is_ready = begun.state is SlotState.READY
-            self.closed.append(Tenure(place, begun.adapter_id, begun.at, at, is_ready))
+            self.closed.append(Tenure(begun.engine_id, begun.slot, begun.adapter_id, begun.at, at, is_ready))
