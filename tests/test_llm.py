@@ -73,6 +73,14 @@ def test_a_token_that_ends_the_answer_stops_it(llm):
     assert stopped.finish_reason == "stop"
 
 
+def test_a_seed_repeats_an_answer_and_without_one_each_prompt_draws_its_own(llm):
+    once, again = (llm.generate("one", SamplingParams(max_new_tokens=12, ignore_eos=True, seed=5)) for _ in range(2))
+    first, second = llm.generate(["one", "one"], SamplingParams(max_new_tokens=12, ignore_eos=True))
+
+    assert once == again
+    assert first.token_ids != second.token_ids
+
+
 def test_a_prompt_asked_again_finds_its_kv(llm):
     prompt = "a prompt of more than sixteen tokens"
     llm.generate(prompt, GREEDY)

@@ -26,6 +26,7 @@ from rota.runtime.live import LiveWorld
 from rota.runtime.loop import Emit, run
 from rota.runtime.offline import OfflineInbox
 from rota.runtime.registry import Registry
+from rota.runtime.seeds import seeded
 from rota.runtime.world import Device
 from rota.scheduler import Scheduler
 from rota.text.chat import ChatMessage
@@ -150,7 +151,7 @@ class LLM:
         for index, (prompt, sampling, adapter_id) in enumerate(wanted):
             if not sampling.ignore_eos:
                 sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self._tokenizer.eos_ids)
-            request = Request(RequestId(f"prompt {index}"), prompt, sampling, now, adapter_id)
+            request = Request(RequestId(f"prompt {index}"), prompt, seeded(sampling), now, adapter_id)
             requests.append(request)
             answers[request.request_id] = Gathered(TextStream(self._tokenizer, sampling.stop, is_continuation))
         self._run(requests, answers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from transformers import AutoModelForCausalLM
 from rota.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from rota.core.events import Admitted, Event, Preempted
 from rota.core.ids import RequestId
-from rota.core.request import Request
+from rota.core.request import Request, SamplingParams
 from rota.engine.build import build_engine
 from rota.engine.folders.builtin import builtin_model_folder
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.offline import OfflineInbox
+from rota.runtime.seeds import seeded
 from rota.scheduler import Scheduler
 from rota.text.tokenizer import Tokenizer
 from tests.builders import request
@@ -50,8 +52,10 @@ WAYS = {
 }
 
 
-def serve(folder: Path, prompts: list[tuple[int, ...]], way: Way) -> tuple[list[list[int]], list[Event]]:
-    """Greedy answers to all prompts; with repeats, those of the last round."""
+def serve(
+    folder: Path, prompts: list[tuple[int, ...]], way: Way, **sampling: Any
+) -> tuple[list[list[int]], list[Event]]:
+    """Answers to all prompts, greedy unless asked otherwise; with repeats, those of the last round."""
     scheduler_config = SchedulerConfig(max_running_requests=way.rows, chunked_prefill_size=way.chunk)
     engine = build_engine(
         EngineConfig(
@@ -66,7 +70,7 @@ def serve(folder: Path, prompts: list[tuple[int, ...]], way: Way) -> tuple[list[
     for _ in range(way.repeats):
         events = []
         asked: list[Request] = [
-            request(f"r{i}", prompt=prompt, max_new_tokens=NEW_TOKENS, arrived_at=float(i))
+            request(f"r{i}", prompt=prompt, max_new_tokens=NEW_TOKENS, arrived_at=float(i), **sampling)
             for i, prompt in enumerate(prompts)
         ]
         inbox = OfflineInbox(asked, max_open=100)
@@ -119,6 +123,16 @@ def test_a_tiny_model_of_every_family_answers_as_transformers_does(family, way):
         assert any(isinstance(event, Preempted) for event in events)
     if way == "cached prefix":
         assert all(event.cached_tokens for event in events if isinstance(event, Admitted) and event.request_id == "r3")
+
+
+def test_a_request_that_samples_gets_the_same_tokens_from_any_engine_preempted_or_not(tmp_path):
+    make_tiny_model(tmp_path, FAMILIES[0])
+    prompts = [(5, 6, 7), (9, 8, 7, 6), (3, 4), (11, 12, 13, 14, 15)]
+    seed = seeded(SamplingParams()).seed  # drawn where a request is made, and by no engine
+    served = [serve(tmp_path, prompts, way, temperature=1.0, seed=seed) for way in (Way(), Way(), Way(kv_blocks=16))]
+
+    assert served[0][0] == served[1][0] == served[2][0]
+    assert [any(isinstance(event, Preempted) for event in events) for _, events in served] == [False, False, True]
 
 
 QUESTIONS = [

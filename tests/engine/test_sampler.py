@@ -26,7 +26,7 @@ def same_dice() -> None:
 
 
 def seat(row: int, tokens: tuple[int, ...] = (1, 2, 3), prompt_length: int = 3, **sampling: Any) -> Seat:
-    params = SamplingParams.from_fields(sampling)
+    params = SamplingParams.from_fields({"seed": 0, **sampling})
     return Seat(RequestId(f"r{row}"), Row(row), BASE, tokens, prompt_length, (), params)
 
 
@@ -84,9 +84,10 @@ def test_a_seed_repeats_and_another_seed_does_not():
     assert story(sampler(seat(0, seed=12)), 0, logits) != first
 
 
-def test_a_request_without_a_seed_gets_one_of_its_own():
-    logits = torch.zeros(1, VOCABULARY)
-    assert story(sampler(seat(0)), 0, logits) != story(sampler(seat(0)), 0, logits)
+def test_the_sampler_draws_no_seed_of_its_own():
+    with pytest.raises(AssertionError, match="is given its seed where the request is made"):
+        sampler(seat(0, seed=None))
+    sampler(seat(0, seed=None, temperature=0.0))
 
 
 def test_neighbours_do_not_change_what_a_row_draws():

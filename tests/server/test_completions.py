@@ -263,6 +263,14 @@ def test_choices_with_a_seed_get_seeds_of_their_own(ask, device):
     assert {seat.sampling.seed for plan in device.plans for seat in plan.seats} == {7, 8}
 
 
+def test_choices_without_a_seed_are_given_seeds_that_differ_before_the_engine_sees_them(ask, device):
+    device.plans.clear()
+    ask("abc", max_tokens=1, n=3, temperature=1.0)
+    seeds = [seat.sampling.seed for plan in device.plans for seat in plan.seats]
+
+    assert None not in seeds and len(set(seeds)) == 3
+
+
 def test_what_other_servers_clients_send_is_understood(ask):
     nothing = {"echo": False, "logit_bias": None, "suffix": None, "min_tokens": 0}
     assert ask("abc", best_of=1, top_k=-1, user="me", **nothing).status_code == 200

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.core.request import MAX_SEED, Request, SamplingParams
+from rota.core.request import Request, SamplingParams
+from rota.runtime.seeds import seeded
 from rota.server.choices import Choice, Chunk
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswer, name_of, request_id_for
@@ -166,10 +167,3 @@ def requests_for(
         for prompt, tokens in enumerate(prompts)
         for choice in range(choices)
     )
-
-
-def seeded(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """With a seed, a further choice must not repeat the first."""
-    if sampling.seed is None or choice == 0:
-        return sampling
-    return replace(sampling, seed=(sampling.seed + choice) % (MAX_SEED + 1))

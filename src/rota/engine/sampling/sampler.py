@@ -6,7 +6,6 @@ per row beside them, so that a step does only what one of its rows needs: usuall
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,8 +52,7 @@ class Sampler:
         params = [seat.sampling for seat in seats]
         self._needs[rows] = [_needs_of(p) for p in params]
         self._logprobs[rows] = [p.logprobs or 0 for p in params]
-        # Without a seed the system's entropy gives one, once: the rest of the request follows from it.
-        seeds = torch.tensor([secrets.randbits(63) if p.seed is None else p.seed for p in params])
+        seeds = torch.tensor([_seed_of(p) for p in params])
         # Mixed, because neighbouring seeds must not give neighbouring streams.
         places, seeds = send(np.stack([rows, mix(seeds).numpy()]), self._device)
         self._seeds[places] = seeds
@@ -103,6 +101,13 @@ def judged(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, T
     chosen = logits.gather(1, tokens[:, None]) - total
     top = logits.topk(most, dim=-1)
     return chosen[:, 0], top.indices, top.values - total
+
+
+def _seed_of(params: SamplingParams) -> int:
+    if params.is_greedy:
+        return 0
+    assert params.seed is not None, "a request that samples is given its seed where the request is made"
+    return params.seed
 
 
 def _needs_of(params: SamplingParams) -> int:

@@ -12,7 +12,8 @@ from fastapi import Request as HttpRequest
 
 from rota.core.errors import RequestError
 from rota.core.request import Request, SamplingParams
-from rota.server.answer import Ask, SentAs, seeded
+from rota.runtime.seeds import seeded
+from rota.server.answer import Ask, SentAs
 from rota.server.fields import read_body
 from rota.server.front import Front
 from rota.server.names import checked_name, keep_name
