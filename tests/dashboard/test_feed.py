@@ -14,6 +14,7 @@ from rota.core.events import (
     Inspected,
     Produced,
     SlotChanged,
+    SlotReason,
     SlotState,
 )
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
@@ -50,7 +51,7 @@ def frame_of(feed: Feed, now: float):
     return feed.frame(now, Seen())[0]
 
 
-def slot(at: float, slot: int, adapter: int, state: str, reason: str = "") -> SlotChanged:
+def slot(at: float, slot: int, adapter: int, state: str, reason: SlotReason | None = None) -> SlotChanged:
     return SlotChanged(at, Slot(slot), AdapterId(adapter), SlotState(state), reason)
 
 
@@ -99,7 +100,7 @@ def test_whoever_lost_its_slot_since_the_engine_was_asked_is_parked(feed):
 
 
 def test_a_slot_that_is_ready_is_there_for_what_it_was_loaded_for(feed):
-    feed.observe([slot(1.0, 0, 2, "loading", "its turn has come"), slot(1.5, 0, 2, "ready")])
+    feed.observe([slot(1.0, 0, 2, "loading", SlotReason.TURN_COME), slot(1.5, 0, 2, "ready")])
     frame = frame_of(feed, 2.0)
 
     assert [(one.state, one.reason, one.begun_at) for one in frame.tenants] == [("ready", "its turn has come", 1.5)]

@@ -17,7 +17,7 @@ def test_every_event_is_one_line_with_its_name_and_fields():
     file = io.BytesIO()
     Journal(file).observe([SlotChanged(1.5, Slot(0), AdapterId(2), SlotState.READY)])
 
-    fields = {"at": 1.5, "slot": 0, "adapter_id": 2, "state": "ready", "reason": "", "engine_id": 0}
+    fields = {"at": 1.5, "slot": 0, "adapter_id": 2, "state": "ready", "reason": None, "detail": "", "engine_id": 0}
     assert lines(file) == [{"event": "slot_changed", **fields}]
 
 

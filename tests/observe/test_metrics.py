@@ -20,6 +20,7 @@ from rota.core.events import (
     PrefillsReleased,
     Produced,
     SlotChanged,
+    SlotReason,
     SlotState,
 )
 from rota.core.ids import BASE, EngineId
@@ -108,12 +109,12 @@ def test_slots_loads_evictions_and_turns_are_counted():
     metrics = make()
     metrics.observe(
         [
-            SlotChanged(1.0, 0, 1, SlotState.LOADING, "a slot was empty"),
+            SlotChanged(1.0, 0, 1, SlotState.LOADING, SlotReason.SLOT_EMPTY),
             SlotChanged(1.5, 0, 1, SlotState.READY),
-            SlotChanged(2.0, 1, 2, SlotState.LOADING, "its turn has come"),
+            SlotChanged(2.0, 1, 2, SlotState.LOADING, SlotReason.TURN_COME),
             SlotChanged(2.25, 1, 2, SlotState.READY),
-            SlotChanged(2.25, 0, 1, SlotState.EMPTY, "its turn is over"),
-            SlotChanged(3.0, 0, 3, SlotState.LOADING, "a slot was empty"),
+            SlotChanged(2.25, 0, 1, SlotState.EMPTY, SlotReason.TURN_OVER),
+            SlotChanged(3.0, 0, 3, SlotState.LOADING, SlotReason.SLOT_EMPTY),
         ]
     )
     read = scrape(metrics, inspected())
@@ -126,7 +127,9 @@ def test_slots_loads_evictions_and_turns_are_counted():
 def test_loads_and_evictions_belong_to_their_adapter():
     metrics = make()
     one_request(metrics, adapter=1)
-    metrics.observe([SlotChanged(1.0, 0, 1, SlotState.LOADING), SlotChanged(2.0, 0, 1, SlotState.EMPTY, "idle")])
+    metrics.observe(
+        [SlotChanged(1.0, 0, 1, SlotState.LOADING), SlotChanged(2.0, 0, 1, SlotState.EMPTY, SlotReason.IDLE)]
+    )
     read = scrape(metrics)
 
     assert read("rota_adapter_loads_total", adapter="adapter1") == 1

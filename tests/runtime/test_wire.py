@@ -19,6 +19,7 @@ from rota.core.events import (
     Produced,
     PromptsScored,
     SlotChanged,
+    SlotReason,
     SlotState,
     Whereabouts,
 )
@@ -43,7 +44,7 @@ RECORDS = [
     Preempted("a", 2.0),
     Produced(3.0, ("a", "b"), (5, 6), ((1, TokenLogprobs(-0.5, ((6, -0.5), (9, -2.25)))),)),
     PromptsScored(3.0, ("a", "b"), ((TokenLogprobs(-0.5, ((6, -0.5),)), TokenLogprobs(-1.5, ())), ())),
-    SlotChanged(3.0, 0, 1, SlotState.READY, engine_id=EngineId(2)),
+    SlotChanged(3.0, 0, 1, SlotState.LOADING, SlotReason.TURN_COME, engine_id=EngineId(2)),
     DrainChanged(3.0, 1, 2, DrainState.CALLED_OFF, engine_id=EngineId(2)),
     PrefillsReleased(3.0, "wait_success", 4, 0.25),
     Explained("a", 3.0, Whereabouts.WAITING, "why", 1.0, 2),

@@ -11,6 +11,7 @@ from rota.core.events import (
     Finished,
     FinishReason,
     SlotChanged,
+    SlotReason,
     SlotState,
 )
 from rota.core.ids import AdapterId
@@ -291,7 +292,8 @@ def test_a_failed_load_ends_its_waiters_and_frees_the_slot_and_the_rest_does_not
     assert len(plan.decodes) == 1
     (end,) = stage.said(Finished)
     assert (end.request_id, end.fault.code) == ("waits", FaultCode.ADAPTER_FAILED)
-    assert stage.said(SlotChanged)[-2].reason == "the copy went wrong"
+    change = stage.said(SlotChanged)[-2]
+    assert (change.reason, change.detail) == (SlotReason.FAILED, "the copy went wrong")
 
 
 def test_an_adapter_that_failed_is_read_again_for_the_next_who_asks():

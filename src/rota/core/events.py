@@ -114,15 +114,29 @@ class SlotState(StrEnum):
     EMPTY = "empty"
 
 
+class SlotReason(StrEnum):
+    """Why an adapter comes into a slot, or leaves it."""
+
+    SLOT_EMPTY = "a slot was empty"
+    TENANT_IDLE = "a tenant was idle"
+    TURN_COME = "its turn has come"  # it takes the slot of an adapter that still has work
+    TURN_OVER = "its turn is over"
+    IDLE = "idle"
+    CALLED_OFF = "called off"
+    UNLOADED = "unloaded"
+    FAILED = "failed"
+
+
 @dataclass(frozen=True, slots=True)
 class SlotChanged:
-    """A slot's adapter changed, and why."""
+    """A slot's adapter changed, and why. A copy that is complete has no reason of its own."""
 
     at: float
     slot: Slot
     adapter_id: AdapterId
     state: SlotState
-    reason: str = ""
+    reason: SlotReason | None = None
+    detail: str = ""  # what went wrong, if something did
     engine_id: EngineId = FIRST_ENGINE
 
 

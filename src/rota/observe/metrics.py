@@ -21,6 +21,7 @@ from rota.core.events import (
     PrefillsReleased,
     Produced,
     SlotChanged,
+    SlotReason,
     SlotState,
 )
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
@@ -28,9 +29,6 @@ from rota.core.policy_config import PolicyConfig
 from rota.observe.journey import Journey, OnEnd
 from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, count
 from rota.observe.places import MOST_ADAPTERS, Places
-
-# What the scheduler calls it when an adapter takes a slot from one that still has work.
-ROTATION = "its turn has come"
 
 
 class Metrics:
@@ -170,7 +168,7 @@ class Metrics:
         self.slots[place] = event
         if event.state is SlotState.LOADING:
             meters.loads += 1
-            self._engine(event.engine_id).rotations += event.reason == ROTATION
+            self._engine(event.engine_id).rotations += event.reason is SlotReason.TURN_COME
         elif before:
             self._engine(event.engine_id).load_time.add(event.at - before.at)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
-from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, FinishReason
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, FinishReason, SlotReason
 from rota.core.ids import BASE, AdapterId
 from rota.core.messages import (
     AdapterFailed,
@@ -104,7 +104,7 @@ class AdapterLifecycle:
             return  # a step waited for this copy, and the adapter has been removed since
         self._drop(adapter_id)
         if adapter_id in books.slots.tenancies:
-            vacate(books, group, at, reason)
+            vacate(books, group, at, SlotReason.FAILED, detail=reason)
         self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, reason, "model"), at)
         if adapter_id in self._unanswered:
             self._unanswered.remove(adapter_id)
@@ -139,7 +139,7 @@ class AdapterLifecycle:
         if tenancy:
             if not tenancy.is_ready:
                 return
-            vacate(books, group, at, "unloaded")
+            vacate(books, group, at, SlotReason.UNLOADED)
         self._drop(group.adapter_id)
         del books.groups[group.adapter_id]
         self._policy.forget(group.adapter_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rota.core.events import SlotChanged, SlotState
+from rota.core.events import SlotChanged, SlotReason, SlotState
 from rota.core.ids import AdapterId, Slot
 from rota.core.plan import Load
 from rota.scheduler.books import Books
@@ -17,7 +17,7 @@ class Moves:
         self._books = books
         self.is_overlapped = is_overlapped
 
-    def move_in(self, draft: Draft, group: Group, reason: str, replaces: AdapterId | None = None) -> None:
+    def move_in(self, draft: Draft, group: Group, reason: SlotReason, replaces: AdapterId | None = None) -> None:
         """Order an adapter's copy into a slot; the tenant it replaces runs until the copy is complete."""
         books = self._books
         slot = books.slots.begin_load(group.adapter_id, replaces)
@@ -31,10 +31,10 @@ class Moves:
     def replace(self, draft: Draft, leaver: Group, successor: Group) -> None:
         """A busy tenant's slot goes to another adapter."""
         if self.is_overlapped:
-            self.move_in(draft, successor, "its turn has come", replaces=leaver.adapter_id)
+            self.move_in(draft, successor, SlotReason.TURN_COME, replaces=leaver.adapter_id)
         else:
-            vacate(self._books, leaver, draft.now, "its turn is over")
-            self.move_in(draft, successor, "its turn has come")
+            vacate(self._books, leaver, draft.now, SlotReason.TURN_OVER)
+            self.move_in(draft, successor, SlotReason.TURN_COME)
 
 
 def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
@@ -46,20 +46,28 @@ def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
     _tell(books, slot, adapter_id, SlotState.READY, at)
     if leaver is not None and not group.users:
         # The requests it came for are gone: a tenant that has work does not step aside for an adapter that has none.
-        vacate(books, group, at, "called off")
+        vacate(books, group, at, SlotReason.CALLED_OFF)
     elif leaver is not None:
-        vacate(books, books.groups[leaver], at, "its turn is over")
+        vacate(books, books.groups[leaver], at, SlotReason.TURN_OVER)
     else:
         books.note_slots()
 
 
-def vacate(books: Books, group: Group, at: float, reason: str) -> None:
+def vacate(books: Books, group: Group, at: float, reason: SlotReason, detail: str = "") -> None:
     """A slot is free from now on; its former tenant's sequences are parked."""
     slot = books.slots.vacate(group.adapter_id)
     books.note_users(group)
     books.note_slots()
-    _tell(books, slot, group.adapter_id, SlotState.EMPTY, at, reason)
+    _tell(books, slot, group.adapter_id, SlotState.EMPTY, at, reason, detail)
 
 
-def _tell(books: Books, slot: Slot, adapter_id: AdapterId, state: SlotState, at: float, reason: str = "") -> None:
-    books.outbox.append(SlotChanged(at, slot, adapter_id, state, reason, books.engine_id))
+def _tell(
+    books: Books,
+    slot: Slot,
+    adapter_id: AdapterId,
+    state: SlotState,
+    at: float,
+    reason: SlotReason | None = None,
+    detail: str = "",
+) -> None:
+    books.outbox.append(SlotChanged(at, slot, adapter_id, state, reason, detail, books.engine_id))

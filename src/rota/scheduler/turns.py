@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from dataclasses import replace
 
+from rota.core.events import SlotReason
 from rota.core.ids import AdapterId
 from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.admission import Admission
@@ -68,11 +69,11 @@ class Turns:
             if not self._candidates.is_at_hand(group):
                 continue
             if books.slots.empty:
-                self._moves.move_in(draft, group, "a slot was empty")
+                self._moves.move_in(draft, group, SlotReason.SLOT_EMPTY)
             elif leaver := self._leaver(idle, group, is_reserved):
                 idle.remove(leaver)
-                vacate(books, leaver, draft.now, "idle")
-                self._moves.move_in(draft, group, "a tenant was idle")
+                vacate(books, leaver, draft.now, SlotReason.IDLE)
+                self._moves.move_in(draft, group, SlotReason.TENANT_IDLE)
             elif not is_reserved and self._admission.can_work(group):
                 return  # those that come later have no better claim
             else:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from rota.core.adapter import Adapter
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.errors import FaultCode
-from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, SlotChanged
+from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, SlotChanged, SlotReason
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import RemoveAdapter
 from rota.core.policy_config import PolicyConfig
@@ -152,7 +152,7 @@ def test_every_request_of_a_mixed_batch_is_answered_as_peft_alone_answers_it(wor
         if round:
             assert all(end.cached_tokens for id, end in endings(events).items() if id.startswith("1-"))
     if way == "slots for two, taking turns":
-        assert any(isinstance(event, SlotChanged) and event.reason == "its turn is over" for event in events)
+        assert any(isinstance(event, SlotChanged) and event.reason is SlotReason.TURN_OVER for event in events)
 
 
 def test_a_name_loaded_again_never_sees_kv_of_its_old_weights(world):
