@@ -100,7 +100,9 @@ def measure_all(folder: Path, shape: Shape, ranks: Sequence[int], repeats: int) 
     for rank in sorted(set(ranks)):
         path = folder / f"rank{rank}"
         make_adapter(path, model, rank, device.type)
-        results.append(measure(bank, read(Adapter(AdapterId(rank), path.name, str(path))), rank, repeats))
+        results.append(
+            measure(bank, read(Adapter(adapter_id=AdapterId(rank), name=path.name, path=str(path))), rank, repeats)
+        )
         print(f"rank {rank}: {results[-1]}", flush=True)
     return results
 

@@ -117,7 +117,9 @@ def rota_server(service: InProcessService, finished: threading.Semaphore) -> flo
         time.sleep(max(0.0, started_at + at - time.perf_counter()))
         sampling = SamplingParams(max_new_tokens=output, temperature=0.0)
         request_id = RequestId(f"{started_at}-{number}")
-        service.send(Submit(Request(request_id, tuple(prompt), sampling, time.monotonic())))
+        service.send(
+            Submit(Request(request_id=request_id, prompt=tuple(prompt), sampling=sampling, arrived_at=time.monotonic()))
+        )
     for _ in plan:
         finished.acquire()
     return sum(output for _, _, output in plan) / (time.perf_counter() - started_at)
@@ -229,7 +231,7 @@ def main() -> None:
             results,
         )
         config = EngineConfig(
-            ModelConfig(str(folder), device="cpu"),
+            model=ModelConfig(model_path=str(folder), device="cpu"),
             scheduler=SchedulerConfig(enable_prefix_caching=False),
             quiet=True,
         )

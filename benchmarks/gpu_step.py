@@ -60,17 +60,20 @@ def main() -> None:
 def start(model: Path, slots: int) -> Stage:
     return Stage(
         EngineConfig(
-            ModelConfig(str(model), load_format="dummy", device="cuda"),
-            CacheConfig(),
-            SchedulerConfig(max_running_requests=64, chunked_prefill_size=4096, enable_prefix_caching=False),
-            LoraConfig(max_loras_per_batch=slots, max_lora_rank=64),
+            model=ModelConfig(model_path=str(model), load_format="dummy", device="cuda"),
+            cache=CacheConfig(),
+            scheduler=SchedulerConfig(max_running_requests=64, chunked_prefill_size=4096, enable_prefix_caching=False),
+            lora=LoraConfig(max_loras_per_batch=slots, max_lora_rank=64),
         )
     )
 
 
 def measure(folder: Path, model: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-    adapters = [Adapter(AdapterId(n), f"a{n}", str(folder / f"rank{rank}")) for n, rank in enumerate(RANKS, start=1)]
+    adapters = [
+        Adapter(adapter_id=AdapterId(n), name=f"a{n}", path=str(folder / f"rank{rank}"))
+        for n, rank in enumerate(RANKS, start=1)
+    ]
     timings = measure_few(start(model, slots=8), adapters[:6], results)
     torch.cuda.empty_cache()
     timings += measure_many(start(model, slots=32), adapters, results)

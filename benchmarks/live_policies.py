@@ -82,7 +82,13 @@ class Client:
         sampling = SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0, ignore_eos=True)
         request_id, now = RequestId(name), time.monotonic()
         self.recorder.asked(request_id, ask.adapter_id, now)
-        self.service.send(Submit(Request(request_id, prompt, sampling, now, ask.adapter_id)))
+        self.service.send(
+            Submit(
+                Request(
+                    request_id=request_id, prompt=prompt, sampling=sampling, arrived_at=now, adapter_id=ask.adapter_id
+                )
+            )
+        )
 
     def _deliver(self, events: list[Event]) -> None:
         self.recorder.observe(events)
@@ -108,11 +114,18 @@ def serve(scenario: Scenario, config: EngineConfig, seed: int) -> Client:
     """One scenario from start to end in an engine of its own, warmed first with a request for each adapter."""
     registry = Registry(MODEL_NAME, str(config.model.model_path))
     for name, path in builtin_adapters().items():
-        registry.add(LoraPath(name, str(path)))
+        registry.add(LoraPath(name=name, path=str(path)))
     client = Client(InProcessService(partial(build_engine, config), config))
     try:
         client.start(registry)
-        client.ask_all([Ask(n, 0.0, one.adapter_id, 16, 4) for n, one in enumerate(registry.adapters)], seed, "warm ")
+        client.ask_all(
+            [
+                Ask(number=n, at=0.0, adapter_id=one.adapter_id, prompt_tokens=16, output_tokens=4)
+                for n, one in enumerate(registry.adapters)
+            ],
+            seed,
+            "warm ",
+        )
         client.recorder = Recorder()
         client.answers.clear()
         client.ask_all(list(asks(scenario.clients[0], seed)), seed)
@@ -123,11 +136,11 @@ def serve(scenario: Scenario, config: EngineConfig, seed: int) -> Client:
 
 def engine_config(scenario: Scenario, policy: str, dtype: Any, threshold_s: float) -> EngineConfig:
     return EngineConfig(
-        ModelConfig(str(builtin_model_folder(quiet=True)), device="cpu", dtype=dtype),
-        CacheConfig(kv_blocks=scenario.kv_blocks),
-        SchedulerConfig(max_running_requests=scenario.max_running_requests),
-        LoraConfig(max_loras_per_batch=scenario.slots),
-        PolicyConfig(lora_policy=policy, lora_drain_wait_threshold=threshold_s),
+        model=ModelConfig(model_path=str(builtin_model_folder(quiet=True)), device="cpu", dtype=dtype),
+        cache=CacheConfig(kv_blocks=scenario.kv_blocks),
+        scheduler=SchedulerConfig(max_running_requests=scenario.max_running_requests),
+        lora=LoraConfig(max_loras_per_batch=scenario.slots),
+        policy=PolicyConfig(lora_policy=policy, lora_drain_wait_threshold=threshold_s),
         quiet=True,
     )
 

@@ -96,9 +96,9 @@ class Author:
         """Everybody decodes, and a newcomer's prompt is computed whole."""
         length = case.prompt_tokens
         return StepPlan(
-            step_id,
+            step_id=step_id,
             seats=(self._seat(self.prompt_row, length, length, AdapterId(1) if case.adapters else BASE, step_id),),
-            chunks=(Chunk(self.prompt_row, 0, length, samples=True),),
+            chunks=(Chunk(row=self.prompt_row, start=0, length=length, samples=True),),
             decodes=tuple(Row(row) for row in range(case.decodes)),
             context_tokens=case.decodes * self.context + length,
             adapters=min(case.adapters, max(case.decodes, 1)),
@@ -109,14 +109,22 @@ class Author:
         room = self.pages * BLOCK_SIZE
         users = [AdapterId(1 + row % adapters) if adapters else BASE for row in rows]
         seats = [self._seat(Row(row), self.context, room, user, row) for row, user in zip(rows, users, strict=True)]
-        chunks = [Chunk(seat.row, start, self.context - start, samples=True) for seat in seats]
-        return StepPlan(0, seats=tuple(seats), chunks=tuple(chunks), adapters=min(adapters, len(seats)))
+        chunks = [Chunk(row=seat.row, start=start, length=self.context - start, samples=True) for seat in seats]
+        return StepPlan(step_id=0, seats=tuple(seats), chunks=tuple(chunks), adapters=min(adapters, len(seats)))
 
     def _seat(self, row: Row, length: int, room: int, adapter: AdapterId, salt: int) -> Seat:
         tokens = tuple((salt * 7919 + place * 31) % self.vocabulary for place in range(length))
         first = row * self.pages
         blocks = tuple(BlockId(first + page) for page in range(pages_for(room)))
-        return Seat(RequestId(f"r{row}"), row, adapter, tokens, length, blocks, SamplingParams(temperature=0.0))
+        return Seat(
+            request_id=RequestId(f"r{row}"),
+            row=row,
+            adapter_id=adapter,
+            tokens=tokens,
+            prompt_length=length,
+            blocks=blocks,
+            sampling=SamplingParams(temperature=0.0),
+        )
 
 
 def pages_for(tokens: int) -> int:
@@ -249,10 +257,10 @@ def start(folder: Path, shape: Shape, rows: int, kv_blocks: int) -> Engine:
     make_adapter(folder / "adapter", model, RANK, "cuda" if torch.cuda.is_available() else "cpu")
     engine = build_engine(
         EngineConfig(
-            ModelConfig(str(model), load_format="dummy", enable_cuda_graphs=False),
-            CacheConfig(kv_blocks=kv_blocks),
-            SchedulerConfig(max_running_requests=rows),
-            LoraConfig(max_loras_per_batch=SIX, max_lora_rank=RANK),
+            model=ModelConfig(model_path=str(model), load_format="dummy", enable_cuda_graphs=False),
+            cache=CacheConfig(kv_blocks=kv_blocks),
+            scheduler=SchedulerConfig(max_running_requests=rows),
+            lora=LoraConfig(max_loras_per_batch=SIX, max_lora_rank=RANK),
             quiet=True,
         )
     )
@@ -265,9 +273,9 @@ def fill_slots(engine: Engine, path: Path) -> None:
     """Six adapters of one folder, numbered from 1, each in a slot; waits until all are there."""
     told: SimpleQueue[Message] = SimpleQueue()
     engine.listen(told.put)
-    adapters = tuple(Adapter(AdapterId(n), f"a{n}", str(path)) for n in range(1, SIX + 1))
+    adapters = tuple(Adapter(adapter_id=AdapterId(n), name=f"a{n}", path=str(path)) for n in range(1, SIX + 1))
     loads = tuple(Load(adapter.adapter_id, Slot(slot)) for slot, adapter in enumerate(adapters))
-    engine.collect(engine.submit(StepPlan(0, fetches=adapters, loads=loads)))
+    engine.collect(engine.submit(StepPlan(step_id=0, fetches=adapters, loads=loads)))
     ready = 0
     while ready < SIX:
         message = told.get(timeout=60.0)

@@ -176,15 +176,20 @@ def measure_all(folder: Path, shape: Shape, wanted: Sequence[Case], steps: int) 
     for index, case in enumerate(wanted):
         budget = case.count * case.length if case.is_prefill else 4096
         config = EngineConfig(
-            ModelConfig(str(model), load_format="dummy"),
-            CacheConfig(kv_blocks=1024 if shape.name == "tiny" else None),
-            SchedulerConfig(max_running_requests=64, chunked_prefill_size=budget, enable_prefix_caching=False),
-            LoraConfig(max_loras_per_batch=SIX, max_lora_rank=RANK),
+            model=ModelConfig(model_path=str(model), load_format="dummy"),
+            cache=CacheConfig(kv_blocks=1024 if shape.name == "tiny" else None),
+            scheduler=SchedulerConfig(
+                max_running_requests=64, chunked_prefill_size=budget, enable_prefix_caching=False
+            ),
+            lora=LoraConfig(max_loras_per_batch=SIX, max_lora_rank=RANK),
             quiet=True,
         )
         engine = engine or Stage(config).engine
         first = 1 + 100 * index
-        adapters = [Adapter(AdapterId(n), f"a{n}", str(folder / "adapter")) for n in range(first, first + SIX)]
+        adapters = [
+            Adapter(adapter_id=AdapterId(n), name=f"a{n}", path=str(folder / "adapter"))
+            for n in range(first, first + SIX)
+        ]
         results.append(measure(case, config, engine, adapters, steps))
         print(f"{case.name}, {case.adapters} adapters: {results[-1]['step_us']:,.0f} µs", flush=True)
     return results

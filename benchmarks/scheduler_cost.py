@@ -45,7 +45,7 @@ class Device:
         started_at = time.perf_counter()
         plan = self._scheduler.plan(self.now)
         planned_at = time.perf_counter()
-        result = StepResult(self.now, (7,) * len(plan.sampled_rows))
+        result = StepResult(at=self.now, tokens=(7,) * len(plan.sampled_rows))
         committing_at = time.perf_counter()
         self._scheduler.commit(plan, result)
         committed_at = time.perf_counter()
@@ -60,7 +60,13 @@ def submit(number: int, adapter: AdapterId = BASE) -> Submit:
     sampling = SamplingParams(max_new_tokens=100_000, stop_token_ids=frozenset({2}))
     tokens = tuple(number * 31 % 997 + i for i in range(200))
     return Submit(
-        Request(RequestId(f"cmpl-{number:08d}"), tokens, sampling, arrived_at=number * 1e-6, adapter_id=adapter)
+        Request(
+            request_id=RequestId(f"cmpl-{number:08d}"),
+            prompt=tokens,
+            sampling=sampling,
+            arrived_at=number * 1e-6,
+            adapter_id=adapter,
+        )
     )
 
 
@@ -86,7 +92,7 @@ def every_policy() -> list[float]:
     scheduler = Scheduler(SchedulerConfig(), capacity, policy, LoraConfig(max_loaded_loras=ADAPTERS))
     device = Device(scheduler)
     for number in range(1, ADAPTERS + 1):
-        scheduler.apply(AddAdapter(Adapter(AdapterId(number), f"adapter{number}", ""), 0.0))
+        scheduler.apply(AddAdapter(Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=""), 0.0))
     device.step()
     for number in range(rows):
         scheduler.apply(submit(number, AdapterId(1 + number % IN_TURN)))

@@ -28,7 +28,13 @@ def request(
         dice = random.Random(id)
         prompt = tuple(dice.randrange(3, VOCABULARY) for _ in range(prompt))
     fields = {"temperature": 0.0, **sampling, "max_new_tokens": max_new_tokens}
-    return Request(RequestId(id), prompt, SamplingParams.from_fields(fields), arrived_at, adapter)
+    return Request(
+        request_id=RequestId(id),
+        prompt=prompt,
+        sampling=SamplingParams.from_fields(fields),
+        arrived_at=arrived_at,
+        adapter_id=adapter,
+    )
 
 
 def submit(id: str = "r0", **fields: Any) -> Submit:
@@ -41,7 +47,7 @@ def abort(id: str = "r0", at: float = 0.0) -> Abort:
 
 def add_adapter(number: int, at: float = 0.0, **fields: Any) -> AddAdapter:
     named = {"name": f"adapter{number}", "path": f"adapters/{number}", **fields}
-    return AddAdapter(Adapter(AdapterId(number), **named), at)
+    return AddAdapter(Adapter(adapter_id=AdapterId(number), **named), at)
 
 
 def capacity(
@@ -52,4 +58,11 @@ def capacity(
     slots: int = 2,
     vocabulary: int | None = None,
 ) -> Capacity:
-    return Capacity(blocks, block_size, rows, max_sequence_tokens, slots, vocabulary)
+    return Capacity(
+        blocks=blocks,
+        block_size=block_size,
+        rows=rows,
+        max_sequence_tokens=max_sequence_tokens,
+        slots=slots,
+        vocabulary=vocabulary,
+    )

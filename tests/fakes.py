@@ -114,7 +114,7 @@ class FakeDevice:
         wait_s = ticket.ready_at - self.now()
         if wait_s > 0:
             self.sleep(wait_s)  # a step takes its time
-        return StepResult(self.now(), ticket.tokens, ticket.logprobs, ticket.scores)
+        return StepResult(at=self.now(), tokens=ticket.tokens, logprobs=ticket.logprobs, scores=ticket.scores)
 
     def fetch(self, adapter: Adapter) -> Message:
         if "broken" in adapter.path:

@@ -183,10 +183,10 @@ def test_an_adapter_is_given_by_name_or_as_the_flag_of_the_server_says(folder):
 
 
 def test_a_name_of_ones_own_goes_before_a_built_in_adapter():
-    builtin = tuple(LoraPath(name, f"/ours/{name}", is_builtin=True) for name in ("pirate", "poet"))
+    builtin = tuple(LoraPath(name=name, path=f"/ours/{name}", is_builtin=True) for name in ("pirate", "poet"))
     config = EngineConfig(lora=LoraConfig(lora_paths=("poet=/mine/poet",)), builtin_adapters=builtin)
 
-    assert first_adapters(config) == [builtin[0], LoraPath("poet", "/mine/poet")]
+    assert first_adapters(config) == [builtin[0], LoraPath(name="poet", path="/mine/poet")]
 
 
 def test_built_in_adapters_are_served_beside_an_adapter_root_and_cannot_be_named_by_their_folder(tmp_path):

@@ -47,7 +47,9 @@ class DeviceWorld(VirtualWorld):
 
     def collect(self, ticket: tuple[float, int]) -> StepResult:
         result = self.device.collect(self._tickets.pop(0))
-        return StepResult(super().collect(ticket).at, result.tokens, result.logprobs, result.scores)
+        return StepResult(
+            at=super().collect(ticket).at, tokens=result.tokens, logprobs=result.logprobs, scores=result.scores
+        )
 
 
 def serve(

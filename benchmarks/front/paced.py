@@ -45,4 +45,4 @@ class PacedDevice:
         wait_s = tick * self._step_s - time.monotonic()
         if wait_s > 0.0:
             time.sleep(wait_s)
-        return StepResult(time.monotonic(), (self._tokens[tick % CYCLE],) * rows)
+        return StepResult(at=time.monotonic(), tokens=(self._tokens[tick % CYCLE],) * rows)

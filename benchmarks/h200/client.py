@@ -98,7 +98,13 @@ class ServiceClient:
         now = time.monotonic()
         self._open[request_id] = client
         self.recorder.asked(request_id, ask.adapter_id if counts_as is None else counts_as, now)
-        self.send(Submit(Request(request_id, prompt, sampling, now, ask.adapter_id)))
+        self.send(
+            Submit(
+                Request(
+                    request_id=request_id, prompt=prompt, sampling=sampling, arrived_at=now, adapter_id=ask.adapter_id
+                )
+            )
+        )
         if ask.leaves_after_s is not None:
             self._at(now + ask.leaves_after_s, partial(self._leave, request_id))
 
@@ -110,7 +116,7 @@ class ServiceClient:
         """A transient is loaded, asked at once, and told to go; all transients are counted together."""
         now, transient = time.monotonic(), AdapterId(FIRST_TRANSIENT + visit.ask.number)
         path = self.folder / f"adapter{visit.host}"
-        self.send(AddAdapter(Adapter(transient, f"transient{visit.ask.number}", str(path)), now))
+        self.send(AddAdapter(Adapter(adapter_id=transient, name=f"transient{visit.ask.number}", path=str(path)), now))
         everybody = AdapterId(self.scenario.adapters + 1)
         self.recorder.transients.add(everybody)
         self._ask("transient", replace(visit.ask, adapter_id=transient), everybody)

@@ -56,7 +56,11 @@ def simulate(costs: LinearCost, result: Result) -> dict[str, Any]:
     own = {name: value for name, value in options.items() if name in options_of(SchedulerConfig)}
     config = replace(scheduler_config(scenario), **own)
     policy = build(PolicyConfig, options)
-    return Simulation(scenario, costs, policy, result["seed"], config=config).run().summary(adapter_name)
+    return (
+        Simulation(scenario=scenario, costs=costs, policy=policy, seed=result["seed"], config=config)
+        .run()
+        .summary(adapter_name)
+    )
 
 
 def _scenario(described: Mapping[str, Any]) -> Scenario:
@@ -66,7 +70,7 @@ def _scenario(described: Mapping[str, Any]) -> Scenario:
         pairs = {name: tuple(fields[name]) for name in ("prompt_tokens", "output_tokens")}
         return Client(**(fields | pairs))
 
-    return Scenario("measured", slots=described["slots"], clients=tuple(map(client, described["clients"])))
+    return Scenario(name="measured", slots=described["slots"], clients=tuple(map(client, described["clients"])))
 
 
 def _pair(real: float, simulated: float) -> dict[str, float]:

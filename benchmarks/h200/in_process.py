@@ -74,7 +74,9 @@ class InProcessServer:
     def _add_adapters(self) -> None:
         self._told: queue.SimpleQueue[AdapterAdded | AdapterRefused] = queue.SimpleQueue()
         for number, (name, path) in enumerate(self._asked.adapters.items(), start=1):
-            self._service.send(AddAdapter(Adapter(AdapterId(number), name, str(path)), time.monotonic()))
+            self._service.send(
+                AddAdapter(Adapter(adapter_id=AdapterId(number), name=name, path=str(path)), time.monotonic())
+            )
             answer = self._told.get(timeout=PATIENCE_S)
             if isinstance(answer, AdapterRefused):
                 raise RuntimeError(answer.reason)

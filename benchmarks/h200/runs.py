@@ -61,8 +61,10 @@ def choose(names: str | None) -> list[Run]:
 
 def warm_up(adapters: int = ADAPTERS) -> Scenario:
     """Prompts and batches of every size with everybody, so that no measured request pays for a first time."""
-    one = Client(1, concurrency=1, prompt_tokens=(1, 2048), output_tokens=(1, 48), adapters=adapters, base_share=0.25)
-    return Scenario("warm-up", clients=(replace(one, requests=8), replace(one, requests=96, concurrency=32)))
+    one = Client(
+        requests=1, concurrency=1, prompt_tokens=(1, 2048), output_tokens=(1, 48), adapters=adapters, base_share=0.25
+    )
+    return Scenario(name="warm-up", clients=(replace(one, requests=8), replace(one, requests=96, concurrency=32)))
 
 
 def _read(name: str, slots: int, **changes: Any) -> Scenario:
@@ -89,14 +91,22 @@ def _isolation(beside: bool) -> Scenario:
 
 def probe(adapters: int = 6) -> Scenario:
     """One short request for each adapter: whoever cannot be served any more shows."""
-    client = Client(adapters, None, adapters, (16, 16), (4, 4), adapters, distribution="distinct")
-    return Scenario("probe", slots=FEW, clients=(client,))
+    client = Client(
+        requests=adapters,
+        rate_per_s=None,
+        concurrency=adapters,
+        prompt_tokens=(16, 16),
+        output_tokens=(4, 4),
+        adapters=adapters,
+        distribution="distinct",
+    )
+    return Scenario(name="probe", slots=FEW, clients=(client,))
 
 
 def _closed(adapters: int, ratio: float = 1.0) -> Scenario:
     lengths = (int(512 * ratio), 512)
-    client = Client(256, concurrency=64, prompt_tokens=lengths, output_tokens=lengths, adapters=adapters)
-    return Scenario("closed-loop", slots=ENOUGH, clients=(client,))
+    client = Client(requests=256, concurrency=64, prompt_tokens=lengths, output_tokens=lengths, adapters=adapters)
+    return Scenario(name="closed-loop", slots=ENOUGH, clients=(client,))
 
 
 def _length_runs() -> list[Run]:
@@ -113,9 +123,9 @@ def _length_runs() -> list[Run]:
 
 def _loads() -> Scenario:
     """The base model decodes steadily; a request of one token for another adapter now and then has it loaded."""
-    steady = Client(64, concurrency=64, prompt_tokens=(256, 256), output_tokens=(768, 768))
-    callers = Client(48, rate_per_s=12.0, prompt_tokens=(16, 16), output_tokens=(1, 1), adapters=ADAPTERS)
-    return Scenario("loads", slots=FEW, clients=(steady, callers))
+    steady = Client(requests=64, concurrency=64, prompt_tokens=(256, 256), output_tokens=(768, 768))
+    callers = Client(requests=48, rate_per_s=12.0, prompt_tokens=(16, 16), output_tokens=(1, 1), adapters=ADAPTERS)
+    return Scenario(name="loads", slots=FEW, clients=(steady, callers))
 
 
 def _step_runs() -> list[Run]:
@@ -123,7 +133,7 @@ def _step_runs() -> list[Run]:
 
     def run(requests: int, concurrency: int, adapters: int, outputs: tuple[int, int]) -> Run:
         client = Client(
-            requests,
+            requests=requests,
             concurrency=concurrency,
             prompt_tokens=(16, 2048),
             output_tokens=outputs,
@@ -131,7 +141,7 @@ def _step_runs() -> list[Run]:
             base_share=0.2 if adapters else 0.0,
         )
         name = f"steps-{concurrency}-{adapters}"
-        return Run(name, Scenario(name, slots=FEW, clients=(client,)), FEW, lasts_s=requests * 0.07, is_timed=True)
+        return Run(name, Scenario(name=name, slots=FEW, clients=(client,)), FEW, lasts_s=requests * 0.07, is_timed=True)
 
     return [
         run(160, 24, 3, (8, 96)),

@@ -47,11 +47,11 @@ class Stage:
         now, vocabulary = time.monotonic(), self.engine.spec.vocab_size
         asked = [
             Request(
-                RequestId(f"r{number}"),
-                tuple((number * 7919 + i * 31) % vocabulary for i in range(prompt)),
-                SamplingParams(max_new_tokens=output + number * stagger, temperature=0.0),
-                now + number * 1e-6,
-                adapters[number % len(adapters)],
+                request_id=RequestId(f"r{number}"),
+                prompt=tuple((number * 7919 + i * 31) % vocabulary for i in range(prompt)),
+                sampling=SamplingParams(max_new_tokens=output + number * stagger, temperature=0.0),
+                arrived_at=now + number * 1e-6,
+                adapter_id=adapters[number % len(adapters)],
             )
             for number in range(count)
         ]

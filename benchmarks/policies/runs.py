@@ -36,7 +36,9 @@ def record(
 ) -> Recorder:
     """One run; `options` are those of the scheduler."""
     config = replace(scheduler_config(asked), **options)
-    return Simulation(asked, read_cost(cost), policy, seed, config=config, observers=observers).run()
+    return Simulation(
+        scenario=asked, costs=read_cost(cost), policy=policy, seed=seed, config=config, observers=observers
+    ).run()
 
 
 def summaries(

@@ -78,13 +78,13 @@ class LLM:
         self._registry = Registry(Path(config.model.model_path).resolve().name, config.model.model_path)
         self._doorbell = Doorbell()
         wanted = {entry.name: entry for entry in first_adapters(config)}
-        wanted |= {name: LoraPath(name, str(path)) for name, path in (adapters or {}).items()}
+        wanted |= {name: LoraPath(name=name, path=str(path)) for name, path in (adapters or {}).items()}
         for entry in wanted.values():
             self._load(entry)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Read an adapter and let prompts ask for it by name; raises AdapterError if it cannot be served."""
-        self._load(LoraPath(name, str(path)))
+        self._load(LoraPath(name=name, path=str(path)))
 
     def _load(self, entry: LoraPath) -> None:
         adapter = self._registry.add(entry)
@@ -151,7 +151,13 @@ class LLM:
         for index, (prompt, sampling, adapter_id) in enumerate(wanted):
             if not sampling.ignore_eos:
                 sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self._tokenizer.eos_ids)
-            request = Request(RequestId(f"prompt {index}"), prompt, seeded(sampling), now, adapter_id)
+            request = Request(
+                request_id=RequestId(f"prompt {index}"),
+                prompt=prompt,
+                sampling=seeded(sampling),
+                arrived_at=now,
+                adapter_id=adapter_id,
+            )
             requests.append(request)
             answers[request.request_id] = Gathered(TextStream(self._tokenizer, sampling.stop, is_continuation))
         self._run(requests, answers)
@@ -178,7 +184,7 @@ class LLM:
                         case PromptsScored(_, request_ids, scores):
                             for request_id, told in zip(request_ids, scores, strict=True):
                                 answers[request_id].scores.extend(told)
-                        case Finished(request_id) if not failed:
+                        case Finished(request_id=request_id) if not failed:
                             inbox.note_ended(request_id)
                             answers[request_id].ending = event
                             progress.update()
@@ -277,7 +283,7 @@ def locate_model(config: EngineConfig) -> EngineConfig:
         return replace(config, model=replace(config.model, model_path=str(model_folder(config.model.model_path))))
     folder = builtin_model_folder(config.quiet)
     model = replace(config.model, model_path=str(folder))
-    builtin = tuple(LoraPath(name, str(path), is_builtin=True) for name, path in builtin_adapters().items())
+    builtin = tuple(LoraPath(name=name, path=str(path), is_builtin=True) for name, path in builtin_adapters().items())
     return replace(config, model=model, builtin_adapters=builtin)
 
 

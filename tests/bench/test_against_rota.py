@@ -49,7 +49,7 @@ KINDS = ("TTFT", "E2E", "TPOT", "ITL", "worst pause of an answer")
 @pytest.fixture(scope="module")
 def url(tmp_path_factory) -> Iterator[str]:
     registry = Registry("letters", "/models/letters")
-    adapters = [registry.add(LoraPath(name, f"/adapters/{name}")) for name in ("pirate", "poet", "clerk")]
+    adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in ("pirate", "poet", "clerk")]
     device = FakeDevice(step_s=0.002, next_token=alphabet)
     service = PreloadedService(InProcessService(lambda: device, EngineConfig()), adapters)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("model")))

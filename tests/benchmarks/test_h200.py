@@ -109,8 +109,8 @@ def test_steps_beside_a_load_are_told_apart_from_others():
 
     slot, adapter = Slot(0), AdapterId(1)
     events = [
-        SlotChanged(2.2, slot, adapter, SlotState.LOADING),
-        SlotChanged(2.4, slot, adapter, SlotState.READY),
+        SlotChanged(at=2.2, slot=slot, adapter_id=adapter, state=SlotState.LOADING),
+        SlotChanged(at=2.4, slot=slot, adapter_id=adapter, state=SlotState.READY),
     ]
     found = beside_loads([step(0.0, 1.0), step(1.0, 2.0), step(2.0, 3.5), step(3.5, 4.5)], events)
 

@@ -48,7 +48,7 @@ class PaperEngine:
 
     def collect(self, ticket: StepPlan) -> StepResult:
         self._in_flight -= 1
-        return StepResult(time.monotonic(), (0,) * len(ticket.sampled_rows))
+        return StepResult(at=time.monotonic(), tokens=(0,) * len(ticket.sampled_rows))
 
 
 def compared(script: ModuleType, cases: list, path: Path | None = None, has_gpu: bool = True) -> tuple:

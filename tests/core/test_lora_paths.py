@@ -13,13 +13,16 @@ from rota.core.options import build, options_of
 @pytest.mark.parametrize(
     ("entry", "parsed"),
     [
-        ("/data/adapters/sql", LoraPath("sql", "/data/adapters/sql")),
-        ("adapters/sql/", LoraPath("sql", "adapters/sql/")),
-        ("my-sql=/data/adapters/sql", LoraPath("my-sql", "/data/adapters/sql")),
-        ("org/sql=/data/r=8", LoraPath("org/sql", "/data/r=8")),
-        ("./runs/r=8", LoraPath("r=8", "./runs/r=8")),
-        ('{"lora_name": "sql", "lora_path": "x", "pinned": true, "weight": 2}', LoraPath("sql", "x", True, 2.0)),
-        ('{"lora_path": "x/y"}', LoraPath("y", "x/y")),
+        ("/data/adapters/sql", LoraPath(name="sql", path="/data/adapters/sql")),
+        ("adapters/sql/", LoraPath(name="sql", path="adapters/sql/")),
+        ("my-sql=/data/adapters/sql", LoraPath(name="my-sql", path="/data/adapters/sql")),
+        ("org/sql=/data/r=8", LoraPath(name="org/sql", path="/data/r=8")),
+        ("./runs/r=8", LoraPath(name="r=8", path="./runs/r=8")),
+        (
+            '{"lora_name": "sql", "lora_path": "x", "pinned": true, "weight": 2}',
+            LoraPath(name="sql", path="x", is_pinned=True, weight=2.0),
+        ),
+        ('{"lora_path": "x/y"}', LoraPath(name="y", path="x/y")),
     ],
 )
 def test_an_entry_is_a_path_a_named_path_or_json(entry, parsed):

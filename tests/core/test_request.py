@@ -43,7 +43,7 @@ def test_an_unknown_field_is_refused_with_the_list_of_known_ones():
 
 def test_an_empty_prompt_is_refused():
     with pytest.raises(RequestError, match="prompt is empty"):
-        Request("r0", (), SamplingParams(), arrived_at=0.0)
+        Request(request_id="r0", prompt=(), sampling=SamplingParams(), arrived_at=0.0)
 
 
 @pytest.mark.parametrize(

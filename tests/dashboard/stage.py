@@ -67,7 +67,7 @@ def stage(
     """Six adapters on two slots, steps of a few milliseconds."""
     device = FakeDevice(room or capacity(rows=24, blocks=512, slots=2), step_s=step_s, next_token=alphabet)
     registry = Registry("letters", str(folder))
-    adapters: list[Adapter] = [registry.add(LoraPath(name, f"adapters/{name}")) for name in names]
+    adapters: list[Adapter] = [registry.add(LoraPath(name=name, path=f"adapters/{name}")) for name in names]
     inner = InProcessService(lambda: device, EngineConfig(policy=policy or PolicyConfig()))
     service = ClosableService(PreloadedService(inner, adapters))
     ring = KeyRing({digest_of(secret): key for secret, key in (keys or {}).items()})

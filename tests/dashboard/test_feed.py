@@ -24,8 +24,8 @@ from rota.dashboard.lanes import MOST_TENURES
 from rota.runtime.service import Phase, ServiceState
 from tests.builders import capacity
 
-BASE_MODEL = Adapter(BASE, "letters", "")
-READY = ServiceState(Phase.READY, capacity(rows=8, slots=2))
+BASE_MODEL = Adapter(adapter_id=BASE, name="letters", path="")
+READY = ServiceState(phase=Phase.READY, capacity=capacity(rows=8, slots=2))
 
 
 class Board:
@@ -42,7 +42,10 @@ def board():
 
 @pytest.fixture
 def feed(board):
-    adapters = [Adapter(AdapterId(number), f"adapter{number}", f"adapters/{number}") for number in (1, 2, 3)]
+    adapters = [
+        Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=f"adapters/{number}")
+        for number in (1, 2, 3)
+    ]
     return Feed(BASE_MODEL, lambda: adapters, lambda: board.state)
 
 
@@ -52,21 +55,28 @@ def frame_of(feed: Feed, now: float):
 
 
 def slot(at: float, slot: int, adapter: int, state: str, reason: SlotReason | None = None) -> SlotChanged:
-    return SlotChanged(at, Slot(slot), AdapterId(adapter), SlotState(state), reason)
+    return SlotChanged(at=at, slot=Slot(slot), adapter_id=AdapterId(adapter), state=SlotState(state), reason=reason)
 
 
 def inspected(*standings: AdapterStanding, at: float = 1.0) -> Inspected:
-    return Inspected(at, steps=7, rows=8, blocks=64, blocks_used=16, slots=2, adapters=standings)
+    return Inspected(at=at, steps=7, rows=8, blocks=64, blocks_used=16, slots=2, adapters=standings)
 
 
 def standing(adapter: int, waiting: int = 0, running: int = 0, reason: str = "") -> AdapterStanding:
-    return AdapterStanding(AdapterId(adapter), waiting, running, 0, 0.5 if waiting else None, reason)
+    return AdapterStanding(
+        adapter_id=AdapterId(adapter),
+        waiting=waiting,
+        running=running,
+        parked=0,
+        oldest_at=0.5 if waiting else None,
+        reason=reason,
+    )
 
 
 def answer(feed: Feed, id: str, adapter: int, *token_times: float, asked_at: float = 0.0) -> None:
     feed.asked(RequestId(id), AdapterId(adapter), asked_at)
     for at in token_times:
-        feed.observe([Produced(at, (RequestId(id),), (7,), step_s=0.01)])
+        feed.observe([Produced(at=at, request_ids=(RequestId(id),), tokens=(7,), step_s=0.01)])
 
 
 def test_first_tokens_and_gaps_are_told_in_all_and_per_adapter(feed):
@@ -130,10 +140,10 @@ def test_charts_are_sent_when_they_have_moved(feed):
 
 
 def test_a_drain_lasts_from_its_start_to_its_end(feed):
-    feed.observe([DrainChanged(1.0, AdapterId(1), AdapterId(2), DrainState.STARTED)])
+    feed.observe([DrainChanged(at=1.0, victim=AdapterId(1), beneficiary=AdapterId(2), state=DrainState.STARTED)])
     during = frame_of(feed, 2.0).drains
-    feed.observe([DrainChanged(3.0, AdapterId(1), AdapterId(2), DrainState.FINISHED)])
-    feed.observe([DrainChanged(4.0, AdapterId(1), AdapterId(2), DrainState.EXPIRED)])
+    feed.observe([DrainChanged(at=3.0, victim=AdapterId(1), beneficiary=AdapterId(2), state=DrainState.FINISHED)])
+    feed.observe([DrainChanged(at=4.0, victim=AdapterId(1), beneficiary=AdapterId(2), state=DrainState.EXPIRED)])
     after = frame_of(feed, 5.0).drains
 
     assert [(one.victim, one.beneficiary, one.ended_at) for one in during] == [(1, 2, None)]
@@ -148,7 +158,7 @@ def test_the_same_slot_of_two_engines_has_two_tenants(feed):
 
 def test_an_engine_that_is_down_has_nobody_in_its_slots(feed, board):
     feed.observe([slot(1.0, 0, 1, "ready"), inspected(standing(1, running=2))])
-    board.state = ServiceState(Phase.DOWN, reason="It ran out of memory.")
+    board.state = ServiceState(phase=Phase.DOWN, reason="It ran out of memory.")
     frame = frame_of(feed, 2.0)
 
     assert (frame.phase, frame.phase_reason) == ("down", "It ran out of memory.")
@@ -164,7 +174,7 @@ def test_an_adapter_that_was_unloaded_stays_while_it_has_users(feed):
 
 
 def test_of_a_thousand_adapters_the_busy_ones_are_listed():
-    adapters = [Adapter(AdapterId(number), f"adapter{number}", "") for number in range(1, 1001)]
+    adapters = [Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path="") for number in range(1, 1001)]
     feed = Feed(BASE_MODEL, lambda: adapters, lambda: READY)
     feed.observe([inspected(standing(700, waiting=1)), slot(0.5, 1, 900, "ready")])
     frame = frame_of(feed, 1.0)
@@ -180,7 +190,9 @@ def test_memory_is_bounded_whatever_comes(feed, monkeypatch):
         feed.asked(RequestId(str(number)), AdapterId(1), 0.0)
     for number in range(MOST_TENURES + 500):
         feed.observe([slot(1.0 + number * 1e-6, 0, number % 3 + 1, "ready")])
-    feed.observe([Produced(2.0, tuple(RequestId(str(number)) for number in range(1000)), (7,) * 1000)])
+    feed.observe(
+        [Produced(at=2.0, request_ids=tuple(RequestId(str(number)) for number in range(1000)), tokens=(7,) * 1000)]
+    )
     frame = frame_of(feed, 4.0)
 
     assert len(frame.tenures) == MOST_TENURES
@@ -189,7 +201,7 @@ def test_memory_is_bounded_whatever_comes(feed, monkeypatch):
 
 def test_a_request_that_ended_is_forgotten(feed):
     answer(feed, "one", 1, 0.2)
-    feed.observe([Finished(RequestId("one"), 0.3, FinishReason.STOP)])
-    feed.observe([Produced(0.5, (RequestId("one"),), (7,))])
+    feed.observe([Finished(request_id=RequestId("one"), at=0.3, reason=FinishReason.STOP)])
+    feed.observe([Produced(at=0.5, request_ids=(RequestId("one"),), tokens=(7,))])
 
     assert frame_of(feed, 2.0).gap.p50 is None

@@ -80,10 +80,12 @@ def colours_in(page, slot: int) -> int:
 
 def journal(path: Path, policy: PolicyConfig | None = None) -> Path:
     client = Client(requests=60, rate_per_s=6.0, prompt_tokens=(1, 200), output_tokens=(1, 200), adapters=5)
-    scenario = Scenario("small", slots=2, clients=(client,))
+    scenario = Scenario(name="small", slots=2, clients=(client,))
     with path.open("wb") as file:
         written = Journal(file, adapter_name)
-        Simulation(scenario, read_cost("a100-llama8b"), policy or PolicyConfig(), observers=[written]).run()
+        Simulation(
+            scenario=scenario, costs=read_cost("a100-llama8b"), policy=policy or PolicyConfig(), observers=[written]
+        ).run()
         written.close()
     return path
 
@@ -258,8 +260,8 @@ def test_a_replay_counts_as_the_simulator_did(on_stage, open_page, tmp_path):
     path = tmp_path / "run.jsonl"
     with path.open("wb") as file:
         written = Journal(file, adapter_name)
-        scenario = Scenario("small", slots=2, clients=(client,))
-        recorder = Simulation(scenario, read_cost("a100-llama8b"), observers=[written]).run()
+        scenario = Scenario(name="small", slots=2, clients=(client,))
+        recorder = Simulation(scenario=scenario, costs=read_cost("a100-llama8b"), observers=[written]).run()
         written.close()
     truth = recorder.summary(adapter_name)
     page = open_page(f"{on_stage().url}/dashboard")

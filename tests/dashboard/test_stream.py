@@ -16,12 +16,12 @@ from rota.dashboard.stream import FRAME_S, Gallery
 from rota.runtime.service import Phase, ServiceState
 from tests.builders import capacity
 
-READY = ServiceState(Phase.READY, capacity())
+READY = ServiceState(phase=Phase.READY, capacity=capacity())
 
 
 @pytest.fixture
 def feed():
-    return Feed(Adapter(BASE, "letters", ""), lambda: [], lambda: READY)
+    return Feed(Adapter(adapter_id=BASE, name="letters", path=""), lambda: [], lambda: READY)
 
 
 def moment_of(packet: bytes) -> float:

@@ -59,9 +59,9 @@ def serve(
     scheduler_config = SchedulerConfig(max_running_requests=way.rows, chunked_prefill_size=way.chunk)
     engine = build_engine(
         EngineConfig(
-            ModelConfig(str(folder), dtype="float32", device="cpu"),
-            CacheConfig(kv_block_size=8, kv_blocks=way.kv_blocks),
-            scheduler_config,
+            model=ModelConfig(model_path=str(folder), dtype="float32", device="cpu"),
+            cache=CacheConfig(kv_block_size=8, kv_blocks=way.kv_blocks),
+            scheduler=scheduler_config,
             quiet=True,
         )
     )

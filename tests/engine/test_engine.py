@@ -31,9 +31,9 @@ HAS_GPU = torch.cuda.is_available()
 
 def config(folder: Path, **model: Any) -> EngineConfig:
     return EngineConfig(
-        ModelConfig(model_path=str(folder), **{"dtype": "float32", "device": "cpu", **model}),
-        CacheConfig(kv_block_size=BLOCK_SIZE, kv_blocks=BLOCKS),
-        SchedulerConfig(max_running_requests=ROWS),
+        model=ModelConfig(model_path=str(folder), **{"dtype": "float32", "device": "cpu", **model}),
+        cache=CacheConfig(kv_block_size=BLOCK_SIZE, kv_blocks=BLOCKS),
+        scheduler=SchedulerConfig(max_running_requests=ROWS),
         quiet=True,
     )
 
@@ -83,13 +83,18 @@ class Hand:
         fresh = tuple(next(self._blocks) for _ in range(room // BLOCK_SIZE - len(shared)))
         blocks = tuple(BlockId(block) for block in shared + fresh)
         given = {"prompt_length": len(tokens), "sampling": GREEDY, **fields}
-        self._seats.append(Seat(RequestId("r"), Row(row), BASE, tokens, blocks=blocks, **given))
+        self._seats.append(
+            Seat(request_id=RequestId("r"), row=Row(row), adapter_id=BASE, tokens=tokens, blocks=blocks, **given)
+        )
         return blocks
 
     def plan(self, *chunks: tuple[int, int, int, bool], decodes: tuple[int, ...] = ()) -> StepPlan:
         seats, self._seats = tuple(self._seats), []
         rows = tuple(Row(row) for row in decodes)
-        return StepPlan(1, seats, (), tuple(Chunk(Row(row), *rest) for row, *rest in chunks), rows)
+        parts = tuple(
+            Chunk(row=Row(row), start=start, length=length, samples=samples) for row, start, length, samples in chunks
+        )
+        return StepPlan(step_id=1, seats=seats, chunks=parts, decodes=rows)
 
     def step(self, *chunks: tuple[int, int, int, bool], decodes: tuple[int, ...] = ()) -> StepResult:
         return self._engine.collect(self._engine.submit(self.plan(*chunks, decodes=decodes)))

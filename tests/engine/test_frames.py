@@ -86,7 +86,12 @@ def make_engine(folder: Path) -> Engine:
     weights = load_weights(folder, spec, device, torch.float32, quiet=True)
     model = make_model(spec, weights, Kernels(reference, attention.TritonAttention(spec.attention_scale)))
     shape = CacheShape(spec.layers, spec.kv_heads, spec.head_dim, BLOCK_SIZE, torch.float32)
-    return Engine(model, spec, KVCache(BLOCKS, shape, device), Capacity(BLOCKS, BLOCK_SIZE, ROWS, 256))
+    return Engine(
+        model,
+        spec,
+        KVCache(BLOCKS, shape, device),
+        Capacity(blocks=BLOCKS, block_size=BLOCK_SIZE, rows=ROWS, max_sequence_tokens=256),
+    )
 
 
 def test_decodes_and_chunks_beside_each_other_give_the_tokens_of_transformers(engine: Engine, oracle):
@@ -127,11 +132,13 @@ def test_whoever_wants_more_than_the_likeliest_token_gets_in_a_frame_what_it_get
 
 
 def test_a_frame_holds_what_fits_into_it():
-    chunk = Chunk(Row(0), 0, 16, samples=True)
-    assert MIXED.holds(StepPlan(1, chunks=(chunk, chunk)))
-    assert not MIXED.holds(StepPlan(1, chunks=(chunk, chunk, chunk)))
-    assert not MIXED.holds(StepPlan(1, chunks=(Chunk(Row(0), 0, 1, samples=True),) * (MOST_CHUNKS + 1)))
-    assert not MIXED.holds(StepPlan(1, chunks=(chunk,), decodes=tuple(map(Row, range(ROWS + 1)))))
+    chunk = Chunk(row=Row(0), start=0, length=16, samples=True)
+    assert MIXED.holds(StepPlan(step_id=1, chunks=(chunk, chunk)))
+    assert not MIXED.holds(StepPlan(step_id=1, chunks=(chunk, chunk, chunk)))
+    assert not MIXED.holds(
+        StepPlan(step_id=1, chunks=(Chunk(row=Row(0), start=0, length=1, samples=True),) * (MOST_CHUNKS + 1))
+    )
+    assert not MIXED.holds(StepPlan(step_id=1, chunks=(chunk,), decodes=tuple(map(Row, range(ROWS + 1)))))
 
 
 @pytest.mark.parametrize(("rows", "budget"), [(4, 32), (48, 500), (256, 1024)])

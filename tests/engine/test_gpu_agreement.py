@@ -36,11 +36,11 @@ class GPUServer(Server):
 
     def __init__(self, folder: Path) -> None:
         self.config = EngineConfig(
-            ModelConfig(str(folder), dtype="bfloat16", device="cuda"),
-            CacheConfig(kv_blocks=512),
-            SchedulerConfig(max_running_requests=16, chunked_prefill_size=32),
-            LoraConfig(max_loras_per_batch=2, max_lora_rank=16),
-            PolicyConfig(lora_rotation_quantum_ms=5.0, lora_max_stall_ms=10.0),
+            model=ModelConfig(model_path=str(folder), dtype="bfloat16", device="cuda"),
+            cache=CacheConfig(kv_blocks=512),
+            scheduler=SchedulerConfig(max_running_requests=16, chunked_prefill_size=32),
+            lora=LoraConfig(max_loras_per_batch=2, max_lora_rank=16),
+            policy=PolicyConfig(lora_rotation_quantum_ms=5.0, lora_max_stall_ms=10.0),
             quiet=True,
         )
         self.engine = build_engine(self.config)

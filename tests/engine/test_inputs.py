@@ -23,17 +23,25 @@ def rows() -> Rows:
 def seat(row: int, tokens: int, *blocks: int, first_token: int = 100) -> Seat:
     known = tuple(range(first_token, first_token + tokens))
     held = tuple(BlockId(block) for block in blocks)
-    return Seat(RequestId(f"r{row}"), Row(row), BASE, known, tokens, held, SamplingParams())
+    return Seat(
+        request_id=RequestId(f"r{row}"),
+        row=Row(row),
+        adapter_id=BASE,
+        tokens=known,
+        prompt_length=tokens,
+        blocks=held,
+        sampling=SamplingParams(),
+    )
 
 
 def chunk(row: int, start: int, length: int, samples: bool = False) -> Chunk:
-    return Chunk(Row(row), start, length, samples)
+    return Chunk(row=Row(row), start=start, length=length, samples=samples)
 
 
 def plan(*seats: Seat, chunks: tuple[Chunk, ...] = (), decodes: tuple[int, ...] = (), **grants: int) -> StepPlan:
     """`row_3=7` grants block 7 to row 3."""
     granted = tuple(Grant(Row(int(name.removeprefix("row_"))), BlockId(block)) for name, block in grants.items())
-    return StepPlan(1, seats, granted, chunks, tuple(Row(row) for row in decodes))
+    return StepPlan(step_id=1, seats=seats, grants=granted, chunks=chunks, decodes=tuple(Row(row) for row in decodes))
 
 
 def accept(state: Rows, step: StepPlan, frame: Frame | None = None) -> PackedStep:
@@ -137,7 +145,7 @@ def test_a_graph_s_inputs_are_padded_with_what_touches_only_the_scratch_block():
         state, plan(seat(2, 8, 1), seat(4, 3, 5), chunks=(chunk(2, 0, 8, samples=True), chunk(4, 0, 3, samples=True)))
     )
     packed = accept(state, plan(decodes=(4, 2), row_2=7), DECODES)
-    inputs = unpacked(packed, StepPlan(1))
+    inputs = unpacked(packed, StepPlan(step_id=1))
     assert inputs.rows.tolist() == packed.token_rows.tolist() == [4, 2, ROWS, ROWS]
     assert inputs.lengths.tolist() == [4, 9, 1, 1]
     step = state.device_step(inputs, packed.longest_decode)

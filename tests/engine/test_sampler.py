@@ -27,7 +27,15 @@ def same_dice() -> None:
 
 def seat(row: int, tokens: tuple[int, ...] = (1, 2, 3), prompt_length: int = 3, **sampling: Any) -> Seat:
     params = SamplingParams.from_fields({"seed": 0, **sampling})
-    return Seat(RequestId(f"r{row}"), Row(row), BASE, tokens, prompt_length, (), params)
+    return Seat(
+        request_id=RequestId(f"r{row}"),
+        row=Row(row),
+        adapter_id=BASE,
+        tokens=tokens,
+        prompt_length=prompt_length,
+        blocks=(),
+        sampling=params,
+    )
 
 
 def sampler(*seats: Seat) -> Sampler:

@@ -85,8 +85,8 @@ def test_scores_are_made_a_slice_at_a_time_for_each_with_as_many_alternatives_as
     step = plan(
         seat(0, 12, 1, 2), seat(4, 9, 3, 4), seat(1, 5, 5), chunks=(chunk(0, 4, 8), chunk(1, 0, 5), chunk(4, 0, 6))
     )
-    scorings = (Scoring(Row(0), 6, 12, top=2), Scoring(Row(4), 1, 7, top=0))
-    step = StepPlan(1, step.seats, chunks=step.chunks, decodes=(Row(2), Row(3)), scorings=scorings)
+    scorings = (Scoring(row=Row(0), start=6, end=12, top=2), Scoring(row=Row(4), start=1, end=7, top=0))
+    step = StepPlan(step_id=1, seats=step.seats, chunks=step.chunks, decodes=(Row(2), Row(3)), scorings=scorings)
     state.accept(step, frame_of(step))
     hidden = torch.randn(2 + 8 + 5 + 6, 16)
     sizes = []
@@ -116,8 +116,8 @@ def test_the_logits_of_a_slice_take_some_tens_of_megabytes_at_most(vocabulary):
 def test_a_step_that_scores_goes_without_a_graph():
     frame = mixed_frame(decodes=4, prompt_tokens=32)
     graphs = StepGraphs([frame], {})
-    plain = StepPlan(1, chunks=(Chunk(Row(0), 0, 8, samples=True),))
-    scoring = StepPlan(1, chunks=plain.chunks, scorings=(Scoring(Row(0), 1, 8, top=1),))
+    plain = StepPlan(step_id=1, chunks=(Chunk(row=Row(0), start=0, length=8, samples=True),))
+    scoring = StepPlan(step_id=1, chunks=plain.chunks, scorings=(Scoring(row=Row(0), start=1, end=8, top=1),))
 
     assert graphs.frame_for(plain) is frame
     assert graphs.frame_for(scoring) is None

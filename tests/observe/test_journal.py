@@ -15,7 +15,7 @@ def lines(file: io.BytesIO) -> list[dict[str, object]]:
 
 def test_every_event_is_one_line_with_its_name_and_fields():
     file = io.BytesIO()
-    Journal(file).observe([SlotChanged(1.5, Slot(0), AdapterId(2), SlotState.READY)])
+    Journal(file).observe([SlotChanged(at=1.5, slot=Slot(0), adapter_id=AdapterId(2), state=SlotState.READY)])
 
     fields = {"at": 1.5, "slot": 0, "adapter_id": 2, "state": "ready", "reason": None, "detail": "", "engine_id": 0}
     assert lines(file) == [{"event": "slot_changed", **fields}]
@@ -24,7 +24,7 @@ def test_every_event_is_one_line_with_its_name_and_fields():
 def test_a_refused_request_says_why():
     file = io.BytesIO()
     fault = Fault(FaultCode.QUEUE_FULL, "3 requests already wait; try again later.")
-    Journal(file).observe([Finished(RequestId("r"), 1.0, FinishReason.FAILED, fault=fault)])
+    Journal(file).observe([Finished(request_id=RequestId("r"), at=1.0, reason=FinishReason.FAILED, fault=fault)])
 
     assert lines(file)[0]["fault"] == {"code": "queue_full", "message": fault.message, "param": None}
 
@@ -34,7 +34,7 @@ def test_asks_told_ahead_of_their_time_are_written_in_order():
     journal = Journal(file, name_of=lambda adapter: f"adapter{adapter}")
     journal.asked(RequestId("late"), AdapterId(2), 3.0)
     journal.asked(RequestId("early"), AdapterId(1), 1.0)
-    journal.observe([Finished(RequestId("early"), 2.0, FinishReason.STOP)])
+    journal.observe([Finished(request_id=RequestId("early"), at=2.0, reason=FinishReason.STOP)])
     journal.close()
 
     assert [(line["event"], line["at"]) for line in lines(file)] == [("asked", 1.0), ("finished", 2.0), ("asked", 3.0)]

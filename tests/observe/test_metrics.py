@@ -37,20 +37,30 @@ def make(**given) -> Metrics:
 def one_request(metrics: Metrics, id: str = "a", adapter: int = BASE, at: float = 10.0, **ending) -> None:
     """Asked, admitted a quarter of a second later, a token after half a second, two more a tenth apart, ended."""
     metrics.asked(id, adapter, at)
-    metrics.observe([Admitted(id, at + 0.25, cached_tokens=16)])
+    metrics.observe([Admitted(request_id=id, at=at + 0.25, cached_tokens=16)])
     for step in range(3):
         metrics.observe(
-            [Produced(at + 0.5 + step / 10, (id,), (7,), step_s=0.02, prompt_tokens=40 if step == 0 else 0)]
+            [
+                Produced(
+                    at=at + 0.5 + step / 10,
+                    request_ids=(id,),
+                    tokens=(7,),
+                    step_s=0.02,
+                    prompt_tokens=40 if step == 0 else 0,
+                )
+            ]
         )
     metrics.observe([finished(id, at + 0.75, **ending)])
 
 
 def finished(id: str, at: float = 1.0, reason: FinishReason = FinishReason.LENGTH, **fields) -> Finished:
-    return Finished(id, at, reason, **{"prompt_tokens": 40, "output_tokens": 3, "cached_tokens": 16, **fields})
+    return Finished(
+        request_id=id, at=at, reason=reason, **{"prompt_tokens": 40, "output_tokens": 3, "cached_tokens": 16, **fields}
+    )
 
 
 def inspected(*standings: AdapterStanding, at: float = 20.0) -> Inspected:
-    return Inspected(at, steps=9, rows=2, blocks=64, blocks_used=5, slots=2, adapters=standings)
+    return Inspected(at=at, steps=9, rows=2, blocks=64, blocks_used=5, slots=2, adapters=standings)
 
 
 def test_a_request_leaves_its_times_and_tokens_behind():
@@ -76,7 +86,7 @@ def test_a_request_leaves_its_times_and_tokens_behind():
 def test_a_value_on_a_bound_is_in_the_bucket_of_that_bound_and_an_endless_one_in_the_last():
     metrics = make(policy=PolicyConfig(prefill_delayer_wait_seconds_buckets=(0.5, 1.0)))
     for waited_s in (0.5, 0.6, math.inf):
-        metrics.observe([PrefillsReleased(1.0, "wait_success", 1, waited_s)])
+        metrics.observe([PrefillsReleased(at=1.0, reason="wait_success", passes=1, waited_s=waited_s)])
     read = scrape(metrics)
 
     below = [read("rota_prefill_delayer_wait_seconds_bucket", engine="0", le=le) for le in ("0.5", "1.0", "+Inf")]
@@ -97,7 +107,13 @@ def test_a_refused_request_counts_by_its_fault_and_has_no_times():
 def test_a_preempted_request_waits_in_the_queue_once():
     metrics = make()
     metrics.asked("a", BASE, 1.0)
-    metrics.observe([Admitted("a", 2.0, 0), Preempted("a", 3.0), Admitted("a", 9.0, 0)])
+    metrics.observe(
+        [
+            Admitted(request_id="a", at=2.0, cached_tokens=0),
+            Preempted("a", 3.0),
+            Admitted(request_id="a", at=9.0, cached_tokens=0),
+        ]
+    )
     read = scrape(metrics)
 
     assert read("rota_preemptions_total", adapter="base") == 1
@@ -109,12 +125,12 @@ def test_slots_loads_evictions_and_turns_are_counted():
     metrics = make()
     metrics.observe(
         [
-            SlotChanged(1.0, 0, 1, SlotState.LOADING, SlotReason.SLOT_EMPTY),
-            SlotChanged(1.5, 0, 1, SlotState.READY),
-            SlotChanged(2.0, 1, 2, SlotState.LOADING, SlotReason.TURN_COME),
-            SlotChanged(2.25, 1, 2, SlotState.READY),
-            SlotChanged(2.25, 0, 1, SlotState.EMPTY, SlotReason.TURN_OVER),
-            SlotChanged(3.0, 0, 3, SlotState.LOADING, SlotReason.SLOT_EMPTY),
+            SlotChanged(at=1.0, slot=0, adapter_id=1, state=SlotState.LOADING, reason=SlotReason.SLOT_EMPTY),
+            SlotChanged(at=1.5, slot=0, adapter_id=1, state=SlotState.READY),
+            SlotChanged(at=2.0, slot=1, adapter_id=2, state=SlotState.LOADING, reason=SlotReason.TURN_COME),
+            SlotChanged(at=2.25, slot=1, adapter_id=2, state=SlotState.READY),
+            SlotChanged(at=2.25, slot=0, adapter_id=1, state=SlotState.EMPTY, reason=SlotReason.TURN_OVER),
+            SlotChanged(at=3.0, slot=0, adapter_id=3, state=SlotState.LOADING, reason=SlotReason.SLOT_EMPTY),
         ]
     )
     read = scrape(metrics, inspected())
@@ -128,7 +144,10 @@ def test_loads_and_evictions_belong_to_their_adapter():
     metrics = make()
     one_request(metrics, adapter=1)
     metrics.observe(
-        [SlotChanged(1.0, 0, 1, SlotState.LOADING), SlotChanged(2.0, 0, 1, SlotState.EMPTY, SlotReason.IDLE)]
+        [
+            SlotChanged(at=1.0, slot=0, adapter_id=1, state=SlotState.LOADING),
+            SlotChanged(at=2.0, slot=0, adapter_id=1, state=SlotState.EMPTY, reason=SlotReason.IDLE),
+        ]
     )
     read = scrape(metrics)
 
@@ -141,11 +160,11 @@ def test_drains_and_delays_count_by_what_became_of_them():
     metrics = make(policy=PolicyConfig(prefill_delayer_forward_passes_buckets=(2.0, 8.0)))
     metrics.observe(
         [
-            DrainChanged(1.0, 1, 2, DrainState.STARTED),
-            DrainChanged(2.0, 1, 2, DrainState.FINISHED),
-            DrainChanged(3.0, 1, 2, DrainState.STARTED),
-            PrefillsReleased(1.0, "no_wait", 0, 0.0),
-            PrefillsReleased(2.0, "wait_timeout", 5, 0.05),
+            DrainChanged(at=1.0, victim=1, beneficiary=2, state=DrainState.STARTED),
+            DrainChanged(at=2.0, victim=1, beneficiary=2, state=DrainState.FINISHED),
+            DrainChanged(at=3.0, victim=1, beneficiary=2, state=DrainState.STARTED),
+            PrefillsReleased(at=1.0, reason="no_wait", passes=0, waited_s=0.0),
+            PrefillsReleased(at=2.0, reason="wait_timeout", passes=5, waited_s=0.05),
         ]
     )
     read = scrape(metrics)
@@ -164,7 +183,11 @@ def test_gauges_are_what_the_engine_answered_and_zero_for_those_it_does_not_ment
     one_request(metrics, adapter=1)
     one_request(metrics, adapter=2)
     read = scrape(
-        metrics, inspected(AdapterStanding(BASE, 0, 2, 0, None, ""), AdapterStanding(2, 3, 0, 1, 18.5, "why"))
+        metrics,
+        inspected(
+            AdapterStanding(adapter_id=BASE, waiting=0, running=2, parked=0, oldest_at=None, reason=""),
+            AdapterStanding(adapter_id=2, waiting=3, running=0, parked=1, oldest_at=18.5, reason="why"),
+        ),
     )
 
     assert read("rota_requests_running", adapter="base") == 2
@@ -188,7 +211,9 @@ def test_without_an_answer_counters_stay_and_what_only_the_engine_knows_is_missi
 
 def test_a_new_engine_begins_with_empty_slots():
     metrics = make()
-    metrics.observe([SlotChanged(1.0, 0, 1, SlotState.READY), EngineRestarted(2.0, "It was killed.")])
+    metrics.observe(
+        [SlotChanged(at=1.0, slot=0, adapter_id=1, state=SlotState.READY), EngineRestarted(2.0, "It was killed.")]
+    )
     read = scrape(metrics, inspected())
 
     assert read("rota_slots_used", engine="0") == 0
@@ -205,9 +230,11 @@ def test_adapters_are_loaded_until_they_are_removed():
 def test_two_engines_are_counted_apart_and_a_restart_empties_the_slots_of_one():
     metrics = make()
     for engine in map(EngineId, (0, 1)):
-        metrics.observe([Produced(1.0, (), (), step_s=0.5, prompt_tokens=8 + engine, engine_id=engine)])
-        metrics.observe([SlotChanged(1.0, 0, 1, SlotState.READY, engine_id=engine)])
-    metrics.observe([DrainChanged(1.0, 1, 2, DrainState.STARTED, engine_id=EngineId(1))])
+        metrics.observe(
+            [Produced(at=1.0, request_ids=(), tokens=(), step_s=0.5, prompt_tokens=8 + engine, engine_id=engine)]
+        )
+        metrics.observe([SlotChanged(at=1.0, slot=0, adapter_id=1, state=SlotState.READY, engine_id=engine)])
+    metrics.observe([DrainChanged(at=1.0, victim=1, beneficiary=2, state=DrainState.STARTED, engine_id=EngineId(1))])
     metrics.observe([EngineRestarted(2.0, "It was killed.", engine_id=EngineId(1))])
     read = scrape(metrics, inspected())
 
@@ -229,8 +256,15 @@ def test_nothing_is_kept_of_requests_that_ended():
 def test_a_whole_scrape_has_exactly_the_names_kinds_and_labels_of_the_table():
     metrics = make()
     one_request(metrics, adapter=1)
-    metrics.observe([DrainChanged(1.0, 1, 2, DrainState.STARTED), PrefillsReleased(1.0, "no_wait", 0, 0.0)])
-    read = scrape(metrics, inspected(AdapterStanding(BASE, 0, 2, 0, None, "")))
+    metrics.observe(
+        [
+            DrainChanged(at=1.0, victim=1, beneficiary=2, state=DrainState.STARTED),
+            PrefillsReleased(at=1.0, reason="no_wait", passes=0, waited_s=0.0),
+        ]
+    )
+    read = scrape(
+        metrics, inspected(AdapterStanding(adapter_id=BASE, waiting=0, running=2, parked=0, oldest_at=None, reason=""))
+    )
     found = {
         (family.type, family.name, frozenset(label for sample in family.samples for label in sample.labels) - {"le"})
         for family in read.families.values()

@@ -14,7 +14,7 @@ def test_a_full_step_costs_one_call_a_token():
     for number, id in enumerate(ids):
         metrics.asked(id, number % 40, 0.0)
     for step in range(3):
-        event = Produced(0.02 * step, ids, (7,) * ROWS, step_s=0.02)
+        event = Produced(at=0.02 * step, request_ids=ids, tokens=(7,) * ROWS, step_s=0.02)
         calls, _ = calls_in(lambda event=event: metrics.observe([event]))
 
         assert calls < 1.1 * ROWS

@@ -12,12 +12,14 @@ from rota.workload.scenario import Client, Scenario
 from tests.observe.scraped import Scrape, scrape
 
 COST = ConstantCost(0.01, load_s=0.002, fetch_s=0.05)
-CROWD = Scenario("crowd", slots=2, clients=(Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(20, 80)),))
+CROWD = Scenario(
+    name="crowd", slots=2, clients=(Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(20, 80)),)
+)
 
 
 def run(**policy) -> tuple[Simulation, Metrics, Scrape]:
     metrics = Metrics(adapter_name)
-    simulation = Simulation(CROWD, COST, PolicyConfig(**policy), observers=[metrics])
+    simulation = Simulation(scenario=CROWD, costs=COST, policy=PolicyConfig(**policy), observers=[metrics])
     simulation.run()
     return simulation, metrics, scrape(metrics)
 

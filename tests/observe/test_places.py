@@ -13,7 +13,7 @@ def make(most: int = 2, name_of=lambda adapter: f"adapter{adapter}") -> Metrics:
 
 def ask_and_end(metrics: Metrics, adapter: int, at: float = 0.0) -> None:
     metrics.asked(f"r{adapter}", adapter, at)
-    metrics.observe([Finished(f"r{adapter}", at, FinishReason.STOP)])
+    metrics.observe([Finished(request_id=f"r{adapter}", at=at, reason=FinishReason.STOP)])
 
 
 def counted(metrics: Metrics) -> dict[str, float]:
@@ -71,7 +71,7 @@ def test_an_adapter_with_an_open_request_keeps_its_place_however_long_that_takes
     metrics = make(most=1)
     metrics.asked("long", 1, 0.0)
     ask_and_end(metrics, 2, at=10 * IDLE_S)
-    metrics.observe([Finished("long", 10 * IDLE_S, FinishReason.STOP)])
+    metrics.observe([Finished(request_id="long", at=10 * IDLE_S, reason=FinishReason.STOP)])
 
     assert counted(metrics) == {"adapter1": 1, "other": 1}
 
@@ -92,8 +92,13 @@ def test_adapters_that_come_and_go_for_weeks_leave_nothing_behind():
     for adapter in range(1, 2001):
         at = adapter * 60.0
         ask_and_end(metrics, adapter, at)
-        metrics.observe([SlotChanged(at, adapter % 2, adapter, SlotState.READY)])
-        metrics.observe([SlotChanged(at, adapter % 2, adapter, SlotState.EMPTY), AdapterRemoved(adapter, at)])
+        metrics.observe([SlotChanged(at=at, slot=adapter % 2, adapter_id=adapter, state=SlotState.READY)])
+        metrics.observe(
+            [
+                SlotChanged(at=at, slot=adapter % 2, adapter_id=adapter, state=SlotState.EMPTY),
+                AdapterRemoved(adapter, at),
+            ]
+        )
         if adapter % 100 == 0:
             sizes.add(len(scrape(metrics).samples))
 
@@ -105,7 +110,13 @@ def test_a_request_that_came_just_after_its_adapter_went_leaves_nothing_behind()
     metrics = make()
     metrics.observe([AdapterRemoved(7, at=1.0)])
     metrics.asked("late", 7, 1.0)
-    metrics.observe([Finished("late", 1.0, FinishReason.FAILED, fault=Fault(FaultCode.UNKNOWN_ADAPTER, "Gone."))])
+    metrics.observe(
+        [
+            Finished(
+                request_id="late", at=1.0, reason=FinishReason.FAILED, fault=Fault(FaultCode.UNKNOWN_ADAPTER, "Gone.")
+            )
+        ]
+    )
 
     assert 7 not in metrics._labels
 
@@ -114,8 +125,11 @@ def test_waiting_requests_of_adapters_without_a_place_add_up():
     metrics = make(most=1)
     for adapter in (1, 2, 3):
         metrics.asked(f"r{adapter}", adapter, 0.0)
-    standings = tuple(AdapterStanding(adapter, adapter, 0, 0, 1.0, "why") for adapter in (1, 2, 3))
-    read = scrape(metrics, Inspected(2.0, 1, 0, 8, 0, 2, standings))
+    standings = tuple(
+        AdapterStanding(adapter_id=adapter, waiting=adapter, running=0, parked=0, oldest_at=1.0, reason="why")
+        for adapter in (1, 2, 3)
+    )
+    read = scrape(metrics, Inspected(at=2.0, steps=1, rows=0, blocks=8, blocks_used=0, slots=2, adapters=standings))
 
     assert read("rota_requests_waiting", adapter="adapter1") == 1
     assert read("rota_requests_waiting", adapter="other") == 5

@@ -35,9 +35,24 @@ def one_request() -> None:
     metrics = Metrics(lambda _: "pirate", on_end=log_end)
     metrics.asked("r1", 1, 10.0)
     metrics.owned(["r1"], owner="acme", call="my call")
-    metrics.observe([Admitted("r1", 10.25, 16, reasons=("its adapter has no slot", "no KV"))])
-    metrics.observe([Produced(10.5, ("r1",), (7,)), Produced(10.75, ("r1",), (8,))])
-    metrics.observe([Finished("r1", 11.0, FinishReason.LENGTH, 40, 2, 16)])
+    metrics.observe(
+        [Admitted(request_id="r1", at=10.25, cached_tokens=16, reasons=("its adapter has no slot", "no KV"))]
+    )
+    metrics.observe(
+        [Produced(at=10.5, request_ids=("r1",), tokens=(7,)), Produced(at=10.75, request_ids=("r1",), tokens=(8,))]
+    )
+    metrics.observe(
+        [
+            Finished(
+                request_id="r1",
+                at=11.0,
+                reason=FinishReason.LENGTH,
+                prompt_tokens=40,
+                output_tokens=2,
+                cached_tokens=16,
+            )
+        ]
+    )
 
 
 def test_a_request_is_one_line_of_json_with_all_there_is_to_say(written):
@@ -78,7 +93,9 @@ def test_a_refused_request_says_why_and_has_no_times_it_never_reached(written):
     stream = written("json", "info")
     metrics = Metrics(lambda _: None, on_end=log_end)
     metrics.asked("r1", BASE, 10.0)
-    metrics.observe([Finished("r1", 10.0, FinishReason.FAILED, fault=Fault(FaultCode.QUEUE_FULL, "Full."))])
+    metrics.observe(
+        [Finished(request_id="r1", at=10.0, reason=FinishReason.FAILED, fault=Fault(FaultCode.QUEUE_FULL, "Full."))]
+    )
     line = json.loads(stream.getvalue())
 
     assert (line["finish"], line["fault"], line["why"]) == ("failed", "queue_full", "Full.")
@@ -87,7 +104,7 @@ def test_a_refused_request_says_why_and_has_no_times_it_never_reached(written):
 
 def test_an_engine_that_died_is_a_warning_with_its_reason(written):
     stream = written("json", "info")
-    log_restarts([Produced(1.0, (), ()), EngineRestarted(2.0, "It was killed.")])
+    log_restarts([Produced(at=1.0, request_ids=(), tokens=()), EngineRestarted(2.0, "It was killed.")])
     line = json.loads(stream.getvalue())
 
     assert (line["level"], line["why"]) == ("warning", "It was killed.")

@@ -14,8 +14,8 @@ def follow(recorder: Recorder, id: str, asked_at: float, token_times: list[float
     request_id = RequestId(id)
     recorder.asked(request_id, adapter, asked_at)
     for at in token_times:
-        recorder.observe([Produced(at, (request_id,), (7,))])
-    recorder.observe([Finished(request_id, token_times[-1], FinishReason.LENGTH)])
+        recorder.observe([Produced(at=at, request_ids=(request_id,), tokens=(7,))])
+    recorder.observe([Finished(request_id=request_id, at=token_times[-1], reason=FinishReason.LENGTH)])
 
 
 def test_a_summary_tells_what_the_clients_felt():
@@ -58,7 +58,7 @@ def test_a_request_that_failed_counts_as_failed_and_not_in_the_times():
     recorder = Recorder()
     follow(recorder, "served", 0.0, [1.0, 1.1])
     recorder.asked(RequestId("refused"), BASE, 0.0)
-    recorder.observe([Finished(RequestId("refused"), 0.0, FinishReason.FAILED)])
+    recorder.observe([Finished(request_id=RequestId("refused"), at=0.0, reason=FinishReason.FAILED)])
     summary = recorder.summary()
 
     assert (summary["requests"], summary["failed"]) == (2, 1)
@@ -69,7 +69,7 @@ def test_a_client_who_left_is_counted_and_is_no_failure():
     recorder = Recorder()
     follow(recorder, "served", 0.0, [1.0, 1.1])
     recorder.asked(RequestId("gone"), BASE, 0.0)
-    recorder.observe([Finished(RequestId("gone"), 0.5, FinishReason.ABORT)])
+    recorder.observe([Finished(request_id=RequestId("gone"), at=0.5, reason=FinishReason.ABORT)])
     summary = recorder.summary()
 
     assert (summary["requests"], summary["failed"], summary["left"]) == (2, 0, 1)
@@ -78,8 +78,15 @@ def test_a_client_who_left_is_counted_and_is_no_failure():
 def test_tokens_that_came_together_count_as_many_as_the_ending_says():
     recorder = Recorder()
     recorder.asked(RequestId("r"), BASE, 0.0)
-    recorder.observe([Produced(1.0, (RequestId("r"),), (7,)), Produced(2.0, (RequestId("r"),), (7,))])
-    recorder.observe([Finished(RequestId("r"), 2.0, FinishReason.STOP, prompt_tokens=12, output_tokens=5)])
+    recorder.observe(
+        [
+            Produced(at=1.0, request_ids=(RequestId("r"),), tokens=(7,)),
+            Produced(at=2.0, request_ids=(RequestId("r"),), tokens=(7,)),
+        ]
+    )
+    recorder.observe(
+        [Finished(request_id=RequestId("r"), at=2.0, reason=FinishReason.STOP, prompt_tokens=12, output_tokens=5)]
+    )
     summary = recorder.summary()
 
     assert (summary["input_tokens"], summary["output_tokens"]) == (12, 5)
@@ -130,7 +137,7 @@ def test_an_adapter_that_answered_nobody_has_no_first_token_and_no_say_in_fairne
     follow(recorder, "one", 0.0, [1.0], AdapterId(1))
     follow(recorder, "two", 0.0, [3.0], AdapterId(2))
     recorder.asked(RequestId("lost"), AdapterId(3), 0.0)
-    recorder.observe([Finished(RequestId("lost"), 0.5, reason)])
+    recorder.observe([Finished(request_id=RequestId("lost"), at=0.5, reason=reason)])
     summary = recorder.summary()
 
     assert summary["fairness"] == pytest.approx(jain([1.0, 3.0]))
@@ -149,8 +156,8 @@ def test_the_gaps_of_an_answer_that_was_not_completed_count_nowhere(reason):
     recorder = Recorder()
     follow(recorder, "answered", 0.0, [1.0, 1.1, 1.2])
     recorder.asked(RequestId("half"), BASE, 0.0)
-    recorder.observe([Produced(at, (RequestId("half"),), (7,)) for at in (1.0, 8.0)])
-    recorder.observe([Finished(RequestId("half"), 9.0, reason)])
+    recorder.observe([Produced(at=at, request_ids=(RequestId("half"),), tokens=(7,)) for at in (1.0, 8.0)])
+    recorder.observe([Finished(request_id=RequestId("half"), at=9.0, reason=reason)])
     summary = recorder.summary()
 
     for figures in (summary, summary["adapters"]["0"]):

@@ -14,8 +14,8 @@ def summary(reason: FinishReason = FinishReason.LENGTH) -> dict[str, object]:
     """Three tokens of an adapter: 250 ms to the first, then 1.00 s and 250 ms between them."""
     recorder = Recorder()
     recorder.asked(RequestId("r"), AdapterId(3), 0.0)
-    recorder.observe([Produced(at, (RequestId("r"),), (1,)) for at in (0.25, 1.25, 1.5)])
-    recorder.observe([Finished(RequestId("r"), 1.5, reason, prompt_tokens=6)])
+    recorder.observe([Produced(at=at, request_ids=(RequestId("r"),), tokens=(1,)) for at in (0.25, 1.25, 1.5)])
+    recorder.observe([Finished(request_id=RequestId("r"), at=1.5, reason=reason, prompt_tokens=6)])
     return recorder.summary(lambda adapter: f"adapter{adapter}")
 
 

@@ -50,9 +50,12 @@ def test_answers_are_the_same_as_under_the_policies_of_the_package():
 
 def test_the_simulator_runs_it_and_it_fares_otherwise_than_the_others():
     client = Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(1, 80))
-    crowd = Scenario("crowd", slots=2, clients=(client,))
+    crowd = Scenario(name="crowd", slots=2, clients=(client,))
     policies = [PolicyConfig(lora_policy=name, lora_drain_wait_threshold=0.1) for name in SLOT_POLICIES]
-    summaries = [Simulation(crowd, ConstantCost(0.01, load_s=0.002), policy).run().summary() for policy in policies]
+    summaries = [
+        Simulation(scenario=crowd, costs=ConstantCost(0.01, load_s=0.002), policy=policy).run().summary()
+        for policy in policies
+    ]
 
     assert all((one["requests"], one["failed"]) == (60, 0) for one in summaries)
     assert len({repr(one) for one in summaries}) == len(SLOT_POLICIES) == 4

@@ -23,12 +23,12 @@ class Others:
 
 def rank(is_prefillable: bool = True, **said) -> RankReport:
     fields = {"is_below_watermark": False, "running": 0, "largest_batch": 0, "admissible": int(is_prefillable)}
-    return RankReport(is_prefillable, **{**fields, **said})
+    return RankReport(is_prefillable=is_prefillable, **{**fields, **said})
 
 
 def delayer(batch: int = 4, max_running: int = 10, is_idle: bool = False, **fields) -> PrefillDelayer:
     """Busy unless told otherwise; its largest recent batch was `batch`."""
-    one = PrefillDelayer(max_running, **fields)
+    one = PrefillDelayer(max_running=max_running, **fields)
     if batch:
         one.note_batch(batch)
     if not is_idle:
@@ -101,7 +101,9 @@ def test_the_first_prompt_after_idle_is_not_held_back_and_the_second_is():
 def test_a_delay_keeps_the_moment_it_began():
     one = delayed(2, started_at=1.0)
     assert ask(one, now=1.5).waited_s == 0.5
-    assert ask(one, now=1.75) == Verdict(False, Outcome.DELAY, 4, 0.75, ask_again_at=6.75)
+    assert ask(one, now=1.75) == Verdict(
+        is_allowed=False, reason=Outcome.DELAY, passes=4, waited_s=0.75, ask_again_at=6.75
+    )
 
 
 def test_a_limit_of_one_pass_never_delays():

@@ -17,7 +17,7 @@ def test_whoever_is_open_when_the_engine_goes_hears_of_it_once():
     promises = Promises()
     for message in (submit("a"), submit("b"), add_adapter(1), RemoveAdapter(AdapterId(2), 0.0)):
         promises.note_message(message)
-    promises.note_events([Finished(RequestId("a"), 1.0, FinishReason.STOP)])
+    promises.note_events([Finished(request_id=RequestId("a"), at=1.0, reason=FinishReason.STOP)])
     finished, refused, removed = promises.break_all("The engine is gone.")
 
     assert (finished.request_id, finished.fault.message) == ("b", "The engine is gone.")
@@ -32,7 +32,12 @@ def test_the_end_of_a_lost_request_says_how_long_its_prompt_was_and_what_was_cac
     promises.note_message(submit("admitted", prompt=40))
     promises.note_message(submit("waiting", prompt=7))
     # It was preempted once, and then found its own answer in the cache.
-    promises.note_events([Admitted(RequestId("admitted"), at, cached) for at, cached in ((1.0, 16), (2.0, 48))])
+    promises.note_events(
+        [
+            Admitted(request_id=RequestId("admitted"), at=at, cached_tokens=cached)
+            for at, cached in ((1.0, 16), (2.0, 48))
+        ]
+    )
     admitted, waiting = promises.break_all("The engine is gone.")
 
     assert (admitted.prompt_tokens, admitted.cached_tokens) == (40, 16)
@@ -73,6 +78,6 @@ def test_an_adapter_that_was_to_be_removed_while_it_was_read_is_not_introduced()
 def test_an_adapter_that_a_new_engine_refuses_is_not_introduced_to_the_next():
     promises = Promises()
     promises.note_message(add_adapter(1))
-    promises.note_events([AdapterAdded(ONE, 1.0), AdapterRefused(ONE, 2.0, "Its folder is gone.")])
+    promises.note_events([AdapterAdded(ONE, 1.0), AdapterRefused(adapter_id=ONE, at=2.0, reason="Its folder is gone.")])
 
     assert known(promises) == []

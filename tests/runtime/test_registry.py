@@ -11,8 +11,8 @@ from rota.runtime.registry import Registry
 @pytest.fixture
 def registry() -> Registry:
     registry = Registry("llama", "/models/llama")
-    registry.add(LoraPath("pirate", "/adapters/pirate", is_pinned=True, weight=2.0))
-    registry.add(LoraPath("poet", "/adapters/poet"))
+    registry.add(LoraPath(name="pirate", path="/adapters/pirate", is_pinned=True, weight=2.0))
+    registry.add(LoraPath(name="poet", path="/adapters/poet"))
     return registry
 
 
@@ -27,7 +27,7 @@ def test_an_adapter_is_asked_for_by_its_name_alone_or_after_the_base_models(regi
 
 
 def test_an_adapter_may_have_a_colon_in_its_name(registry):
-    adapter = registry.add(LoraPath("other:poet", "/adapters/other"))
+    adapter = registry.add(LoraPath(name="other:poet", path="/adapters/other"))
     assert registry.find("other:poet") == registry.find("llama:other:poet") == adapter
 
 
@@ -60,7 +60,7 @@ def test_what_was_asked_for_an_adapter_is_kept(registry):
 )
 def test_a_name_that_cannot_be_given_is_refused(registry, name, words):
     with pytest.raises(AdapterError, match=words):
-        registry.add(LoraPath(name, "/elsewhere"))
+        registry.add(LoraPath(name=name, path="/elsewhere"))
     assert [adapter.path for adapter in registry.adapters] == ["/adapters/pirate", "/adapters/poet"]
 
 
@@ -70,7 +70,7 @@ def test_a_forgotten_name_is_unknown_and_gets_a_new_id_when_it_is_loaded_again(r
         registry.find("poet")
     with pytest.raises(AdapterError, match="No adapter named 'poet' is loaded; loaded are: pirate"):
         registry.forget("poet")
-    after = registry.add(LoraPath("poet", "/adapters/poet"))
+    after = registry.add(LoraPath(name="poet", path="/adapters/poet"))
 
     assert after.adapter_id not in (before.adapter_id, registry.find("pirate").adapter_id, BASE)
     assert registry.has(after)
@@ -79,7 +79,7 @@ def test_a_forgotten_name_is_unknown_and_gets_a_new_id_when_it_is_loaded_again(r
 
 def test_discarding_an_id_leaves_a_later_adapter_of_the_same_name_alone(registry):
     before = registry.forget("poet")
-    after = registry.add(LoraPath("poet", "/adapters/poet"))
+    after = registry.add(LoraPath(name="poet", path="/adapters/poet"))
     registry.discard(before.adapter_id)
     assert registry.has(after)
 

@@ -40,18 +40,41 @@ RECORDS = [
     Stop(),
     Ready(capacity()),
     Failed("It broke."),
-    Admitted("a", 1.0, 16),
+    Admitted(request_id="a", at=1.0, cached_tokens=16),
     Preempted("a", 2.0),
-    Produced(3.0, ("a", "b"), (5, 6), ((1, TokenLogprobs(-0.5, ((6, -0.5), (9, -2.25)))),)),
+    Produced(
+        at=3.0, request_ids=("a", "b"), tokens=(5, 6), logprobs=((1, TokenLogprobs(-0.5, ((6, -0.5), (9, -2.25)))),)
+    ),
     PromptsScored(3.0, ("a", "b"), ((TokenLogprobs(-0.5, ((6, -0.5),)), TokenLogprobs(-1.5, ())), ())),
-    SlotChanged(3.0, 0, 1, SlotState.LOADING, SlotReason.TURN_COME, engine_id=EngineId(2)),
-    DrainChanged(3.0, 1, 2, DrainState.CALLED_OFF, engine_id=EngineId(2)),
-    PrefillsReleased(3.0, "wait_success", 4, 0.25),
-    Explained("a", 3.0, Whereabouts.WAITING, "why", 1.0, 2),
-    Inspected(3.0, 7, 2, 64, 9, 3, (AdapterStanding(1, 2, 0, 1, None, ""), AdapterStanding(2, 1, 0, 0, 0.5, "why"))),
+    SlotChanged(
+        at=3.0, slot=0, adapter_id=1, state=SlotState.LOADING, reason=SlotReason.TURN_COME, engine_id=EngineId(2)
+    ),
+    DrainChanged(at=3.0, victim=1, beneficiary=2, state=DrainState.CALLED_OFF, engine_id=EngineId(2)),
+    PrefillsReleased(at=3.0, reason="wait_success", passes=4, waited_s=0.25),
+    Explained(request_id="a", at=3.0, state=Whereabouts.WAITING, reason="why", since=1.0, position=2),
+    Inspected(
+        at=3.0,
+        steps=7,
+        rows=2,
+        blocks=64,
+        blocks_used=9,
+        slots=3,
+        adapters=(
+            AdapterStanding(adapter_id=1, waiting=2, running=0, parked=1, oldest_at=None, reason=""),
+            AdapterStanding(adapter_id=2, waiting=1, running=0, parked=0, oldest_at=0.5, reason="why"),
+        ),
+    ),
     CacheFlushed(3.0, 5),
     EngineRestarted(3.0, "It was killed.", engine_id=EngineId(2)),
-    Finished("a", 4.0, FinishReason.FAILED, 3, 2, 1, Fault(FaultCode.QUEUE_FULL, "Full.", "n")),
+    Finished(
+        request_id="a",
+        at=4.0,
+        reason=FinishReason.FAILED,
+        prompt_tokens=3,
+        output_tokens=2,
+        cached_tokens=1,
+        fault=Fault(FaultCode.QUEUE_FULL, "Full.", "n"),
+    ),
 ]
 
 

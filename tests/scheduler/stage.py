@@ -69,7 +69,7 @@ class Stage:
 
     def finish(self, plan: StepPlan, token: int = 7) -> None:
         """The device is done with a step."""
-        result = StepResult(self.now, (token,) * len(plan.sampled_rows))
+        result = StepResult(at=self.now, tokens=(token,) * len(plan.sampled_rows))
         self.events += self.scheduler.commit(plan, result)
         self.scheduler.check()
 

@@ -7,7 +7,7 @@ from rota.scheduler.group import Group
 
 
 def group(number: int) -> Group:
-    return Group(Adapter(AdapterId(number), f"adapter{number}", ""))
+    return Group(Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=""))
 
 
 def numbers(queue: DueQueue) -> list[int]:

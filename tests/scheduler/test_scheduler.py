@@ -19,7 +19,7 @@ def scheduler(config: SchedulerConfig | None = None, **found: int) -> Scheduler:
 
 
 def commit(scheduler: Scheduler, plan: StepPlan, token: int = 7):
-    return scheduler.commit(plan, StepResult(0.0, (token,) * len(plan.sampled_rows)))
+    return scheduler.commit(plan, StepResult(at=0.0, tokens=(token,) * len(plan.sampled_rows)))
 
 
 def test_a_prompt_longer_than_a_step_is_computed_in_chunks_and_samples_only_at_its_end():
@@ -71,11 +71,11 @@ def test_logprobs_keep_to_their_request_when_another_has_stopped_in_flight():
     books.apply(submit("stops", stop_token_ids=frozenset({7})))
     books.apply(submit("stays", arrived_at=1.0, logprobs=1))
     first, second = books.plan(0.0), books.plan(0.0)
-    books.commit(first, StepResult(0.0, (7, 8)))
+    books.commit(first, StepResult(at=0.0, tokens=(7, 8)))
     logprobs = TokenLogprobs(-0.5, ((9, -0.5),))
 
-    (produced,) = books.commit(second, StepResult(0.0, (7, 9), ((1, logprobs),)))
-    assert produced == Produced(0.0, ("stays",), (9,), ((0, logprobs),))
+    (produced,) = books.commit(second, StepResult(at=0.0, tokens=(7, 9), logprobs=((1, logprobs),)))
+    assert produced == Produced(at=0.0, request_ids=("stays",), tokens=(9,), logprobs=((0, logprobs),))
 
 
 def test_a_request_ends_by_length_where_it_asked_or_where_the_context_ends():
@@ -255,7 +255,7 @@ def test_a_row_without_a_token_fails_and_nobody_beside_it_notices(depth):
         plan = under_way.pop(0)
         tokens = tuple(NO_TOKEN if step == 2 and i == 0 else 7 for i in range(len(plan.sampled_rows)))
         logprobs = tuple((i, TokenLogprobs(-float(i), ())) for i in range(len(tokens)))
-        events += books.commit(plan, StepResult(float(step), tokens, logprobs))
+        events += books.commit(plan, StepResult(at=float(step), tokens=tokens, logprobs=logprobs))
         books.check()
         under_way.append(books.plan(0.0))
 

@@ -89,7 +89,7 @@ def test_a_prompt_preempted_half_way_goes_on_behind_what_is_scored_and_still_cac
         plan = books.plan(2.0)
         spans += [(scoring.start, scoring.end) for scoring in plan.scorings]
         scores = (TokenLogprobs(-1.0, ()),) * sum(scoring.end - scoring.start for scoring in plan.scorings)
-        events += books.commit(plan, StepResult(2.0, (7,) * len(plan.sampled_rows), scores=scores))
+        events += books.commit(plan, StepResult(at=2.0, tokens=(7,) * len(plan.sampled_rows), scores=scores))
 
     assert [event.request_id for event in events if isinstance(event, Preempted)] == ["scored"]
     cached = [event.cached_tokens for event in events if isinstance(event, Admitted) and event.request_id == "scored"]
@@ -111,7 +111,7 @@ def test_nobody_hears_the_scores_of_a_request_that_left_while_they_were_made():
     plan = books.plan(1.0)
     books.apply(abort("leaves", at=1.5))
     scores = tuple(TokenLogprobs(-float(number), ()) for number in range(7))
-    events = books.commit(plan, StepResult(2.0, (7, 7), scores=scores))
+    events = books.commit(plan, StepResult(at=2.0, tokens=(7, 7), scores=scores))
 
     (told,) = [event for event in events if isinstance(event, PromptsScored)]
     assert told == PromptsScored(2.0, ("stays",), (scores[4:],))

@@ -88,8 +88,8 @@ def test_whoever_is_admitted_can_say_what_it_waited_for():
 def test_a_step_that_only_computes_a_prompt_tells_how_long_it_took():
     scheduler = Scheduler(SchedulerConfig(chunked_prefill_size=32), capacity())
     scheduler.apply(submit("long", prompt=48))
-    (admitted, first) = scheduler.commit(scheduler.plan(1.0), StepResult(1.25))
-    (second,) = scheduler.commit(scheduler.plan(1.25), StepResult(2.0, (7,)))
+    (admitted, first) = scheduler.commit(scheduler.plan(1.0), StepResult(at=1.25))
+    (second,) = scheduler.commit(scheduler.plan(1.25), StepResult(at=2.0, tokens=(7,)))
 
     assert isinstance(admitted, Admitted)
     assert (first.tokens, first.prompt_tokens, first.step_s) == ((), 32, 0.25)
@@ -100,8 +100,8 @@ def test_a_step_that_was_planned_while_another_ran_began_when_that_one_ended():
     scheduler = Scheduler(SchedulerConfig(), capacity())
     scheduler.apply(submit("r"))
     first, second = scheduler.plan(1.0), scheduler.plan(1.0)
-    scheduler.commit(first, StepResult(2.0, (7,)))
-    (produced,) = scheduler.commit(second, StepResult(2.5, (7,)))
+    scheduler.commit(first, StepResult(at=2.0, tokens=(7,)))
+    (produced,) = scheduler.commit(second, StepResult(at=2.5, tokens=(7,)))
 
     assert produced.step_s == 0.5
 

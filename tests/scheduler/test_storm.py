@@ -91,7 +91,7 @@ def policies(draw: st.DrawFn) -> PolicyConfig:
 def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_lost(
     messages, blocks, rows, step_tokens, is_caching, depth, slots, policy, lora
 ):
-    found = Capacity(blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots)
+    found = Capacity(blocks=blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots)
     config = SchedulerConfig(chunked_prefill_size=step_tokens, enable_prefix_caching=is_caching)
 
     events = serve(messages, FakeDevice(found), config, depth, policy, lora)

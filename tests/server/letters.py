@@ -55,7 +55,7 @@ def serving(
 ) -> Iterator[httpx.Client]:
     """A client of a server named "letters"."""
     registry = Registry("letters", "/models/letters")
-    loaded = [registry.add(LoraPath(name, f"/adapters/{name}")) for name in adapters]
+    loaded = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in adapters]
     service = PreloadedService(InProcessService(lambda: device or letters_device(), EngineConfig()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     app = create_app(service, tokenizer, registry, access=Access(registry, keys, load_refusal), config=config)

@@ -46,7 +46,7 @@ def client(folder) -> Iterator[httpx.Client]:
     options |= {"model_path": str(folder / "tiny"), "adapter_root": str(folder / "root")}
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(folder / "tiny"))
-    builtin = registry.add(LoraPath("parrot", str(folder / "secret"), is_builtin=True))
+    builtin = registry.add(LoraPath(name="parrot", path=str(folder / "secret"), is_builtin=True))
     service = PreloadedService(InProcessService(partial(build_device, config), config), [builtin])
     with (
         running(create_app(service, Tokenizer(folder / "tiny"), registry)) as url,

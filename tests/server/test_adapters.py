@@ -40,7 +40,7 @@ def serve(tmp_path) -> Iterator[Serve]:
 
         def serve(device: FakeDevice, patience_s: float = PATIENCE_S) -> httpx.Client:
             registry = Registry("letters", "/models/letters")
-            adapters = [registry.add(LoraPath(name, f"/adapters/{name}")) for name in ("pirate", "poet")]
+            adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in ("pirate", "poet")]
             service = PreloadedService(InProcessService(lambda: device, EngineConfig()), adapters)
             app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, patience_s)
             url = stack.enter_context(running(app))
@@ -354,9 +354,9 @@ def test_whoever_loads_an_adapter_hears_when_the_engine_dies_of_it(serve):
 
 def test_an_adapter_that_is_refused_after_it_was_served_is_unknown_from_then_on():
     registry = Registry("letters", "/models/letters")
-    adapter = registry.add(LoraPath("poet", "/adapters/poet"))
+    adapter = registry.add(LoraPath(name="poet", path="/adapters/poet"))
     front = AdapterFront(InProcessService(FakeDevice, EngineConfig()), registry)
-    front.observe([AdapterRefused(adapter.adapter_id, 0.0, "Its folder is gone.")])
+    front.observe([AdapterRefused(adapter_id=adapter.adapter_id, at=0.0, reason="Its folder is gone.")])
 
     with pytest.raises(RequestError, match="no model or adapter named 'poet'"):
         registry.find("poet")

@@ -88,13 +88,15 @@ def test_it_is_announced_when_the_first_adapters_are_there(tmp_path):
         heard.append(httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    listen_with(FakeDevice, tmp_path, announce, LoraPath("pirate", "/a/pirate"), LoraPath("poet", "/a/poet"))
+    listen_with(
+        FakeDevice, tmp_path, announce, LoraPath(name="pirate", path="/a/pirate"), LoraPath(name="poet", path="/a/poet")
+    )
 
     assert heard == ["letters", "pirate", "poet", 200]
 
 
 def test_a_first_adapter_that_is_refused_ends_listening_with_its_sentence(tmp_path):
-    adapters = LoraPath("pirate", "/a/pirate"), LoraPath("poet", "/a/broken")
+    adapters = LoraPath(name="pirate", path="/a/pirate"), LoraPath(name="poet", path="/a/broken")
     with pytest.raises(AdapterError, match=r"^/a/broken is broken\.$"):
         listen_with(FakeDevice, tmp_path, lambda _: pytest.fail("it was announced"), *adapters)
 

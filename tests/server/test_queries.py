@@ -9,14 +9,14 @@ from rota.runtime.service import Phase, ServiceState
 from rota.server.queries import Queries
 from tests.builders import capacity
 
-STANDING = Inspected(1.0, steps=1, rows=0, blocks=8, blocks_used=0, slots=2, adapters=())
+STANDING = Inspected(at=1.0, steps=1, rows=0, blocks=8, blocks_used=0, slots=2, adapters=())
 
 
 class FakeService:
     """Keeps what it is sent, and answers nothing."""
 
     def __init__(self, phase: Phase = Phase.READY, is_broken: bool = False) -> None:
-        self.state = ServiceState(phase, capacity() if phase is Phase.READY else None)
+        self.state = ServiceState(phase=phase, capacity=capacity() if phase is Phase.READY else None)
         self.sent: list[Message] = []
         self._is_broken = is_broken
 
@@ -33,7 +33,7 @@ def test_each_question_gets_its_own_answer():
         asked = asyncio.gather(queries.explain("a"), queries.explain("b"), queries.inspect(), queries.flush_cache())
         await asyncio.sleep(0)
         kinds = [type(message) for message in service.sent]
-        explained = [Explained(id, 1.0, Whereabouts.RUNNING) for id in ("b", "a")]
+        explained = [Explained(request_id=id, at=1.0, state=Whereabouts.RUNNING) for id in ("b", "a")]
         queries.observe([STANDING, *explained, CacheFlushed(1.0, 3)])
         return kinds, await asked
 
@@ -103,7 +103,7 @@ def test_what_a_dead_engine_told_is_not_recalled():
         if is_replaced:
             queries.observe([EngineRestarted(2.0, "It died.")])
         else:
-            service.state = ServiceState(Phase.DOWN)
+            service.state = ServiceState(phase=Phase.DOWN)
         return await queries.inspect_or_recall()
 
     assert asyncio.run(ask(is_replaced=True)) is None

@@ -40,7 +40,8 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
     config = engine_config({"model_path": str(folder), **options}, quiet=True)
     registry = Registry("tiny", str(folder))
     service = PreloadedService(
-        InProcessService(partial(build_device, config), config), [registry.add(LoraPath("pirate", paths["pirate"]))]
+        InProcessService(partial(build_device, config), config),
+        [registry.add(LoraPath(name="pirate", path=paths["pirate"]))],
     )
     with (
         running(create_app(service, Tokenizer(folder), registry)) as url,

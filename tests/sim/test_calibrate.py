@@ -11,7 +11,7 @@ from rota.sim.calibrate import FITTED, MeasuredStep, calibrate, read_timings, wr
 from rota.sim.cost import LinearCost, read_cost
 
 TRUTH = LinearCost(
-    "truth",
+    name="truth",
     base_s=0.005,
     prefill_s=0.002,
     lora_s=0.0007,
@@ -31,8 +31,13 @@ def measured(cost: LinearCost, noise: float = 0.0, steps: int = 400) -> list[Mea
     for _ in range(steps):
         decodes = dice.randint(0, 256)
         prompt_tokens = dice.choice([0, 0, dice.randint(1, 2048)])
-        counts = (decodes, prompt_tokens, decodes * dice.randint(1, 2000) + prompt_tokens, dice.randint(0, 32))
-        made.append(MeasuredStep(*counts, seconds=cost.seconds(*counts) * dice.uniform(1 - noise, 1 + noise)))
+        counts = {
+            "decodes": decodes,
+            "prompt_tokens": prompt_tokens,
+            "context_tokens": decodes * dice.randint(1, 2000) + prompt_tokens,
+            "adapters": dice.randint(0, 32),
+        }
+        made.append(MeasuredStep(**counts, seconds=cost.seconds(**counts) * dice.uniform(1 - noise, 1 + noise)))
     return made
 
 
@@ -46,7 +51,12 @@ def test_the_costs_of_a_linear_machine_are_found_again():
 
 def test_what_never_occurred_is_taken_from_the_model_it_starts_from():
     like = read_cost("a100-llama8b")
-    decoding = [MeasuredStep(decodes, 0, 50 * decodes**2, 0, seconds=0.01 + 1e-5 * decodes) for decodes in range(1, 50)]
+    decoding = [
+        MeasuredStep(
+            decodes=decodes, prompt_tokens=0, context_tokens=50 * decodes**2, adapters=0, seconds=0.01 + 1e-5 * decodes
+        )
+        for decodes in range(1, 50)
+    ]
     fit = calibrate(decoding, like, "found")
 
     assert fit.cost.base_s == pytest.approx(0.01)
@@ -63,7 +73,10 @@ def test_the_error_says_how_far_off_the_fit_is():
 
 
 def test_nothing_costs_less_than_nothing_even_if_the_steps_say_so():
-    steps = [MeasuredStep(decodes, 0, 0, 0, seconds=0.01 - 1e-5 * decodes) for decodes in range(100)]
+    steps = [
+        MeasuredStep(decodes=decodes, prompt_tokens=0, context_tokens=0, adapters=0, seconds=0.01 - 1e-5 * decodes)
+        for decodes in range(100)
+    ]
     fit = calibrate(steps, read_cost("a100-llama8b"), "found")
 
     assert all(getattr(fit.cost, name) >= 0.0 for name in FITTED)

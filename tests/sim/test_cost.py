@@ -11,7 +11,18 @@ from rota.core.plan import Chunk, StepPlan
 from rota.sim.cost import LinearCost, read_cost
 
 SHIPPED = sorted(entry.name.removesuffix(".toml") for entry in (files("rota.sim") / "costs").iterdir())
-COST = LinearCost("test", 1.0, 0.5, 0.25, 0.1, 0.01, 0.001, 0.05, load_s=2.0, fetch_s=3.0)
+COST = LinearCost(
+    name="test",
+    base_s=1.0,
+    prefill_s=0.5,
+    lora_s=0.25,
+    sequence_s=0.1,
+    prompt_token_s=0.01,
+    context_token_s=0.001,
+    adapter_s=0.05,
+    load_s=2.0,
+    fetch_s=3.0,
+)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -21,13 +32,19 @@ def test_every_cost_model_that_is_shipped_can_be_read(name):
 
 def test_a_step_costs_a_constant_and_a_little_for_everything_in_it():
     decodes = (Row(0), Row(1))
-    plan = StepPlan(1, decodes=decodes, chunks=(Chunk(Row(2), 0, 10, True),), context_tokens=40, adapters=3)
+    plan = StepPlan(
+        step_id=1,
+        decodes=decodes,
+        chunks=(Chunk(row=Row(2), start=0, length=10, samples=True),),
+        context_tokens=40,
+        adapters=3,
+    )
 
     assert COST.step_s(plan) == pytest.approx(1.0 + 0.5 + 0.25 + 2 * 0.1 + 10 * 0.01 + 40 * 0.001 + 3 * 0.05)
 
 
 def test_a_step_without_prompts_or_adapters_does_not_pay_for_them():
-    assert COST.step_s(StepPlan(1, decodes=(Row(0),))) == pytest.approx(1.1)
+    assert COST.step_s(StepPlan(step_id=1, decodes=(Row(0),))) == pytest.approx(1.1)
 
 
 def write(folder: Path, **changes: object) -> Path:

@@ -14,11 +14,13 @@ from rota.workload.scenario import Client, Scenario
 from tests.processes import run_program
 
 COST = ConstantCost(0.01, load_s=0.002, fetch_s=0.05)
-CROWD = Scenario("crowd", slots=2, clients=(Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(1, 80)),))
+CROWD = Scenario(
+    name="crowd", slots=2, clients=(Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(1, 80)),)
+)
 
 
 def test_every_request_is_served_and_known_by_its_adapter():
-    summary = Simulation(CROWD, COST).run().summary(adapter_name)
+    summary = Simulation(scenario=CROWD, costs=COST).run().summary(adapter_name)
 
     assert (summary["requests"], summary["failed"]) == (60, 0)
     assert list(summary["adapters"]) == [f"adapter{number}" for number in range(1, 6)]
@@ -27,7 +29,9 @@ def test_every_request_is_served_and_known_by_its_adapter():
 @pytest.mark.parametrize("policy", ["wait", "drain", "rotate"])
 def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(policy):
     config = PolicyConfig(lora_policy=policy, lora_drain_wait_threshold=1.0)
-    once, again, other = (Simulation(CROWD, COST, config, seed=seed).run().summary() for seed in (1, 1, 2))
+    once, again, other = (
+        Simulation(scenario=CROWD, costs=COST, policy=config, seed=seed).run().summary() for seed in (1, 1, 2)
+    )
 
     assert once == again
     assert once != other
@@ -45,7 +49,7 @@ def test_a_run_does_not_depend_on_how_python_hashes():
 
 def test_a_closed_loop_asks_again_when_an_answer_is_complete_and_never_sooner():
     client = Client(requests=12, concurrency=3, prompt_tokens=(5, 5), output_tokens=(10, 10))
-    recorder = Simulation(Scenario("loop", clients=(client,)), ConstantCost(1.0)).run()
+    recorder = Simulation(scenario=Scenario(name="loop", clients=(client,)), costs=ConstantCost(1.0)).run()
     records = list(recorder.records.values())
 
     assert len(records) == 12
@@ -56,7 +60,7 @@ def test_a_closed_loop_asks_again_when_an_answer_is_complete_and_never_sooner():
 
 def test_clients_who_leave_get_no_more_than_what_the_device_has_begun():
     scenario = replace(CROWD, clients=(replace(CROWD.clients[0], cancel_share=1.0, cancel_within_s=0.2),))
-    recorder = Simulation(scenario, COST).run()
+    recorder = Simulation(scenario=scenario, costs=COST).run()
 
     assert all(one.ended_at - one.asked_at <= 0.2 + 1e-9 for one in recorder.records.values())
     assert all(not one.last_at > one.ended_at + 2 * COST.seconds for one in recorder.records.values())
@@ -64,7 +68,7 @@ def test_clients_who_leave_get_no_more_than_what_the_device_has_begun():
 
 def test_no_two_prompts_begin_alike_so_a_prefix_cache_finds_nothing():
     plain, caching = (
-        Simulation(CROWD, COST, config=SchedulerConfig(enable_prefix_caching=is_caching)).run().summary()
+        Simulation(scenario=CROWD, costs=COST, config=SchedulerConfig(enable_prefix_caching=is_caching)).run().summary()
         for is_caching in (False, True)
     )
     assert plain == caching
@@ -72,9 +76,14 @@ def test_no_two_prompts_begin_alike_so_a_prefix_cache_finds_nothing():
 
 def test_a_step_that_waits_for_its_adapters_takes_longer():
     slow = ConstantCost(0.01, load_s=0.5)
-    overlapped = Simulation(CROWD, slow, PolicyConfig(lora_policy="wait")).run().summary()
+    overlapped = Simulation(scenario=CROWD, costs=slow, policy=PolicyConfig(lora_policy="wait")).run().summary()
     awaited = (
-        Simulation(CROWD, slow, PolicyConfig(lora_policy="wait"), lora=LoraConfig(enable_lora_overlap_loading=False))
+        Simulation(
+            scenario=CROWD,
+            costs=slow,
+            policy=PolicyConfig(lora_policy="wait"),
+            lora=LoraConfig(enable_lora_overlap_loading=False),
+        )
         .run()
         .summary()
     )
@@ -84,14 +93,15 @@ def test_a_step_that_waits_for_its_adapters_takes_longer():
 
 def test_a_cost_model_from_a_file_drives_the_clock():
     slow, fast = (
-        Simulation(CROWD, read_cost(name)).run().summary()["e2e_s"]["mean"] for name in ("a100-llama8b", "h200-llama8b")
+        Simulation(scenario=CROWD, costs=read_cost(name)).run().summary()["e2e_s"]["mean"]
+        for name in ("a100-llama8b", "h200-llama8b")
     )
     assert fast < slow
 
 
 def test_guests_come_are_asked_and_go_while_others_are_served():
     scenario = replace(CROWD, transients=6, transient_every_s=0.5)
-    summary = Simulation(scenario, COST).run().summary(adapter_name)
+    summary = Simulation(scenario=scenario, costs=COST).run().summary(adapter_name)
 
     assert (summary["requests"], summary["failed"]) == (66, 0)
     assert list(summary["adapters"]) == [f"adapter{number}" for number in range(1, 12)]

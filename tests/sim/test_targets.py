@@ -35,7 +35,10 @@ def tail_ttft(rate: float) -> Scenario:
 @cache
 def runs(policy: str, rate: float) -> list[dict[str, Any]]:
     cost = read_cost("a100-llama8b")
-    return [Simulation(tail_ttft(rate), cost, POLICIES[policy], seed).run().summary() for seed in SEEDS]
+    return [
+        Simulation(scenario=tail_ttft(rate), costs=cost, policy=POLICIES[policy], seed=seed).run().summary()
+        for seed in SEEDS
+    ]
 
 
 def mean(policy: str, rate: float) -> dict[str, Any]:
@@ -80,7 +83,9 @@ def test_waiting_in_virtual_time_varies_around_what_was_reported():
 
 def test_where_slots_suffice_policies_make_no_difference():
     cost, scenario = read_cost("a100-llama8b"), replace(tail_ttft(4.0), slots=6)
-    wait, rotate = (Simulation(scenario, cost, POLICIES[name]).run().summary() for name in ("wait", "rotate"))
+    wait, rotate = (
+        Simulation(scenario=scenario, costs=cost, policy=POLICIES[name]).run().summary() for name in ("wait", "rotate")
+    )
 
     assert wait == rotate
 
@@ -94,7 +99,8 @@ def test_base_requests_hardly_feel_the_adapters_beside_them():
     alone = replace(beside, clients=beside.clients[:1])
     cost = read_cost("h200-llama8b")
     quiet, busy = (
-        mean_of([base_part(Simulation(one, cost, seed=seed).run()) for seed in range(2)]) for one in (alone, beside)
+        mean_of([base_part(Simulation(scenario=one, costs=cost, seed=seed).run()) for seed in range(2)])
+        for one in (alone, beside)
     )
 
     assert busy["ttft_s"]["mean"] <= 1.3 * quiet["ttft_s"]["mean"]
@@ -102,7 +108,9 @@ def test_base_requests_hardly_feel_the_adapters_beside_them():
 
 
 def test_adapters_beside_base_requests_get_their_first_token_within_a_second():
-    recorder = Simulation(read_scenario(SCENARIOS / "base-isolation.toml"), read_cost("h200-llama8b")).run()
+    recorder = Simulation(
+        scenario=read_scenario(SCENARIOS / "base-isolation.toml"), costs=read_cost("h200-llama8b")
+    ).run()
 
     assert all(one.first_at - one.asked_at < 1.0 for one in recorder.records.values())
 
@@ -111,8 +119,8 @@ def test_overload_costs_those_who_are_admitted_neither_their_first_token_nor_the
     """One and a half times what the device can do: with a short queue, against `wait` with a queue without end."""
     overload, cost = read_scenario(SCENARIOS / "overload.toml"), read_cost("a100-llama8b")
     short = replace(scheduler_config(overload), max_queued_requests=7)
-    wait = Simulation(overload, cost, POLICIES["wait"]).run().summary()
-    rotate = Simulation(overload, cost, POLICIES["rotate"], config=short).run().summary()
+    wait = Simulation(scenario=overload, costs=cost, policy=POLICIES["wait"]).run().summary()
+    rotate = Simulation(scenario=overload, costs=cost, policy=POLICIES["rotate"], config=short).run().summary()
 
     assert rotate["ttft_s"]["p99"] <= 2.0
     assert rotate["e2e_s"]["mean"] <= 1.1 * wait["e2e_s"]["mean"]
@@ -122,7 +130,7 @@ def test_overload_costs_those_who_are_admitted_neither_their_first_token_nor_the
 def test_a_cold_adapter_does_not_pay_for_being_cold():
     found = read_scenario(SCENARIOS / "many-adapters.toml")
     crowd = replace(found, clients=(replace(found.clients[0], requests=1500, adapters=200, rate_per_s=25.0),))
-    recorder = Simulation(replace(crowd, slots=8), read_cost("h200-llama8b")).run()
+    recorder = Simulation(scenario=replace(crowd, slots=8), costs=read_cost("h200-llama8b")).run()
     waits = {
         is_hot: sorted(
             one.first_at - one.asked_at for one in recorder.records.values() if (one.adapter_id <= 100) is is_hot

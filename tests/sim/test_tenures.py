@@ -6,7 +6,7 @@ from rota.sim.tenures import Tenure, Tenures
 
 
 def changed(at: float, adapter: int, state: SlotState, slot: int = 0, engine: int = 0) -> SlotChanged:
-    return SlotChanged(at, Slot(slot), AdapterId(adapter), state, engine_id=EngineId(engine))
+    return SlotChanged(at=at, slot=Slot(slot), adapter_id=AdapterId(adapter), state=state, engine_id=EngineId(engine))
 
 
 def test_a_tenure_lasts_from_arrival_to_departure_and_its_copy_comes_before():
@@ -16,8 +16,8 @@ def test_a_tenure_lasts_from_arrival_to_departure_and_its_copy_comes_before():
     )
 
     assert tenures.closed == [
-        Tenure(FIRST_ENGINE, Slot(0), AdapterId(7), 1.0, 1.5, is_ready=False),
-        Tenure(FIRST_ENGINE, Slot(0), AdapterId(7), 1.5, 4.0, is_ready=True),
+        Tenure(engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.0, until=1.5, is_ready=False),
+        Tenure(engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.5, until=4.0, is_ready=True),
     ]
 
 
@@ -26,7 +26,9 @@ def test_whoever_sits_at_the_end_sat_until_the_end():
     tenures.observe([changed(1.0, 7, SlotState.READY), changed(3.0, 8, SlotState.READY, slot=1)])
     tenures.close()
 
-    assert tenures.closed == [Tenure(FIRST_ENGINE, Slot(0), AdapterId(7), 1.0, 3.0, is_ready=True)]
+    assert tenures.closed == [
+        Tenure(engine_id=FIRST_ENGINE, place=Slot(0), adapter_id=AdapterId(7), since=1.0, until=3.0, is_ready=True)
+    ]
 
 
 def test_the_same_slot_of_two_engines_is_two_places():

@@ -88,7 +88,16 @@ class Server:
             else:
                 reason, problem = FinishReason.FAILED, _explain(error)
         usage, ended_at = answer.usage, time.monotonic()
-        return Outcome(Finished(request_id, ended_at, reason, usage.prompt_tokens, usage.completion_tokens), problem)
+        return Outcome(
+            Finished(
+                request_id=request_id,
+                at=ended_at,
+                reason=reason,
+                prompt_tokens=usage.prompt_tokens,
+                output_tokens=usage.completion_tokens,
+            ),
+            problem,
+        )
 
     async def tell(self, path: str, fields: dict[str, Any]) -> None:
         """Post something that has no stream for an answer; raises AnswerFailed if the server refuses."""

@@ -91,7 +91,7 @@ class Run:
         """A question that could not even be asked has failed as well."""
         now = time.monotonic()
         self.recorder.asked(question.request_id, question.adapter_id, now)
-        self.recorder.observe([Finished(question.request_id, now, FinishReason.FAILED)])
+        self.recorder.observe([Finished(request_id=question.request_id, at=now, reason=FinishReason.FAILED)])
         self.problems[problem] += 1
         self.on_end()
 

@@ -124,7 +124,16 @@ def simulate(given: dict[str, Any]) -> None:
             for seed in range(asked.seed, asked.seed + asked.seeds):
                 tenures = Tenures()
                 observers: list[Observer] = [endings, tenures, *journals]
-                recorder = Simulation(scenario, costs, policy, seed, slots, config, lora, observers).run()
+                recorder = Simulation(
+                    scenario=scenario,
+                    costs=costs,
+                    policy=policy,
+                    seed=seed,
+                    slots=slots,
+                    config=config,
+                    lora=lora,
+                    observers=observers,
+                ).run()
                 runs.append(recorder.summary(adapter_name))
                 if asked.plot and seed == asked.seed:
                     tenures.close()

@@ -12,7 +12,7 @@ BASE_LABEL = "base"
 OTHER_LABEL = "other"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """What was loaded under a name. Loading a name again gives a new id, so old KV is never taken for new."""
 

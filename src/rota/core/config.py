@@ -13,7 +13,7 @@ from rota.core.options import option
 from rota.core.policy_config import PolicyConfig
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Which model, where, and in what precision."""
 
@@ -80,7 +80,7 @@ class CacheConfig:
             raise ConfigError(f"mem_fraction_static must lie between 0 and 1, not {self.mem_fraction_static}.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """How many may run and wait, and how large a step may be."""
 
@@ -96,7 +96,7 @@ class SchedulerConfig:
         _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
     """Which adapters, how many at a time, and how large."""
 
@@ -141,7 +141,7 @@ class LoraConfig:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
     """Where the server listens, whom it lets in, how long it waits, and what it tells."""
 
@@ -186,7 +186,7 @@ class ServerConfig:
             raise ConfigError(f"request_timeout must be a finite number above 0, not {self.request_timeout}.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything the engine process is built from."""
 
@@ -203,7 +203,7 @@ class EngineConfig:
 LANDINGS = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """What was found: how much the device can hold. Nobody writes it back into the config."""
 

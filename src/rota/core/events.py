@@ -20,7 +20,7 @@ class FinishReason(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
     """A request left the queue; `cached_tokens` of its KV were already there."""
 
@@ -38,7 +38,7 @@ class Preempted:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
     """One step's tokens, all requests together: an event a step, not an event a token.
 
@@ -67,7 +67,7 @@ class PromptsScored:
     scores: tuple[tuple[TokenLogprobs, ...], ...]  # by position in `request_ids`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """A request's last event."""
 
@@ -89,7 +89,7 @@ class AdapterAdded:
     engine_id: EngineId = FIRST_ENGINE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRefused:
     """An adapter could not be added."""
 
@@ -127,7 +127,7 @@ class SlotReason(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotChanged:
     """A slot's adapter changed, and why. A copy that is complete has no reason of its own."""
 
@@ -147,7 +147,7 @@ class DrainState(StrEnum):
     EXPIRED = "expired"  # the slot it freed was kept for its beneficiary, who did not come in time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DrainChanged:
     """One adapter drains for another, or no longer does."""
 
@@ -158,7 +158,7 @@ class DrainChanged:
     engine_id: EngineId = FIRST_ENGINE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillsReleased:
     """The prefill delayer let prompts start: why, and how long it had held them back."""
 
@@ -178,7 +178,7 @@ class Whereabouts(StrEnum):
     UNKNOWN = "unknown"  # it has ended, or never was
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
     """Answers `Explain`: why a request waits and since when, and how many of its adapter's are before it."""
 
@@ -190,7 +190,7 @@ class Explained:
     position: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterStanding:
     """How the requests of one adapter stand; `reason` says why the longest waiting one waits."""
 
@@ -202,7 +202,7 @@ class AdapterStanding:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
     """Answers `Inspect`: the base model, every adapter somebody uses, and what of the device is taken."""
 

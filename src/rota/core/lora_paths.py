@@ -15,7 +15,7 @@ FORMS = "give PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and wei
 JSON_FIELDS = ("lora_name", "lora_path", "pinned", "weight")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoraPath:
     """An adapter to be loaded; as asked, so the folder may not be there."""
 
@@ -77,4 +77,4 @@ def _named(name: Any, path: Any, entry: str, pinned: bool = False, weight: float
     name = PurePath(path).name if name is None else name
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"lora_paths: '{entry}' has no name; {FORMS}.")
-    return LoraPath(name.strip(), path, pinned, weight)
+    return LoraPath(name=name.strip(), path=path, is_pinned=pinned, weight=weight)

@@ -15,7 +15,7 @@ Config = TypeVar("Config")
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One field of a config dataclass, as those who fill it in see it."""
 
@@ -91,4 +91,12 @@ def _option_of(one: Field[Any], hint: Any) -> Option:
     kind = type(choices[0]) if choices else first
     assert kind in _KINDS, f"a config field cannot be {hint}"
     words = tuple(word for other in others for word in get_args(other))
-    return Option(one.name, kind, choices, one.default, one.metadata["help"], words, is_list)
+    return Option(
+        name=one.name,
+        kind=kind,
+        choices=choices,
+        default=one.default,
+        help=one.metadata["help"],
+        words=words,
+        is_list=is_list,
+    )

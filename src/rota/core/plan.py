@@ -21,7 +21,7 @@ from rota.core.ids import AdapterId, BlockId, RequestId, Row, Slot
 from rota.core.request import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
     """A sequence takes a row; whoever sat there before is forgotten."""
 
@@ -51,7 +51,7 @@ class Grant:
     block: BlockId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """A row computes its known tokens [start, start + length) and samples only if they are its last."""
 
@@ -61,7 +61,7 @@ class Chunk:
     samples: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
     """How likely a row's prompt tokens [start, end) were is told, each judged by the token before it.
 
@@ -75,7 +75,7 @@ class Scoring:
     top: int  # so many of the likeliest tokens are told beside each
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """What the device shall do in one step."""
 
@@ -122,7 +122,7 @@ class TokenLogprobs:
 NO_TOKEN = -1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """What the device did: one token per sampled row, one score per scored token."""
 

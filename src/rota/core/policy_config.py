@@ -10,7 +10,7 @@ from rota.core.errors import ConfigError
 from rota.core.options import option
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyConfig:
     """How adapters share slots, and when prompts may start."""
 

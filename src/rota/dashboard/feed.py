@@ -17,7 +17,7 @@ from rota.runtime.service import Phase, ServiceState
 
 MOST_ROWS = 40
 MOST_OPEN = 100_000
-NOTHING = Inspected(0.0, 0, 0, 0, 0, 0, ())
+NOTHING = Inspected(at=0.0, steps=0, rows=0, blocks=0, blocks_used=0, slots=0, adapters=())
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Feed:
             match event:
                 case Produced():
                     self._note_step(event)
-                case Finished(request_id):
+                case Finished(request_id=request_id):
                     self._open.pop(request_id, None)
                 case SlotChanged():
                     self._lanes.change_slot(event)

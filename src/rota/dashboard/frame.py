@@ -19,7 +19,7 @@ class Spread:
     p99: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tenure:
     """An adapter in a slot, loading or ready, and why it came; `ended_at` is None while it lasts."""
 
@@ -32,7 +32,7 @@ class Tenure:
     engine: EngineId = FIRST_ENGINE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
     """One adapter lets its requests end and takes few new ones, so that another gets its slot."""
 
@@ -44,7 +44,7 @@ class Drain:
     engine: EngineId = FIRST_ENGINE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRow:
     """One adapter: how its requests stand, why the longest waiting one waits, and how the last minute went."""
 
@@ -61,7 +61,7 @@ class AdapterRow:
     tokens_per_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
     """One value every `every_s`, the last one at `ended_at`; None where there was nothing to measure."""
 
@@ -73,7 +73,7 @@ class Charts:
     tokens_per_s: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """What the page shows now. What is new since the frame before: `tenures` that ended and `charts`, if they moved."""
 

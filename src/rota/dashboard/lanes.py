@@ -47,7 +47,12 @@ class Lanes:
         is_same = before is not None and before.adapter == event.adapter_id
         reason = event.reason or (before.reason if before and is_same else "")
         self._tenants[place] = Tenure(
-            event.slot, event.adapter_id, event.state, reason, event.at, engine=event.engine_id
+            slot=event.slot,
+            adapter=event.adapter_id,
+            state=event.state,
+            reason=reason,
+            begun_at=event.at,
+            engine=event.engine_id,
         )
 
     def change_drain(self, event: DrainChanged) -> None:
@@ -57,7 +62,13 @@ class Lanes:
         if drain := self._drains.pop(victim, None):
             self._past_drains.append(replace(drain, state=event.state, ended_at=event.at))
         if event.state is DrainState.STARTED:
-            self._drains[victim] = Drain(event.victim, event.beneficiary, event.state, event.at, engine=event.engine_id)
+            self._drains[victim] = Drain(
+                victim=event.victim,
+                beneficiary=event.beneficiary,
+                state=event.state,
+                begun_at=event.at,
+                engine=event.engine_id,
+            )
 
     def clear(self, at: float) -> None:
         """The engine is gone, and everybody in it."""

@@ -70,7 +70,14 @@ def _assemble(config: EngineConfig, chosen: Choices, weights: Weights, adapters:
     spec, shape = chosen.spec, _cache_shape(config, chosen)
     model = make_model(spec, weights, Kernels(*_kernels(chosen), adapters.project))
     rows = config.scheduler.max_running_requests
-    capacity = Capacity(blocks, shape.block_size, rows, spec.context_length, chosen.slots, spec.vocab_size)
+    capacity = Capacity(
+        blocks=blocks,
+        block_size=shape.block_size,
+        rows=rows,
+        max_sequence_tokens=spec.context_length,
+        slots=chosen.slots,
+        vocabulary=spec.vocab_size,
+    )
     return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters)
 
 

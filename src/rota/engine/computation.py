@@ -50,7 +50,7 @@ class Computation:
 
     def padding(self, frame: Frame, has_adapters: bool) -> Numbers:
         """The inputs of a step in which every row is padding."""
-        packed = self._rows.accept(StepPlan(0), frame)
+        packed = self._rows.accept(StepPlan(step_id=0), frame)
         if not has_adapters:
             return packed.line
         assert self._adapters is not None

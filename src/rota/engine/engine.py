@@ -134,9 +134,19 @@ class Engine:
         block_size, longest = self.capacity.block_size, self.capacity.max_sequence_tokens
         prompt = (0,) * min(block_size, longest - 1)
         blocks = tuple(BlockId(block) for block in range(len(prompt) // block_size + 1))
-        seat = Seat(RequestId("warm-up"), Row(0), BASE, prompt, len(prompt), blocks, SamplingParams(top_p=0.9, seed=0))
-        prefill = StepPlan(0, seats=(seat,), chunks=(Chunk(Row(0), 0, len(prompt), samples=True),))
-        for plan in (prefill, StepPlan(1, decodes=(Row(0),))):
+        seat = Seat(
+            request_id=RequestId("warm-up"),
+            row=Row(0),
+            adapter_id=BASE,
+            tokens=prompt,
+            prompt_length=len(prompt),
+            blocks=blocks,
+            sampling=SamplingParams(top_p=0.9, seed=0),
+        )
+        prefill = StepPlan(
+            step_id=0, seats=(seat,), chunks=(Chunk(row=Row(0), start=0, length=len(prompt), samples=True),)
+        )
+        for plan in (prefill, StepPlan(step_id=1, decodes=(Row(0),))):
             self.collect(self.submit(plan))
 
     def share_threads(self, threads: Threads) -> None:

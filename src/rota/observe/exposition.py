@@ -24,7 +24,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 Labels = Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """What one scrape shows. Histograms and sums in it may move on by a token while they are written."""
 
@@ -44,13 +44,13 @@ def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool) -> Snap
     for standing in inspected.adapters if inspected else ():
         standings.setdefault(metrics.meters_of(standing.adapter_id).label, []).append(standing)
     return Snapshot(
-        is_up,
-        len(metrics.loaded),
-        tuple(metrics.slots.values()),
-        metrics.engines.copy(),
-        adapters,
-        inspected,
-        standings,
+        is_up=is_up,
+        loaded=len(metrics.loaded),
+        slots=tuple(metrics.slots.values()),
+        engines=metrics.engines.copy(),
+        adapters=adapters,
+        inspected=inspected,
+        standings=standings,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 Kind = Literal["counter", "gauge", "histogram"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One metric as those who scrape it see it."""
 
@@ -20,11 +20,11 @@ class Metric:
 
 
 def _metric(kind: Kind, name: str, sentence: str, *labels: str) -> Metric:
-    return Metric(kind, f"rota_{name}", labels, sentence)
+    return Metric(kind=kind, name=f"rota_{name}", labels=labels, sentence=sentence)
 
 
 def _asked(name: str, sentence: str, *labels: str) -> Metric:
-    return Metric("gauge", f"rota_{name}", labels, sentence, is_asked=True)
+    return Metric(kind="gauge", name=f"rota_{name}", labels=labels, sentence=sentence, is_asked=True)
 
 
 ENGINE_UP = _metric("gauge", "engine_up", "1 while the engine serves; 0 while it starts or is down.", "engine")

@@ -162,7 +162,7 @@ class DrainingPolicy(SlotPolicy):
             del self._drains[victim]
 
     def _tell(self, victim: AdapterId, beneficiary: AdapterId, state: DrainState, now: float) -> None:
-        self._news.append(DrainChanged(now, victim, beneficiary, state))
+        self._news.append(DrainChanged(at=now, victim=victim, beneficiary=beneficiary, state=state))
 
 
 def outranking(slots: SlotsView) -> Iterator[AdapterView]:

@@ -15,7 +15,7 @@ from typing import Protocol
 RECENT_BATCHES = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
     """What one rank knows before it prefills, and what all must know alike: why nothing starts, and what time it is."""
 
@@ -51,7 +51,7 @@ class Outcome(StrEnum):
     TOKEN_WATERMARK = "token_watermark"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Whether new prompts may start, and why; `passes` and `waited_s` tell how long the delay has lasted."""
 
@@ -62,7 +62,7 @@ class Verdict:
     ask_again_at: float = math.inf
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class PrefillDelayer:
     """Asked once a pass, also by a rank that has nothing to prefill."""
 
@@ -144,10 +144,12 @@ class PrefillDelayer:
     def _verdict(self, reason: Outcome, reports: list[RankReport], now: float) -> Verdict:
         waited_s = self._waited_ms(reports) / 1000
         if reason is not Outcome.DELAY:
-            return Verdict(True, reason, self._passes, waited_s)
+            return Verdict(is_allowed=True, reason=reason, passes=self._passes, waited_s=waited_s)
         # No request is held longer than this, though nothing else might make the loop ask again.
         ask_again_at = now + (self.max_delay_ms - _longest_held_ms(reports)) / 1000
-        return Verdict(False, reason, self._passes + 1, waited_s, ask_again_at)
+        return Verdict(
+            is_allowed=False, reason=reason, passes=self._passes + 1, waited_s=waited_s, ask_again_at=ask_again_at
+        )
 
     def _remember(self, reason: Outcome, reports: list[RankReport]) -> None:
         if reason is Outcome.DELAY:

@@ -41,7 +41,7 @@ def run(scheduler: Scheduler, world: World[Ticket], emit: Emit, depth: int = 2) 
             flying.append((plan, world.submit(plan)))
         else:
             # Nothing to do is done at once; the commit lets events of refused and aborted requests out.
-            _emit(emit, scheduler.commit(plan, StepResult(world.now())))
+            _emit(emit, scheduler.commit(plan, StepResult(at=world.now())))
 
         if not flying:
             idle_passes = 0 if messages or plan.wake_at > world.now() else idle_passes + 1

@@ -29,8 +29,8 @@ class PreloadedService:
     def state(self) -> ServiceState:
         state = self._service.state
         if self._refusal:
-            return ServiceState(Phase.DOWN, reason=self._refusal)
-        return ServiceState(Phase.STARTING) if self._missing and state.phase is Phase.READY else state
+            return ServiceState(phase=Phase.DOWN, reason=self._refusal)
+        return ServiceState(phase=Phase.STARTING) if self._missing and state.phase is Phase.READY else state
 
     def start(self, deliver: Deliver) -> None:
         def note(events: list[Event]) -> None:

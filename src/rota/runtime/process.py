@@ -42,7 +42,7 @@ OnReady = Callable[[Capacity], None]
 OwedSince = Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
     """How long the supervisor waits, and how often it tries again."""
 
@@ -75,7 +75,7 @@ class Endpoints:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
     """How one life of the engine ended: its last words if it had any, and how long it served."""
 
@@ -232,7 +232,12 @@ class EngineProcess:
                 on_events(events)
         self._process.join()
         served_s = max(0.0, time.monotonic() - ready_at)
-        return Death(last_words, self._process.exitcode or 0, ready_at < math.inf, served_s)
+        return Death(
+            last_words=last_words,
+            exit_code=self._process.exitcode or 0,
+            was_ready=ready_at < math.inf,
+            served_s=served_s,
+        )
 
     def kill(self) -> None:
         if self._process.pid is not None:

@@ -49,16 +49,16 @@ class Promises:
     def note_events(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
-                case Finished(request_id):
+                case Finished(request_id=request_id):
                     self._requests.pop(request_id, None)
-                case Admitted(request_id, _, cached_tokens):
+                case Admitted(request_id=request_id, cached_tokens=cached_tokens):
                     if (one := self._requests.get(request_id)) and one.cached_tokens is None:
                         one.cached_tokens = cached_tokens
                 case AdapterAdded(adapter_id):
                     adapter = self._coming.pop(adapter_id, None)
                     if adapter and adapter_id not in self._leaving:
                         self._known[adapter_id] = adapter
-                case AdapterRefused(adapter_id):
+                case AdapterRefused(adapter_id=adapter_id):
                     self._coming.pop(adapter_id, None)
                     self._known.pop(adapter_id, None)
                     self._leaving.pop(adapter_id, None)
@@ -82,16 +82,16 @@ class Promises:
         fault = Fault(FaultCode.ENGINE_DIED, reason)
         events: list[Event] = [
             Finished(
-                request_id,
-                now,
-                FinishReason.FAILED,
+                request_id=request_id,
+                at=now,
+                reason=FinishReason.FAILED,
                 prompt_tokens=one.prompt_tokens,
                 cached_tokens=one.cached_tokens or 0,
                 fault=fault,
             )
             for request_id, one in self._requests.items()
         ]
-        events += [AdapterRefused(adapter_id, now, reason) for adapter_id in self._coming]
+        events += [AdapterRefused(adapter_id=adapter_id, at=now, reason=reason) for adapter_id in self._coming]
         events += [AdapterRemoved(adapter_id, now) for adapter_id in self._leaving]
         self._requests, self._coming, self._leaving = {}, {}, {}
         return events

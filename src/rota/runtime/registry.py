@@ -18,7 +18,7 @@ class Registry:
     """
 
     def __init__(self, base_name: str, base_path: str) -> None:
-        self.base = Adapter(BASE, base_name, base_path)
+        self.base = Adapter(adapter_id=BASE, name=base_name, path=base_path)
         self._ids = count(BASE + 1)
         self._by_name: dict[str, Adapter] = {}
         self._prefix = f"{base_name}:"
@@ -53,7 +53,14 @@ class Registry:
                 f"An adapter named '{asked.name}' is already loaded; unload it first, or take another name."
             )
         adapter_id = AdapterId(next(self._ids))
-        adapter = Adapter(adapter_id, asked.name, asked.path, asked.weight, asked.is_pinned, asked.is_builtin)
+        adapter = Adapter(
+            adapter_id=adapter_id,
+            name=asked.name,
+            path=asked.path,
+            weight=asked.weight,
+            is_pinned=asked.is_pinned,
+            is_builtin=asked.is_builtin,
+        )
         self._by_name[asked.name] = adapter
         return adapter
 

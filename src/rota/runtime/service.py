@@ -31,7 +31,7 @@ class Phase(StrEnum):
     STOPPED = "stopped"  # down because it was told so, and for good
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
     """Whether a service serves: with what capacity if it does, why not if it is down."""
 
@@ -72,7 +72,7 @@ class StateBoard:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._state = ServiceState(Phase.STARTING)
+        self._state = ServiceState(phase=Phase.STARTING)
 
     @property
     def state(self) -> ServiceState:
@@ -143,13 +143,13 @@ class InProcessService:
         try:
             device = self._build_device()
             scheduler = Scheduler.from_config(self._config, device.capacity)
-            self._board.set(ServiceState(Phase.READY, device.capacity))
+            self._board.set(ServiceState(phase=Phase.READY, capacity=device.capacity))
             run(scheduler, LiveWorld(device, self._inbox), emit, self._config.scheduler.overlap_depth)
             reason = "The engine was stopped."
         except Exception as error:  # whatever it is, those who wait must hear of it
             reason = explain(error)
         with self._lock:
-            self._board.set(ServiceState(Phase.DOWN, reason=reason))
+            self._board.set(ServiceState(phase=Phase.DOWN, reason=reason))
             failed = self._promises.break_all(reason)
         if failed:
             deliver(failed)

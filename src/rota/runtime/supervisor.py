@@ -111,7 +111,7 @@ class SupervisedService:
             return self._promises.oldest_at()
 
     def _on_ready(self, capacity: Capacity) -> None:
-        self._board.set(ServiceState(Phase.READY, capacity))
+        self._board.set(ServiceState(phase=Phase.READY, capacity=capacity))
 
     def _on_events(self, events: list[Event]) -> None:
         with self._lock:
@@ -121,7 +121,7 @@ class SupervisedService:
     def _replace_engine(self, death: Death) -> None:
         """End whoever was open in the dead engine; from here on messages wait in the next one's socket."""
         with self._lock:
-            self._board.set(ServiceState(Phase.STARTING))
+            self._board.set(ServiceState(phase=Phase.STARTING))
             self._engine.close()
             self._engine = self._new_engine()
             for introduction in self._promises.introductions():
@@ -134,7 +134,7 @@ class SupervisedService:
 
     def _go_down(self, reason: str) -> None:
         with self._lock:
-            self._board.set(ServiceState(Phase.DOWN, reason=reason))
+            self._board.set(ServiceState(phase=Phase.DOWN, reason=reason))
             self._engine.close()
             self._context.destroy(linger=0)  # also of an engine that came to nothing halfway
             failed = self._promises.break_all(reason)

@@ -62,7 +62,9 @@ class AdapterLifecycle:
         self._to_fetch.append(group)
 
     def _refuse(self, adapter_id: AdapterId, at: float, reason: str) -> None:
-        self._books.outbox.append(AdapterRefused(adapter_id, at, reason, self._books.engine_id))
+        self._books.outbox.append(
+            AdapterRefused(adapter_id=adapter_id, at=at, reason=reason, engine_id=self._books.engine_id)
+        )
 
     def _reason_against(self, adapter: Adapter) -> str | None:
         slots = self._books.slots.total

@@ -76,7 +76,7 @@ class Batch:
             return
         samples = start + length == len(sequence.tokens)
         assert sequence.row is not None
-        draft.chunks.append(Chunk(sequence.row, start, length, samples))
+        draft.chunks.append(Chunk(row=sequence.row, start=start, length=length, samples=samples))
         draft.flight.chunks.append((sequence, start + length))
         draft.flight.prompt_tokens += length
         draft.budget -= length
@@ -118,6 +118,6 @@ def _plan_scores(draft: Draft, sequence: Sequence) -> None:
         return
     assert sequence.row is not None
     assert sampling.prompt_logprobs is not None
-    draft.scorings.append(Scoring(sequence.row, start, end, sampling.prompt_logprobs))
+    draft.scorings.append(Scoring(row=sequence.row, start=start, end=end, top=sampling.prompt_logprobs))
     draft.flight.scored.append((sequence, end - start))
     sequence.scored = end

@@ -110,13 +110,13 @@ class Books:
         self.note_users(group)
         self.outbox.append(
             Finished(
-                sequence.request_id,
-                at,
-                reason,
-                sequence.prompt_length,
-                sequence.output_length,
-                sequence.cached_tokens,
-                fault,
+                request_id=sequence.request_id,
+                at=at,
+                reason=reason,
+                prompt_tokens=sequence.prompt_length,
+                output_tokens=sequence.output_length,
+                cached_tokens=sequence.cached_tokens,
+                fault=fault,
             )
         )
 

@@ -42,7 +42,13 @@ class Delays:
         # A sequence that has no row would not start either way.
         self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts[: books.rows.free], draft.now
         if verdict.is_allowed and verdict.reason is not Outcome.NOTHING:
-            released = PrefillsReleased(draft.now, verdict.reason, verdict.passes, verdict.waited_s, books.engine_id)
+            released = PrefillsReleased(
+                at=draft.now,
+                reason=verdict.reason,
+                passes=verdict.passes,
+                waited_s=verdict.waited_s,
+                engine_id=books.engine_id,
+            )
             books.outbox.append(released)
         if not verdict.is_allowed:
             # Without work in flight nothing else would make the loop ask again.

@@ -11,7 +11,7 @@ from rota.core.plan import Chunk, Grant, Load, Scoring, Seat, StepPlan
 from rota.scheduler.sequence import Sequence
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Flight:
     """Who takes part in a step, and since when it is on its way."""
 
@@ -25,7 +25,7 @@ class Flight:
     prompt_tokens: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Draft:
     """Filled by the scheduler's parts in turn."""
 
@@ -46,7 +46,7 @@ class Draft:
     wake_at: float = math.inf
 
     def __post_init__(self) -> None:
-        self.flight = Flight(self.now)
+        self.flight = Flight(planned_at=self.now)
 
     def ask_again(self, at: float) -> None:
         """The answer will change at this moment, without a message."""
@@ -54,16 +54,16 @@ class Draft:
 
     def plan(self) -> StepPlan:
         return StepPlan(
-            self.step_id,
-            tuple(self.seats),
-            tuple(self.grants),
-            tuple(self.chunks),
-            tuple(self.decodes),
-            tuple(self.fetches),
-            tuple(self.loads),
-            tuple(self.drops),
-            tuple(self.scorings),
-            self.context_tokens,
-            self.adapters,
-            self.wake_at,
+            step_id=self.step_id,
+            seats=tuple(self.seats),
+            grants=tuple(self.grants),
+            chunks=tuple(self.chunks),
+            decodes=tuple(self.decodes),
+            fetches=tuple(self.fetches),
+            loads=tuple(self.loads),
+            drops=tuple(self.drops),
+            scorings=tuple(self.scorings),
+            context_tokens=self.context_tokens,
+            adapters=self.adapters,
+            wake_at=self.wake_at,
         )

@@ -70,4 +70,14 @@ def _tell(
     reason: SlotReason | None = None,
     detail: str = "",
 ) -> None:
-    books.outbox.append(SlotChanged(at, slot, adapter_id, state, reason, detail, books.engine_id))
+    books.outbox.append(
+        SlotChanged(
+            at=at,
+            slot=slot,
+            adapter_id=adapter_id,
+            state=state,
+            reason=reason,
+            detail=detail,
+            engine_id=books.engine_id,
+        )
+    )

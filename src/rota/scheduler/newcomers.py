@@ -25,7 +25,7 @@ from rota.scheduler.sequence import Phase, Refusal, Sequence
 MOST_OVERTAKES = 64
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Pass:
     """What one pass over the queues has come to so far."""
 
@@ -61,7 +61,7 @@ class Newcomers:
         self._books.line_ends_at = NOWHERE
         if not heads:
             return
-        current = Pass(draft, delay, heads)
+        current = Pass(draft=draft, delay=delay, heads=heads)
         if draft.budget > 0 and not self._books.rows.free:
             current.why_others_wait = Reason.NO_ROW  # whatever else they lack
         else:
@@ -148,7 +148,9 @@ class Newcomers:
         if not sequence.output_length:
             sequence.cached_tokens = cached_tokens
         group.join(sequence, Phase.PREFILL)
-        self._books.outbox.append(Admitted(sequence.request_id, draft.now, cached_tokens, reasons))
+        self._books.outbox.append(
+            Admitted(request_id=sequence.request_id, at=draft.now, cached_tokens=cached_tokens, reasons=reasons)
+        )
         draft.seats.append(_seat(sequence))
 
     # ── sequences that wait ──────────────────────────────────────────────────────────────────────────────────────────
@@ -188,11 +190,11 @@ def _reasons(sequence: Sequence, group: Group) -> tuple[str, ...]:
 def _seat(sequence: Sequence) -> Seat:
     assert sequence.row is not None
     return Seat(
-        sequence.request_id,
-        sequence.row,
-        sequence.request.adapter_id,
-        tuple(sequence.tokens),
-        sequence.prompt_length,
-        tuple(sequence.blocks),
-        sequence.request.sampling,
+        request_id=sequence.request_id,
+        row=sequence.row,
+        adapter_id=sequence.request.adapter_id,
+        tokens=tuple(sequence.tokens),
+        prompt_length=sequence.prompt_length,
+        blocks=tuple(sequence.blocks),
+        sampling=sequence.request.sampling,
     )

@@ -103,7 +103,17 @@ class ResultWriter:
         self._last_result_at = at
         self._books.note_step(step_s)
         engine_id, prompt_tokens = self._books.engine_id, flight.prompt_tokens
-        self._books.outbox.append(Produced(at, request_ids, tokens, logprobs, step_s, prompt_tokens, engine_id))
+        self._books.outbox.append(
+            Produced(
+                at=at,
+                request_ids=request_ids,
+                tokens=tokens,
+                logprobs=logprobs,
+                step_s=step_s,
+                prompt_tokens=prompt_tokens,
+                engine_id=engine_id,
+            )
+        )
 
     def _publish(self, sequence: Sequence) -> None:
         """Let other sequences find the blocks of this one that have become full."""

@@ -111,7 +111,13 @@ class Scheduler:
         if fault := self._limits.fault_of(request, self._books):
             at, prompt_tokens = request.arrived_at, len(request.prompt)
             self._books.outbox.append(
-                Finished(request.request_id, at, FinishReason.FAILED, prompt_tokens=prompt_tokens, fault=fault)
+                Finished(
+                    request_id=request.request_id,
+                    at=at,
+                    reason=FinishReason.FAILED,
+                    prompt_tokens=prompt_tokens,
+                    fault=fault,
+                )
             )
         else:
             self._books.open(request)
@@ -121,7 +127,7 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """Slots change hands, then the step is filled: decodes, prompts that have begun, newcomers."""
         self._steps += 1
-        draft = Draft(self._steps, now, budget=self._config.chunked_prefill_size)
+        draft = Draft(step_id=self._steps, now=now, budget=self._config.chunked_prefill_size)
         self._adapters.give_orders(draft)
         self._turns.take(draft)
         self._batch.plan_decodes(draft)
@@ -164,9 +170,9 @@ def _delayer(policy: PolicyConfig, capacity: Capacity) -> PrefillDelayer | None:
     if not policy.enable_prefill_delayer:
         return None
     return PrefillDelayer(
-        capacity.rows,
-        policy.prefill_delayer_max_delay_passes,
-        policy.prefill_delayer_max_delay_ms,
-        policy.prefill_delayer_token_usage_low_watermark,
-        policy.prefill_delayer_queue_min_ratio,
+        max_running=capacity.rows,
+        max_delay_passes=policy.prefill_delayer_max_delay_passes,
+        max_delay_ms=policy.prefill_delayer_max_delay_ms,
+        token_usage_low_watermark=policy.prefill_delayer_token_usage_low_watermark,
+        queue_min_ratio=policy.prefill_delayer_queue_min_ratio,
     )

@@ -14,7 +14,7 @@ from rota.core.ids import AdapterId, Slot
 from rota.policy.eviction import Eviction
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Tenancy:
     """An adapter in a slot: LOADING until its copy was seen to be complete, READY from then on."""
 
@@ -55,7 +55,7 @@ class SlotLedger:
 
     def begin_load(self, adapter_id: AdapterId, replaces: AdapterId | None = None) -> Slot:
         slot = heapq.heappop(self._empty)
-        self._tenancies[adapter_id] = Tenancy(slot, replaces=replaces)
+        self._tenancies[adapter_id] = Tenancy(slot=slot, replaces=replaces)
         if replaces is not None:
             self._replaced.add(replaces)
         self._eviction.use(adapter_id)

@@ -20,29 +20,38 @@ def explained(books: Books, request_id: RequestId, at: float) -> Explained:
     """Looks through its adapter's queue: meant for the one request that a client asks about, not for all of them."""
     sequence = books.sequences.get(request_id)
     if sequence is None:
-        return Explained(request_id, at, Whereabouts.UNKNOWN)
+        return Explained(request_id=request_id, at=at, state=Whereabouts.UNKNOWN)
     group = books.group_of(sequence)
     if sequence.phase is Phase.WAITING:
         refusal = _refusal(books, sequence)
         position = sum(other.arrival < sequence.arrival for other in group.queue)
-        return Explained(request_id, at, Whereabouts.WAITING, refusal.reason, refusal.since, position)
+        return Explained(
+            request_id=request_id,
+            at=at,
+            state=Whereabouts.WAITING,
+            reason=refusal.reason,
+            since=refusal.since,
+            position=position,
+        )
     if books.is_open(group):
-        return Explained(request_id, at, Whereabouts.RUNNING)
-    return Explained(request_id, at, Whereabouts.PARKED, Reason.NOT_IN_SLOT.value, group.ran_at)
+        return Explained(request_id=request_id, at=at, state=Whereabouts.RUNNING)
+    return Explained(
+        request_id=request_id, at=at, state=Whereabouts.PARKED, reason=Reason.NOT_IN_SLOT.value, since=group.ran_at
+    )
 
 
 def inspected(books: Books, steps: int, at: float) -> Inspected:
     standings = tuple(_standing(books, group) for group in books.groups.values() if group.users or group is books.base)
     used = books.blocks.total - books.blocks.free
     return Inspected(
-        at,
-        steps,
-        books.running_count,
-        books.blocks.total,
-        used,
-        books.slots.total,
-        standings,
-        books.engine_id,
+        at=at,
+        steps=steps,
+        rows=books.running_count,
+        blocks=books.blocks.total,
+        blocks_used=used,
+        slots=books.slots.total,
+        adapters=standings,
+        engine_id=books.engine_id,
     )
 
 
@@ -50,8 +59,8 @@ def _standing(books: Books, group: Group) -> AdapterStanding:
     first = group.queue.first()
     is_open = books.is_open(group)
     return AdapterStanding(
-        group.adapter_id,
-        group.waiting,
+        adapter_id=group.adapter_id,
+        waiting=group.waiting,
         running=group.running if is_open else 0,
         parked=0 if is_open else group.running,
         oldest_at=first.request.arrived_at if first else None,

@@ -78,7 +78,7 @@ def _install_vllm_routes(app: FastAPI, adapters: AdapterFront, access: Access) -
         access.refuse_loads()
         fields.refuse_unsupported()
         _check_name(fields.lora_name)
-        await adapters.load(LoraPath(fields.lora_name, fields.lora_path, weight=key.weight))
+        await adapters.load(LoraPath(name=fields.lora_name, path=fields.lora_path, weight=key.weight))
         return PlainTextResponse(f"Adapter '{fields.lora_name}' is loaded.")
 
     @app.post("/v1/unload_lora_adapter", openapi_extra=takes(UnloadFields), response_class=PlainTextResponse)
@@ -109,7 +109,9 @@ def _install_sglang_routes(app: FastAPI, adapters: AdapterFront, access: Access)
         fields.refuse_unsupported()
         try:
             _check_name(fields.lora_name)
-            await adapters.load(LoraPath(fields.lora_name, fields.lora_path, bool(fields.pinned), key.weight))
+            await adapters.load(
+                LoraPath(name=fields.lora_name, path=fields.lora_path, is_pinned=bool(fields.pinned), weight=key.weight)
+            )
         except AdapterError as error:
             return outcome(key, False, str(error))
         return outcome(key, True)

@@ -61,7 +61,7 @@ class AdapterFront:
             match event:
                 case AdapterAdded(adapter_id):
                     _resolve(self._coming, adapter_id)
-                case AdapterRefused(adapter_id, _, reason):
+                case AdapterRefused(adapter_id=adapter_id, reason=reason):
                     # Also one that was served before: a new engine reads it again, and its folder may be gone.
                     self._registry.discard(adapter_id)
                     _resolve(self._coming, adapter_id, reason)

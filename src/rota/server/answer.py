@@ -157,12 +157,12 @@ def requests_for(
     is_single = len(prompts) * choices == 1
     return tuple(
         Request(
-            request_id_for(answer_id if is_single else f"{answer_id}-{prompt}-{choice}"),
-            tokens,
-            seeded(sampling, choice),
-            now,
-            model.adapter_id,
-            call.key.priority,
+            request_id=request_id_for(answer_id if is_single else f"{answer_id}-{prompt}-{choice}"),
+            prompt=tokens,
+            sampling=seeded(sampling, choice),
+            arrived_at=now,
+            adapter_id=model.adapter_id,
+            priority=call.key.priority,
         )
         for prompt, tokens in enumerate(prompts)
         for choice in range(choices)

@@ -59,7 +59,7 @@ class Queries:
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:  # nearly always a step's tokens
             match event:
-                case Explained(request_id):
+                case Explained(request_id=request_id):
                     self._resolve(request_id, event)
                 case Inspected():
                     self._last = event

@@ -105,7 +105,9 @@ class RequestsRoute:
         if told is None:
             engine = self.service.state
             reason = "the engine is at a long step" if engine.capacity else f"the engine is {engine.phase.value}"
-            told = Explained(request.request_id, now, Whereabouts.WAITING, reason, journey.asked_at)
+            told = Explained(
+                request_id=request.request_id, at=now, state=Whereabouts.WAITING, reason=reason, since=journey.asked_at
+            )
         position = told.position if told.state is Whereabouts.WAITING else None
         state, since = told.state.value, told.since
         if told.state is Whereabouts.RUNNING:

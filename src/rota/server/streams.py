@@ -90,7 +90,9 @@ class Reply:
         now = time.monotonic()
         for position, request_id in list(self._open.items()):
             self.end(position, is_complete=False)
-            self.delta(position).ending = Finished(request_id, now, FinishReason.FAILED, fault=fault)
+            self.delta(position).ending = Finished(
+                request_id=request_id, at=now, reason=FinishReason.FAILED, fault=fault
+            )
         self._news.set()
 
     def delta(self, position: int) -> Delta:
@@ -170,11 +172,11 @@ class Streams:
                     self._dispatch_tokens(event, touched)
                 case PromptsScored():
                     self._dispatch_scores(event, touched)
-                case Admitted(request_id, _, cached_tokens):
+                case Admitted(request_id=request_id, cached_tokens=cached_tokens):
                     if waiting := self._waiting.get(request_id):
                         reply, position = waiting
                         reply.delta(position).cached_tokens = cached_tokens
-                case Finished(request_id):
+                case Finished(request_id=request_id):
                     if waiting := self._waiting.pop(request_id, None):
                         reply, position = waiting
                         reply.delta(position).ending = _explained(event, reply.is_called_off)

@@ -24,7 +24,7 @@ ROUNDS = 20
 USUAL = 0.03  # a share of a step's time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
     """One step of a live engine: what was in it, and how long it took."""
 
@@ -35,7 +35,7 @@ class MeasuredStep:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """A cost model and its relative error over the steps it was fitted to."""
 
@@ -57,7 +57,12 @@ def calibrate(steps: list[MeasuredStep], like: LinearCost, name: str) -> Fit:
     weights = _fit(features, seconds)
     fitted = {FITTED[column]: float(weight) for column, weight in zip(occurring, weights, strict=True)}
     errors = spread(np.abs(features @ weights - seconds) / seconds)
-    return Fit(replace(like, name=name, **fitted), len(steps), errors["median"], errors["p95"])
+    return Fit(
+        cost=replace(like, name=name, **fitted),
+        steps=len(steps),
+        median_error=errors["median"],
+        p95_error=errors["p95"],
+    )
 
 
 def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -41,7 +41,7 @@ class ConstantCost:
         return self.seconds
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCost:
     """A step costs a constant, and a little for everything in it."""
 

@@ -45,7 +45,7 @@ def adapter_name(adapter_id: AdapterId) -> str:
     return BASE_LABEL if adapter_id == BASE else f"adapter{adapter_id}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Simulation:
     """Runs once; `recorder` tells what happened, and `observers` are told as it happens."""
 
@@ -67,7 +67,13 @@ class Simulation:
         scenario = self.scenario
         config = self.config or scheduler_config(scenario)
         slots = scenario.slots if self.slots is None else self.slots
-        capacity = Capacity(scenario.kv_blocks, BLOCK_SIZE, config.max_running_requests, LONGEST_SEQUENCE, slots)
+        capacity = Capacity(
+            blocks=scenario.kv_blocks,
+            block_size=BLOCK_SIZE,
+            rows=config.max_running_requests,
+            max_sequence_tokens=LONGEST_SEQUENCE,
+            slots=slots,
+        )
         lora = self.lora or lora_config(scenario, slots)
         scheduler = Scheduler(config, capacity, self.policy, lora)
         self._world = VirtualWorld(self._adapters(), self.costs)
@@ -85,7 +91,9 @@ class Simulation:
 
     def _adapters(self) -> list[tuple[float, Message]]:
         numbers = map(AdapterId, range(1, self.scenario.adapters + 1))
-        return [(0.0, AddAdapter(Adapter(number, adapter_name(number), ""), 0.0)) for number in numbers]
+        return [
+            (0.0, AddAdapter(Adapter(adapter_id=number, name=adapter_name(number), path=""), 0.0)) for number in numbers
+        ]
 
     def _invite_guests(self) -> None:
         for visit in visits(self.scenario, self.seed):
@@ -93,7 +101,7 @@ class Simulation:
             self._coming[transient] = visit
             self.recorder.transients.add(transient)
             at = STARTS_AT + visit.ask.at
-            self._world.post(at, AddAdapter(Adapter(transient, adapter_name(transient), ""), at))
+            self._world.post(at, AddAdapter(Adapter(adapter_id=transient, name=adapter_name(transient), path=""), at))
 
     def _receive(self, transient: AdapterId, at: float) -> None:
         """A transient was read: it is asked once, and told to go whether it has answered or not."""
@@ -124,7 +132,9 @@ class Simulation:
             self._world.post(leaves_at, Abort(request_id, leaves_at))
         # The first token is the request's own, so no two prompts begin alike.
         prompt = (LONGEST_SEQUENCE + ask.number, *NUMBERS[1 : ask.prompt_tokens])
-        return Submit(Request(request_id, prompt, sampling, at, ask.adapter_id))
+        return Submit(
+            Request(request_id=request_id, prompt=prompt, sampling=sampling, arrived_at=at, adapter_id=ask.adapter_id)
+        )
 
     def _emit(self, events: list[Event]) -> None:
         for observer in (self.recorder, *self.observers):

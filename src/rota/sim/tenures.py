@@ -9,7 +9,7 @@ from rota.core.events import Event, SlotChanged, SlotState
 from rota.core.ids import AdapterId, EngineId, RequestId, Slot
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tenure:
     """[since, until) in one place: on the way in, or ready to run."""
 
@@ -53,4 +53,13 @@ class Tenures:
         begun = self._open.pop((change.engine_id, change.slot), None)
         if begun and at > begun.at:
             is_ready = begun.state is SlotState.READY
-            self.closed.append(Tenure(begun.engine_id, begun.slot, begun.adapter_id, begun.at, at, is_ready))
+            self.closed.append(
+                Tenure(
+                    engine_id=begun.engine_id,
+                    place=begun.slot,
+                    adapter_id=begun.adapter_id,
+                    since=begun.at,
+                    until=at,
+                    is_ready=is_ready,
+                )
+            )

@@ -57,7 +57,7 @@ class VirtualWorld:
     def collect(self, ticket: Finish) -> StepResult:
         done_at, tokens = ticket
         self._now = max(self._now, done_at)
-        return StepResult(self._now, (self._token,) * tokens)
+        return StepResult(at=self._now, tokens=(self._token,) * tokens)
 
     def _order_adapters(self, plan: StepPlan) -> None:
         for adapter in plan.fetches:

@@ -11,7 +11,7 @@ from rota.core.ids import BASE, AdapterId
 from rota.workload.scenario import Client
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
     """One request to come: `at` counts from the start, and is 0 in a closed loop until its turn comes."""
 
@@ -40,12 +40,12 @@ def asks(client: Client, seed: int) -> Iterator[Ask]:
             adapter = AdapterId(1 + index)
         leaves_after_s = dice.uniform(0.0, client.cancel_within_s) if dice.random() < client.cancel_share else None
         yield Ask(
-            number,
-            at,
-            adapter,
-            dice.randint(*client.prompt_tokens),
-            dice.randint(*client.output_tokens),
-            leaves_after_s,
+            number=number,
+            at=at,
+            adapter_id=adapter,
+            prompt_tokens=dice.randint(*client.prompt_tokens),
+            output_tokens=dice.randint(*client.output_tokens),
+            leaves_after_s=leaves_after_s,
         )
 
 

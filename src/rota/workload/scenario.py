@@ -21,7 +21,7 @@ Kind = TypeVar("Kind")
 _KINDS = {int: "a whole number", float: "a number", str: "a text"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
     """One source of requests: open loop at a rate, or closed loop with so many open at a time."""
 
@@ -58,7 +58,7 @@ class Client:
                 raise ConfigError(f"{name} must be between 0 and 1, not {getattr(self, name)}.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """Clients that ask at the same time, and what the server was given to serve them with."""
 

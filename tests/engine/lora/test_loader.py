@@ -64,7 +64,10 @@ def adapters(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -
     for seed, name in enumerate("ab"):
         make_adapter(root / name, model, seed)
     names = ("a", "b", "missing", "explosive")
-    return {name: Adapter(AdapterId(at), name, str(root / name)) for at, name in enumerate(names, start=1)}
+    return {
+        name: Adapter(adapter_id=AdapterId(at), name=name, path=str(root / name))
+        for at, name in enumerate(names, start=1)
+    }
 
 
 @pytest.fixture
@@ -173,7 +176,7 @@ def test_a_load_that_cannot_be_read_or_copied_fails_and_the_next_one_does_not(lo
 
 @pytest.mark.usefixtures("disk")
 def test_an_adapter_that_failed_is_read_anew_when_it_is_asked_for_again(loader, mailbox, adapters, model):
-    late = Adapter(AdapterId(9), "late", adapters["missing"].path.replace("missing", "late"))
+    late = Adapter(adapter_id=AdapterId(9), name="late", path=adapters["missing"].path.replace("missing", "late"))
     loader.fetch(late)
     assert mailbox.wait_for(1) == [(AdapterFailed, 9)]
     make_adapter(Path(late.path), model)
@@ -213,9 +216,9 @@ def test_closing_ends_everything_with_a_message(bank, disk, mailbox, adapters):
 
 def test_adapters_that_could_not_be_fetched_are_forgotten(loader, mailbox):
     for number in range(20):
-        loader.fetch(Adapter(AdapterId(100 + number), "nothing", "/nowhere/explosive"))
+        loader.fetch(Adapter(adapter_id=AdapterId(100 + number), name="nothing", path="/nowhere/explosive"))
     mailbox.wait_for(20)
-    loader.fetch(Adapter(AdapterId(200), "nothing", "/nowhere/explosive"))
+    loader.fetch(Adapter(adapter_id=AdapterId(200), name="nothing", path="/nowhere/explosive"))
     mailbox.wait_for(21)
 
     assert len(loader._copies) <= 2

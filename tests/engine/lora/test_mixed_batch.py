@@ -80,11 +80,11 @@ class Server:
         self, folder: Path, slots: int, chunk: int = 2048, policy: str = "rotate", overlaps: bool = True
     ) -> None:
         self.config = EngineConfig(
-            ModelConfig(str(folder), dtype="float32", device="cpu"),
-            CacheConfig(kv_block_size=8, kv_blocks=512),
-            SchedulerConfig(max_running_requests=16, chunked_prefill_size=chunk),
-            LoraConfig(max_loras_per_batch=slots, enable_lora_overlap_loading=overlaps),
-            PolicyConfig(lora_policy=policy, lora_rotation_quantum_ms=5.0, lora_max_stall_ms=10.0),
+            model=ModelConfig(model_path=str(folder), dtype="float32", device="cpu"),
+            cache=CacheConfig(kv_block_size=8, kv_blocks=512),
+            scheduler=SchedulerConfig(max_running_requests=16, chunked_prefill_size=chunk),
+            lora=LoraConfig(max_loras_per_batch=slots, enable_lora_overlap_loading=overlaps),
+            policy=PolicyConfig(lora_policy=policy, lora_rotation_quantum_ms=5.0, lora_max_stall_ms=10.0),
             quiet=True,
         )
         self.engine: Engine = build_engine(self.config)
@@ -114,7 +114,7 @@ class Server:
 
 
 def adapter(number: int, folder: Path) -> Adapter:
-    return Adapter(AdapterId(number), f"adapter{number}", str(folder / str(number)))
+    return Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=str(folder / str(number)))
 
 
 def everybody(prompts: list[tuple[int, ...]]) -> list[Request]:
@@ -163,7 +163,7 @@ def test_a_name_loaded_again_never_sees_kv_of_its_old_weights(world):
     old = server.serve([request("old", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(1))])
     server.scheduler.apply(RemoveAdapter(AdapterId(1), 0.0))
     # The same name with other weights: a new id.
-    server.add(Adapter(AdapterId(9), "adapter1", str(adapters / "2")))
+    server.add(Adapter(adapter_id=AdapterId(9), name="adapter1", path=str(adapters / "2")))
     new = server.serve([request("new", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(9))])
 
     assert outputs(old)["old"] == answers[prompt][1]
@@ -174,7 +174,9 @@ def test_a_name_loaded_again_never_sees_kv_of_its_old_weights(world):
 def test_a_bad_adapter_is_refused_with_its_reason_while_the_others_are_served(world, tmp_path):
     folder, adapters, prompts, answers = world
     server = Server(folder, slots=2)
-    events = server.add(adapter(1, adapters), Adapter(AdapterId(7), "missing", str(tmp_path / "nowhere")))
+    events = server.add(
+        adapter(1, adapters), Adapter(adapter_id=AdapterId(7), name="missing", path=str(tmp_path / "nowhere"))
+    )
 
     (refused,) = [event for event in events if isinstance(event, AdapterRefused)]
     assert refused.adapter_id == 7

@@ -17,7 +17,7 @@ READ = HostAdapter((torch.zeros(1),), (0,), torch.zeros(1, 1, dtype=torch.int32)
 
 
 def adapter(path: str) -> Adapter:
-    return Adapter(AdapterId(1), "parrot", path)
+    return Adapter(adapter_id=AdapterId(1), name="parrot", path=path)
 
 
 class Disk:

@@ -27,7 +27,12 @@ class Ticket:
         if self.done is not None:
             self.done.synchronize()
         scores = tuple(score for _, score in _token_logprobs(self.scores))
-        return StepResult(time.monotonic(), tuple(self.tokens.tolist()), _token_logprobs(self.logprobs), scores)
+        return StepResult(
+            at=time.monotonic(),
+            tokens=tuple(self.tokens.tolist()),
+            logprobs=_token_logprobs(self.logprobs),
+            scores=scores,
+        )
 
 
 def copy_to_host(sampled: Sampled, device: torch.device) -> Ticket:

@@ -63,12 +63,12 @@ async def _ask(front: Front, call: Call, fields: GenerateFields) -> Ask:
     now = time.monotonic()
     requests = [
         Request(
-            request_id_for(f"{names[index]}-{choice}" if choices > 1 else names[index]),
-            prompts[index],
-            seeded(samplings[index], choice),
-            now,
-            models[index].adapter_id,
-            call.key.priority,
+            request_id=request_id_for(f"{names[index]}-{choice}" if choices > 1 else names[index]),
+            prompt=prompts[index],
+            sampling=seeded(samplings[index], choice),
+            arrived_at=now,
+            adapter_id=models[index].adapter_id,
+            priority=call.key.priority,
         )
         for index in range(count)
         for choice in range(choices)

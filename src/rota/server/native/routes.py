@@ -128,7 +128,7 @@ def _probe(front: Front) -> Request:
     """The shortest request there is."""
     name = RequestId(f"health-{uuid.uuid4().hex}")
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-    return Request(name, front.tokenizer.encode("Hi"), sampling, time.monotonic())
+    return Request(request_id=name, prompt=front.tokenizer.encode("Hi"), sampling=sampling, arrived_at=time.monotonic())
 
 
 def _described(standing: Inspected) -> dict[str, Any]:
