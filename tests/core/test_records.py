@@ -27,6 +27,6 @@ def records() -> Iterator[type]:
                     yield kind
 
 
-@pytest.mark.parametrize("record", records(), ids=lambda record: record.__name__)
+@pytest.mark.parametrize("record", list(records()), ids=lambda record: record.__name__)
 def test_a_record_with_many_fields_takes_keywords_only(record):
     assert [one.name for one in fields(record) if one.init and not one.kw_only] == []

@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from rota.core.errors import ConfigError
 from rota.core.ids import AdapterId
 
-# What metrics, logs and tables call the base model, and all adapters without metrics of their own together.
+# Names in metrics, logs and tables: the base model, and all adapters without metrics of their own.
 BASE_LABEL = "base"
 OTHER_LABEL = "other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """What was loaded under a name. Loading a name again gives a new id, so old KV is never taken for new."""
+    """What was loaded under a name. A name that is loaded again gets a new id, so old KV is never taken for new."""
 
     adapter_id: AdapterId
     name: str
     path: str
     weight: float = 1.0  # its share of slot time relative to others
     is_pinned: bool = False
-    is_builtin: bool = False  # it came with Rota, so no adapter root binds it
+    is_builtin: bool = False  # it comes with Rota, so it need not lie in the adapter root
 
     def __post_init__(self) -> None:
         if not self.weight > 0.0:

@@ -29,14 +29,15 @@ class ModelConfig:
     )
     quantization: Literal["auto", "int4", "none"] = option(
         "auto",
-        "'int4' computes the layers in four bits, in groups of 32 (CPU only). On x86 it holds both, and computes steps "
-        "of up to 4 tokens in four bits (8 in float32), with activations in bf16. On ARM it holds four bits alone, and "
-        "rounds the activations of each token to eight. 'auto' takes int4 for the built-in model, if dtype is 'auto'.",
+        "'int4' computes the layers in four bits, in groups of 32 (CPU only). On x86 it holds both precisions, and "
+        "computes steps of up to 4 tokens in four bits (8 in float32), with activations in bf16. On ARM it holds four "
+        "bits alone, and rounds the activations of each token to eight bits. 'auto' takes int4 for the built-in model, "
+        "if dtype is 'auto'.",
     )
     cpu_threads: int | Literal["auto"] = option(
         "auto",
-        "Threads that compute on a CPU; 'auto' tries one and all that the container grants, for small and for larger "
-        "steps. OMP_NUM_THREADS says how many there are.",
+        "Threads that compute on a CPU; 'auto' tries one thread and all that the container grants, for small steps and "
+        "for larger ones. OMP_NUM_THREADS says how many there are.",
     )
     context_length: int | None = option(None, "Longest prompt plus output; left out: what the model allows.")
     attention_backend: Literal["auto", "torch", "triton", "flashinfer"] = option(
@@ -82,7 +83,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """How many may run and wait, and how large a step may be."""
+    """How many requests may run and wait, and how large a step may be."""
 
     max_running_requests: int = option(256, "Requests that may hold KV and run at the same time.")
     max_queued_requests: int = option(10_000, "Requests that may wait; one more is refused.")
@@ -119,7 +120,8 @@ class LoraConfig:
         "auto", "Kernels that apply adapters; 'auto' takes the same as for attention."
     )
     lora_eviction_policy: Literal["lru", "fifo"] = option(
-        "lru", "Whose place on the device goes to a newcomer: the least recently used, or the first that came."
+        "lru",
+        "Which adapter leaves the device if another needs its place: the least recently used, or the first that came.",
     )
     enable_lora_overlap_loading: bool = option(
         True, "Copy adapters to the device while steps run; without it a step waits for its adapters."
@@ -143,7 +145,7 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Where the server listens, whom it lets in, how long it waits, and what it tells."""
+    """Where the server listens, which clients it lets in, how long it waits, and what it logs."""
 
     host: str = option("127.0.0.1", "Address to listen on; one that others reach needs keys, or allow_anyone.")
     port: int = option(30000, "Port to listen on; 0 picks a free one.")
@@ -151,28 +153,29 @@ class ServerConfig:
     api_key: tuple[str, ...] = option((), "A key that may do everything; may be repeated.")
     api_key_file: str | None = option(None, "A TOML file with keys and the rights of each.")
     allow_anyone: bool = option(
-        False, "Listen on an address that others reach without any key: whoever reaches it may do everything."
+        False, "Listen without any key on an address that others reach: every client that reaches it may do everything."
     )
     max_body_mb: int = option(16, "Largest body of a request, in MB; a larger one is refused.")
     stream_keep_alive: float = option(
         15.0,
-        "Seconds of silence after which a stream sends an empty line; its headers leave with the first, if not before.",
+        "Seconds of silence after which a stream sends an empty line; its headers leave with the first one, if not "
+        "before.",
     )
     drain_timeout: float = option(20.0, "Seconds that open answers may take to end once the server is told to stop.")
     request_timeout: float | None = option(
         None, "Seconds after which a request that has not ended is ended with an error; left out: never."
     )
     metrics_max_adapters: int = option(
-        50, "Adapters with metrics of their own; those that are asked for while no place is free count as 'other'."
+        50, "Adapters with metrics of their own; further adapters count as 'other' while no place is free."
     )
     journal_dir: str | None = option(
         None, "A folder of journals (.jsonl) that the dashboard replays by name: /dashboard?journal=run.jsonl."
     )
     log_format: Literal["text", "json"] = option(
-        "text", "How log lines on stderr look; with 'json' every line there is a JSON object, whoever writes it."
+        "text", "How log lines on stderr look; with 'json' every line there is a JSON object, also a library's."
     )
     log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", "The least that is logged; 'info' has a line for every request."
+        "info", "The lowest level that is logged; 'info' has a line for every request."
     )
 
     def __post_init__(self) -> None:
@@ -205,18 +208,18 @@ LANDINGS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What was found: how much the device can hold. Nobody writes it back into the config."""
+    """What was found: how much the device can hold. It is never written back into the config."""
 
     blocks: int
     block_size: int
     rows: int
     max_sequence_tokens: int
     slots: int = 0  # adapters a step may hold
-    vocabulary: int | None = None  # token ids lie below it; None: nobody minds
+    vocabulary: int | None = None  # token ids lie below it; None: any id may come
 
     @property
     def places(self) -> int:
-        """Room for adapters on the device: the slots, and a landing where the next one arrives while all slots run."""
+        """Places for adapters: the slots, and a landing where the next adapter arrives while all slots run."""
         return self.slots + LANDINGS if self.slots else 0
 
 

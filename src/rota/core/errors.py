@@ -1,12 +1,12 @@
-"""What can go wrong, as one tree.
+"""Everything that can go wrong is one tree of errors.
 
 RotaError
-├── ConfigError        the operator asked for what cannot be
+├── ConfigError        the configuration cannot work
 ├── ModelError         a model folder is missing, corrupt or unsupported
 ├── AdapterError       an adapter folder cannot be served by this model
 ├── RequestError       a request cannot be served as asked; carries a Fault
 ├── EngineDiedError    the engine process is gone
-└── StuckError         requests wait and nothing will ever come
+└── StuckError         requests wait, and no message will ever come
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class FaultCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A sentence for the person who asked, and a code for the program that did."""
+    """Why a request failed: a sentence for a person, and a code for a program."""
 
     code: FaultCode
     message: str
@@ -51,7 +51,7 @@ class RotaError(Exception):
 
 
 class ConfigError(RotaError):
-    """The operator asked for what cannot be."""
+    """The configuration cannot work."""
 
 
 class ModelError(RotaError):
@@ -79,4 +79,4 @@ class EngineDiedError(RotaError):
 
 
 class StuckError(RotaError):
-    """Requests wait and nothing will ever come: a bug in a policy, never load."""
+    """Requests wait, and no message will ever come: a bug in a policy, never a matter of load."""

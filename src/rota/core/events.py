@@ -1,4 +1,4 @@
-"""Events tell the other rooms what became of a request; they leave by one door and every request ends in one.
+"""Events tell the other rooms what happened; they leave by one door, and every request ends in one event.
 
 An event of one request says which request it is of. Every other event says which engine it is of.
 """
@@ -22,17 +22,17 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
-    """A request left the queue; `cached_tokens` of its KV were already there."""
+    """A request left the queue; the KV of its first `cached_tokens` tokens was already there."""
 
     request_id: RequestId
     at: float
     cached_tokens: int
-    reasons: tuple[str, ...] = ()  # what it waited for; none if it was let in at once
+    reasons: tuple[str, ...] = ()  # what the request waited for; empty if it was admitted at once
 
 
 @dataclass(frozen=True, slots=True)
 class Preempted:
-    """A sequence gave its KV back and waits to be computed again; nothing it produced is lost."""
+    """A sequence gave its KV back and waits to be computed again. No token is lost."""
 
     request_id: RequestId
     at: float
@@ -40,9 +40,9 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
-    """One step's tokens, all requests together: an event a step, not an event a token.
+    """The tokens of one step, for all its requests: one event per step, not one per token.
 
-    A step that only computed prompts has one too: it took time, though it gave no token.
+    A step that only computed prompts has this event too: it took time, though it gave no token.
     """
 
     at: float
@@ -50,16 +50,16 @@ class Produced:
     tokens: tuple[int, ...]
     # By position in `tokens`, only for requests that asked.
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
-    step_s: float = 0.0  # how long the device was at it
+    step_s: float = 0.0  # how long the device took for the step
     prompt_tokens: int = 0
     engine_id: EngineId = FIRST_ENGINE
 
 
 @dataclass(frozen=True, slots=True)
 class PromptsScored:
-    """How likely prompts' next tokens were, for requests that asked; comes before the step's tokens.
+    """The log-probabilities of prompt tokens, for requests that asked; comes before the step's tokens.
 
-    A prompt's first token has no score, and every other one has its score told once, in order.
+    The first token of a prompt has no score. The score of every other token is told once, in order.
     """
 
     at: float
@@ -144,7 +144,7 @@ class DrainState(StrEnum):
     STARTED = "started"
     FINISHED = "finished"
     CALLED_OFF = "called_off"
-    EXPIRED = "expired"  # the slot it freed was kept for its beneficiary, who did not come in time
+    EXPIRED = "expired"  # the freed slot was kept for the beneficiary, which did not come in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,17 +170,17 @@ class PrefillsReleased:
 
 
 class Whereabouts(StrEnum):
-    """Where a request is on its way."""
+    """The state of a request."""
 
     WAITING = "waiting"  # holds nothing yet
     RUNNING = "running"
     PARKED = "parked"  # holds KV; its adapter is not in a slot just now
-    UNKNOWN = "unknown"  # it has ended, or never was
+    UNKNOWN = "unknown"  # the request has ended, or there never was one with this id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """Answers `Explain`: why a request waits and since when, and how many of its adapter's are before it."""
+    """Answers `Explain`: why a request waits, since when, and how many requests of its adapter are before it."""
 
     request_id: RequestId
     at: float
@@ -192,7 +192,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterStanding:
-    """How the requests of one adapter stand; `reason` says why the longest waiting one waits."""
+    """The requests of one adapter; `reason` says why the request that has waited longest waits."""
 
     adapter_id: AdapterId
     waiting: int
@@ -204,7 +204,7 @@ class AdapterStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """Answers `Inspect`: the base model, every adapter somebody uses, and what of the device is taken."""
+    """Answers `Inspect`: the base model, every adapter that has requests, and how much of the device is in use."""
 
     at: float
     steps: int
@@ -218,7 +218,7 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class CacheFlushed:
-    """Answers `FlushCache`: so many blocks of earlier prompts are forgotten."""
+    """Answers `FlushCache`: how many blocks of earlier prompts were forgotten."""
 
     at: float
     blocks: int
@@ -227,7 +227,7 @@ class CacheFlushed:
 
 @dataclass(frozen=True, slots=True)
 class EngineRestarted:
-    """The engine died and another takes its place: nobody runs, no slot is taken, and adapters are read again."""
+    """The engine died and another takes its place: no request runs, no slot is taken, and adapters are read again."""
 
     at: float
     reason: str

@@ -9,7 +9,7 @@ BlockId = NewType("BlockId", int)
 Row = NewType("Row", int)
 Slot = NewType("Slot", int)
 
-# The base model is an adapter id like any other, so "no adapter" and "nothing" never look alike.
+# The base model has an adapter id like any other, so "no adapter" and "nothing" never look alike.
 BASE = AdapterId(0)
 
 # The only engine there is today.

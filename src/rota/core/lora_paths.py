@@ -1,4 +1,4 @@
-"""An entry of --lora-paths says where an adapter lies and what it is called."""
+"""An entry of --lora-paths says where an adapter lies and what its name is."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ JSON_FIELDS = ("lora_name", "lora_path", "pinned", "weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraPath:
-    """An adapter to be loaded; as asked, so the folder may not be there."""
+    """An adapter to be loaded, as it was asked for: the folder may not exist."""
 
     name: str
     path: str
     is_pinned: bool = False
     weight: float = 1.0
-    # Comes with Rota. No entry and no client can say so of its own.
+    # The adapter comes with Rota. No entry and no client can claim this.
     is_builtin: bool = False
 
 
 def parse_lora_paths(entries: Sequence[str]) -> tuple[LoraPath, ...]:
-    """All entries of --lora-paths; two of one name are refused."""
+    """All entries of --lora-paths; two entries of one name are refused."""
     parsed = tuple(map(parse_lora_path, entries))
     paths: dict[str, str] = {}
     for entry in parsed:
@@ -70,7 +70,7 @@ def _from_json(text: str) -> LoraPath:
 
 
 def _named(name: Any, path: Any, entry: str, pinned: bool = False, weight: float = 1.0) -> LoraPath:
-    """An adapter without a name of its own is called like its folder."""
+    """An adapter without a given name takes the name of its folder."""
     if not isinstance(path, str) or not path.strip():
         raise ConfigError(f"lora_paths: '{entry}' has no path; {FORMS}.")
     path = path.strip()

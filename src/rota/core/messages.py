@@ -11,30 +11,30 @@ from rota.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Somebody asks."""
+    """A client sends a request."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Somebody no longer wants an answer. Unknown ids are ignored: the answer may have crossed it."""
+    """A client no longer wants an answer. Unknown ids are ignored: the request may just have ended."""
 
     request_id: RequestId
     at: float
-    is_complete: bool = False  # it has all it needs, as at a stop string, and counts as stopped
+    is_complete: bool = False  # the client has all it needs, as at a stop string; the request counts as stopped
 
 
 @dataclass(frozen=True, slots=True)
 class AbortAll:
-    """Nobody wants an answer any more: the service is stopping."""
+    """No client wants an answer any more: the service is stopping."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class AddAdapter:
-    """Somebody wants an adapter to be known; it is read and checked before anyone may ask for it."""
+    """A client adds an adapter. It is read and checked before requests may ask for it."""
 
     adapter: Adapter
     at: float
@@ -42,7 +42,7 @@ class AddAdapter:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAdapter:
-    """Somebody wants an adapter gone: after its users have finished, or at once when forced."""
+    """A client removes an adapter: after its requests have finished, or at once when forced."""
 
     adapter_id: AdapterId
     at: float
@@ -76,7 +76,7 @@ class AdapterFailed:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """Somebody wants to know why a request waits; `Explained` answers, also for a request nobody knows."""
+    """A client asks why a request waits; `Explained` answers, also for an unknown request."""
 
     request_id: RequestId
     at: float
@@ -84,14 +84,14 @@ class Explain:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Somebody wants to know how things stand; `Inspected` answers."""
+    """A client asks how all adapters and the device stand; `Inspected` answers."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class FlushCache:
-    """Somebody wants the KV of earlier prompts forgotten; `CacheFlushed` answers."""
+    """A client wants the KV of earlier prompts forgotten; `CacheFlushed` answers."""
 
     at: float
 

@@ -17,18 +17,18 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One field of a config dataclass, as those who fill it in see it."""
+    """One field of a config dataclass, as an operator sees it."""
 
     name: str
     kind: type
     choices: tuple[Any, ...]
     default: Any
     help: str
-    words: tuple[str, ...] = ()  # that may stand in for a value, as 'auto' does
+    words: tuple[str, ...] = ()  # that may stand for a value, such as 'auto'
     is_list: bool = False
 
     def check(self, value: Any) -> Any:
-        """The value as the config takes it; raises ConfigError if it does not."""
+        """The value in the form that the config takes; raises ConfigError for a wrong value."""
         if (value is None and self.default is None) or (type(value) is str and value in self.words):
             return value
         if self.is_list:
@@ -65,7 +65,7 @@ def options_of(*configs: type) -> dict[str, Option]:
 
 
 def build(config: type[Config], given: Mapping[str, Any]) -> Config:
-    """A config from those of the given options that are its own."""
+    """A config from the given options; options of other configs are left out."""
     own = options_of(config)
     return config(**{name: own[name].check(value) for name, value in given.items() if name in own})
 
@@ -81,7 +81,7 @@ def refuse_unknown(given: Mapping[str, Any], *configs: type) -> None:
 
 
 def _option_of(one: Field[Any], hint: Any) -> Option:
-    """Read off a field's type: `int`, `int | None`, `int | Literal["auto"]`, `Literal["a", "b"]`, `tuple[int, ...]`."""
+    """Reads a field's type: `int`, `int | None`, `int | Literal["auto"]`, `Literal["a", "b"]`, `tuple[int, ...]`."""
     is_list = get_origin(hint) is tuple
     kinds = [hint]
     if is_list or get_origin(hint) in (Union, UnionType):

@@ -1,13 +1,13 @@
-"""A step as two values: the plan the scheduler makes, and the result a world gives back.
+"""A step is two values: the plan that the scheduler makes, and the result that a world gives back.
 
 A sequence that may run sits at a **row**: the device keeps its page table, its sampling parameters and its
-newest token there. What a row is told once it is not told again, so a plan is as large as what changed:
+newest token there. A plan does not repeat what a row already knows, so it is as large as what changed:
 
-    seats    who sits down, with all tokens known so far and the blocks that will hold their KV
+    seats    sequences that take a row, with all tokens known so far and the blocks that will hold their KV
     grants   one more block for a row that outgrew its last one
     chunks   rows that compute known tokens (prefill), [start, start + length)
     decodes  rows that compute the one token the device already holds for them
-    scorings tokens of prompts whose log-probabilities were asked for; the chunks of this step give them
+    scorings prompt tokens whose log-probabilities were asked for; the chunks of this step give them
     fetches  adapters to read from disk into host memory; loads: from there into a slot; drops: out of host memory
 """
 
@@ -23,7 +23,7 @@ from rota.core.request import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A sequence takes a row; whoever sat there before is forgotten."""
+    """A sequence takes a row; the sequence that sat there before is forgotten."""
 
     request_id: RequestId
     row: Row
@@ -36,11 +36,11 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An adapter is copied into a slot; whoever was there is gone from this step on."""
+    """An adapter is copied into a slot; the adapter that was there is gone from this step on."""
 
     adapter_id: AdapterId
     slot: Slot
-    is_awaited: bool = False  # the step itself waits for the copy, and no message tells of it
+    is_awaited: bool = False  # the step itself waits for the copy, and no message reports it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scoring:
-    """How likely a row's prompt tokens [start, end) were is told, each judged by the token before it.
+    """The log-probabilities of a row's prompt tokens [start, end) are wanted, each judged by the token before it.
 
     chunk     |  4  5  6  7  |       computes these tokens
     scoring   |     5  6  7  8 |     and can judge those that follow one of them
@@ -72,7 +72,7 @@ class Scoring:
     row: Row
     start: int  # never the first token of a prompt: nothing comes before it
     end: int
-    top: int  # so many of the likeliest tokens are told beside each
+    top: int  # how many of the likeliest tokens are told beside each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,10 +88,10 @@ class StepPlan:
     loads: tuple[Load, ...] = ()
     drops: tuple[AdapterId, ...] = ()
     scorings: tuple[Scoring, ...] = ()
-    # Tokens the step attends to, summed over its rows, and different adapters in it: what a step costs.
+    # What a step costs: the tokens it attends to, summed over its rows, and the number of different adapters.
     context_tokens: int = 0
     adapters: int = 0
-    # When a scheduler that waits wants to be asked again; infinity when only a message can help.
+    # When the scheduler wants to be asked again; infinity if only a message can change its answer.
     wake_at: float = math.inf
 
     @property
@@ -101,7 +101,7 @@ class StepPlan:
 
     @property
     def tokens(self) -> int:
-        """How many the step computes."""
+        """How many tokens the step computes."""
         return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
 
     @property
@@ -118,7 +118,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-# In the place of a token where a row's logits were not numbers.
+# Stands in the place of a token when a row's logits were not numbers.
 NO_TOKEN = -1
 
 

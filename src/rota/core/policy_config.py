@@ -1,4 +1,4 @@
-"""Which policies decide about slots and prefills, and their knobs; flags keep the names operators know."""
+"""The policy config says which policies decide about slots and prefills, and how they are tuned."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PolicyConfig:
         None, "Never hold prompts back while less than this share of KV is in use."
     )
     prefill_delayer_queue_min_ratio: float | None = option(
-        None, "Wait until this share of the running requests' number is queued (0.1 to 0.5 is typical)."
+        None, "Wait until the queue has this share of the number of running requests (0.1 to 0.5 is typical)."
     )
     prefill_delayer_forward_passes_buckets: tuple[float, ...] = option(
         (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0), "Bounds of the histogram of passes that prompts were held back."

@@ -1,4 +1,4 @@
-"""A request: what was asked, and never what became of it."""
+"""A request says what was asked, and never what became of it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Request:
     sampling: SamplingParams
     arrived_at: float
     adapter_id: AdapterId = BASE
-    priority: int = 0  # higher goes first, as if it had arrived earlier; it never waits for ever either way
+    priority: int = 0  # a higher one goes first, as if it had arrived earlier; a low one never waits for ever
 
     def __post_init__(self) -> None:
         if not self.prompt:
