@@ -1,4 +1,4 @@
-"""The books: the only writer of queues, ledgers and sequences."""
+"""The scheduler decides: it is the only writer of queues, ledgers and sequences."""
 
 from rota.scheduler.scheduler import Scheduler
 

@@ -1,4 +1,4 @@
-"""The adapter lifecycle: how adapters become known, arrive, fail and leave."""
+"""The adapter lifecycle says how adapters become known, arrive, fail and leave."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from rota.scheduler.moves import arrive, vacate
 
 
 class AdapterLifecycle:
-    """Every adapter that was added ends in an event: added or refused, and removed when asked."""
+    """Every request to add or remove an adapter is answered by an event: added, refused or removed."""
 
     def __init__(self, books: Books, fetching: Fetching, policy: SlotPolicy) -> None:
         self._books = books
         self._fetching = fetching
         self._policy = policy
-        self._unanswered: set[AdapterId] = set()  # the client that added it has not been told yet what became of it
+        self._unanswered: set[AdapterId] = set()  # the clients that added them wait for an answer
         self._to_fetch: list[Group] = []
         self._to_drop: list[AdapterId] = []
 
     def give_orders(self, draft: Draft) -> None:
-        """What was decided between steps goes out with the next one."""
+        """Reads and drops that were decided between two steps go out with the next step."""
         draft.drops.extend(self._to_drop)
         self._to_drop = []
         self._to_fetch = [group for group in self._to_fetch if not self._fetching.try_fetch(draft, group)]
@@ -93,12 +93,12 @@ class AdapterLifecycle:
     def _ready(self, adapter_id: AdapterId, at: float) -> None:
         tenancy = self._books.slots.tenancies.get(adapter_id)
         if tenancy is None or tenancy.is_ready:
-            return  # a step waited for this copy, and it was taken as arrived then
+            return  # a step waited for this copy, and the adapter counted as arrived then
         arrive(self._books, adapter_id, at)
         self.retire_if_done(self._books.groups[adapter_id], at)
 
     def _failed(self, message: AdapterFailed) -> None:
-        """End the requests that asked for it with the reason, and free what it held; nothing else changes."""
+        """End the adapter's requests with the reason, and free what the adapter held; nothing else changes."""
         books = self._books
         adapter_id, at, reason = message.adapter_id, message.at, message.reason
         group = books.groups.get(adapter_id)
@@ -114,12 +114,12 @@ class AdapterLifecycle:
         if group.standing is Standing.NEW:
             del books.groups[adapter_id]
         elif group.standing is Standing.KNOWN:
-            group.standing = Standing.FAILED  # or a pinned one would be read and fail for ever
+            group.standing = Standing.FAILED  # or a pinned adapter would be read and fail for ever
             books.note_users(group)
         self.retire_if_done(group, at)
 
     def _remove(self, adapter_id: AdapterId, at: float, is_forced: bool) -> None:
-        """Unload: waits for its users unless forced, and for a copy under way in any case."""
+        """Unload: waits for the adapter's requests unless forced, and for a copy under way in any case."""
         group = self._books.groups.get(adapter_id)
         if group is None or adapter_id == BASE:
             self._refuse(adapter_id, at, f"No adapter with the id {adapter_id} is known.")
@@ -132,7 +132,7 @@ class AdapterLifecycle:
         self.retire_if_done(group, at)
 
     def retire_if_done(self, group: Group, at: float) -> None:
-        """Forget an adapter that is to leave, once no request uses it and nothing of it is on its way."""
+        """Forget an adapter that is to leave, once no request uses it and no read or copy of it is under way."""
         books = self._books
         is_on_its_way = group.adapter_id in self._unanswered or books.hosts.is_fetching(group.adapter_id)
         if group.standing is not Standing.LEAVING or group.users or is_on_its_way:
@@ -148,7 +148,7 @@ class AdapterLifecycle:
         books.outbox.append(AdapterRemoved(group.adapter_id, at, books.engine_id))
 
     def _drop(self, adapter_id: AdapterId) -> None:
-        """Nothing of it is in host memory, or on its way there, from the next step on."""
+        """The adapter is not in host memory, and not on its way there, from the next step on."""
         if self._books.hosts.has(adapter_id):
             self._to_drop.append(adapter_id)
         self._books.hosts.forget(adapter_id)

@@ -26,7 +26,7 @@ class Offer:
 
 
 class Admission:
-    """Only looks: nothing is booked here."""
+    """Answers questions and books nothing."""
 
     def __init__(self, books: Books, is_caching: bool, policy: SlotPolicy) -> None:
         self._books = books
@@ -52,16 +52,16 @@ class Admission:
         return self._offer(sequence) is not None
 
     def can_work(self, group: Group) -> bool:
-        """Would it run if it were in a slot? It holds KV already, or there is KV for its first request."""
+        """Would an adapter run if it were in a slot? It holds KV already, or there is KV for its first request."""
         return bool(group.running or ((first := group.queue.first()) and self.has_room(first)))
 
     def lacks_kv(self, sequence: Sequence) -> bool:
-        """Are the blocks that are free too few for `sequence`, wherever its adapter is?"""
+        """Are there too few free blocks for `sequence`, wherever its adapter is?"""
         spare = self._books.blocks.free - self._books.running_count
         return self._books.blocks.blocks_for(len(sequence.tokens)) > spare and self._offer(sequence) is None
 
     def _has_fresh_slot(self, group: Group) -> bool:
-        """A slot that was just given up for this adapter must not stand idle."""
+        """Has the adapter not run yet in its slot? A slot that was given up for it must not stand idle."""
         tenancy = self._books.slots.tenancies.get(group.adapter_id)
         return tenancy is not None and not tenancy.has_run
 
@@ -69,16 +69,16 @@ class Admission:
         blocks = self._books.blocks
         cached = blocks.find(self._findable_keys(sequence, blocks)) if self._is_caching else []
         needed = blocks.blocks_for(len(sequence.tokens))
-        # One block is left for each running sequence, or the newcomer would soon be preempted for their growth.
+        # One block is left for each running sequence, or the new sequence would soon be preempted when they grow.
         if blocks.free - blocks.cost_of(cached, needed) < self._books.running_count:
             return None
         return Offer(cached, needed - len(cached))
 
     def _findable_keys(self, sequence: Sequence, blocks: BlockLedger) -> list[BlockKey]:
-        """Names of the full blocks before the last token: that one is always computed, to sample from it."""
+        """Names of the full blocks before the last token: the last token is always computed, to sample from it."""
         full = (len(sequence.tokens) - 1) // blocks.block_size
         if sequence.scored < sequence.prompt_length:
-            # What is found in the cache is not computed, and what is not computed judges no token.
+            # A token that is found in the cache is not computed, and so gives no score for the token after it.
             full = min(full, (sequence.scored - 1) // blocks.block_size)
         extend_keys(sequence, full, blocks.block_size)
         return sequence.block_keys[:full]

@@ -1,4 +1,4 @@
-"""The batch fills a step with the tokens of sequences that run: decodes first, then prompts that have begun."""
+"""The batch fills a step with the tokens of running sequences: decodes first, then prompts that have begun."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Batch:
 
     def plan_decodes(self, draft: Draft) -> None:
         flight, rows, step_id = draft.flight.decodes, draft.decodes, draft.step_id
-        decode = Phase.DECODE  # looked up once: Python 3.11 takes its time over a member of an enumeration
+        decode = Phase.DECODE  # looked up once: Python 3.11 is slow to look up a member of an enumeration
         for group in self._books.open_groups:
             before = len(rows)
             context_tokens = 0
-            # A copy, since growing may preempt a sequence out of the list.
+            # A copy, because growth may preempt a sequence of this list.
             for sequence in group.decoding.copy():
                 planned = sequence.planned
                 if planned >= sequence.limit - 1 or sequence.phase is not decode:
@@ -41,7 +41,7 @@ class Batch:
         draft.budget -= len(rows)
 
     def _grow(self, draft: Draft, sequence: Sequence) -> bool:
-        """Grant one more block. If none is free a sequence is preempted for it; False if that is `sequence` itself."""
+        """Grant one more block. If none is free, a sequence is preempted; False if that is `sequence` itself."""
         while not self._books.blocks.free:
             victim = self._victim(draft)
             self._books.preempt(victim, draft.now)
@@ -55,7 +55,7 @@ class Batch:
         return True
 
     def _victim(self, draft: Draft) -> Sequence:
-        """The sequence that gives up KV: the newest of the parked, else the newest that is not in this step yet."""
+        """The sequence that gives up its KV: the newest parked one, or else the newest that is not in this step yet."""
         is_open = {group.adapter_id for group in self._books.open_groups}
         return max(
             (sequence for sequence in self._books.running() if sequence.step_id != draft.step_id),
@@ -63,13 +63,13 @@ class Batch:
         )
 
     def plan_chunks(self, draft: Draft) -> None:
-        """Go on with prompts that have begun, whatever the delayer says."""
+        """Continue prompts that have begun; the prefill delayer does not hold these back."""
         for group in self._books.open_groups:
             for sequence in group.prefilling:
                 self.plan_chunk(draft, sequence, group)
 
     def plan_chunk(self, draft: Draft, sequence: Sequence, group: Group) -> None:
-        """As much of a sequence's prompt as the step has room for."""
+        """Plan as much of a sequence's prompt as the step has room for."""
         start = sequence.planned
         length = min(draft.budget, len(sequence.tokens) - start)
         if length <= 0:
@@ -111,7 +111,7 @@ class Batch:
 
 
 def _plan_scores(draft: Draft, sequence: Sequence) -> None:
-    """Score what a chunk makes known of its prompt, unless that was done before a preemption."""
+    """Score the prompt tokens that a chunk can judge, unless they were scored before a preemption."""
     sampling, start = sequence.request.sampling, sequence.scored
     end = min(sequence.planned + 1, sequence.prompt_length)
     if end <= start:

@@ -1,8 +1,8 @@
-"""The block ledger knows which sequences hold which KV block, and what a block that is free still contains.
+"""The block ledger knows which sequences hold which KV block, and what a free block still contains.
 
 A full block is named by a chain: its own tokens hashed onto the name of the block before it, starting from the
-adapter. Equal names therefore mean equal text *and* equal weights, and adapters never share KV. A released block
-keeps its name until its room is needed; the one unused for longest goes first.
+adapter. So equal names mean equal text *and* equal weights, and adapters never share KV. A released block keeps its
+name until the block is needed; the block that was unused for longest goes first.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ BlockKey = bytes
 
 
 def first_key(adapter: AdapterId) -> BlockKey:
-    """What the chain of an adapter's blocks hangs from."""
+    """The start of the chain of names of an adapter's blocks."""
     return adapter.to_bytes(16, "little")
 
 
 def next_key(previous: BlockKey, tokens: Sequence[int]) -> BlockKey:
-    # A cryptographic hash, not Python's: a collision would show one tenant another's context.
+    # A cryptographic hash, not Python's: a collision would show one client the context of another.
     return blake2b(array("q", tokens).tobytes(), digest_size=16, key=previous).digest()
 
 
 class BlockLedger:
-    """Counts holders of every block; owns nothing but integers."""
+    """Counts the holders of every block; it has integers only, and no memory of the device."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self.total = blocks
@@ -52,7 +52,7 @@ class BlockLedger:
         return -(-tokens // self.block_size)
 
     def find(self, keys: Iterable[BlockKey]) -> list[BlockId]:
-        """The blocks that hold the longest run of `keys` from the first on; holds nothing."""
+        """The blocks that contain the longest run of `keys` from the first on; they are not held yet."""
         found: list[BlockId] = []
         for key in keys:
             block = self._block_of.get(key)
@@ -62,7 +62,7 @@ class BlockLedger:
         return found
 
     def cost_of(self, found: list[BlockId], blocks: int) -> int:
-        """Free blocks it takes to hold `found` and as many more as make `blocks`."""
+        """How many free blocks it takes to hold `found` and further blocks, `blocks` in all."""
         return blocks - sum(1 for block in found if self._holders[block])
 
     def hold(self, found: list[BlockId]) -> None:
@@ -73,7 +73,7 @@ class BlockLedger:
             self._holders[block] += 1
 
     def allocate(self, count: int) -> list[BlockId]:
-        """Hold `count` blocks to write into; what they contained is forgotten. The caller has checked `free`."""
+        """Hold `count` blocks to write into; their old content is forgotten. The caller has checked `free`."""
         return [self.allocate_one() for _ in range(count)]
 
     def allocate_one(self) -> BlockId:
@@ -85,13 +85,13 @@ class BlockLedger:
         return block
 
     def publish(self, block: BlockId, key: BlockKey) -> None:
-        """Let a full, written block be found by its name. The first block of a name keeps it."""
+        """Let a full, written block be found by its name. The first block with a name keeps the name."""
         if key not in self._block_of and block not in self._key_of:
             self._block_of[key] = block
             self._key_of[block] = key
 
     def release(self, blocks: list[BlockId]) -> None:
-        """Let go of a sequence's blocks, its last first: the beginning of a text is worth keeping longest."""
+        """Release a sequence's blocks, the last one first: the beginning of a text is worth keeping longest."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block]:
@@ -101,12 +101,12 @@ class BlockLedger:
                 self._free.move_to_end(block, last=False)
 
     def forget(self) -> None:
-        """Drop every name: nothing is found any more. Holders are not disturbed."""
+        """Drop every name: no block is found any more. Sequences keep the blocks that they hold."""
         self._key_of.clear()
         self._block_of.clear()
 
     def check(self, held: Iterable[list[BlockId]]) -> None:
-        """Assert that exactly the sequences' blocks `held` are held, and that every other block is free."""
+        """Assert that exactly the blocks in `held` are held, and that every other block is free."""
         counts = [0] * self.total
         for blocks in held:
             assert len(set(blocks)) == len(blocks), "a sequence holds a block twice"

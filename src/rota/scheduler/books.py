@@ -20,14 +20,14 @@ from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Phase, Sequence
 from rota.scheduler.slots import SlotLedger
 
-# What a step takes is forgotten after this many others.
+# The mean step time covers about this many steps.
 REMEMBERED_STEPS = 16
-# Behind all requests: the line has no end.
-NOWHERE = (math.inf, RequestId(""))
+# Later than every arrival: the line has no end.
+NO_LINE_END = (math.inf, RequestId(""))
 
 
 class Books:
-    """Written by the scheduler's parts, read by its questions."""
+    """The scheduler's parts write the books; questions read them."""
 
     def __init__(
         self,
@@ -50,10 +50,9 @@ class Books:
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
         self.waiting = 0
         self.priorities: Counter[int] = Counter()  # of the open ones
-        self.step_s = 0.0  # what steps take of late
-        self.line_ends_at = (
-            NOWHERE  # a request that arrived later was not let past those that lacked KV in the last pass
-        )
+        self.step_s = 0.0  # how long steps took recently
+        # In the last pass, requests that arrived later than this had to wait behind requests that lacked KV.
+        self.line_ends_at = NO_LINE_END
         self.outbox: list[Event] = []
         # Adapters with work and no slot: those a policy may have to choose among.
         self.absent = DueQueue()
@@ -65,7 +64,7 @@ class Books:
         return self.groups[sequence.request.adapter_id]
 
     def is_open(self, group: Group) -> bool:
-        """May its sequences be in a step?"""
+        """May the sequences of a group be in a step?"""
         tenancy = self.slots.tenancies.get(group.adapter_id)
         return group is self.base or (tenancy is not None and tenancy.is_ready)
 
@@ -126,13 +125,13 @@ class Books:
             del self.priorities[priority]
 
     def preempt(self, sequence: Sequence, now: float) -> None:
-        """Back into the queue at its old place; its tokens stay, its KV is computed again later."""
+        """Back to the old place in the queue; the tokens stay, the KV is computed again later."""
         self.stand_up(sequence)
         self._enqueue(sequence)
         self.outbox.append(Preempted(sequence.request_id, now))
 
     def stand_up(self, sequence: Sequence) -> None:
-        """Give back row and blocks. A step in flight may still use them: the device works in order."""
+        """Give back row and blocks. A step in flight may still use them, because the device works in order."""
         assert sequence.row is not None
         self.group_of(sequence).part(sequence)
         self.rows.give_back(sequence.row)
@@ -140,7 +139,7 @@ class Books:
         sequence.stand_up()
 
     def note_users(self, group: Group) -> None:
-        """Keep `absent` true after a group's users or slot changed."""
+        """Keep `absent` and `parked` correct after a group's users or slot changed."""
         if group is self.base:
             return
         if group.wants_slot and group.adapter_id not in self.slots.tenancies:
@@ -155,12 +154,12 @@ class Books:
         self.step_s += (step_s - self.step_s) / REMEMBERED_STEPS
 
     def sort_absent(self) -> None:
-        """Keep `absent` true after `due_at` began to answer differently."""
+        """Keep `absent` and `parked` correct after `due_at` began to answer differently."""
         for group in self.absent:
             self.note_users(group)
 
     def note_slots(self) -> None:
-        """Keep `tenants` and `open_groups` true after a slot changed."""
+        """Keep `tenants` and `open_groups` correct after a slot changed."""
         tenancies = self.slots.tenancies
         self.tenants = [self.groups[adapter_id] for adapter_id, tenancy in tenancies.items() if tenancy.is_ready]
         self.open_groups = [self.base, *self.tenants]

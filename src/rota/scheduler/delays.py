@@ -1,4 +1,4 @@
-"""Delays put the prefill delayer's question once a pass, and count how long each request is held back."""
+"""Delays ask the prefill delayer once a pass, and count how long each request is held back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Delays:
         self._held_back_at = 0.0
 
     def ask(self, draft: Draft, heads: list[Head]) -> Verdict | None:
-        """May prompts start? `heads` are the ones that could."""
+        """May prompts start? `heads` are the sequences that could."""
         if not self._delayer:
             return None
         books = self._books
@@ -39,7 +39,7 @@ class Delays:
             blocked_by_adapters=not heads and bool(books.absent),
             oldest_delay_s=max((first.held_s for first in firsts), default=0.0),
         )
-        # A sequence that has no row would not start either way.
+        # A sequence without a row could not start anyway.
         self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts[: books.rows.free], draft.now
         if verdict.is_allowed and verdict.reason is not Outcome.NOTHING:
             released = PrefillsReleased(

@@ -1,4 +1,4 @@
-"""A draft is a plan in the making, with the sequences behind its rows."""
+"""A draft is a plan that is being made, with the sequences behind its rows."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rota.scheduler.sequence import Sequence
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """Who takes part in a step, and since when it is on its way."""
+    """The sequences in a step, and when the step was planned."""
 
     planned_at: float
     decodes: list[Sequence] = field(default_factory=list)
-    # With the number of computed tokens each chunk reaches.
+    # Each with the number of tokens that are computed after its chunk.
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
     samplers: list[Sequence] = field(default_factory=list)
-    # With how many tokens of its prompt are scored.
+    # Each with the number of prompt tokens that are scored.
     scored: list[tuple[Sequence, int]] = field(default_factory=list)
     prompt_tokens: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """Filled by the scheduler's parts in turn."""
+    """The scheduler's parts fill it, one after the other."""
 
     step_id: int
     now: float
-    budget: int  # tokens the step may still take on
+    budget: int  # tokens that the step may still take
     flight: Flight = field(init=False)
     seats: list[Seat] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Draft:
         self.flight = Flight(planned_at=self.now)
 
     def ask_again(self, at: float) -> None:
-        """The answer will change at this moment, without a message."""
+        """The scheduler's answer will change at this moment, without a message."""
         self.wake_at = min(self.wake_at, at)
 
     def plan(self) -> StepPlan:

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from rota.core.ids import AdapterId
 from rota.scheduler.group import Group
 
-Place = tuple[float, AdapterId, Group]  # no two share the first two, so groups are never compared
+Place = tuple[float, AdapterId, Group]  # no two places share the first two, so groups are never compared
 
 
 class DueQueue:
-    """Sorted at all times: the next few are found without a look at all of them."""
+    """Always sorted, so that the next few adapters are found without a look at all of them."""
 
     def __init__(self) -> None:
         self._places: list[Place] = []
@@ -25,7 +25,7 @@ class DueQueue:
         return adapter_id in self._due_at
 
     def __iter__(self) -> Iterator[Group]:
-        """First due first, as the queue is now: a group that comes or goes meanwhile makes no difference."""
+        """First due first, as the queue is now: a group that comes or goes meanwhile changes nothing."""
         for _, _, group in self._places.copy():
             yield group
 
@@ -34,12 +34,12 @@ class DueQueue:
         return None if due_at is None else self._places[bisect_left(self._places, (due_at, adapter_id))][2]
 
     def later_than(self, due_at: float, adapter_id: AdapterId) -> Iterator[Group]:
-        """The groups behind such a place."""
+        """The groups behind this place in the queue."""
         for _, _, group in self._places[bisect_left(self._places, (due_at, adapter_id + 1)) :]:
             yield group
 
     def later_among(self, adapter_ids: Iterable[AdapterId], due_at: float, adapter_id: AdapterId) -> list[Group]:
-        """As `later_than`, but only of these adapters: the cost is their number, however long the queue is."""
+        """As `later_than`, but only these adapters: the cost depends on their number, not on the queue's length."""
         places = sorted((self._due_at[one], one) for one in adapter_ids if one in self._due_at)
         behind = places[bisect_right(places, (due_at, adapter_id)) :]
         return [self._places[bisect_left(self._places, place)][2] for place in behind]

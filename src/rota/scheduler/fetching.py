@@ -1,4 +1,4 @@
-"""Fetching orders adapters from disk into host memory, at another adapter's cost if that is full."""
+"""Fetching orders adapters from disk into host memory, and drops another adapter if host memory is full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group, Standing
 
-# When an adapter's weights will be needed, and before that whether they would be of no use when they came.
+# First whether the adapter could not run yet, then when its weights will be needed.
 WantedAt = tuple[bool, float]
 
 
@@ -23,18 +23,18 @@ class Fetching:
         self._admission = admission
 
     def order(self, draft: Draft, reserved: Set[AdapterId]) -> None:
-        """Once a pass: have the adapters read that would come next if only they lay in host memory."""
+        """Once a pass: order the adapters that would come next if they were in host memory."""
         if self._books.hosts.known == len(self._books.groups) - 1:
-            return  # every adapter is there, or on its way
+            return  # every adapter is in host memory, or on its way there
         no_room_from: WantedAt | None = None
         for group in filter(self._is_missing, self._next_in_line(reserved)):
-            # Where an adapter that is wanted sooner found no room, none that is wanted later does: it need not look.
+            # If an adapter that is wanted sooner found no room, an adapter that is wanted later finds none either.
             wanted_at = self._wanted_at(group)
             if (no_room_from is None or wanted_at < no_room_from) and not self.try_fetch(draft, group):
                 no_room_from = wanted_at
 
     def try_fetch(self, draft: Draft, group: Group) -> bool:
-        """Order an adapter to be read into host memory, at another's cost if that is full; False if none can go."""
+        """Order an adapter into host memory, and drop another if it is full; False if no other can be dropped."""
         hosts, groups = self._books.hosts, self._books.groups
         assert group.adapter is not None
         if hosts.is_full:
@@ -49,7 +49,7 @@ class Fetching:
         return True
 
     def _next_in_line(self, reserved: Set[AdapterId]) -> Iterator[Group]:
-        """Those a slot is kept for, then the absent ones, first due first, up to the first that could come now."""
+        """Adapters with a reserved slot, then absent adapters, first due first, up to the first that could come now."""
         books, passed_over = self._books, 0
         yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
         for group in books.absent:
@@ -62,14 +62,14 @@ class Fetching:
                 return
 
     def _parked_behind(self, group: Group) -> Iterator[Group]:
-        """Of a thousand behind `group` only those are worth a look that need no KV any more."""
+        """Of a thousand adapters behind `group`, only parked ones are worth a look: they hold KV already."""
         for parked in self._books.parked.later_than(self._books.due_at(group), group.adapter_id):
             if self._books.hosts.has(parked.adapter_id):
                 return
             yield parked
 
     def _is_missing(self, group: Group) -> bool:
-        """It is not in host memory nor on its way; the first read of a new adapter is ordered where it is added."""
+        """Neither in host memory nor on its way there; a new adapter is first read when it is added."""
         hosts, adapter_id = self._books.hosts, group.adapter_id
         return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
 
@@ -77,7 +77,7 @@ class Fetching:
         """Idle adapters first, then those whose weights are in a slot, then those that will be wanted later."""
         tenancy = self._books.slots.tenancies.get(group.adapter_id)
         if tenancy and not tenancy.is_ready:
-            return None  # it is being copied from there
+            return None  # it is being copied from host memory
         if not group.users:
             return 0
         if tenancy:
@@ -85,7 +85,7 @@ class Fetching:
         return 2 if self._wanted_at(group) > wanted_at else None
 
     def _wanted_at(self, group: Group) -> WantedAt:
-        """When an adapter without a slot will be copied to one; later than all others if it could not run there."""
+        """When an adapter without a slot will be copied into one; after all others if it could not run there."""
         if group.standing is Standing.NEW:
             return (False, -math.inf)  # the client that adds an adapter waits to be told that it can be read
         return (not self._admission.can_work(group), self._books.due_at(group))

@@ -1,4 +1,4 @@
-"""A group is one adapter's requests: who waits, who runs, and how they have fared."""
+"""A group is one adapter with its requests: those that wait, those that run, and what they took so far."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ REMEMBERED_LENGTHS = 64
 
 
 class Standing(Enum):
-    """How far an adapter has come."""
+    """The state of an adapter between its loading and its unloading."""
 
     NEW = "being read for the first time"
     KNOWN = "known"
-    FAILED = "known, but it could not be had when it was last wanted"
+    FAILED = "known, but the last read or copy of it failed"
     LEAVING = "to be removed when its last user has finished"
 
 
 class Group:
-    """Counts are kept as things happen; policies read them through `policy.views.AdapterView`."""
+    """Keeps its counts up to date; policies read them through `policy.views.AdapterView`."""
 
     __slots__ = (
         "adapter",
@@ -46,20 +46,20 @@ class Group:
     )
 
     def __init__(self, adapter: Adapter | None) -> None:
-        self.adapter = adapter  # None only for the base model, which is never read or moved
+        self.adapter = adapter  # None for the base model, which is never read or copied
         self.adapter_id: AdapterId = adapter.adapter_id if adapter else BASE
         self.weight = adapter.weight if adapter else 1.0
         self.is_pinned = adapter.is_pinned if adapter else False
         self.standing = Standing.NEW if adapter else Standing.KNOWN
         self.queue = WaitingQueue()
-        self.prefilling: list[Sequence] = []  # both by arrival, so the newest is last
+        self.prefilling: list[Sequence] = []  # both lists are sorted by arrival, so the newest is last
         self.decoding: list[Sequence] = []
         self.lengths: deque[int] = deque(maxlen=REMEMBERED_LENGTHS)  # of answers that ended by themselves
         self.ran_at = 0.0
-        self.ran_in = 0  # the step its sequences were last in
+        self.ran_in = 0  # the last step that its sequences were in
         self.slot_since = 0.0
         self.steps = 0
-        self.attained = 0  # tokens computed for it, ever
+        self.attained = 0  # tokens computed for this adapter in all
 
     @property
     def waiting(self) -> int:
@@ -104,11 +104,11 @@ class Group:
         return sum(map(math.sqrt, ages))
 
     def expected_tokens(self, sequence: Sequence) -> int:
-        """Tokens still to come: what earlier answers that got this far went on to, and never more than the limit."""
+        """Tokens still to come, by the mean of earlier answers that became longer than this one; at most the limit."""
         done = sequence.output_length
         most = sequence.limit - len(sequence.tokens)
         longer = [length for length in self.lengths if length > done]
-        # Clients ask for 4096 tokens and stop at 200: past answers tell more than the limit does.
+        # Clients ask for 4096 tokens and stop at 200: earlier answers tell more than the limit does.
         return min(most, math.ceil(sum(longer) / len(longer)) - done) if longer else most
 
     def running_sequences(self) -> Iterator[Sequence]:

@@ -1,4 +1,4 @@
-"""The host ledger knows which adapters lie in host memory, ready to be copied to the device."""
+"""The host ledger knows which adapters lie in host memory, from where they can be copied to the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rota.core.ids import AdapterId
 
 
 class HostLedger:
-    """Bounded: an adapter on its way takes room as much as one that is there."""
+    """Bounded: an adapter on its way takes as much room as an adapter in host memory."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -21,12 +21,12 @@ class HostLedger:
 
     @property
     def known(self) -> int:
-        """How many are there, or on their way."""
+        """How many adapters are in host memory, or on their way there."""
         return len(self._held) + len(self._fetching)
 
     @property
     def held(self) -> Collection[AdapterId]:
-        """Those that are there; the one unused for longest first."""
+        """The adapters in host memory; the adapter that was unused for longest comes first."""
         return self._held.keys()
 
     def has(self, adapter_id: AdapterId) -> bool:
@@ -36,7 +36,7 @@ class HostLedger:
         return adapter_id in self._fetching
 
     def cheapest(self, cost: Callable[[AdapterId], int | None]) -> AdapterId | None:
-        """Who can go at the least cost, and of several the one unused for longest; a cost of None says never."""
+        """The adapter that costs least to drop, among equals the longest unused; a cost of None forbids it."""
         best, least = None, 0
         for adapter_id in self._held:
             price = cost(adapter_id)
@@ -52,7 +52,7 @@ class HostLedger:
             self._held[adapter_id] = None
 
     def begin_fetch(self, adapter_id: AdapterId) -> None:
-        """One more is on its way; the caller has made room."""
+        """One more adapter is on its way; the caller has made room."""
         assert not self.is_full
         self._fetching.add(adapter_id)
 

@@ -1,4 +1,4 @@
-"""Moves take adapters into their slots and out of them, and tell of it."""
+"""Moves take adapters into slots and out of slots, and tell observers about it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
     slot = books.slots.tenancies[adapter_id].slot
     _tell(books, slot, adapter_id, SlotState.READY, at)
     if leaver is not None and not group.users:
-        # The requests it came for are gone: a tenant that has work does not step aside for an adapter that has none.
+        # The requests of the new adapter have ended: a tenant with work does not leave for an adapter without work.
         vacate(books, group, at, SlotReason.CALLED_OFF)
     elif leaver is not None:
         vacate(books, books.groups[leaver], at, SlotReason.TURN_OVER)

@@ -14,30 +14,30 @@ from rota.core.plan import Seat
 from rota.policy.prefill_delayer import Verdict
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer
 from rota.scheduler.batch import Batch
-from rota.scheduler.books import NOWHERE, Books
+from rota.scheduler.books import NO_LINE_END, Books
 from rota.scheduler.delays import Delays, Head
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
 from rota.scheduler.reasons import EFFECT_AFTER_SKIPS, EFFECT_OF, Effect, Reason
 from rota.scheduler.sequence import Phase, Refusal, Sequence
 
-# So often may a request that waits for KV be overtaken.
+# How often a request that waits for KV may be overtaken.
 MOST_OVERTAKES = 64
 
 
 @dataclass(slots=True, kw_only=True)
 class Pass:
-    """What one pass over the queues has come to so far."""
+    """The state of one pass over the queues."""
 
     draft: Draft
     delay: Verdict | None
     heads: list[Head]  # a heap, by arrival
-    # Sequences that others of their queue may pass; they are back in their queue when the pass is over.
+    # Sequences that the next ones in their queue may overtake; they go back into their queue after the pass.
     skipped: defaultdict[Reason, list[Sequence]] = field(default_factory=lambda: defaultdict(list))
-    # First in line for a slot, and short of KV as well; looked for when a sequence is about to take KV.
+    # Sequences that are due a slot and lack KV too; looked up when a sequence is about to take KV.
     line_for_both: list[Sequence] | None = None
     admitted: int = 0
-    held_s: float = 0.0  # the longest that a delay has held back one of the admitted
+    held_s: float = 0.0  # the longest time that a delay has held back an admitted sequence
     why_others_wait: Reason = Reason.STEP_FULL
 
     def add_head(self, group: Group) -> None:
@@ -46,7 +46,7 @@ class Pass:
 
 
 class Newcomers:
-    """Seats sequences that wait; one that cannot start never stops another adapter's."""
+    """Gives rows to waiting sequences; a sequence that cannot start does not stop those of other adapters."""
 
     def __init__(self, books: Books, admission: Admission, delays: Delays, batch: Batch) -> None:
         self._books = books
@@ -58,12 +58,12 @@ class Newcomers:
         groups = self._books.open_groups
         heads = [(first.arrival, first, group) for group in groups if (first := group.queue.first())]
         delay = self._delays.ask(draft, heads)
-        self._books.line_ends_at = NOWHERE
+        self._books.line_ends_at = NO_LINE_END
         if not heads:
             return
         current = Pass(draft=draft, delay=delay, heads=heads)
         if draft.budget > 0 and not self._books.rows.free:
-            current.why_others_wait = Reason.NO_ROW  # whatever else they lack
+            current.why_others_wait = Reason.NO_ROW  # whatever else the sequences lack
         else:
             self._admit_heads(current)
         self._refuse_the_rest(current)
@@ -110,7 +110,7 @@ class Newcomers:
         return Effect.SKIP_ONE
 
     def _stop(self, current: Pass, sequence: Sequence, reason: Reason) -> None:
-        """Nothing else starts in this pass; those behind a sequence that waits for KV stand in line behind it."""
+        """No other sequence starts in this pass; behind a sequence that waits for KV, later ones stand in line."""
         current.why_others_wait = Reason.NO_ROW if reason is Reason.NO_ROW else Reason.IN_LINE
         if reason is Reason.IN_LINE:
             self._books.line_ends_at = min(_not_to_be_overtaken(current.line_for_both or [], sequence))
@@ -118,7 +118,7 @@ class Newcomers:
             self._books.line_ends_at = sequence.arrival
 
     def _line_for_both(self) -> list[Sequence]:
-        """Sequences that are first due a slot and lack KV too: without KV they get no slot, so they age here."""
+        """Sequences that are next due a slot and lack KV too; their overtakes are counted, as they get no slot."""
         firsts = [group.queue.first() for group in islice(self._books.absent, LOOK_AHEAD)]
         return [first for first in firsts if first and self._admission.lacks_kv(first)]
 
@@ -159,7 +159,7 @@ class Newcomers:
         last, delay = sequence.refusal, current.delay
         ask_again_at = delay.ask_again_at if delay and reason is Reason.DELAYED else math.inf
         if last and last.reason == reason and last.ask_again_at == ask_again_at:
-            return  # as in the last pass, and mostly for hundreds of passes
+            return  # as in the last pass; mostly this goes on for hundreds of passes
         since = last.since if last and last.reason == reason else current.draft.now
         sequence.refusal = Refusal(reason, since, ask_again_at)
 
@@ -167,7 +167,7 @@ class Newcomers:
         for _, first, _ in current.heads:
             self._refuse(current, first, current.why_others_wait)
             if current.why_others_wait is Reason.STEP_FULL:
-                # It could have started beside those that were held back and fill the step now: it was held back too.
+                # It could have started beside the delayed sequences that fill the step now: so it was delayed too.
                 waited_s = current.draft.now - first.request.arrived_at
                 first.held_s = max(first.held_s, min(current.held_s, waited_s))
         for reason in EFFECT_AFTER_SKIPS if current.skipped else ():
@@ -176,7 +176,7 @@ class Newcomers:
 
 
 def _not_to_be_overtaken(line: list[Sequence], sequence: Sequence) -> list[tuple[float, RequestId]]:
-    """Arrivals of those in line that came before `sequence` and were overtaken often enough."""
+    """Arrivals of sequences in line that came before `sequence` and were overtaken often enough."""
     return [one.arrival for one in line if one.overtaken >= MOST_OVERTAKES and one.arrival < sequence.arrival]
 
 

@@ -1,4 +1,4 @@
-"""The waiting queue holds sequences in order of arrival, however often they come back."""
+"""The waiting queue holds sequences in order of arrival, also those that come back after a preemption."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from rota.scheduler.sequence import Sequence
 
 Entry = tuple[tuple[float, RequestId], int, Sequence]  # the number keeps sequences from being compared
 
-# Entries in the heap of sequences that left; more of them than this, and than those that wait, are cleared away.
+# Entries of sequences that left stay in the heap; they are cleared away when they are more than this, and more than
+# those of sequences that wait.
 MOST_LEFT_BEHIND = 64
 
 
 class WaitingQueue:
-    """A heap by arrival; one that leaves from the middle is forgotten now and dropped when it surfaces."""
+    """A heap by arrival; the entry of a sequence that leaves from the middle is dropped when it comes to the top."""
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
         self._numbers = count()
-        self._entries: dict[RequestId, Entry] = {}  # those that count: others were left behind in the heap
+        self._entries: dict[RequestId, Entry] = {}  # the valid entries; the heap may have others
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In no promised order; for explanations and checks."""
+        """In no particular order; for explanations and checks."""
         return (sequence for _, _, sequence in self._entries.values())
 
     def push(self, sequence: Sequence) -> None:
@@ -36,7 +37,7 @@ class WaitingQueue:
         heapq.heappush(self._heap, entry)
 
     def first(self) -> Sequence | None:
-        """Who arrived first; stays in the queue."""
+        """The sequence that arrived first; it stays in the queue."""
         while self._heap:
             entry = self._heap[0]
             sequence = entry[2]
@@ -48,6 +49,6 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         del self._entries[sequence.request_id]
         if len(self._heap) > MOST_LEFT_BEHIND + 2 * len(self._entries):
-            # Behind a first one that stays, sequences that left would never surface, and keep their prompts in memory.
+            # While the first sequence stays, entries behind it never come to the top, and keep prompts in memory.
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)

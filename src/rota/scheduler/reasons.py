@@ -1,4 +1,4 @@
-"""Reasons say why a sequence waits, and what its wait means for the sequences behind it."""
+"""Reasons say why a sequence waits, and what that means for the sequences behind it."""
 
 from __future__ import annotations
 

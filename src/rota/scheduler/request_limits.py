@@ -16,7 +16,7 @@ class RequestLimits:
 
     max_sequence_tokens: int
     max_queued: int
-    vocabulary: int | None  # token ids lie below it; None: any may come
+    vocabulary: int | None  # token ids lie below it; None: any id may come
 
     def fault_of(self, request: Request, books: Books) -> Fault | None:
         """Why a request cannot be taken; None if it can."""
@@ -48,7 +48,7 @@ class RequestLimits:
                 "prompt",
             )
         if self.vocabulary is not None and (largest := max(request.prompt)) >= self.vocabulary:
-            # A tokenizer may know more than its model, such as a padding token; the device would not survive it.
+            # A tokenizer may know more tokens than its model, such as padding; an unknown id would crash the device.
             return Fault(
                 FaultCode.BAD_FIELD,
                 f"The prompt holds the token id {largest}, but the model has only {self.vocabulary} tokens.",

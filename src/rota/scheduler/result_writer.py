@@ -1,4 +1,4 @@
-"""The result writer takes down what a step did: tokens, scores, sequences that have ended, blocks that are full."""
+"""The result writer records what a step did: tokens, scores, sequences that have ended, blocks that are full."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Finish = Callable[[Sequence, FinishReason, float, Fault | None], None]
 
 
 class ResultWriter:
-    """Writes into sequences and books; `finish` ends a request."""
+    """Writes to sequences and books; `finish` ends a request."""
 
     def __init__(self, books: Books, is_caching: bool, finish: Finish) -> None:
         self._books = books
@@ -98,7 +98,7 @@ class ResultWriter:
         tokens: tuple[int, ...],
         logprobs: tuple[tuple[int, TokenLogprobs], ...],
     ) -> None:
-        # At depth 2 the device began this step when it was done with the one before.
+        # At depth 2 the device begins a step when the step before it is done.
         step_s = at - max(flight.planned_at, self._last_result_at)
         self._last_result_at = at
         self._books.note_step(step_s)
@@ -116,7 +116,7 @@ class ResultWriter:
         )
 
     def _publish(self, sequence: Sequence) -> None:
-        """Let other sequences find the blocks of this one that have become full."""
+        """Let other sequences find the full blocks of this sequence."""
         if not self._is_caching or sequence.row is None:
             return
         size = self._books.blocks.block_size
@@ -128,7 +128,7 @@ class ResultWriter:
 
 
 def _renumber(sequences: list[Sequence], result: StepResult) -> tuple[tuple[int, TokenLogprobs], ...]:
-    """The result's logprobs by position among the tokens that were kept."""
+    """The logprobs of a result, numbered by the tokens that were kept."""
     if not result.logprobs:
         return ()
     by_position = dict(result.logprobs)

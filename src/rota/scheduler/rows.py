@@ -8,7 +8,7 @@ from rota.core.ids import Row
 
 
 class RowLedger:
-    """Hands out the lowest free row, so that a rerun hands out the same."""
+    """Hands out the lowest free row, so that a rerun hands out the same rows."""
 
     def __init__(self, rows: int) -> None:
         self.total = rows

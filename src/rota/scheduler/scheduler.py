@@ -1,7 +1,7 @@
-"""The scheduler turns what happened into what to do next, and what was done into events.
+"""The scheduler turns messages into plans, and results into events.
 
-It decides and never does: a plan is a value, and a world carries it out. `plan` books what it promises (rows,
-blocks, slots, tokens in flight), so at depth 2 the next plan can be made before this one's tokens are known.
+It decides and never does: a plan is a value, and a world carries it out. `plan` books what it promises (rows, blocks,
+slots, tokens in flight), so at depth 2 the next plan can be made before the tokens of this one are known.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Scheduler:
     # ── what to do ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def plan(self, now: float) -> StepPlan:
-        """Slots change hands, then the step is filled: decodes, prompts that have begun, newcomers."""
+        """Give slots to adapters, then fill the step: decodes, prompts that have begun, new sequences."""
         self._steps += 1
         draft = Draft(step_id=self._steps, now=now, budget=self._config.chunked_prefill_size)
         self._adapters.give_orders(draft)
@@ -140,7 +140,7 @@ class Scheduler:
     # ── what was done ────────────────────────────────────────────────────────────────────────────────────────────
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Event]:
-        """Write a step's tokens down; gives the events since the last commit."""
+        """Record the tokens of a step; gives the events since the last commit."""
         self._writer.write(self._flights.pop(plan.step_id), result)
         events, self._books.outbox = self._books.outbox, []
         return events
@@ -153,11 +153,11 @@ class Scheduler:
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def explain(self, request_id: RequestId) -> Refusal | None:
-        """Why a request waits, since when, and until when it is no use to ask; None if it does not wait."""
+        """Why a request waits, since when, and when to ask again; None if it does not wait."""
         return refusal_of(self._books, request_id)
 
     def refusals(self) -> dict[RequestId, str]:
-        """Every waiting request with the reason it waits for."""
+        """Every waiting request, with the reason for its wait."""
         explained = {request_id: self.explain(request_id) for request_id in self._books.sequences}
         return {request_id: refusal.reason for request_id, refusal in explained.items() if refusal}
 

@@ -1,8 +1,8 @@
 """A sequence is a request's progress, written only by the scheduler.
 
-tokens    p0 p1 p2 p3 p4 o0 o1          prompt, then outputs that were read back
+tokens    p0 p1 p2 p3 p4 o0 o1          prompt, then output tokens that were read back
 computed  ──────────────▶               KV known to be written
-planned   ───────────────────▶          KV written or in flight; at depth 2 it may pass the tokens
+planned   ───────────────────▶          KV written or in flight; at depth 2 it may be longer than `tokens`
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 from rota.core.ids import BlockId, Row
 from rota.core.request import Request
 
-# A priority one higher counts as having come this much earlier.
+# One step of priority counts as an arrival this many seconds earlier.
 PRIORITY_HEAD_START_S = 10.0
 
 
@@ -27,7 +27,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a sequence may not start, since when, and when asking again makes sense (infinity: when something ends)."""
+    """Why a sequence may not start, since when, and when to ask again (infinity: when another sequence ends)."""
 
     reason: str
     since: float
@@ -35,7 +35,7 @@ class Refusal:
 
 
 class Sequence:
-    """Mutable on purpose, and slotted: a step touches every running one."""
+    """Mutable on purpose, with __slots__: a step touches every running sequence."""
 
     __slots__ = (
         "arrival",
@@ -65,19 +65,19 @@ class Sequence:
     def __init__(self, request: Request, limit: int) -> None:
         self.request = request
         self.request_id = request.request_id
-        # Priority is a head start: bounded, so it reorders and never starves.
+        # Priority is a bounded head start: it changes the order, and no request starves.
         self.arrival = (request.arrived_at - request.priority * PRIORITY_HEAD_START_S, request.request_id)
         self.prompt_length = len(request.prompt)
-        self.limit = limit  # tokens, prompt included, at which it ends by length
+        self.limit = limit  # tokens, with the prompt, at which the sequence ends by length
         self.stop_token_ids = request.sampling.stop_token_ids
         self.tokens: list[int] = list(request.prompt)
-        self.block_keys: list[bytes] = []  # of full blocks of `tokens`, as far as anyone asked
-        # Prompt tokens whose scores are told or in flight; the first needs none, and most requests ask for none.
+        self.block_keys: list[bytes] = []  # names of full blocks of `tokens`, as far as they were needed
+        # Prompt tokens whose scores are told or in flight. The first token has no score; most requests ask for none.
         self.scored = self.prompt_length if request.sampling.prompt_logprobs is None else 1
         self.cached_tokens = 0
-        self.flights = 0  # steps in flight that it takes part in
-        self.step_id = 0  # the last step it was planned into
-        self.overtaken = 0  # how many were admitted past it while it could not be given KV
+        self.flights = 0  # steps in flight that contain this sequence
+        self.step_id = 0  # the last step that contains this sequence
+        self.overtaken = 0  # how many sequences were admitted before it while it lacked KV
         self.held_s = 0.0  # how long the prefill delayer has held it back in all
         self.refusal: Refusal | None = None  # why it was last refused
         self.row: Row | None = None
@@ -89,7 +89,7 @@ class Sequence:
         self.phase = Phase.WAITING
         self.row = None
         self.blocks = []
-        self.room = 0  # tokens its blocks hold
+        self.room = 0  # tokens that its blocks can hold
         self.computed = 0
         self.planned = 0
         self.next_full = 0  # value of `computed` at which one more block is full

@@ -12,7 +12,7 @@ from rota.scheduler.group import Group
 
 
 class SlotCandidates:
-    """What a slot policy sees (`policy.views.SlotsView`); pins and loads in flight are counted here, and only here."""
+    """What a slot policy sees (`policy.views.SlotsView`); only here are pins and copies under way considered."""
 
     def __init__(self, books: Books, admission: Admission, is_overlapped: bool) -> None:
         self._books = books
@@ -47,7 +47,7 @@ class SlotCandidates:
         return slots.landings if self._is_overlapped else slots.total
 
     def idle(self) -> list[Group]:
-        """Tenants of which nothing runs: they can leave and disturb no answer."""
+        """Tenants without a running sequence: they can leave and no answer stops."""
         return [group for group in self._books.tenants if not group.running and self.may_leave(group.adapter_id)]
 
     def may_leave(self, adapter_id: AdapterId) -> bool:
@@ -63,7 +63,7 @@ class SlotCandidates:
         return first is not None and self._admission.has_room(first)
 
     def is_at_hand(self, group: Group) -> bool:
-        """Do its weights lie in host memory, from where they can be copied into a slot?"""
+        """Do the adapter's weights lie in host memory, from where they can be copied into a slot?"""
         return self._books.hosts.has(group.adapter_id)
 
     def at_hand(self) -> Iterator[Group]:
@@ -73,13 +73,13 @@ class SlotCandidates:
             if self.is_at_hand(group):
                 yield group
             elif (missed := missed + 1) == LOOK_AHEAD:
-                # Of a thousand behind it only those are worth a look that lie there.
+                # Of a thousand adapters behind it, only those in host memory are worth a look.
                 behind = books.absent.later_among(books.hosts.held, books.due_at(group), group.adapter_id)
                 yield from filter(self.is_at_hand, behind)
                 return
 
     def claimants(self) -> Iterator[Group]:
-        """As `at_hand`, if they could run; after a few that lack KV, only those that hold some."""
+        """As `at_hand`, but only adapters that could run; after a few that lack KV, only adapters that hold KV."""
         books, lacking = self._books, 0
         for group in self.at_hand():
             if self._admission.can_work(group):

@@ -1,7 +1,7 @@
 """The slot ledger knows which adapter sits in which slot of the device, and whether its weights have arrived.
 
-There is one place more than slots: a landing. An adapter whose turn is coming is copied there while the one it
-replaces still runs, and they change places when the copy is complete, so no slot ever stands idle for a copy.
+There is one place more than slots: the landing. The next adapter is copied there while the tenant that it replaces
+still runs. When the copy is complete the tenant leaves, so no slot ever stands idle during a copy.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from rota.policy.eviction import Eviction
 
 @dataclass(slots=True, kw_only=True)
 class Tenancy:
-    """An adapter in a slot: LOADING until its copy was seen to be complete, READY from then on."""
+    """An adapter in a slot: it is loading until its copy is known to be complete, and ready from then on."""
 
     slot: Slot
     is_ready: bool = False
     has_run: bool = False
-    replaces: AdapterId | None = None  # who leaves when it is ready
+    replaces: AdapterId | None = None  # the tenant that leaves when this adapter is ready
 
 
 class SlotLedger:
-    """State is derived, not remembered twice: no tenancy, loading, ready."""
+    """An adapter's state follows from its tenancy: none, loading, or ready."""
 
     def __init__(self, slots: int, eviction: Eviction) -> None:
         self.total = slots
@@ -36,21 +36,21 @@ class SlotLedger:
 
     @property
     def empty(self) -> int:
-        """Slots that no adapter sits in or is loading into for good."""
+        """Slots without a tenant, and without an adapter that is on its way to stay."""
         return self.total - (len(self._tenancies) - len(self._replaced))
 
     @property
     def landings(self) -> int:
-        """Places where an adapter can arrive now."""
+        """Places into which an adapter can be copied now."""
         return len(self._empty)
 
     @property
     def tenancies(self) -> dict[AdapterId, Tenancy]:
-        """By adapter, in the order they came. To be read, not written."""
+        """By adapter, in the order of their arrival. For reading only."""
         return self._tenancies
 
     def is_replaced(self, adapter_id: AdapterId) -> bool:
-        """Is an adapter on the way in that takes its slot?"""
+        """Is another adapter on its way that takes this adapter's slot?"""
         return adapter_id in self._replaced
 
     def begin_load(self, adapter_id: AdapterId, replaces: AdapterId | None = None) -> Slot:
@@ -62,7 +62,7 @@ class SlotLedger:
         return slot
 
     def finish_load(self, adapter_id: AdapterId) -> AdapterId | None:
-        """The copy is complete; gives the adapter it was to replace: one of the two has to leave now."""
+        """The copy is complete; gives the adapter that it replaces: one of the two has to leave now."""
         tenancy = self._tenancies[adapter_id]
         leaver, tenancy.replaces = tenancy.replaces, None
         if leaver is not None:
@@ -71,7 +71,7 @@ class SlotLedger:
         return leaver
 
     def use(self, adapter_id: AdapterId) -> None:
-        """An adapter is in this step."""
+        """An adapter is used in this step."""
         self._tenancies[adapter_id].has_run = True
         self._eviction.use(adapter_id)
 

@@ -1,4 +1,4 @@
-"""Standings tell of the books why a request waits, and how every adapter stands; asking changes nothing."""
+"""Standings read from the books why a request waits and how every adapter stands, and change nothing."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rota.scheduler.sequence import Phase, Refusal, Sequence
 
 
 def refusal_of(books: Books, request_id: RequestId) -> Refusal | None:
-    """Why a request waits, since when, and until when it is no use to ask; None if it does not wait."""
+    """Why a request waits, since when, and when to ask again; None if it does not wait."""
     sequence = books.sequences.get(request_id)
     return _refusal(books, sequence) if sequence and sequence.phase is Phase.WAITING else None
 
 
 def explained(books: Books, request_id: RequestId, at: float) -> Explained:
-    """Looks through its adapter's queue: meant for the one request that a client asks about, not for all of them."""
+    """Walks through the adapter's queue: meant for the one request that a client asks about, not for all."""
     sequence = books.sequences.get(request_id)
     if sequence is None:
         return Explained(request_id=request_id, at=at, state=Whereabouts.UNKNOWN)

@@ -18,7 +18,7 @@ from rota.scheduler.slot_candidates import SlotCandidates
 
 
 class Turns:
-    """Empty slots are given away first, then those of idle tenants, then what the policy takes from busy ones."""
+    """Gives away empty slots first, then slots of idle tenants, then slots that the policy takes from busy tenants."""
 
     def __init__(
         self,
@@ -61,7 +61,9 @@ class Turns:
     def _fill(self, draft: Draft, idle: list[Group]) -> None:
         """Give away empty slots and those of idle tenants."""
         books, reserved = self._books, self._policy.reserved
-        kept = sum(adapter_id in books.absent for adapter_id in reserved)  # free slots for these alone
+        kept = sum(
+            adapter_id in books.absent for adapter_id in reserved
+        )  # free slots that only reserved adapters may take
         for group in self._line(idle, reserved):
             is_reserved = group.adapter_id in reserved
             if books.slots.empty + len(idle) <= (0 if is_reserved else kept):
@@ -75,13 +77,13 @@ class Turns:
                 vacate(books, leaver, draft.now, SlotReason.IDLE)
                 self._moves.move_in(draft, group, SlotReason.TENANT_IDLE)
             elif not is_reserved and self._admission.can_work(group):
-                return  # those that come later have no better claim
+                return  # adapters that are due later have no better claim
             else:
                 continue
             kept -= is_reserved
 
     def _line(self, idle: list[Group], reserved: Set[AdapterId]) -> Iterator[Group]:
-        """Those a slot is kept for; then any adapter while some slot is of no use; then those that could start."""
+        """Adapters with a reserved slot; then any adapter while a slot is unused; then adapters that could start."""
         books = self._books
         yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
         for group in self._candidates.at_hand():
@@ -91,7 +93,7 @@ class Turns:
         yield from self._candidates.claimants()
 
     def _leaver(self, idle: list[Group], successor: Group, is_reserved: bool) -> Group | None:
-        """The idle tenant that makes room for `successor`, if one should."""
+        """The idle tenant that makes room for `successor`, if there is one."""
         unused = [group.adapter_id for group in idle if not group.users]
         if unused:
             return self._books.groups[self._books.slots.first_to_leave(unused)]
@@ -105,7 +107,7 @@ class Turns:
     # ── busy slots ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _replace(self, draft: Draft) -> None:
-        """Busy tenants make room for the adapters that the policy says deserve it more."""
+        """Busy tenants make room for the adapters that the policy prefers."""
         groups, candidates, now = self._books.groups, self._candidates, draft.now
         draft.ask_again(self._policy.ask_again_at(candidates, now))
         for turn in self._policy.turns(candidates, now)[: candidates.landings]:
