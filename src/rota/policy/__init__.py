@@ -1,1 +1,1 @@
-"""Pure decisions: views and `now` in, verdicts out. No policy knows another."""
+"""Policies are pure decisions: they read views and `now`, give verdicts, and do not know each other."""

@@ -1,8 +1,8 @@
-"""A drain empties a slot without a pause in any answer: a tenant finishes, admits little, and its slot is kept.
+"""A drain empties a slot without a pause in any answer: the tenant finishes its sequences and admits few others.
 
-A drain has a deadline that is fixed when it starts: 1.2 × the steps its longest sequence still needed then. What the
-tenant admits meanwhile must fit into the steps that are left, so a drain always ends, and the slot it frees is kept for
-the adapter it was started for. The base model needs no slot and is never seen here.
+The deadline of a drain is fixed when the drain starts: 1.2 × the steps that the tenant's longest sequence still needs.
+Requests that the tenant admits meanwhile must fit into the steps that are left, so a drain always ends. The freed slot
+is kept for the adapter for which the drain was started. The base model needs no slot and is never seen here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Views = Mapping[AdapterId, AdapterView]
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A tenant on its way out, for an adapter that needs its slot."""
+    """A tenant that is to leave, for an adapter that needs its slot."""
 
     beneficiary: AdapterId
     last_step: int  # the tenant's step count at which it should be empty
@@ -36,18 +36,18 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A slot that a drain has freed and that its beneficiary has not taken yet."""
+    """A slot that a drain has freed, and that the beneficiary has not taken yet."""
 
     giver: AdapterId
     until: float
 
 
 class DrainingPolicy(SlotPolicy):
-    """A policy under which tenants drain; which of them, and for which adapters, it says itself."""
+    """A policy under which tenants drain; a subclass says which tenants, and for which adapters."""
 
     def __init__(self, slots: int) -> None:
-        # Half of the slots stay open to all adapters; but of two both may drain, or the second of two adapters that
-        # starve would wait for two drains, one after the other.
+        # Half of the slots stay open to all adapters. Of two slots both may drain: otherwise the second of two starving
+        # adapters would wait for two drains, one after the other.
         self.most_drains = max(2, math.ceil(slots / 2))
         self._drains: dict[AdapterId, Drain] = {}  # by victim
         self._reservations: dict[AdapterId, Reservation] = {}  # by beneficiary
@@ -56,11 +56,11 @@ class DrainingPolicy(SlotPolicy):
 
     @abstractmethod
     def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
-        """Absent adapters that lack nothing but a slot and may get a drain; those in `kept` have one."""
+        """Absent adapters that lack only a slot and may get a drain; adapters in `kept` have one already."""
 
     @abstractmethod
     def goes_before(self, absent: AdapterView, tenant: AdapterView, now: float) -> bool:
-        """Is it right that this tenant drains for this adapter?"""
+        """May this tenant drain for this adapter?"""
 
     # ── what the scheduler asks ──────────────────────────────────────────────────────────────────────────────────
 
@@ -70,7 +70,7 @@ class DrainingPolicy(SlotPolicy):
         self._called_off.clear()
         if not slots.absent and not self.beneficiaries:
             return
-        # A drain goes on while KV is short for a moment: starting anew would give its victim a later deadline.
+        # A drain goes on while KV is short for a moment: a new drain would give the tenant a later deadline.
         found = map(slots.absent.get, self.beneficiaries)
         kept = {view.adapter_id: view for view in found if view and view.waiting}
         blocked = kept | self.blocked(slots, kept, now)
@@ -85,7 +85,7 @@ class DrainingPolicy(SlotPolicy):
         return frozenset(self._reservations)
 
     def admits(self, view: AdapterView, steps_needed: int) -> bool:
-        """Only what ends before its drain does."""
+        """A draining tenant admits only requests that end before its drain does."""
         if any(reservation.giver == view.adapter_id for reservation in self._reservations.values()):
             return False
         drain = self._drains.get(view.adapter_id)
@@ -166,7 +166,7 @@ class DrainingPolicy(SlotPolicy):
 
 
 def outranking(slots: SlotsView) -> Iterator[AdapterView]:
-    """Of the adapters that are due first those with a higher priority than some tenant, which lack only a slot."""
+    """Adapters that lack only a slot and have a higher priority than some tenant, among those that are due first."""
     if not slots.has_priorities:
         return
     least = min((tenant.priority for tenant in slots.tenants), default=math.inf)

@@ -9,7 +9,7 @@ from rota.core.ids import AdapterId
 
 
 class Eviction(Protocol):
-    """Three verbs: what was used, what is gone, who goes next."""
+    """Is told which adapters are used and which are gone; says which one leaves next."""
 
     def use(self, adapter_id: AdapterId) -> None: ...
 
@@ -19,7 +19,7 @@ class Eviction(Protocol):
 
 
 class LeastRecentlyUsed:
-    """The one unused for longest goes first."""
+    """The adapter that was unused for longest leaves first."""
 
     def __init__(self) -> None:
         self._order: dict[AdapterId, None] = {}  # a dict keeps order: longest unused first
@@ -36,7 +36,7 @@ class LeastRecentlyUsed:
 
 
 class FirstInFirstOut(LeastRecentlyUsed):
-    """The one that came first goes first, however often it was used since."""
+    """The adapter that came first leaves first, however often it was used."""
 
     def use(self, adapter_id: AdapterId) -> None:
         self._order.setdefault(adapter_id)

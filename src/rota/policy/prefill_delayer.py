@@ -1,7 +1,7 @@
-"""The prefill delayer holds new prompts back for a moment, so that they enter together and interrupt decodes less.
+"""The prefill delayer holds new prompts back for a moment, so that they start together and interrupt decodes less.
 
-All data-parallel ranks decide together: each puts a report on the table, one exchange later every rank holds all of
-them and reaches the same verdict. A single rank exchanges with itself.
+All data-parallel ranks decide together. Each rank shares a report. After one exchange every rank has all reports and
+reaches the same verdict. A single rank exchanges with itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RECENT_BATCHES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What one rank knows before it prefills, and what all must know alike: why nothing starts, and what time it is."""
+    """What one rank knows before a prefill; all ranks decide by the same reports, and by the first rank's clock."""
 
     is_prefillable: bool
     is_below_watermark: bool
@@ -25,8 +25,8 @@ class RankReport:
     largest_batch: int
     admissible: int
     is_blocked_by_adapters: bool = False
-    held_ms: int = 0  # how long delays have held back, in all, the request that suffered most
-    now_ms: int = 0  # only the first rank's counts
+    held_ms: int = 0  # the longest time that delays have held back one request, in all
+    now_ms: int = 0  # only the first rank's clock counts
 
 
 class Exchange(Protocol):
@@ -53,7 +53,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether new prompts may start, and why; `passes` and `waited_s` tell how long the delay has lasted."""
+    """Whether new prompts may start, and why; `passes` and `waited_s` say how long the delay has lasted."""
 
     is_allowed: bool
     reason: Outcome
@@ -64,7 +64,7 @@ class Verdict:
 
 @dataclass(slots=True, kw_only=True)
 class PrefillDelayer:
-    """Asked once a pass, also by a rank that has nothing to prefill."""
+    """Every rank asks once a pass, also a rank that has nothing to prefill."""
 
     max_running: int
     max_delay_passes: int = 30
@@ -91,9 +91,9 @@ class PrefillDelayer:
         blocked_by_adapters: bool = False,
         oldest_delay_s: float = 0.0,
     ) -> Verdict:
-        """May new prompts start? `admissible` counts requests that could run now, not those whose adapter is absent.
+        """May new prompts start? `admissible` counts requests that could run now, not requests of absent adapters.
 
-        `oldest_delay_s` is how long delays have held the first of them back in all.
+        `oldest_delay_s` is how long delays have held back the first of these requests, in all.
         """
         watermark = self.token_usage_low_watermark
         reports = self.exchange.share(
@@ -134,7 +134,7 @@ class PrefillDelayer:
         queued = max(report.admissible for report in reports)
         if self.max_running - running < batch:
             return True
-        # The clock cancels only the condition below, never the one above.
+        # The time limit cancels only the condition below, never the condition above.
         waited_ms = max(self._waited_ms(reports), _longest_held_ms(reports))
         if self.queue_min_ratio is None or waited_ms >= self.max_delay_ms:
             return False
@@ -145,7 +145,7 @@ class PrefillDelayer:
         waited_s = self._waited_ms(reports) / 1000
         if reason is not Outcome.DELAY:
             return Verdict(is_allowed=True, reason=reason, passes=self._passes, waited_s=waited_s)
-        # No request is held longer than this, though nothing else might make the loop ask again.
+        # No request is held back longer than this, also if nothing else makes the loop ask again.
         ask_again_at = now + (self.max_delay_ms - _longest_held_ms(reports)) / 1000
         return Verdict(
             is_allowed=False, reason=reason, passes=self._passes + 1, waited_s=waited_s, ask_again_at=ask_again_at

@@ -21,11 +21,11 @@ class Turn:
 
 
 class SlotPolicy(Protocol):
-    """The scheduler gives away slots that are empty or idle by itself, first due first. A policy says the rest.
+    """The scheduler itself gives away slots that are empty or idle, first due first. A policy decides the rest.
 
-    `observe` comes first in every pass; the other methods are questions and change nothing, except `forget` and
-    `take_news`. A policy inherits from this class and overrides what it decides. What it leaves out stays as here:
-    the longest wait is due first, busy tenants keep their slots, and every request is admitted.
+    `observe` comes first in every pass. The other methods are questions and change nothing, except `forget` and
+    `take_news`. A policy inherits from this class and overrides what it decides. By default the longest wait is due
+    first, busy tenants keep their slots, and every request is admitted.
     """
 
     def observe(self, slots: SlotsView, now: float) -> None:
@@ -55,7 +55,7 @@ class SlotPolicy(Protocol):
         return True
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:
-        """When the answers may change though nothing happens until then; infinity: only if something happens."""
+        """When the answers may change without a message or a step; infinity if they cannot."""
         return math.inf
 
     def take_news(self) -> list[DrainChanged]:

@@ -1,4 +1,4 @@
-"""What a policy may see; the scheduler's own groups and slots fit these views, and so do a test's plain values."""
+"""Views are what a policy may see; the scheduler's groups and slots fit them, and so do plain values of a test."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class AdapterView(Protocol):
 
     @property
     def oldest_at(self) -> float:
-        """Since when the first of them counts as waiting (priority moves it back); infinity if none waits."""
+        """When the first of them counts as arrived (priority makes that earlier); infinity if none waits."""
         ...
 
     @property
     def first_token_due_at(self) -> float:
-        """As `oldest_at`, but a request that holds KV and has no token yet counts too."""
+        """As `oldest_at`, but requests that hold KV and have no token yet count too."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class AdapterView(Protocol):
 
     @property
     def remaining(self) -> int:
-        """The most tokens still to come among them, as far as earlier answers tell."""
+        """The most tokens that one of them still has to make, estimated from earlier answers."""
         ...
 
     @property
@@ -61,16 +61,16 @@ class AdapterView(Protocol):
 
     @property
     def steps(self) -> int:
-        """Steps its sequences have been in, ever."""
+        """The number of all steps that its sequences were in."""
         ...
 
     @property
     def slot_since(self) -> float:
-        """When it got the slot it sits in."""
+        """When it got its present slot."""
         ...
 
     def claim(self, now: float) -> float:
-        """How much its running sequences deserve the device: the sum of the roots of their ages."""
+        """How strong its claim to a slot is: the sum of the square roots of the ages of its running sequences."""
         ...
 
 
@@ -101,17 +101,17 @@ class SlotsView(Protocol):
 
     @property
     def free(self) -> int:
-        """Slots that can be had without a wait: empty ones, and those of tenants that run nothing and may leave."""
+        """Slots that can be given away at once: empty slots, and slots of tenants that run nothing and may leave."""
         ...
 
     @property
     def landings(self) -> int:
-        """How many adapters can begin to take the slot of a busy tenant now."""
+        """How many copies into slots of busy tenants can begin now."""
         ...
 
     @property
     def step_s(self) -> float:
-        """How long a step takes of late."""
+        """How long steps took recently."""
         ...
 
     @property

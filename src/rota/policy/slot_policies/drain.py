@@ -1,6 +1,6 @@
-"""`drain` makes room for an adapter that has waited too long: the tenant with the least left to do drains for it.
+"""`drain` makes room for an adapter that has waited too long: the tenant that needs the fewest steps drains for it.
 
-An absent adapter that is asked with a higher priority than all that a tenant has need not wait that long.
+An adapter with a request of higher priority than all requests of a tenant need not wait that long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rota.policy.views import AdapterView, SlotsView
 
 
 class Drain(DrainingPolicy):
-    """`max_wait_s` is what an adapter may wait before another drains for it."""
+    """`max_wait_s` is how long an adapter may wait before another drains for it."""
 
     def __init__(self, max_wait_s: float, slots: int) -> None:
         super().__init__(slots)
@@ -38,11 +38,11 @@ class Drain(DrainingPolicy):
         return min(super().ask_again_at(slots, now), self._next_starves_at)
 
     def _starves(self, view: AdapterView, now: float) -> bool:
-        """Has it waited strictly longer than it may?"""
+        """Has the adapter waited strictly longer than it may?"""
         return now > view.oldest_at + self._max_wait_s
 
     def _starving(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
-        """The longest waits first, as many as may get a drain beside those that have one."""
+        """The longest waits first, as many as may get a drain beside the adapters that have one."""
         starving: dict[AdapterId, AdapterView] = {}
         lacking, self._next_starves_at = 0, math.inf
         for view in slots.absent:

@@ -1,12 +1,13 @@
-"""`rotate` gives every adapter with work its turn in a slot; sequences that must step aside keep their KV.
+"""`rotate` gives every adapter with work its turn in a slot; sequences of an adapter that leaves keep their KV.
 
-A tenant may be asked to leave once its quantum is over. The adapters that may come in its place are ranked. First are
-those that were kept waiting beyond reason (for a first token, or stalled over the limit), longest first. Then comes the
-largest claim: the sum of the roots of the ages of an adapter's sequences, which keeps the batch full and the old
-moving. A claim wears off in the slot and grows outside of it, so equal claims take equal turns.
+A tenant may be asked to leave once its quantum is over. The adapters that may take its place are ranked. Adapters that
+are due come first (a first token is due, or the stall limit has passed), the longest wait first. Then comes the largest
+claim: the sum of the square roots of the ages of an adapter's sequences. It keeps the batch full and old sequences
+moving. A claim falls in a slot and grows outside, so equal claims take equal turns.
 
-The more adapters wait for a slot, the longer a round of turns takes. A stall limit shorter than that makes all of them
-due at once, and first tokens wait behind all of them; so the limit stretches with the round, within bounds.
+The more adapters wait for a slot, the longer a round of turns takes. If the stall limit were shorter than a round, all
+adapters would be due at once, and first tokens would wait behind all of them. So the limit grows with the round, within
+bounds.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from rota.policy.views import AdapterView, SlotsView
 
 Rank = tuple[int, float, AdapterId]
 
-# A claim halves in this many quanta in a slot, and doubles in as many outside. Faster wear shares slot time more
-# equally (in the worst 10 s of `tail-ttft` a factor of 1.96 instead of 2.11 at 16), and larger groups stay out longer.
+# A claim halves in this many quanta in a slot, and doubles in as many outside. A faster change shares slot time more
+# equally (in the worst 10 s of `tail-ttft` a factor of 1.96 instead of 2.11 at 16), but larger groups stay out longer.
 WEARING_QUANTA = 5
-# One copy after another, and two steps for each: until it is seen to be complete, and until the one that left is done.
+# Copies come one after another, and each takes two steps: until the copy is known to be complete, and until the last
+# step of the adapter that left is done.
 STEPS_PER_TURN = 2
 MOST_STRETCH = 8
 
 
 class Rotate(SlotPolicy):
-    """Remembers how far the stall limit is stretched, and nothing else: all it needs to know is in the views."""
+    """Remembers only how far the stall limit is stretched: the views have everything else."""
 
     def __init__(self, quantum_s: float, max_stall_s: float) -> None:
         self._quantum_s = quantum_s
@@ -46,7 +48,7 @@ class Rotate(SlotPolicy):
     # ── when an adapter is due ───────────────────────────────────────────────────────────────────────────────────────
 
     def observe(self, slots: SlotsView, now: float) -> None:
-        """The more adapters are absent, and the longer a step takes, the longer is a round of turns."""
+        """Stretch the stall limit: a round of turns is longer if more adapters are absent, or if steps take longer."""
         if not slots.absent:
             return
         round_s = STEPS_PER_TURN * slots.step_s * len(slots.absent)
@@ -57,7 +59,7 @@ class Rotate(SlotPolicy):
 
     @property
     def stall_limit_s(self) -> float:
-        """How long sequences go without a token before their adapter is due, as things are."""
+        """How long sequences go at present without a token before their adapter is due."""
         return self._max_stall_s * self._stretch
 
     @property
@@ -65,16 +67,16 @@ class Rotate(SlotPolicy):
         return self._stretch
 
     def due_at(self, view: AdapterView) -> float:
-        """When it will have been kept waiting beyond reason: for a first token at once, for the next after a while."""
-        # A request that did not start when its adapter last ran lacks KV or a row, which no turn gives: its wait
-        # counts from then.
+        """For a first token an adapter is due at once, for the next token after the stall limit."""
+        # A request that did not start when its adapter last ran lacks KV or a row, which a turn does not give. So its
+        # wait counts from then.
         first_due_at = max(view.first_token_due_at, view.ran_at)
         return min(first_due_at, view.ran_at + self.stall_limit_s if view.running else math.inf)
 
     # ── who leaves for which claimant ────────────────────────────────────────────────────────────────────────────────
 
     def turns(self, slots: SlotsView, now: float) -> list[Turn]:
-        """The least deserving of the tenants whose turn is over leave for the most deserving claimants."""
+        """Tenants whose turn is over leave, lowest rank first, for the claimants of the highest rank."""
         over = [tenant for tenant in slots.tenants if now >= self.turn_over_at(tenant)] if slots.landings else []
         leaving = [
             self._rank(tenant, now, 1.0 / self._wear(tenant.slot_since, now))
@@ -100,7 +102,7 @@ class Rotate(SlotPolicy):
         return min((at for at in over_at if at > now), default=math.inf)
 
     def _first_claimants(self, slots: SlotsView, most: int, now: float) -> list[AdapterView]:
-        """Enough that are due to choose `most` from, or all claimants if fewer are due."""
+        """The first `most` claimants if all of them are due, or else all claimants."""
         found: list[AdapterView] = []
         for claimant in slots.claimants():
             found.append(claimant)

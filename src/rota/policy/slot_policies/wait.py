@@ -1,6 +1,6 @@
-"""`wait` lets a busy tenant keep its slot, unless an absent adapter is asked with a higher priority.
+"""`wait` lets a busy tenant keep its slot, unless an absent adapter has a request of higher priority.
 
-Slots must not turn priorities round: a tenant all of whose requests have a lower priority drains at once.
+Slots must not reverse priorities: a tenant whose requests all have a lower priority drains at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rota.policy.views import AdapterView, SlotsView
 
 
 class Wait(DrainingPolicy):
-    """However long an adapter waits, only its priority makes a tenant drain for it."""
+    """Only the priority of an adapter makes a tenant drain for it, however long the adapter waits."""
 
     @classmethod
     def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
