@@ -1,4 +1,4 @@
-"""A world made of arithmetic: the same loop and scheduler in virtual time, without torch."""
+"""The simulator runs the same loop and scheduler in virtual time, without torch."""
 
 from rota.sim.cost import ConstantCost, CostModel
 from rota.sim.world import VirtualWorld

@@ -1,4 +1,4 @@
-"""Calibration fits a cost model to measured steps, and says how far off it is."""
+"""Calibration fits a cost model to measured steps, and says how large its error is."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Fit:
 
 
 def calibrate(steps: list[MeasuredStep], like: LinearCost, name: str) -> Fit:
-    """The costs that come closest in proportion; what these steps do not tell (loads, say) is as in `like`."""
+    """The costs with the least relative error; what these steps do not show (loads, say) is as in `like`."""
     features = np.array([_features(step) for step in steps], dtype=np.float64)
     seconds = np.array([step.seconds for step in steps], dtype=np.float64)
     occurring = [column for column in range(len(FITTED)) if features[:, column].any()]
@@ -66,12 +66,12 @@ def calibrate(steps: list[MeasuredStep], like: LinearCost, name: str) -> Fit:
 
 
 def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Proportional and robust: measured steps hold pauses, and pieces of their neighbours, which no model explains."""
+    """Relative and robust: measured steps contain pauses, and parts of other steps, which no model explains."""
     weights = _solve(features, seconds)
     for _ in range(ROUNDS):
         expected = np.maximum(features @ weights, seconds.min())
         off = np.abs(seconds - expected) / expected
-        # Beyond what is usual, a step twice as far off pulls no harder.
+        # Above the usual error, a step with twice the error has no more influence.
         pull = np.sqrt(np.minimum(1.0, USUAL / np.maximum(off, USUAL))) / expected
         weights = _solve(features * pull[:, None], seconds * pull)
     return weights
@@ -90,10 +90,10 @@ def _features(step: MeasuredStep) -> tuple[float, ...]:
 
 
 def _solve(features: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares in which nothing costs less than nothing.
+    """Least squares in which no cost is negative.
 
-    The best such answer is an ordinary one over some set of columns, the others being zero. There are few columns,
-    so all sets are tried, each on a problem as small as they are few, and not as long as the measurement.
+    The best such answer is an ordinary one over some set of columns; the other columns are zero. There are few columns,
+    so all sets are tried. A QR decomposition makes each problem as small as the number of columns.
     """
     scale = features.max(axis=0)
     _, triangle = np.linalg.qr(np.column_stack([features / scale, target]))

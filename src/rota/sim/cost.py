@@ -20,12 +20,12 @@ class CostModel(Protocol):
 
     @property
     def load_s(self) -> float:
-        """Host memory to slot, for one adapter; copies follow each other."""
+        """From host memory to a slot, for one adapter; copies run one after another."""
         ...
 
     @property
     def fetch_s(self) -> float:
-        """Disk to host memory, for one adapter."""
+        """From disk to host memory, for one adapter."""
         ...
 
 
@@ -43,7 +43,7 @@ class ConstantCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCost:
-    """A step costs a constant, and a little for everything in it."""
+    """A step costs a constant, and a little for each thing in it."""
 
     name: str
     base_s: float  # any step
@@ -62,7 +62,7 @@ class LinearCost:
         )
 
     def seconds(self, decodes: int, prompt_tokens: int, context_tokens: int, adapters: int) -> float:
-        """How long a step takes with these in it."""
+        """How long a step with these counts takes."""
         return (
             self.base_s
             + (self.prefill_s if prompt_tokens else 0.0)

@@ -1,4 +1,4 @@
-"""A plot shows, for each policy side by side, how long first tokens took and who held which place when."""
+"""A plot shows policies side by side: how long first tokens took, and which adapter held which place when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rota.sim.tenures import Tenures
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What one policy's run left behind to be drawn."""
+    """What is drawn of one policy's run."""
 
     recorder: Recorder
     tenures: Tenures
@@ -45,7 +45,7 @@ def plot(pictures: Mapping[str, Picture], title: str, path: Path) -> None:
 
 
 def _draw_places(axes: Axes, tenures: Tenures, colours: Colours) -> None:
-    """A bar while an adapter is in a place, pale while it is still being copied there."""
+    """A bar while an adapter is in a place; the bar is pale while the adapter is being copied there."""
     spans: dict[tuple[Slot, AdapterId, bool], list[tuple[float, float]]] = {}
     for one in tenures.closed:
         spans.setdefault((one.place, one.adapter_id, one.is_ready), []).append(

@@ -1,4 +1,4 @@
-"""A simulation: one scenario, one seed, one set of policies, in virtual time."""
+"""A simulation runs one scenario, with one seed and one set of policies, in virtual time."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from rota.workload.transient import Visit, visits
 
 BLOCK_SIZE = 16
 LONGEST_SEQUENCE = 8192
-# Adapters are known before the first request comes.
+# Adapters are loaded before the first request comes.
 STARTS_AT = 1.0
 # Prompts share their numbers, so that a day of traffic fits into memory.
 NUMBERS = tuple(range(LONGEST_SEQUENCE))
 
 
 def scheduler_config(scenario: Scenario) -> SchedulerConfig:
-    """What a scenario says of the server; prompts never begin alike here, and naming their blocks would cost time."""
+    """What a scenario says about the server. Prompts never begin alike here, so prefix caching would only cost time."""
     return SchedulerConfig(max_running_requests=scenario.max_running_requests, enable_prefix_caching=False)
 
 
 def lora_config(scenario: Scenario, slots: int | None = None) -> LoraConfig:
-    """What a scenario says of adapters: so many slots, or those asked for; and host memory for all that it names."""
+    """What a scenario says about adapters: the slots, unless given, and host memory for all its adapters."""
     slots = scenario.slots if slots is None else slots
     return LoraConfig(max_loras_per_batch=slots or "auto", max_loaded_loras=max(128, scenario.adapters, slots))
 
@@ -47,7 +47,7 @@ def adapter_name(adapter_id: AdapterId) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Simulation:
-    """Runs once; `recorder` tells what happened, and `observers` are told as it happens."""
+    """Runs once; `recorder` has the results, and `observers` are told of events as they happen."""
 
     scenario: Scenario
     costs: CostModel
@@ -60,8 +60,8 @@ class Simulation:
     recorder: Recorder = field(default_factory=Recorder)
     _world: VirtualWorld = field(init=False)
     _waves: list[Iterator[Ask]] = field(default_factory=list)  # what closed-loop clients ask next
-    _client_of: dict[RequestId, int] = field(default_factory=dict)  # of their open requests
-    _coming: dict[AdapterId, Visit] = field(default_factory=dict)  # transients that are being read
+    _client_of: dict[RequestId, int] = field(default_factory=dict)  # by open request
+    _coming: dict[AdapterId, Visit] = field(default_factory=dict)  # transient adapters that are being read
 
     def run(self) -> Recorder:
         scenario = self.scenario
@@ -85,7 +85,7 @@ class Simulation:
             else:
                 for _ in range(client.concurrency):
                     self._ask_next(number, STARTS_AT)
-        self._invite_guests()
+        self._schedule_transients()
         run(scheduler, self._world, self._emit, config.overlap_depth)
         return self.recorder
 
@@ -95,7 +95,7 @@ class Simulation:
             (0.0, AddAdapter(Adapter(adapter_id=number, name=adapter_name(number), path=""), 0.0)) for number in numbers
         ]
 
-    def _invite_guests(self) -> None:
+    def _schedule_transients(self) -> None:
         for visit in visits(self.scenario, self.seed):
             transient = AdapterId(self.scenario.adapters + 1 + visit.ask.number)
             self._coming[transient] = visit
@@ -104,7 +104,7 @@ class Simulation:
             self._world.post(at, AddAdapter(Adapter(adapter_id=transient, name=adapter_name(transient), path=""), at))
 
     def _receive(self, transient: AdapterId, at: float) -> None:
-        """A transient was read: it is asked once, and told to go whether it has answered or not."""
+        """A transient adapter was read: it gets one request, and is removed whether that has ended or not."""
         visit = self._coming.pop(transient)
         self._world.post(at, self._submit("transient", replace(visit.ask, adapter_id=transient), at))
         self._world.post(at + visit.stays_s, RemoveAdapter(transient, at + visit.stays_s))
@@ -122,7 +122,7 @@ class Simulation:
             self._world.post(at, message)
 
     def _submit(self, client: int | str, ask: Ask, at: float) -> Submit:
-        """A request, and its client's leaving if it will not wait for the end."""
+        """A request, and its abort if the client will not wait for the end."""
         request_id = RequestId(f"{client}-{ask.number:07d}")
         sampling = SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0)
         for observer in (self.recorder, *self.observers):

@@ -11,7 +11,7 @@ from rota.core.ids import AdapterId, EngineId, RequestId, Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenure:
-    """[since, until) in one place: on the way in, or ready to run."""
+    """An adapter in one place during [since, until): being copied there, or ready to run."""
 
     engine_id: EngineId
     place: Slot
@@ -23,14 +23,14 @@ class Tenure:
 
 @dataclass(slots=True)
 class Tenures:
-    """Follows slots as they change hands; `closed` holds what is over."""
+    """Follows the changes of slots; `closed` has the tenures that are over."""
 
     closed: list[Tenure] = field(default_factory=list)
     last_at: float = 0.0
     _open: dict[tuple[EngineId, Slot], SlotChanged] = field(default_factory=dict)
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
-        """Who asks holds nothing yet."""
+        """A request that only waits holds no slot."""
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -39,7 +39,7 @@ class Tenures:
                 self._change(event)
 
     def close(self) -> None:
-        """Nothing more will come: whoever sits now sat until the end."""
+        """The run is over: every adapter that is in a place was there until the end."""
         for begun in list(self._open.values()):
             self._end(begun, self.last_at)
 

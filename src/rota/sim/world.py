@@ -1,4 +1,4 @@
-"""The virtual world: a heap of messages to come, a clock that jumps, and a device that only takes time."""
+"""The virtual world is a heap of future messages, a clock that jumps, and a device that only takes time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Finish = tuple[float, int]  # when a step is done, and how many tokens it gives
 
 
 class VirtualWorld:
-    """Same messages and costs, same run to the bit: ties keep the order in which messages were given."""
+    """The same messages and costs give the same run to the bit: messages of the same time keep their order."""
 
     def __init__(self, messages: Iterable[tuple[float, Message]], costs: CostModel, token: int = 0) -> None:
         self._order = count()
@@ -32,7 +32,7 @@ class VirtualWorld:
         return self._now
 
     def receive(self, until: float) -> list[Message] | None:
-        """Jump to the next message or to `until`, whichever is first, and give all that are due."""
+        """Jump to the next message or to `until`, whichever is first, and give all messages that are due."""
         next_at = self._heap[0][0] if self._heap else math.inf
         jump_to = min(next_at, until)
         if jump_to == math.inf:
@@ -47,7 +47,7 @@ class VirtualWorld:
         return due
 
     def submit(self, plan: StepPlan) -> Finish:
-        """The device works in order: a step begins when the one before it is done. Copies run beside the steps."""
+        """The device works in order: a step begins when the step before it is done. Copies run beside the steps."""
         self._order_adapters(plan)
         if plan.chunks or plan.decodes:
             awaited_s = self._costs.load_s * sum(load.is_awaited for load in plan.loads)
@@ -66,17 +66,17 @@ class VirtualWorld:
         for load in plan.loads:
             if load.is_awaited:
                 continue
-            # The slot's former tenant may still be in the step that runs now.
+            # The former tenant of the slot may still be in the step that runs now.
             at = max(self._now, self._device_free_at, self._copies_free_at) + self._costs.load_s
             self._copies_free_at = at
             self.post(at, AdapterReady(load.adapter_id, at))
 
     def post(self, at: float, message: Message) -> None:
-        """Something will happen at `at`."""
+        """A message will come at `at`."""
         heapq.heappush(self._heap, (at, next(self._order), message, None))
 
     def follow(self, stream: Iterator[tuple[float, Message]]) -> None:
-        """One thing after another will happen; each is asked for when the one before it has."""
+        """Messages will come from a stream; the next one is taken when the one before it has come."""
         for at, message in stream:
             heapq.heappush(self._heap, (at, next(self._order), message, stream))
             return
