@@ -268,7 +268,8 @@ def test_choices_without_a_seed_are_given_seeds_that_differ_before_the_engine_se
     ask("abc", max_tokens=1, n=3, temperature=1.0)
     seeds = [seat.sampling.seed for plan in device.plans for seat in plan.seats]
 
-    assert None not in seeds and len(set(seeds)) == 3
+    assert None not in seeds
+    assert len(set(seeds)) == 3
 
 
 def test_what_other_servers_clients_send_is_understood(ask):

@@ -1,1 +1,1 @@
-"""Who asks what when: scenarios in TOML, read by the simulator and by the bench client alike."""
+"""Workloads say which client asks what and when; the simulator and the bench client read the same files."""

@@ -1,4 +1,4 @@
-"""Arrivals turn a client and a seed into the same requests every time, whatever serves them."""
+"""Arrivals turn a client and a seed into requests, the same ones every time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rota.workload.scenario import Client
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request to come: `at` counts from the start, and is 0 in a closed loop until its turn comes."""
+    """A future request: `at` counts from the start; in a closed loop it is 0."""
 
     number: int
     at: float

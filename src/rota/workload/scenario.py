@@ -1,4 +1,4 @@
-"""A scenario says who asks what and when, in a file that a person can read."""
+"""A scenario is a TOML file that says which clients ask what, and when."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from rota.core.errors import ConfigError
 
-# Whom the next request asks for: any adapter; few of them often, as 1/rank^exponent or each `skew` times as often as
-# the next one; or one after the other.
+# Which adapter the next request asks for. `uniform`: any. `zipf`: in proportion to 1/rank^exponent. `skewed`: each
+# adapter `skew` times as often as the next one. `distinct`: one after the other.
 Distribution = Literal["uniform", "zipf", "skewed", "distinct"]
 
 Kind = TypeVar("Kind")
@@ -23,19 +23,19 @@ _KINDS = {int: "a whole number", float: "a number", str: "a text"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """One source of requests: open loop at a rate, or closed loop with so many open at a time."""
+    """A source of requests: an open loop at a rate, or a closed loop with a fixed number of open requests."""
 
     requests: int
     rate_per_s: float | None = None
     concurrency: int | None = None
     prompt_tokens: tuple[int, int] = (1, 512)
     output_tokens: tuple[int, int] = (1, 512)
-    adapters: int = 0  # asked for by number, 1 to this; 0: the base model alone
+    adapters: int = 0  # requests name adapters 1 to this number; 0: only the base model
     distribution: Distribution = "uniform"
     zipf_exponent: float = 1.1
     skew: float = 1.5
     base_share: float = 0.0
-    cancel_share: float = 0.0  # of clients that leave at a random moment
+    cancel_share: float = 0.0  # share of requests whose client leaves at a random moment
     cancel_within_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Clients that ask at the same time, and what the server was given to serve them with."""
+    """Clients that ask at the same time, and the resources of the server."""
 
     name: str
     about: str = ""
@@ -68,7 +68,7 @@ class Scenario:
     max_running_requests: int = 256
     kv_blocks: int = 16_384
     clients: tuple[Client, ...] = field(default_factory=tuple)
-    transients: int = 0  # adapters that are loaded, asked once and unloaded while all others are served
+    transients: int = 0  # adapters that are loaded, asked once and unloaded during the run
     transient_every_s: float = 2.0
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Scenario:
 
 
 def read_scenario(path: Path) -> Scenario:
-    """Read a scenario file; unknown names in it and values of another type are errors."""
+    """Read a scenario file; unknown names and values of a wrong type are errors."""
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -96,13 +96,13 @@ def read_scenario(path: Path) -> Scenario:
     if not isinstance(listed, list) or not all(isinstance(client, dict) for client in listed):
         raise ConfigError(f"{path}: clients must be tables: write [[clients]] above the fields of each.")
     if not listed:
-        raise ConfigError(f"{path} has no [[clients]]: nobody would ask anything.")
+        raise ConfigError(f"{path} has no [[clients]], so there would be no requests.")
     clients = tuple(_build(Client, client, f"{path}, client {number}") for number, client in enumerate(listed, start=1))
     return _build(Scenario, {"name": path.stem, **table}, str(path), clients=clients)
 
 
 def _build(kind: type[Kind], table: Mapping[str, Any], place: str, **made: Any) -> Kind:
-    """One dataclass from a table of a file; what is wrong is said with its place there."""
+    """One dataclass from a table of a file; errors name the place in the file."""
     hints = get_type_hints(kind)
     known = {one.name: one for one in fields(kind) if one.name not in made}  # type: ignore[arg-type]
     try:
@@ -118,7 +118,7 @@ def _build(kind: type[Kind], table: Mapping[str, Any], place: str, **made: Any) 
 
 
 def _fitting(name: str, value: Any, hint: Any) -> Any:
-    """The value as its field takes it; raises ConfigError for a value of another type."""
+    """The value in the form that its field takes; raises ConfigError for a value of a wrong type."""
     if get_origin(hint) is tuple:
         if not isinstance(value, list) or [type(one) for one in value] != [int, int]:
             raise ConfigError(f"{name} must be two whole numbers, [low, high], not {value!r}.")

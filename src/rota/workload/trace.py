@@ -1,4 +1,4 @@
-"""A trace is traffic that was written down: a line of JSON for every request.
+"""A trace is recorded traffic: a line of JSON for every request.
 
 {"at": 0.25, "prompt_tokens": 120, "output_tokens": 64, "adapter": "pirate"}
 {"at": 0.31, "prompt": "The capital of France is", "output_tokens": 8}
@@ -14,7 +14,7 @@ from rota.core.errors import ConfigError
 
 
 class TraceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One request: `at` counts from the start; without an adapter's name it asks the base model."""
+    """One request: `at` counts from the start; a request without an adapter asks the base model."""
 
     at: float
     output_tokens: int
@@ -36,7 +36,7 @@ class TraceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_trace(path: Path) -> list[TraceLine]:
-    """Every request of a trace in order of time; what is wrong with a line is said with its number."""
+    """Every request of a trace in order of time; errors name the number of the line."""
     decoder = msgspec.json.Decoder(TraceLine)
     try:
         lines = path.read_bytes().splitlines()
@@ -50,5 +50,5 @@ def read_trace(path: Path) -> list[TraceLine]:
         except msgspec.DecodeError as error:
             raise ConfigError(f"{path}, line {number}: {error}.") from error
     if not found:
-        raise ConfigError(f"{path} is empty: nobody would ask anything.")
+        raise ConfigError(f"{path} is empty, so there would be no requests.")
     return sorted(found, key=lambda line: line.at)

@@ -1,4 +1,4 @@
-"""Transient adapters are adapters that come while others are served: each is loaded, asked once and unloaded again."""
+"""Transient adapters come while others are served: each is loaded, asked once and unloaded again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rota.workload.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A copy of `host` under another name comes at `ask.at`, and is told to go after `stays_s`, answered or not."""
+    """A copy of `host` under another name comes at `ask.at`; it is unloaded after `stays_s`, answered or not."""
 
     host: AdapterId
     ask: Ask
@@ -20,7 +20,7 @@ class Visit:
 
 
 def visits(scenario: Scenario, seed: int) -> Iterator[Visit]:
-    """A scenario's transients in order; they ask what its first client with adapters would."""
+    """A scenario's transient adapters in order; their requests are like those of its first client with adapters."""
     if not scenario.transients:
         return
     client = next(client for client in scenario.clients if client.adapters)
