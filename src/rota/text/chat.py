@@ -1,4 +1,4 @@
-"""A conversation becomes one prompt, as the model folder's template says."""
+"""A chat template turns a conversation into one prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ChatMessage = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """The template of one folder, rendered by transformers so that it means what its author saw."""
+    """The template of one model folder. transformers renders it, as it did for the template's author."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
         self._folder = folder
@@ -21,9 +21,9 @@ class ChatTemplate:
         self._special_tokens = special_tokens
 
     def warm_up(self) -> None:
-        """Load what renders templates and compile this one, so that no conversation waits for it."""
+        """Load the renderer and compile the template, so that no conversation waits for that."""
         if "default" in self._templates:
-            with suppress(RequestError):  # a template may not like this message, and is compiled all the same
+            with suppress(RequestError):  # a template that refuses this message is compiled all the same
                 self.render([{"role": "user", "content": "Hello"}], None, True, {})
 
     def render(
@@ -40,7 +40,7 @@ class ChatTemplate:
                 f"The model in {self._folder} has no chat template; send a prompt to be completed instead, "
                 "or add a chat_template.jinja to the folder.",
             )
-        # Half a second, so only where somebody chats. It loads no torch.
+        # The import takes half a second, so it waits for the first conversation. It loads no torch.
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
@@ -51,7 +51,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **{**self._special_tokens, **variables},
             )
-        # A template is a program by somebody else: what it raises on odd messages is anybody's guess.
+        # Broad: the template is a program that Rota did not write. On odd messages it may raise any exception.
         except Exception as error:
             reason = str(error).rstrip(".")
             raise RequestError.bad_field(

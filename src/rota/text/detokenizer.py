@@ -1,4 +1,4 @@
-"""Tokens become text as they come, and never half a character."""
+"""A detokenizer turns tokens into text as they come, and never gives half a character."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rota.text.pieces import TokenPieces
 
 
 class Detokenizer:
-    """The text of one sequence, piece by piece: pieces and `finish()` in a row are the text of its tokens.
+    """The text of one sequence, piece by piece. All pieces, then `finish()`, are the text of its tokens.
 
-    Bytes that may yet become a character are held back; bytes that cannot become one are U+FFFD at once.
+    Bytes that may still become a character are held back. Bytes that cannot become one are U+FFFD at once.
     """
 
     def __init__(self, pieces: TokenPieces, is_continuation: bool = False) -> None:
-        """`is_continuation`: text stands before this one, so a space at its beginning belongs to it."""
+        """`is_continuation`: the text follows other text, so it keeps a space at its beginning."""
         self._pieces = pieces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._leading_spaces = 0 if is_continuation else pieces.leading_spaces
@@ -26,7 +26,7 @@ class Detokenizer:
         return self._trim(self._decoder.decode(b"".join([pieces[token] for token in tokens])))
 
     def finish(self) -> str:
-        """What was held back: U+FFFD where the tokens end inside a character."""
+        """The text that was held back: U+FFFD where the tokens end inside a character."""
         return self._trim(self._decoder.decode(b"", final=True))
 
     def _trim(self, text: str) -> str:

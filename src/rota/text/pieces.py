@@ -1,13 +1,13 @@
-"""A token stands for a few bytes of UTF-8, and this table says which.
+"""This table says which bytes of UTF-8 a token stands for.
 
-Tokenizers of the Llama family write bytes as tokens in one of three ways, named by the decoder they carry:
+Tokenizers of the Llama family write bytes as tokens in one of three ways. Their decoder names the way:
 
     byte-level       every byte is a visible character: " café" is spelled "ĠcafÃ©"
     sentencepiece    a space is "▁", a rare byte "<0xE2>", and one space is put before the text
     none             tokens are words, joined by spaces
 
-In all three the text of many tokens is their bytes in a row, less the space put before. So text is streamed
-with a table and a UTF-8 decoder, and the library need not be asked what an ever longer list of tokens means.
+In all three the text of several tokens is their bytes in a row, without the space put before. So a table and a
+UTF-8 decoder are enough to stream text. The library need not decode an ever longer list of tokens.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class UnknownDecoderError(ValueError):
-    """The decoder does more than put bytes in a row."""
+    """The tokenizer's decoder does more than put bytes in a row."""
 
 
 class TokenPieces(dict[int, bytes]):
-    """Bytes by token id, filled as tokens are met, so that a large vocabulary costs nothing at the start.
+    """Bytes by token id. An entry is made when its token first comes, so a large vocabulary costs nothing at the start.
 
-    Special tokens and ids without a token (models pad their vocabulary) stand for no bytes.
+    Special tokens stand for no bytes. Nor do ids without a token: models pad their vocabulary.
     """
 
     def __init__(self, library: LibraryTokenizer) -> None:
@@ -47,7 +47,7 @@ class TokenPieces(dict[int, bytes]):
         return piece
 
     def name_of(self, token: int) -> str:
-        """How a token is shown by itself: as its text, or as a special token is written, which no text holds."""
+        """A token as shown by itself: its text, or the name of a special token, which has no text."""
         return self[token].decode("utf-8", "replace") or self._library.id_to_token(token) or ""
 
 
@@ -57,7 +57,7 @@ def _state(library: LibraryTokenizer) -> dict[str, Any] | None:
 
 
 def _spelling(decoder: dict[str, Any] | None) -> tuple[Spell, int]:
-    """How a token is spelled, and how many spaces at the beginning of a text do not belong to it."""
+    """How a token is spelled, and how many spaces the decoder drops at the beginning of a text."""
     if decoder is None:
         return (lambda token: b" " + token.encode()), 1
     if decoder["type"] == "ByteLevel":
@@ -69,7 +69,7 @@ def _spelling(decoder: dict[str, Any] | None) -> tuple[Spell, int]:
 def _spell_byte_level(token: str) -> bytes:
     try:
         return bytes([_BYTE_LEVEL_ALPHABET[character] for character in token])
-    except KeyError:  # added by hand, and never spelled in the alphabet
+    except KeyError:  # a token added by hand is not spelled in this alphabet
         return token.encode()
 
 
@@ -101,7 +101,7 @@ def _sentencepiece_spelling(steps: list[dict[str, Any]]) -> tuple[Spell, int]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Visible bytes of Latin-1 stand for themselves, the others for the characters from U+0100 on."""
+    """A visible byte of Latin-1 is written as itself. The other bytes are written as characters from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}

@@ -1,13 +1,13 @@
-"""A stop string ends the text before it, wherever token borders fall."""
+"""A stop string ends the text before it, also where it begins or ends inside a token."""
 
 from __future__ import annotations
 
 
 class StopWatcher:
-    """Lets text through until a stop string is complete; holds back what may be the beginning of one.
+    """Lets text through until a stop string is complete. Holds back text that may begin a stop string.
 
-    The stop string that is complete first wins, because nothing after it is generated. Of those complete at
-    the same character the longest wins, so that no part of a stop string is ever let through.
+    The stop string that is complete first wins, because nothing is generated after it. If several are complete at
+    the same character, the longest wins, so that no part of a stop string is let through.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
@@ -29,7 +29,7 @@ class StopWatcher:
         return text[:safe]
 
     def finish(self) -> str:
-        """What was held back: no more text comes, so it begins no stop string."""
+        """The text that was held back. No more text comes, so it cannot become a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -44,7 +44,7 @@ class StopWatcher:
         """The longest end of `text` that begins a stop string."""
         longest = 0
         for stop in self._stop:
-            # Jump from one occurrence of the first character to the next: mostly there is none.
+            # Jump from one occurrence of the first character to the next. Usually there is none.
             start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
             while start >= 0 and not stop.startswith(text[start:]):
                 start = text.find(stop[0], start + 1)

@@ -1,4 +1,4 @@
-"""One request's tokens become the text its client sees."""
+"""A text stream turns one request's tokens into the text that its client sees."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rota.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """New text; `is_stopped` says that a stop string ended it, and nothing will follow."""
+    """New text. `is_stopped`: a stop string ended the text, and nothing follows."""
 
     text: str
     is_stopped: bool
 
 
 class TextStream:
-    """Detokenizer and stop strings for one request; whoever sees a stopped piece aborts the request."""
+    """Detokenizer and stop strings of one request. After a stopped piece the caller aborts the request."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), is_continuation: bool = True) -> None:
-        """`is_continuation`: the text goes on where its prompt ends; false for an answer in a chat."""
+        """`is_continuation`: the text continues its prompt. False for an answer in a chat."""
         self._detokenizer = Detokenizer(tokenizer.pieces, is_continuation)
         self._watcher = StopWatcher(stop)
 
@@ -35,7 +35,7 @@ class TextStream:
         return self._piece(self._watcher.push(self._detokenizer.push(tokens)))
 
     def finish(self) -> Piece:
-        """The last piece: whatever was held back."""
+        """The last piece: the text that was held back."""
         text = self._watcher.push(self._detokenizer.finish())
         return self._piece(text + self._watcher.finish())
 

@@ -1,4 +1,4 @@
-"""Text becomes the tokens that a model folder prescribes."""
+"""A tokenizer turns text into tokens as its model folder says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token
 class Tokenizer:
     """The tokenizer of a folder in Hugging Face format.
 
-    `pieces` is what detokenizers work from; `eos_ids` are all tokens that end an answer.
+    Detokenizers read `pieces`. `eos_ids` are all tokens that end an answer.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -49,23 +49,23 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """How many characters a token stands for at most."""
+        """The most characters that one token stands for."""
         return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """Tokens of a text, with the special tokens that the folder wants around it."""
+        """The tokens of a text, with the special tokens that the model folder puts around it."""
         return self._encode(text, add_special_tokens)
 
     def warm_up(self) -> None:
-        """Do once what the first text and the first conversation would wait for; may take a second."""
+        """Do the work that the first text and the first conversation would wait for. It may take a second."""
         _ = self.longest_token
         self._chat.warm_up()
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of tokens, without special ones.
+        """The text of tokens, without special tokens.
 
-        As the library's, but where a byte token makes no character only that byte is U+FFFD: the library
-        gives up all byte tokens around it, which a stream that has sent them cannot.
+        It differs from the library where a byte token makes no character: only that byte is U+FFFD. The library
+        replaces all byte tokens around it as well, but a stream has already sent those.
         """
         detokenizer = Detokenizer(self.pieces)
         return detokenizer.push(tokens) + detokenizer.finish()
@@ -77,22 +77,22 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """Tokens of a conversation; `variables` reach the template by name (say, enable_thinking)."""
+        """The tokens of a conversation. The template reads `variables` by name (for example enable_thinking)."""
         text = self._chat.render(messages, tools, add_generation_prompt, variables or {})
-        # Templates write their own special tokens: a second BOS would be one too many.
+        # Templates write their own special tokens, and there must be no second BOS.
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         try:
-            # Of the library's ways the one that lets other threads run meanwhile, and keeps no offsets.
+            # This call of the library lets other threads run meanwhile, and keeps no offsets.
             return tuple(self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
-        except TypeError as error:  # JSON can say "\ud800", and UTF-8 cannot
+        except TypeError as error:  # JSON can hold "\ud800", but UTF-8 cannot
             raise RequestError.bad_field(
-                "prompt", "The text holds half a surrogate pair and so is not Unicode; send it without."
+                "prompt", "The text holds half a surrogate pair, which is not Unicode; send the text without it."
             ) from error
 
     def _find_eos_ids(self, folder: Path, special_tokens: Mapping[str, str]) -> frozenset[int]:
-        """Instruct models name several: the tokenizer's own and those in the generation config."""
+        """Instruct models name several tokens: the tokenizer's own, and those in the generation config."""
         found: list[int | None] = [self._library.token_to_id(special_tokens.get("eos_token", ""))]
         for name in ("generation_config.json", "config.json"):
             listed = _read_json(folder / name).get("eos_token_id")
@@ -106,7 +106,7 @@ def _load(folder: Path) -> LibraryTokenizer:
     path = folder / "tokenizer.json"
     try:
         library = LibraryTokenizer.from_file(str(path)) if path.is_file() else _convert(folder)
-    # The library raises bare Exception for a file it cannot parse, and transformers whatever it meets.
+    # Broad: the library raises a bare Exception for a file that it cannot parse, and transformers may raise any error.
     except Exception as error:
         problem = (
             f"{path} is not a tokenizer ({error}); restore it from the model's source."
@@ -115,14 +115,14 @@ def _load(folder: Path) -> LibraryTokenizer:
             "add the model's tokenizer.json."
         )
         raise ModelError(problem) from error
-    # A folder may have been saved with limits that cut prompts short without a word.
+    # A folder may have been saved with limits, and those would cut prompts short silently.
     library.no_truncation()
     library.no_padding()
     return library
 
 
 def _convert(folder: Path) -> LibraryTokenizer:
-    """Folders older than tokenizer.json; slow, and the only way here that loads torch."""
+    """For folders without a tokenizer.json. This is slow, and the only call here that loads torch."""
     from transformers import AutoTokenizer
 
     library = AutoTokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
@@ -133,7 +133,7 @@ def _convert(folder: Path) -> LibraryTokenizer:
 def _add_special_tokens_as_asked(
     library: LibraryTokenizer, settings: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> None:
-    """Where tokenizer_config.json says whether to add BOS or EOS, it overrules tokenizer.json."""
+    """If tokenizer_config.json says whether to add BOS or EOS, it overrules tokenizer.json."""
     asked = {name: settings.get(f"add_{name}") for name in ("bos_token", "eos_token")}
     if all(wanted is None for wanted in asked.values()):
         return
@@ -148,7 +148,7 @@ def _add_special_tokens_as_asked(
 
 
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """By role; written either as a string or as an object with its content."""
+    """Special tokens by role. A file writes one as a string, or as an object with its content."""
     found = {}
     for name in SPECIAL_TOKENS:
         match settings.get(name):
@@ -158,7 +158,7 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """An absent file says nothing; a broken one is an error."""
+    """An absent file is empty. A broken file is an error."""
     if not path.is_file():
         return {}
     try:
