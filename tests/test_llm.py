@@ -9,7 +9,7 @@ from rota.core.config import EngineConfig, LoraConfig
 from rota.core.errors import AdapterError, ConfigError, ModelError, RequestError
 from rota.core.lora_paths import LoraPath
 from rota.engine.folders.builtin import builtin_adapters
-from rota.llm import first_adapters
+from rota.llm.config import first_adapters
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.terminal import Terminal

@@ -16,7 +16,7 @@ from front.paced import paced_device
 from front.ticks import tick_tokens
 from rota.commands.serve import serve_model
 from rota.core.config import ServerConfig
-from rota.llm import engine_config, locate_model
+from rota.llm.config import engine_config, locate_model
 from rota.runtime.lifeline import tied
 from rota.text.tokenizer import Tokenizer
 

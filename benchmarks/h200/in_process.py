@@ -11,7 +11,7 @@ from rota.core.adapter import Adapter
 from rota.core.events import AdapterAdded, AdapterRefused, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter
-from rota.llm import build_device, engine_config
+from rota.llm.config import build_device, engine_config
 from rota.runtime.service import InProcessService
 from rota.workload.scenario import Scenario
 

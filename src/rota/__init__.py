@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rota.core.request import SamplingParams
-    from rota.llm import LLM
+    from rota.llm.llm import LLM
 
 __all__ = ["LLM", "SamplingParams"]
 __version__ = "0.2.0"
@@ -15,7 +15,7 @@ __version__ = "0.2.0"
 def __getattr__(name: str) -> Any:
     # Loaded on first use: `import rota.sim` must not pull in torch.
     if name == "LLM":
-        from rota.llm import LLM
+        from rota.llm.llm import LLM
 
         return LLM
     if name == "SamplingParams":

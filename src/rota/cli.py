@@ -1,4 +1,4 @@
-"""The command line: one command a file in `commands`, and one sentence for whatever is wrong with what was asked."""
+"""The command line: each command is a file in `commands`, and each error is one sentence."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rota.commands.serve import Serve, serve_command, serve_model
 from rota.commands.simulate import simulate_command
 from rota.core.errors import RotaError
 from rota.core.options import options_of
-from rota.llm import ENGINE_CONFIGS
+from rota.llm.config import ENGINE_CONFIGS
 
 
 def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None:
-    """The `rota` command; what is wrong with a request for service is one sentence and exit code 2."""
+    """The `rota` command. An error is printed as one sentence, with exit code 2."""
     typed = sys.argv[1:] if arguments is None else arguments
     try:
-        # Not --api-key: `--api-key KEY MODEL` must not take the model for a second key.
+        # Without --api-key: in `--api-key KEY MODEL` the model is not a second key.
         options = options_of(*ENGINE_CONFIGS, BenchConfig).values()
         make_app(serve, followers_in(typed, options))(spread_lists(typed, options))
     except RotaError as error:

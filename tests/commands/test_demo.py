@@ -8,7 +8,7 @@ from rota.commands.demo import demo_command
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig, ServerConfig
 from rota.core.options import options_of
 from rota.core.policy_config import PolicyConfig
-from rota.llm import ENGINE_CONFIGS
+from rota.llm.config import ENGINE_CONFIGS
 
 
 def shown(*arguments: str) -> tuple[EngineConfig, ServerConfig]:

@@ -23,7 +23,7 @@ import os, sys, threading, warnings
 from rota.commands.serve import serve_model
 from rota.core.config import ServerConfig
 from rota.engine.progress import Progress
-from rota.llm import engine_config
+from rota.llm.config import engine_config
 from tests.fakes import FakeDevice
 
 

@@ -13,7 +13,7 @@ from docs.generate.pages import DOCS, TEMPLATES
 from rota.bench.config import BenchConfig
 from rota.commands.flags import spread_lists
 from rota.core.options import options_of
-from rota.llm import ENGINE_CONFIGS
+from rota.llm.config import ENGINE_CONFIGS
 from tests.docs.fences import blocks
 
 ROOT = DOCS.parent

@@ -8,7 +8,7 @@ from rota.cli import main
 from rota.core.errors import ConfigError
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
-from rota.llm import engine_config
+from rota.llm.config import engine_config
 from rota.policy.slot_policies import SLOT_POLICIES
 from rota.sim.cost import ConstantCost
 from rota.sim.run import Simulation

@@ -12,7 +12,7 @@ import pytest
 
 from rota import LLM, SamplingParams
 from rota.core.lora_paths import LoraPath
-from rota.llm import build_device, engine_config
+from rota.llm.config import build_device, engine_config
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService

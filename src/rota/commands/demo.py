@@ -16,7 +16,7 @@ from rota.commands.serve import chosen_engine, model_argument, serve_model
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.options import build, option, options_of
-from rota.llm import ENGINE_CONFIGS
+from rota.llm.config import ENGINE_CONFIGS
 from rota.workload.arrivals import Ask, asks
 from rota.workload.scenario import Client
 

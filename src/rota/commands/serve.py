@@ -15,7 +15,7 @@ from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
-from rota.llm import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model
+from rota.llm.config import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model
 from rota.runtime.world import Device
 
 SERVE_CONFIGS = (*ENGINE_CONFIGS, ServerConfig)

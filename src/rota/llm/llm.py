@@ -1,60 +1,38 @@
-"""The model as an object: prompts in, completions out, in the calling thread."""
+"""A model as an object: prompts in, completions out, in the calling thread."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.errors import AdapterError, RequestError
-from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, FinishReason, Produced, PromptsScored
+from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, Produced, PromptsScored
 from rota.core.ids import AdapterId, RequestId
-from rota.core.lora_paths import LoraPath, parse_lora_paths
-from rota.core.options import build, refuse_unknown
-from rota.core.plan import TokenLogprobs
-from rota.core.policy_config import PolicyConfig
+from rota.core.lora_paths import LoraPath
+from rota.core.options import refuse_unknown
 from rota.core.request import Request, SamplingParams
-from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
-from rota.engine.folders.hub import model_folder
 from rota.engine.progress import Progress
-from rota.policy.slot_policies import check_slot_policy
+from rota.llm.completion import Completion, PartialCompletion
+from rota.llm.config import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import Emit, run
 from rota.runtime.offline import OfflineInbox
 from rota.runtime.registry import Registry
 from rota.runtime.seeds import seeded
-from rota.runtime.world import Device
 from rota.scheduler import Scheduler
 from rota.text.chat import ChatMessage
-from rota.text.stream import Piece, TextStream
+from rota.text.stream import TextStream
 from rota.text.tokenizer import Tokenizer
-
-ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
 
 Prompt = str | Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """What became of one prompt."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    prompt_tokens: int
-    cached_tokens: int
-    # One per token, if the parameters asked for them.
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    # Likewise one per token of the prompt, from its second on.
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-
-
 class LLM:
-    """A model that is loaded once and asked often; prompts that begin alike share their KV, also across calls."""
+    """A model that is loaded once and asked often. Prompts with the same beginning share KV, also across calls."""
 
     def __init__(
         self,
@@ -64,7 +42,7 @@ class LLM:
         quiet: bool = False,
         **options: Any,
     ) -> None:
-        """Without a model, the built-in one with its adapters. Options are `rota serve`'s flags, with underscores."""
+        """Without a model: the built-in model and its adapters. Options are `rota serve`'s flags, with underscores."""
         refuse_unknown(options, *ENGINE_CONFIGS)
         if model is not None:
             options["model_path"] = str(model)
@@ -83,7 +61,7 @@ class LLM:
             self._load(entry)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
-        """Read an adapter and let prompts ask for it by name; raises AdapterError if it cannot be served."""
+        """Read an adapter; prompts can then ask for it by name. Raises AdapterError if it cannot be served."""
         self._load(LoraPath(name=name, path=str(path)))
 
     def _load(self, entry: LoraPath) -> None:
@@ -98,7 +76,7 @@ class LLM:
                 if isinstance(event, AdapterRefused):
                     refusals.append(event.reason)
 
-        self._turn_the_crank(inbox, emit)
+        self._run_loop(inbox, emit)
         if refusals:
             self._registry.forget(entry.name)
             raise AdapterError(refusals[0])
@@ -109,9 +87,9 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[Completion]:
-        """Continue every prompt, a text or its tokens; raises RequestError if one cannot be served.
+        """Continue every prompt, each a text or tokens. Raises RequestError if one cannot be served.
 
-        `adapter` names the adapter for all prompts, or for each its own; None is the base model.
+        `adapter` names one adapter for all prompts, or a list with one per prompt. None is the base model.
         """
         listed = [prompts] if isinstance(prompts, str) else prompts
         return self._complete([self._tokens_of(prompt) for prompt in listed], params, adapter, is_continuation=True)
@@ -122,7 +100,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         adapter: str | Sequence[str | None] | None = None,
     ) -> list[Completion]:
-        """Answer one conversation, or each of several, through the model's chat template."""
+        """Answer one conversation, or several, through the model's chat template."""
         conversations: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         prompts = [self._tokenizer.apply_chat_template(conversation) for conversation in conversations]
         return self._complete(prompts, params, adapter, is_continuation=False)
@@ -144,7 +122,7 @@ class LLM:
         adapter: str | Sequence[str | None] | None,
         is_continuation: bool,
     ) -> list[Completion]:
-        answers: dict[RequestId, Gathered] = {}
+        answers: dict[RequestId, PartialCompletion] = {}
         requests: list[Request] = []
         now = time.monotonic()
         wanted = zip(prompts, _one_each(params, len(prompts)), self._adapter_ids(adapter, len(prompts)), strict=True)
@@ -159,19 +137,19 @@ class LLM:
                 adapter_id=adapter_id,
             )
             requests.append(request)
-            answers[request.request_id] = Gathered(TextStream(self._tokenizer, sampling.stop, is_continuation))
-        self._run(requests, answers)
+            answers[request.request_id] = PartialCompletion(TextStream(self._tokenizer, sampling.stop, is_continuation))
+        self._answer(requests, answers)
         return [answer.completion() for answer in answers.values()]
 
     def _adapter_ids(self, adapter: str | Sequence[str | None] | None, count: int) -> list[AdapterId]:
         names = [adapter] * count if adapter is None or isinstance(adapter, str) else list(adapter)
         if len(names) != count:
             raise RequestError.bad_field(
-                "adapter", f"There are {count} prompts but {len(names)} adapters; give one each."
+                "adapter", f"There are {count} prompts but {len(names)} adapters; give one per prompt."
             )
         return [self._registry.find(name).adapter_id for name in names]
 
-    def _run(self, requests: list[Request], answers: dict[RequestId, Gathered]) -> None:
+    def _answer(self, requests: list[Request], answers: dict[RequestId, PartialCompletion]) -> None:
         inbox = OfflineInbox(requests, self._config.scheduler.max_queued_requests, doorbell=self._doorbell)
         failed: list[Finished] = []
         with Progress("Answering", len(requests), "prompts", self._quiet) as progress:
@@ -180,7 +158,7 @@ class LLM:
                 for event in events:
                     match event:
                         case Produced():
-                            _hand_out(event, answers, inbox)
+                            _push_tokens(event, answers, inbox)
                         case PromptsScored(_, request_ids, scores):
                             for request_id, told in zip(request_ids, scores, strict=True):
                                 answers[request_id].scores.extend(told)
@@ -192,13 +170,13 @@ class LLM:
                                 failed.append(event)
                                 inbox.close()
 
-            self._turn_the_crank(inbox, emit)
+            self._run_loop(inbox, emit)
         for event in failed:
             assert event.fault is not None
             message = f"{event.request_id.capitalize()}: {event.fault.message}"
             raise RequestError(replace(event.fault, message=message))
 
-    def _turn_the_crank(self, inbox: OfflineInbox, emit: Emit) -> None:
+    def _run_loop(self, inbox: OfflineInbox, emit: Emit) -> None:
         try:
             run(self._scheduler, LiveWorld(self._device, inbox), emit, self._config.scheduler.overlap_depth)
         # An interrupted run leaves its requests in the books: end them, so that the next run finds them clean.
@@ -207,48 +185,12 @@ class LLM:
             raise
 
 
-@dataclass(slots=True)
-class Gathered:
-    """A completion in the making."""
-
-    stream: TextStream
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    scores: list[TokenLogprobs] = field(default_factory=list)
-    is_stopped: bool = False
-    ending: Finished | None = None
-
-    def push(self, token: int, logprobs: TokenLogprobs | None) -> Piece:
-        piece = self.stream.push((token,))
-        self.text += piece.text
-        self.is_stopped = piece.is_stopped
-        self.tokens.append(token)
-        if logprobs:
-            self.logprobs.append(logprobs)
-        return piece
-
-    def completion(self) -> Completion:
-        assert self.ending is not None, "the loop ends when every request has ended"
-        last = self.stream.finish()
-        is_stopped = self.is_stopped or last.is_stopped
-        return Completion(
-            self.text + last.text,
-            tuple(self.tokens),
-            FinishReason.STOP.value if is_stopped else self.ending.reason.value,
-            self.ending.prompt_tokens,
-            self.ending.cached_tokens,
-            tuple(self.logprobs),
-            tuple(self.scores),
-        )
-
-
-def _hand_out(event: Produced, answers: dict[RequestId, Gathered], inbox: OfflineInbox) -> None:
+def _push_tokens(event: Produced, answers: dict[RequestId, PartialCompletion], inbox: OfflineInbox) -> None:
     logprobs = dict(event.logprobs)
     for index, (request_id, token) in enumerate(zip(event.request_ids, event.tokens, strict=True)):
         answer = answers[request_id]
         if answer.is_stopped:
-            continue  # made before the abort arrived
+            continue  # the token was made before the abort arrived
         if answer.push(token, logprobs.get(index)).is_stopped:
             inbox.abort(request_id)
 
@@ -258,44 +200,6 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count: i
         return [params or SamplingParams()] * count
     if len(params) != count:
         raise RequestError.bad_field(
-            "params", f"There are {count} prompts but {len(params)} parameters; give one each."
+            "params", f"There are {count} prompts but {len(params)} parameters; give one per prompt."
         )
     return params
-
-
-def engine_config(options: Mapping[str, Any], quiet: bool) -> EngineConfig:
-    """The engine's config from options by name; those of others are left alone."""
-    policy = build(PolicyConfig, options)
-    check_slot_policy(policy.lora_policy)  # here too, or a wrong name would be told after the model was read
-    return EngineConfig(
-        model=build(ModelConfig, options),
-        cache=build(CacheConfig, options),
-        scheduler=build(SchedulerConfig, options),
-        lora=build(LoraConfig, options),
-        policy=policy,
-        quiet=quiet,
-    )
-
-
-def locate_model(config: EngineConfig) -> EngineConfig:
-    """The same config with a model folder in it: when none was named the built-in model's, and its adapters too."""
-    if config.model.model_path is not None:
-        return replace(config, model=replace(config.model, model_path=str(model_folder(config.model.model_path))))
-    folder = builtin_model_folder(config.quiet)
-    model = replace(config.model, model_path=str(folder))
-    builtin = tuple(LoraPath(name=name, path=str(path), is_builtin=True) for name, path in builtin_adapters().items())
-    return replace(config, model=model, builtin_adapters=builtin)
-
-
-def first_adapters(config: EngineConfig) -> list[LoraPath]:
-    """The adapters to start with: the built-in ones, but for names that were given to others, and those asked for."""
-    asked = parse_lora_paths(config.lora.lora_paths)
-    taken = {entry.name for entry in asked}
-    return [*(entry for entry in config.builtin_adapters if entry.name not in taken), *asked]
-
-
-def build_device(config: EngineConfig) -> Device[Any]:
-    """The engine. Loads torch, which a server's own process has no use for."""
-    from rota.engine.build import build_engine
-
-    return build_engine(config)

@@ -1,0 +1,1 @@
+"""A model as an object in the calling process, and what every command needs to build an engine."""

@@ -1,0 +1,56 @@
+"""An engine's config comes from options by name, and a device is built from that config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.lora_paths import LoraPath, parse_lora_paths
+from rota.core.options import build
+from rota.core.policy_config import PolicyConfig
+from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
+from rota.engine.folders.hub import model_folder
+from rota.policy.slot_policies import check_slot_policy
+from rota.runtime.world import Device
+
+ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
+
+
+def engine_config(options: Mapping[str, Any], quiet: bool) -> EngineConfig:
+    """The engine's config from options by name. Options that are not the engine's are ignored."""
+    policy = build(PolicyConfig, options)
+    check_slot_policy(policy.lora_policy)  # here too, so that a wrong name is refused before the model is read
+    return EngineConfig(
+        model=build(ModelConfig, options),
+        cache=build(CacheConfig, options),
+        scheduler=build(SchedulerConfig, options),
+        lora=build(LoraConfig, options),
+        policy=policy,
+        quiet=quiet,
+    )
+
+
+def locate_model(config: EngineConfig) -> EngineConfig:
+    """The same config with the model's folder. Without a model: the built-in model's folder and its adapters."""
+    if config.model.model_path is not None:
+        return replace(config, model=replace(config.model, model_path=str(model_folder(config.model.model_path))))
+    folder = builtin_model_folder(config.quiet)
+    model = replace(config.model, model_path=str(folder))
+    builtin = tuple(LoraPath(name=name, path=str(path), is_builtin=True) for name, path in builtin_adapters().items())
+    return replace(config, model=model, builtin_adapters=builtin)
+
+
+def first_adapters(config: EngineConfig) -> list[LoraPath]:
+    """The adapters to start with: the built-in adapters, then the named ones. A named one replaces its namesake."""
+    asked = parse_lora_paths(config.lora.lora_paths)
+    taken = {entry.name for entry in asked}
+    return [*(entry for entry in config.builtin_adapters if entry.name not in taken), *asked]
+
+
+def build_device(config: EngineConfig) -> Device[Any]:
+    """The engine. This call loads torch, which a server's own process does not need."""
+    from rota.engine.build import build_engine
+
+    return build_engine(config)
