@@ -21,7 +21,7 @@ NAMES = tuple(f"lora{number}" for number in range(16))
 
 def questions(**fields: object) -> list[Question]:
     fields = {"num_prompts": 200, "dataset_name": "random-ids", **fields}
-    return [one for crowd in read_workload(BenchConfig(**fields)).crowds for one in crowd.questions]
+    return [one for client in read_workload(BenchConfig(**fields)).clients for one in client.questions]
 
 
 def test_the_same_seed_asks_the_same_and_another_seed_something_else():
@@ -41,11 +41,11 @@ def test_a_scenario_asks_what_the_simulator_asks_at_the_same_moments(name):
     workload = read_workload(BenchConfig(scenario=str(path), seed=7), NAMES)
 
     for number, client in enumerate(read_scenario(path).clients):
-        crowd = workload.crowds[number].questions
+        questions = workload.clients[number].questions
         expected = list(asks(client, seed=7 * 1000 + number))
-        assert [(one.at, one.adapter_id, len(one.prompt), one.output_tokens, one.leaves_after_s) for one in crowd] == [
-            (one.at, one.adapter_id, one.prompt_tokens, one.output_tokens, one.leaves_after_s) for one in expected
-        ]
+        assert [
+            (one.at, one.adapter_id, len(one.prompt), one.output_tokens, one.leaves_after_s) for one in questions
+        ] == [(one.at, one.adapter_id, one.prompt_tokens, one.output_tokens, one.leaves_after_s) for one in expected]
 
 
 def test_lengths_lie_between_the_ratio_and_the_whole():
@@ -102,12 +102,12 @@ def test_some_ask_the_base_model_and_some_leave():
 
 def test_a_flag_takes_the_place_of_what_a_scenario_says():
     path = str(SCENARIOS / "tail-ttft.toml")
-    plain = read_workload(BenchConfig(scenario=path), NAMES).crowds[0]
+    plain = read_workload(BenchConfig(scenario=path), NAMES).clients[0]
     asked = read_workload(BenchConfig(scenario=path, num_prompts=50, request_rate=8.0, max_concurrency=5), NAMES)
 
-    (crowd,) = asked.crowds
-    assert (len(crowd.questions), crowd.at_once) == (50, 5)
-    assert [one.at for one in crowd.questions] == pytest.approx([one.at / 2.0 for one in plain.questions[:50]])
+    (client,) = asked.clients
+    assert (len(client.questions), client.max_concurrency) == (50, 5)
+    assert [one.at for one in client.questions] == pytest.approx([one.at / 2.0 for one in plain.questions[:50]])
 
 
 @pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
@@ -118,8 +118,8 @@ def test_every_scenario_can_be_asked(path):
 
 
 def test_a_closed_loop_keeps_its_concurrency():
-    (crowd,) = read_workload(BenchConfig(scenario=str(SCENARIOS / "osl-variance.toml"), num_prompts=5)).crowds
-    assert crowd.at_once == 64
+    (client,) = read_workload(BenchConfig(scenario=str(SCENARIOS / "osl-variance.toml"), num_prompts=5)).clients
+    assert client.max_concurrency == 64
 
 
 def test_a_trace_is_asked_line_by_line(tmp_path):
@@ -132,7 +132,7 @@ def test_a_trace_is_asked_line_by_line(tmp_path):
     path.write_text("\n".join(map(json.dumps, lines)))
     workload = read_workload(BenchConfig(dataset_name="trace", dataset_path=str(path)))
 
-    first, second, third = workload.crowds[0].questions
+    first, second, third = workload.clients[0].questions
     assert (first.at, first.adapter_id, len(first.prompt), first.output_tokens) == (1.0, BASE, 12, 5)
     assert (second.prompt, workload.name_of(second.adapter_id)) == ("Hello", "pirate")
     assert (third.prompt.tolist(), workload.name_of(third.adapter_id)) == ([7, 8, 9], "haiku")
@@ -162,7 +162,7 @@ def test_a_scenario_needs_as_many_adapters_as_it_asks_for():
 
 def test_warming_up_asks_nothing_that_counts():
     config = BenchConfig(num_prompts=5, warmup_requests=3, dataset_name="random-ids")
-    asked = [one.prompt for one in read_workload(config).crowds[0].questions]
+    asked = [one.prompt for one in read_workload(config).clients[0].questions]
     assert len(warmups(config)) == 3
     assert not any(one.prompt in asked for one in warmups(config))
 

@@ -159,7 +159,7 @@ def test_a_scenario_takes_its_adapters_from_the_servers_list_and_brings_guests(t
 
 
 def test_nobody_at_the_address_is_one_sentence():
-    with pytest.raises(ConfigError, match=r"Nobody answers at http://127\.0\.0\.1:9/v1/models"):
+    with pytest.raises(ConfigError, match=r"There is no answer at http://127\.0\.0\.1:9/v1/models"):
         asyncio.run(bench(BenchConfig(port=9), lambda _: lambda: None))
 
 

@@ -1,1 +1,1 @@
-"""A stranger with an HTTP client: asks a server what a workload says, and tells how its clients fared."""
+"""The benchmark sends a workload to any server over HTTP and measures the answers."""

@@ -1,4 +1,4 @@
-"""A backend is how one kind of server is asked, and what the pieces of its streams mean."""
+"""A backend knows how to write a request for one kind of server and how to read its stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from rota.bench.workload import Question
 
-ENDINGS = ("stop", "length")  # any other reason to end means that something went wrong
+ENDINGS = ("stop", "length")  # any other finish reason is a failure
 
 
 class Usage(msgspec.Struct):
@@ -19,10 +19,10 @@ class Usage(msgspec.Struct):
 
 
 class Piece(Protocol):
-    """One event of a stream. Only what is needed is read: this happens for every token."""
+    """One event of a stream. Only the needed fields are read, because there is one event per token."""
 
-    def is_news_after(self, before: Usage) -> bool:
-        """Whether it carries a token; text may be empty, since a character can take several tokens."""
+    def has_token_after(self, before: Usage) -> bool:
+        """Whether the event carries a token. Its text may be empty: a character can take several tokens."""
         ...
 
     @property
@@ -41,13 +41,13 @@ class _Choice(msgspec.Struct):
 
 
 class CompletionPiece(msgspec.Struct):
-    """OpenAI's: every event carries what is new, the last one the usage."""
+    """OpenAI's events: each carries the new text, and the last carries the usage."""
 
     choices: list[_Choice] = []
     usage: Usage | None = None
     error: Any = None
 
-    def is_news_after(self, _before: Usage) -> bool:
+    def has_token_after(self, _before: Usage) -> bool:
         return bool(self.choices) and (self.choices[0].finish_reason is None or bool(self.choices[0].text))
 
     @property
@@ -65,12 +65,12 @@ class _MetaInfo(Usage):
 
 
 class GeneratedPiece(msgspec.Struct):
-    """SGLang's: every event carries all there is so far, and how many tokens that is."""
+    """SGLang's events: each carries the whole text so far and its number of tokens."""
 
     meta_info: _MetaInfo | None = None
     error: Any = None
 
-    def is_news_after(self, before: Usage) -> bool:
+    def has_token_after(self, before: Usage) -> bool:
         return self.meta_info is not None and self.meta_info.completion_tokens > before.completion_tokens
 
     @property
@@ -85,7 +85,7 @@ class GeneratedPiece(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Where questions go, how they are written and how answers are read."""
+    """The paths of a server, and how to write questions and read answers."""
 
     path: str
     write: Callable[[Question, str | None, str], dict[str, Any]]  # the adapter's name or None, the base's name
@@ -123,9 +123,11 @@ def _generate(question: Question, adapter: str | None, _base: str) -> dict[str, 
     }
 
 
-_V1 = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-_COMPLETIONS = Backend("/v1/completions", _completion, msgspec.json.Decoder(CompletionPiece).decode, *_V1)
-_OPENAI = Backend("/v1/completions", _completion, msgspec.json.Decoder(CompletionPiece).decode, *_V1, False)
+_V1_ADAPTER_PATHS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+_COMPLETIONS = Backend("/v1/completions", _completion, msgspec.json.Decoder(CompletionPiece).decode, *_V1_ADAPTER_PATHS)
+_OPENAI = Backend(
+    "/v1/completions", _completion, msgspec.json.Decoder(CompletionPiece).decode, *_V1_ADAPTER_PATHS, False
+)
 _SGLANG = Backend(
     "/generate",
     _generate,

@@ -1,4 +1,4 @@
-"""A plot of a run: how long first tokens took, and the worst pause within each answer, by when it was asked."""
+"""A plot of a run shows each request's time to first token and the longest pause in its answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rota.observe.table import seconds
 
 
 def plot(run: Run, name: str, path: Path) -> None:
-    """Write a picture file; its ending says of what kind (.png, .svg, .pdf, .html)."""
+    """Write a picture file. The file's ending gives its kind (.png, .svg, .pdf, .html)."""
     colours = colours_of(run.recorder)
     figure = Figure(figsize=(8.0, 6.3), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))

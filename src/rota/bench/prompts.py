@@ -1,12 +1,12 @@
-"""Prompts of a given length out of nothing but a seed, so that every server is asked the same."""
+"""Prompts of a given length are made from a seed, so that every server gets the same ones."""
 
 from __future__ import annotations
 
 import random
 from array import array
 
-# With a space before it, each of these is a single token in the vocabularies of GPT (50k, 100k, 200k), Mistral (32k and
-# 131k) and SmolLM2, so a text of N words has N tokens, and one more where a tokenizer begins every text with its own.
+# With a space before it, each word is a single token in the vocabularies of GPT (50k, 100k, 200k), Mistral (32k and
+# 131k) and SmolLM2. So a text of N words has N tokens, and one more where a tokenizer puts its own at the beginning.
 _WORDS = """
 the of and to in is that it for was on are as with his they at be this from have or by one had not but what all
 were when we there can an your which their if do will each about how up out them then she many some so these
@@ -25,7 +25,7 @@ heard several change answer room sea against top turned learn point city play to
 """
 
 WORDS = tuple(_WORDS.split())
-FIRST = "the"  # a single token without a space before it too, as not all of them are
+FIRST = "the"  # a single token also without a space before it, unlike some of the words
 
 
 def random_text(dice: random.Random, words: int) -> str:
@@ -33,5 +33,5 @@ def random_text(dice: random.Random, words: int) -> str:
 
 
 def random_ids(dice: random.Random, tokens: int, vocab_size: int) -> array[int]:
-    """The lowest tenth of a vocabulary is left out: control tokens live there."""
+    """Random token ids, without the lowest tenth of the vocabulary: it holds the control tokens."""
     return array("I", dice.choices(range(vocab_size // 10, vocab_size), k=tokens))

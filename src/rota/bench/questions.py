@@ -1,4 +1,4 @@
-"""Questions are made from a config and a seed: the same ones, whatever serves them."""
+"""Questions are made from a config and a seed, the same ones for every server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rota.bench.config import BenchConfig
 from rota.bench.prompts import random_ids, random_text
-from rota.bench.workload import Crowd, Prompt, Question, Transient, Workload
+from rota.bench.workload import ClientQuestions, Prompt, Question, Transient, Workload
 from rota.core.errors import ConfigError
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.workload.arrivals import Ask, asks
@@ -24,7 +24,7 @@ RANDOM_PROMPTS = 1000
 
 
 def read_workload(config: BenchConfig, listed: Sequence[str] = ()) -> Workload:
-    """What a config asks; `listed` names the server's adapters, for a scenario that does not name its own."""
+    """The workload of a config. `listed` names the server's adapters, for a scenario without adapter names."""
     match config.source:
         case "scenario":
             return _scenario(config, listed)
@@ -34,7 +34,7 @@ def read_workload(config: BenchConfig, listed: Sequence[str] = ()) -> Workload:
 
 
 def warmups(config: BenchConfig) -> list[Question]:
-    """Short questions that are in no workload: a server that remembers them gains nothing."""
+    """Short questions that are in no workload, so that a server's prefix cache gains nothing from them."""
     dice = random.Random(f"warm-up {config.seed}")
     return [
         Question(RequestId(f"warm-up-{number}"), 0.0, BASE, random_ids(dice, 16, config.vocab_size), 8)
@@ -56,7 +56,7 @@ def _random(config: BenchConfig) -> Workload:
         cancel_within_s=config.cancel_within_s,
     )
     rate = "all at once" if config.request_rate in (None, math.inf) else f"{config.request_rate:g}/s"
-    return Workload(f"{config.dataset_name}, {rate}", (_crowd(config, 0, client),), config.lora_name)
+    return Workload(f"{config.dataset_name}, {rate}", (_client_questions(config, 0, client),), config.lora_name)
 
 
 def _range(longest: int, ratio: float) -> tuple[int, int]:
@@ -70,14 +70,14 @@ def _scenario(config: BenchConfig, listed: Sequence[str]) -> Workload:
     if len(names) < scenario.adapters:
         source = "--lora-name has" if config.lora_name else "the server lists"
         raise ConfigError(f"{scenario.name} asks for {scenario.adapters} adapters; {source} {len(names)}.")
-    clients = [_asked(config, client) for client in scenario.clients]
-    crowds = tuple(_crowd(config, number, client) for number, client in enumerate(clients))
-    workload = Workload(scenario.name, crowds, names)
+    clients = [_with_overrides(config, client) for client in scenario.clients]
+    clients_questions = tuple(_client_questions(config, number, client) for number, client in enumerate(clients))
+    workload = Workload(scenario.name, clients_questions, names)
     return replace(workload, transients=tuple(_transients(config, scenario, workload.transient_id)))
 
 
-def _asked(config: BenchConfig, client: Client) -> Client:
-    """A scenario's client, with what was asked in its place."""
+def _with_overrides(config: BenchConfig, client: Client) -> Client:
+    """A scenario's client, with the values that the command line gives."""
     if config.num_prompts is not None:
         client = replace(client, requests=config.num_prompts)
     if config.request_rate is not None and client.rate_per_s is not None:
@@ -85,11 +85,11 @@ def _asked(config: BenchConfig, client: Client) -> Client:
     return client
 
 
-def _crowd(config: BenchConfig, number: int, client: Client) -> Crowd:
-    # The simulator's seeds: it sees the same arrivals.
+def _client_questions(config: BenchConfig, number: int, client: Client) -> ClientQuestions:
+    # The simulator uses the same seeds, so it sees the same arrivals.
     wave = asks(client, seed=config.seed * 1000 + number)
     questions = tuple(_question(config, f"{number}-{ask.number:07d}", ask) for ask in wave)
-    return Crowd(questions, config.max_concurrency or client.concurrency)
+    return ClientQuestions(questions, config.max_concurrency or client.concurrency)
 
 
 def _transients(config: BenchConfig, scenario: Scenario, transient_id: AdapterId) -> Iterator[Transient]:
@@ -104,7 +104,7 @@ def _question(config: BenchConfig, name: str, ask: Ask) -> Question:
 
 
 def _prompt(config: BenchConfig, name: str, tokens: int) -> Prompt:
-    """A request's own dice, so that its prompt does not depend on who asked before it."""
+    """Each request has its own random generator, so that its prompt does not depend on earlier requests."""
     dice = random.Random(f"{config.seed} {name}")
     if config.source == "random":
         return random_text(dice, tokens)
@@ -118,7 +118,7 @@ def _trace(config: BenchConfig) -> Workload:
     names = tuple(sorted({line.adapter for line in lines if line.adapter is not None}))
     asked = islice(enumerate(lines), config.num_prompts)
     questions = tuple(_traced(config, number, line, names) for number, line in asked)
-    return Workload(path.stem, (Crowd(questions, config.max_concurrency),), names)
+    return Workload(path.stem, (ClientQuestions(questions, config.max_concurrency),), names)
 
 
 def _traced(config: BenchConfig, number: int, line: TraceLine, names: tuple[str, ...]) -> Question:

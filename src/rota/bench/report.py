@@ -1,4 +1,4 @@
-"""The report of a run: its summary in the simulator's shape, what went wrong, a table and a picture."""
+"""The report of a run has the simulator's summary and the errors, as a dictionary and as a table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_PROBLEMS = 10
 
 
 def report(run: Run) -> dict[str, Any]:
-    """The simulator's summary, and what only a client over HTTP can tell."""
+    """The simulator's summary, and the figures that only an HTTP client can measure."""
     return {
         **run.recorder.summary(run.workload.name_of),
         "late_s": spread(run.late_s),
@@ -23,7 +23,7 @@ def report(run: Run) -> dict[str, Any]:
 
 
 def print_report(found: dict[str, Any], title: str) -> None:
-    """In all, and for every adapter if there is more than one to tell apart."""
+    """Print one row for all requests, and one row per adapter if there are several."""
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     served = found["requests"] - found["failed"] - found["left"]
     left = f", {found['left']} left by their clients" if found["left"] else ""

@@ -1,4 +1,4 @@
-"""A run asks a whole workload, each question at its time, and follows every answer in one event loop."""
+"""A run sends a whole workload, each question at its time, and follows every answer in one event loop."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from rota.bench.asking import AnswerFailed, Server
 from rota.bench.backends import BACKENDS
+from rota.bench.client import AnswerFailed, Server
 from rota.bench.config import BenchConfig
 from rota.bench.questions import read_workload, warmups
 from rota.bench.server_list import ServerList, list_models
-from rota.bench.workload import Crowd, Question, Transient, Workload
+from rota.bench.workload import ClientQuestions, Question, Transient, Workload
 from rota.core.errors import ConfigError
 from rota.core.events import Finished, FinishReason
 from rota.core.ids import BASE, AdapterId
 from rota.observe.summary import Recorder
 
 
-# Without a representation: when it ends, asyncio.run asks its task for one, and that of a million gaps takes a minute.
+# No repr: asyncio.run asks its task for one at the end, and the repr of a million gaps takes a minute.
 @dataclass(slots=True, repr=False)
 class Run:
-    """One workload against one server; `recorder` and `problems` tell how it went."""
+    """One workload against one server. `recorder` and `problems` hold the results."""
 
     workload: Workload
     server: Server
@@ -34,22 +34,22 @@ class Run:
     on_end: Callable[[], None] = lambda: None
     recorder: Recorder = field(default_factory=Recorder)
     problems: Counter[str] = field(default_factory=Counter)
-    late_s: list[float] = field(default_factory=list)  # how much after its time each question was sent
+    late_s: list[float] = field(default_factory=list)  # how late each question was sent
     started_at: float = 0.0
 
     async def ask_all(self) -> None:
         self.started_at = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
-            for crowd in self.workload.crowds:
-                tasks.create_task(self._send(crowd))
+            for client in self.workload.clients:
+                tasks.create_task(self._send(client))
             for transient in self.workload.transients:
                 self.recorder.transients.add(transient.question.adapter_id)
-                tasks.create_task(self._receive(transient))
+                tasks.create_task(self._ask_transient(transient))
 
-    async def _send(self, crowd: Crowd) -> None:
-        gate = asyncio.Semaphore(crowd.at_once) if crowd.at_once else None
+    async def _send(self, client: ClientQuestions) -> None:
+        gate = asyncio.Semaphore(client.max_concurrency) if client.max_concurrency else None
         async with asyncio.TaskGroup() as tasks:
-            for question in crowd.questions:
+            for question in client.questions:
                 await self._wait_until(question.at)
                 if gate:
                     await gate.acquire()
@@ -69,8 +69,8 @@ class Run:
             gate.release()
         self.on_end()
 
-    async def _receive(self, transient: Transient) -> None:
-        """Load a transient, ask it, and tell it to go while it may still be answering."""
+    async def _ask_transient(self, transient: Transient) -> None:
+        """Load a transient adapter, send it a question, and unload it, perhaps before its answer has ended."""
         await self._wait_until(transient.question.at)
         name = f"rota-bench-{transient.question.request_id}"
         path = self.models.path_of(self.workload.names[transient.host - 1])
@@ -88,7 +88,7 @@ class Run:
         await asking
 
     def _note_refused(self, question: Question, problem: str) -> None:
-        """A question that could not even be asked has failed as well."""
+        """A question that could not be sent has failed too."""
         now = time.monotonic()
         self.recorder.asked(question.request_id, question.adapter_id, now)
         self.recorder.observe([Finished(request_id=question.request_id, at=now, reason=FinishReason.FAILED)])
@@ -105,7 +105,7 @@ class Run:
 
 
 async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]]) -> Run:
-    """Ask what a config says; `begin` hears how many requests there are and gives what hears of each one's end."""
+    """Run a config's workload. `begin` gets the number of requests and returns a call for each request that ends."""
     headers = {"Content-Type": "application/json"}
     if config.api_key:
         headers["Authorization"] = f"Bearer {config.api_key}"
@@ -116,7 +116,7 @@ async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]])
         models = await list_models(server, config.model)
         workload = read_workload(config, models.adapters)
         for transient in workload.transients:
-            models.path_of(workload.names[transient.host - 1])  # refused now, and not in the middle of a run
+            models.path_of(workload.names[transient.host - 1])  # refuse a missing path before the run begins
         await _warm_up(config, server, models)
         run = Run(workload, server, models, not config.disable_ignore_eos, begin(workload.requests))
         await run.ask_all()

@@ -1,4 +1,4 @@
-"""What a server says it serves: the base model and its adapters."""
+"""A server lists what it serves: the base model and its adapters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from rota.bench.asking import Server, message_of
+from rota.bench.client import Server, message_of
 from rota.core.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ class ServerList:
 
 
 async def list_models(server: Server, base: str | None) -> ServerList:
-    """Ask /v1/models; raises ConfigError with a sentence if nobody answers."""
+    """Read /v1/models. Raises ConfigError if there is no usable answer."""
     try:
         async with server.session.get(f"{server.url}/v1/models") as response:
             text = await response.text()
@@ -37,7 +37,7 @@ async def list_models(server: Server, base: str | None) -> ServerList:
                 raise ConfigError(f"{server.url}/v1/models answers {response.status}: {message_of(text)}")
             entries: list[dict[str, Any]] = (await response.json())["data"]
     except (aiohttp.ClientError, OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"Nobody answers at {server.url}/v1/models: {error}.") from error
+        raise ConfigError(f"There is no answer at {server.url}/v1/models: {error}.") from error
     names = [entry["id"] for entry in entries if not entry.get("parent")]
     if base is None and not names:
         raise ConfigError(f"{server.url} lists no base model; name one with --model.")

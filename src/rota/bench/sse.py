@@ -1,4 +1,4 @@
-"""Reads server-sent events as the bytes come: what follows `data:` in every line that is complete."""
+"""Server-sent events are read as the bytes come: the text after `data:` in every complete line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ DONE = b"[DONE]"
 
 
 class EventReader:
-    """Bytes in, payloads out; comments, with which servers keep a quiet connection alive, are dropped."""
+    """Bytes in, payloads out. Comments are dropped: servers send them to keep a quiet connection alive."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,4 +1,4 @@
-"""A workload is everything a benchmark will ask, question by question."""
+"""A workload holds every question that a benchmark sends."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ Prompt: TypeAlias = "str | array[int]"  # quoted: arrays have no parameter at ru
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request to come; `at` counts from the start."""
+    """One request to send. `at` counts from the start of the run."""
 
     request_id: RequestId
     at: float
-    adapter_id: AdapterId  # BASE, or the place of its name in a workload's `names`, from 1
+    adapter_id: AdapterId  # BASE, or the position of the adapter's name in the workload's `names`, counted from 1
     prompt: Prompt
     output_tokens: int
     leaves_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
-    """One client's questions in order; with `at_once`, the next one waits until fewer than so many are open."""
+class ClientQuestions:
+    """One client's questions in order. With `max_concurrency`, the next waits until fewer than that are open."""
 
     questions: tuple[Question, ...]
-    at_once: int | None = None
+    max_concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Transient:
-    """An adapter that is loaded to be asked once, and told to go after `stays_s`."""
+    """An adapter that is loaded for one question and unloaded after `stays_s`."""
 
     host: AdapterId
     question: Question
@@ -43,23 +43,23 @@ class Transient:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Everything a benchmark will ask; `names[n - 1]` is the adapter n."""
+    """Every question of a benchmark. `names[n - 1]` is the name of adapter n."""
 
     title: str
-    crowds: tuple[Crowd, ...]
+    clients: tuple[ClientQuestions, ...]
     names: tuple[str, ...] = ()
     transients: tuple[Transient, ...] = ()
 
     @property
     def requests(self) -> int:
-        return sum(len(crowd.questions) for crowd in self.crowds) + len(self.transients)
+        return sum(len(client.questions) for client in self.clients) + len(self.transients)
 
     @property
     def transient_id(self) -> AdapterId:
-        """All transients are counted together, after the last adapter."""
+        """One id for all transients together: the number after the last adapter's."""
         return AdapterId(len(self.names) + 1)
 
-    def name_of(self, adapter: AdapterId) -> str:
-        if adapter == BASE:
+    def name_of(self, adapter_id: AdapterId) -> str:
+        if adapter_id == BASE:
             return BASE_LABEL
-        return "transients" if adapter == self.transient_id else self.names[adapter - 1]
+        return "transients" if adapter_id == self.transient_id else self.names[adapter_id - 1]

@@ -1,4 +1,4 @@
-"""Asking is one request over HTTP, from its first byte to the end of its stream or the moment its client leaves."""
+"""The client sends one request over HTTP and follows its stream until it ends or the client leaves."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rota.core.events import Finished, FinishReason
 from rota.core.ids import RequestId
 from rota.observe.summary import Record
 
-LONGEST_REASON = 200  # characters of a server's complaint that are kept
+LONGEST_REASON = 200  # characters of a server's error that are kept
 
 
 class AnswerFailed(Exception):
-    """The answer is not what was asked for; the message says why."""
+    """The answer is not usable. The message says why."""
 
 
 @dataclass(slots=True)
-class Measured:
-    """What has come of one answer so far; its tokens' times go into the record."""
+class AnswerProgress:
+    """One answer so far. The times of its tokens go into the record."""
 
     record: Record
     ending: str | None = None
@@ -43,14 +43,14 @@ class Measured:
         if piece.error is not None:
             raise AnswerFailed(message_of(piece.error))
         self.ending = piece.ending or self.ending
-        # An answer that ends without a word has a first token all the same.
-        if piece.is_news_after(self.usage) or (self.ending and not self.record.tokens):
+        # An answer that ends without text has a first token all the same.
+        if piece.has_token_after(self.usage) or (self.ending and not self.record.tokens):
             self.record.note_token(at)
         if piece.usage is not None:
             self.usage = piece.usage
 
     def check(self) -> FinishReason:
-        """How a stream that is over has ended; half an answer is none."""
+        """Why a finished stream ended. Raises AnswerFailed for half an answer."""
         if self.ending is None or not self.is_done:
             raise AnswerFailed("the stream broke off before its end")
         if self.ending not in ENDINGS:
@@ -60,7 +60,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an answer ended, and what was wrong with it if it failed."""
+    """How an answer ended, and what went wrong if it failed."""
 
     finished: Finished
     problem: str = ""
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that is being asked."""
+    """The server under test."""
 
     session: aiohttp.ClientSession
     url: str
@@ -77,13 +77,13 @@ class Server:
     async def ask(
         self, request_id: RequestId, body: bytes, record: Record, leaves_after_s: float | None = None
     ) -> Outcome:
-        """Send a body and follow its answer, for so long at most; what goes wrong is in what is returned."""
-        answer, problem = Measured(record), ""
+        """Send a body and follow its answer for at most `leaves_after_s`. An error is part of the outcome."""
+        answer, problem = AnswerProgress(record), ""
         try:
-            async with asyncio.timeout(leaves_after_s) as patience:
+            async with asyncio.timeout(leaves_after_s) as deadline:
                 reason = await self._follow(body, answer)
         except (AnswerFailed, aiohttp.ClientError, OSError) as error:
-            if isinstance(error, TimeoutError) and patience.expired():
+            if isinstance(error, TimeoutError) and deadline.expired():
                 reason = FinishReason.ABORT
             else:
                 reason, problem = FinishReason.FAILED, _explain(error)
@@ -100,7 +100,7 @@ class Server:
         )
 
     async def tell(self, path: str, fields: dict[str, Any]) -> None:
-        """Post something that has no stream for an answer; raises AnswerFailed if the server refuses."""
+        """Post a message whose answer is no stream. Raises AnswerFailed if the server refuses."""
         try:
             async with self.session.post(self.url + path, json=fields) as response:
                 if response.status != 200:
@@ -108,7 +108,7 @@ class Server:
         except (aiohttp.ClientError, OSError) as error:
             raise AnswerFailed(f"{path}: {_explain(error)}") from error
 
-    async def _follow(self, body: bytes, answer: Measured) -> FinishReason:
+    async def _follow(self, body: bytes, answer: AnswerProgress) -> FinishReason:
         async with self.session.post(self.url + self.backend.path, data=body) as response:
             if response.status != 200:
                 raise AnswerFailed(f"status {response.status}: {message_of(await response.text())}")
@@ -121,7 +121,7 @@ class Server:
 
 
 def message_of(error: Any) -> str:
-    """The sentence in an error's body, in OpenAI's shape or any other."""
+    """The sentence in an error's body, in OpenAI's shape or another."""
     if isinstance(error, str):
         try:
             error = msgspec.json.decode(error)
