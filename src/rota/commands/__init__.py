@@ -1,1 +1,1 @@
-"""The commands of `rota`, one file each: they know everyone, and nobody knows them."""
+"""The commands of `rota`, one file each: they import every room, and no room imports them."""

@@ -1,4 +1,4 @@
-"""`rota adapters`: what is in an adapter folder, and whether a model can serve it."""
+"""`rota adapters` says what is in an adapter folder and whether a model can serve it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_RANK = options_of(LoraConfig)["max_lora_rank"]
 
 
 def adapters_app() -> typer.Typer:
-    app = typer.Typer(help="Look at adapters before they are served.", no_args_is_help=True, rich_markup_mode=None)
+    app = typer.Typer(help="Look at adapters before you serve them.", no_args_is_help=True, rich_markup_mode=None)
     app.command(name="inspect")(inspect)
     return app
 
@@ -31,12 +31,12 @@ def adapters_app() -> typer.Typer:
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The adapter's folder, as PEFT saves it.")],
     model: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="The folder of the model that is to serve it.")
+        Path | None, typer.Option(metavar="MODEL", help="The folder of the model that shall serve the adapter.")
     ] = None,
     max_lora_rank: Annotated[int, typer.Option(help=MAX_RANK.help)] = MAX_RANK.default,
 ) -> None:
-    """Say what is in an adapter. Also whether it can be served, by MODEL if that is named; ends with code 1 if not."""
-    # Here, so that `rota --help` does not wait for torch.
+    """Say what is in an adapter, and whether MODEL, or any model, can serve it. The exit code is 1 if not."""
+    # Imported here, so that `rota --help` does not wait for torch.
     from rota.engine.families.table import read_spec
     from rota.engine.lora.files.inspect import describe
 
@@ -55,7 +55,7 @@ def _table(description: AdapterDescription) -> Table:
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for name, value in {
         "folder": str(description.path),
-        "made for": description.base_model or "(it does not say)",
+        "made for": description.base_model or "(not given)",
         "rank": ", ".join(map(str, description.ranks)),
         "alpha": f"{description.alpha:g}{stability}",
         "modules": ", ".join(description.modules),
@@ -73,4 +73,4 @@ def _verdict(reasons: tuple[str, ...], model: Path | None) -> Iterator[str]:
     elif model:
         yield f"The model in {model} can serve it."
     else:
-        yield "Nothing is wrong with it; name a model with --model to know whether that can serve it."
+        yield "Nothing is wrong with it. Name a model with --model to know whether that model can serve it."

@@ -1,4 +1,4 @@
-"""`rota bench`: asks any server over HTTP and says how its clients fared, in all and per adapter."""
+"""`rota bench` sends a workload to any server over HTTP and prints the figures, in all and per adapter."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 def bench_command() -> Callable[..., None]:
     return make_command(
         bench,
-        "Ask any server over HTTP and measure its answers. Sends what a workload says, each request at its time, and "
-        "prints how clients fared, in all and per adapter.",
+        "Measure any server over HTTP. Sends the requests of a workload, each at its time, and prints the figures of "
+        "their answers, in all and per adapter.",
         options_of(BenchConfig).values(),
         config_file(),
         quiet_flag(),
@@ -35,7 +35,7 @@ def bench_command() -> Callable[..., None]:
 
 
 def bench(given: dict[str, Any]) -> None:
-    # Here, so that `rota --help` does not wait for an HTTP client.
+    # Imported here, so that `rota --help` does not wait for an HTTP client.
     from rota.bench.report import print_report, report
 
     chosen = with_file(given, BenchConfig)
@@ -52,10 +52,10 @@ def bench(given: dict[str, Any]) -> None:
 def _run(config: BenchConfig, is_quiet: bool) -> Run:
     from rota.bench.run import bench
 
-    with ExitStack() as until_the_end:
+    with ExitStack() as stack:
 
         def begin(requests: int) -> Callable[[], None]:
-            return until_the_end.enter_context(Progress("Asking", requests, "requests", is_quiet)).update
+            return stack.enter_context(Progress("Asking", requests, "requests", is_quiet)).update
 
         return asyncio.run(bench(config, begin))
 
@@ -73,6 +73,6 @@ def _write(config: BenchConfig, run: Run, found: dict[str, Any]) -> None:
 
 
 def _asked(config: BenchConfig) -> dict[str, Any]:
-    """What can be shown to others and written as JSON, which has no word for infinity."""
+    """The options that a file may show: without the key, and with infinity as a word, because JSON has none."""
     shown = {name: value for name, value in asdict(config).items() if name != "api_key"}
     return {name: "inf" if value == math.inf else value for name, value in shown.items()}

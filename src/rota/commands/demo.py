@@ -1,4 +1,4 @@
-"""`rota demo`: more adapters than slots, and traffic that asks for all of them."""
+"""`rota demo` serves more adapters than there are slots and sends requests for all of them."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ PROMPTS = (
     "How does a bicycle stay upright?",
     "Describe a small town in winter.",
 )
-PATIENCE_S = 120.0
-# Open at a time; a slower machine is asked less often, and not more and more behind.
+TIMEOUT_S = 120.0
+# Most open requests. A slow machine then gets fewer requests a second, and its queue does not grow.
 MOST_OPEN = 16
 
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """Where the demo listens, and how much is asked of it."""
+    """Where the demo listens, and how much traffic it sends."""
 
     port: int = option(30000, "Port to listen on; 0 picks a free one.")
-    rate: float = option(3.0, "Requests a second.")
+    rate: float = option(3.0, "Requests per second.")
     browser: bool = option(True, "Open the dashboard in a browser.")
     slots: int = option(
         3,
-        "Adapters on the device at a time, unless max_loras_per_batch is given; six are built in, so they take turns.",
+        "Adapters on the device at a time, unless max_loras_per_batch is given. Six are built in, so they take turns.",
     )
 
     def __post_init__(self) -> None:
@@ -54,7 +54,7 @@ DEMO_CONFIGS = (DemoConfig, *ENGINE_CONFIGS)
 
 
 def demo_command(serve: Callable[..., None] = serve_model, followers: Collection[str] = ()) -> Callable[..., None]:
-    """`followers` are those of `serve_command`."""
+    """`followers`: see `serve_command`."""
 
     def act(given: dict[str, Any]) -> None:
         chosen = with_file(given, *DEMO_CONFIGS)
@@ -81,8 +81,8 @@ def demo_command(serve: Callable[..., None] = serve_model, followers: Collection
 
     return make_command(
         act,
-        "Watch adapters share slots: six of the built-in model on three slots, or those of MODEL. Serves it on this "
-        "machine alone, sends it mixed traffic and opens the dashboard; ctrl-C ends all of it.",
+        "Watch adapters share slots: the six adapters of the built-in model on three slots, or the adapters of MODEL. "
+        "Serves the model on this machine alone, sends mixed traffic and opens the dashboard. ctrl-C ends it.",
         options_of(*DEMO_CONFIGS).values(),
         model_argument(),
         config_file(),
@@ -91,12 +91,12 @@ def demo_command(serve: Callable[..., None] = serve_model, followers: Collection
 
 
 class Traffic:
-    """Asks over HTTP at random moments, for every model the server has, in threads of its own, until it is stopped."""
+    """Sends requests for every model of the server, at random moments, in threads of its own, until it is stopped."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._stopped = threading.Event()
-        self._places = threading.Semaphore(MOST_OPEN)
+        self._free_places = threading.Semaphore(MOST_OPEN)
         self._pool = ThreadPoolExecutor(MOST_OPEN + 1, thread_name_prefix="rota-demo")
 
     def start(self, url: str) -> None:
@@ -104,12 +104,12 @@ class Traffic:
         self._pool.submit(self._run, url)
 
     def stop(self) -> None:
-        """Once the server has ended, and with it whatever is open."""
+        """Call it when the server has ended: then no request is open."""
         self._stopped.set()
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, url: str) -> None:
-        names = [model["id"] for model in _get(f"{url}/v1/models")["data"]]  # the base model first, as with ids
+        names = [model["id"] for model in _get(f"{url}/v1/models")["data"]]  # the base model first: its id is 0
         client = Client(
             requests=1_000_000,
             rate_per_s=self._rate,
@@ -121,11 +121,11 @@ class Traffic:
         )
         before = 0.0
         for ask in asks(client, seed=0):
-            # Pauses, not instants: what came late must not be made up for in a burst.
+            # Wait for pauses, not instants: after a delay there must be no burst.
             if self._stopped.wait(ask.at - before):
                 return
             before = ask.at
-            self._places.acquire()
+            self._free_places.acquire()
             if not self._stopped.is_set():
                 self._pool.submit(self._ask, url, names[ask.adapter_id], ask)
 
@@ -135,13 +135,13 @@ class Traffic:
         try:
             _get(f"{url}/v1/completions", body)
         except OSError:
-            pass  # the server stops, or the adapter was unloaded: the page shows what happens
+            pass  # the server stops, or the adapter was unloaded; the dashboard shows it
         finally:
-            self._places.release()
+            self._free_places.release()
 
 
 def _get(url: str, body: dict[str, Any] | None = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as reply:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as reply:
         return json.load(reply)

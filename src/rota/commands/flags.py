@@ -1,4 +1,4 @@
-"""Flags are made from config dataclasses: every field is one, and every name in a config file is one too."""
+"""Flags are made from config dataclasses: a field is a flag, and a name in a config file."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Act = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class QuietConfig:
-    """What every command with long work takes."""
+    """The option of every command with long work."""
 
     quiet: bool = option(False, "Show no progress.")
 
 
 def make_command(act: Act, sentence: str, options: Iterable[Option], *others: inspect.Parameter) -> Callable[..., None]:
-    """A function with a parameter for every option: that is what typer makes flags of. `act` gets what was typed."""
+    """A function with a parameter per option, because typer makes flags of parameters. `act` gets what was typed."""
     known = {option.name: option for option in options}
 
     def command(context: typer.Context, **values: Any) -> None:
@@ -68,8 +68,8 @@ def parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty
 
 
 def config_file() -> inspect.Parameter:
-    """`--config FILE`; `with_file` reads it."""
-    sentence = "A TOML file that sets any of these options; flags go before it."
+    """`--config FILE`. `with_file` reads the file."""
+    sentence = "A TOML file that sets any of these options. A flag overrides the file."
     return parameter("config", Path | None, typer.Option(None, metavar="FILE", help=sentence))
 
 
@@ -78,7 +78,7 @@ def quiet_flag(sentence: str = options_of(QuietConfig)["quiet"].help) -> inspect
 
 
 def spread_lists(arguments: list[str], options: Iterable[Option]) -> list[str]:
-    """Let `--lora-paths a b` mean `--lora-paths a --lora-paths b`, as operators are used to."""
+    """Let `--lora-paths a b` mean `--lora-paths a --lora-paths b`, as operators expect."""
     spread: list[str] = []
     for flag_before, argument in _followed(arguments, options):
         spread += [flag_before, argument] if flag_before else [argument]
@@ -86,12 +86,12 @@ def spread_lists(arguments: list[str], options: Iterable[Option]) -> list[str]:
 
 
 def followers_in(arguments: list[str], options: Iterable[Option]) -> list[str]:
-    """The values that `spread_lists` takes for another one of a list: they had no flag of their own."""
+    """The values without a flag of their own that `spread_lists` takes for another value of a list."""
     return [argument for flag_before, argument in _followed(arguments, options) if flag_before]
 
 
 def _followed(arguments: list[str], options: Iterable[Option]) -> Iterator[tuple[str | None, str]]:
-    """Every argument, and the flag of a list that stands before it and has a value already."""
+    """Every argument, with the list flag before it if that flag already has a value."""
     lists = {f"--{option.name.replace('_', '-')}" for option in options if option.is_list}
     current, has_value = None, False
     for argument in arguments:
@@ -105,13 +105,13 @@ def _followed(arguments: list[str], options: Iterable[Option]) -> Iterator[tuple
 
 
 def with_file(given: dict[str, Any], *configs: type) -> dict[str, Any]:
-    """What was typed, and what the file that `--config` names says of the rest."""
+    """The options that were typed. The others come from the file of `--config`."""
     typed = {name: value for name, value in given.items() if name != "config"}
     return (read_config_file(given["config"], *configs, QuietConfig) if "config" in given else {}) | typed
 
 
 def read_config_file(path: Path, *configs: type) -> dict[str, Any]:
-    """Options by name from a TOML file; dashes and underscores are the same."""
+    """Options by name from a TOML file. Dashes and underscores are the same."""
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -128,7 +128,7 @@ def read_config_file(path: Path, *configs: type) -> dict[str, Any]:
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
-    """Whether a value was typed, and is not the default: typed ones go before those of a file."""
+    """Whether a value was typed and is not the default. Typed values override those of a file."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -138,7 +138,7 @@ def _plain(option: Option, value: Any) -> Any:
 
 
 def _reader(option: Option) -> Callable[[str], Any]:
-    """Reads a number, or a word that may stand in for it."""
+    """Reads a number, or a word that the option takes in its place."""
 
     def read(text: str) -> Any:
         try:

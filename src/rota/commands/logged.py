@@ -1,4 +1,4 @@
-"""The engine's process logs like the server's: it is told how before it builds anything."""
+"""The engine's process sets up the server's log format before it builds anything."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from rota.runtime.world import Device
 
 
 def build_logged(make_device: Callable[[EngineConfig], Device[Any]], config: EngineConfig, server: ServerConfig) -> Any:
-    """Runs in the engine's process; a module of its own, since that process need not load a command line."""
+    """Runs in the engine's process. A module of its own, so that this process loads no command line."""
     set_up_logs(server.log_format, server.log_level, config.quiet)
     return make_device(config)

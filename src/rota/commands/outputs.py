@@ -1,4 +1,4 @@
-"""What a command shall write is checked before its work, and not after it."""
+"""A command checks its output files before its work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rota.core.errors import ConfigError
 
 
 def check_outputs(files: Iterable[str | None], plot: str | None) -> None:
-    """Raises ConfigError where a file's folder is missing, or matplotlib, which draws; None is a file not asked for."""
+    """Raises ConfigError if a file's folder is missing, or matplotlib for a plot. None means no file."""
     for path in filter(None, (*files, plot)):
         if not Path(path).absolute().parent.is_dir():
             raise ConfigError(f"There is no folder {Path(path).parent} to write {Path(path).name} into.")

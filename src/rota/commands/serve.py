@@ -1,4 +1,4 @@
-"""`rota serve`: a model over HTTP, with its adapters."""
+"""`rota serve` serves a model and its adapters over HTTP."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve_model(
     on_ready: Callable[[str], None] | None = None,
     make_device: Callable[[EngineConfig], Device[Any]] = build_device,
 ) -> None:
-    """Serve a model over HTTP until told to stop, the engine in a process of its own; `on_ready` hears the address."""
+    """Serve a model over HTTP until a signal, the engine in its own process. `on_ready` gets the address."""
     from rota.observe.logs import logs_as
 
     with logs_as(server.log_format, server.log_level, config.quiet):
@@ -42,7 +42,7 @@ def _serve(
     on_ready: Callable[[str], None] | None,
     make_device: Callable[[EngineConfig], Device[Any]],
 ) -> None:
-    # Here, so that `rota --help` does not wait for them.
+    # Imported here, so that `rota --help` does not wait for them.
     from rota.commands.logged import build_logged
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import install_dashboard
@@ -60,15 +60,13 @@ def _serve(
 
     keys = read_keys(server.api_key, server.api_key_file)
     refuse_open_doors(server, keys)
-    # A port that is taken is said now, and not when the model has been read.
+    # Held before the model is read, so that a port that is taken is refused at once.
     holder = hold_port(server.host, server.port)
-    asked = config.model.model_path
+    asked_path = config.model.model_path
     config = locate_model(config)
     assert config.model.model_path is not None
     folder = Path(config.model.model_path)
-    # What a hub has lies in a folder that is named for its version.
-    found = folder.resolve().name if asked is None or Path(asked).expanduser().exists() else asked
-    name = server.served_model_name or found
+    name = server.served_model_name or _model_name(asked_path, folder)
     tokenizer = Tokenizer(folder)
     registry = Registry(name, str(folder))
     adapters = [registry.add(entry) for entry in first_adapters(config)]
@@ -98,8 +96,15 @@ def _serve(
     listen(holder, app, service, server, announce, say)
 
 
+def _model_name(asked_path: str | None, folder: Path) -> str:
+    """The folder's name. A model from a hub has the hub's name, because its folder is named after a version."""
+    if asked_path is None or Path(asked_path).expanduser().exists():
+        return folder.resolve().name
+    return asked_path
+
+
 def serve_command(serve: Serve, followers: Collection[str] = ()) -> Callable[..., None]:
-    """`followers` are values that were typed after another one of a list, without a flag of their own."""
+    """`followers` are values that were typed after another value of a list, without a flag of their own."""
 
     def act(given: dict[str, Any]) -> None:
         chosen = with_file(given, *SERVE_CONFIGS)
@@ -107,7 +112,7 @@ def serve_command(serve: Serve, followers: Collection[str] = ()) -> Callable[...
 
     return make_command(
         act,
-        "Serve MODEL over HTTP: a folder in Hugging Face format or a hub's name. Without it, the small built-in model.",
+        "Serve MODEL over HTTP: a folder in Hugging Face format or a name on a hub. Without MODEL: the built-in model.",
         options_of(*SERVE_CONFIGS).values(),
         model_argument(),
         config_file(),
@@ -116,13 +121,13 @@ def serve_command(serve: Serve, followers: Collection[str] = ()) -> Callable[...
 
 
 def model_argument() -> inspect.Parameter:
-    """MODEL, which `chosen_engine` takes for --model-path."""
+    """MODEL. `chosen_engine` reads it as --model-path."""
     sentence = "The model's folder or hub name, as with --model-path."
     return parameter("model", str | None, typer.Argument(None, metavar="MODEL", help=sentence))
 
 
 def chosen_engine(chosen: dict[str, Any], followers: Collection[str]) -> EngineConfig:
-    """The engine that a command's options ask for; raises ConfigError if they leave open which model that is."""
+    """The engine's config from a command's options. Raises ConfigError if the model is not clear."""
     model = chosen.get("model")
     model_path = chosen.get("model_path", model)
     if model is not None and model_path != model:
@@ -133,11 +138,11 @@ def chosen_engine(chosen: dict[str, Any], followers: Collection[str]) -> EngineC
 
 
 def _refuse_doubtful(lora_paths: Collection[str], followers: Collection[str]) -> None:
-    """`--lora-paths a=/x /models/llama` must not serve the built-in model with two adapters."""
+    """In `--lora-paths a=/x /models/llama` the second path may be the model, so it is refused."""
     for entry in lora_paths:
         has_no_name = parse_lora_path(entry).path == entry.strip()
         if has_no_name and entry in followers:
             raise ConfigError(
-                f"{entry}, after --lora-paths, may be an adapter or the model: name the model before --lora-paths or "
-                "with --model-path, or, if it is an adapter of the built-in model, say NAME=PATH."
+                f"{entry}, after --lora-paths, may be an adapter or the model. If it is the model, name it before "
+                "--lora-paths or with --model-path. If it is an adapter of the built-in model, say NAME=PATH."
             )

@@ -1,4 +1,4 @@
-"""`rota simulate`: a scenario in virtual time, under one policy or several side by side."""
+"""`rota simulate` runs a scenario in virtual time, under one policy or several side by side."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rota.sim.run import Simulation, adapter_name, lora_config, scheduler_config
 from rota.sim.tenures import Tenures
 from rota.workload.scenario import Scenario, read_scenario
 
-# Of the LoRA flags of `rota serve` those that a scheduler reads; the others are about weights, of which there are none.
+# The LoRA flags of `rota serve` that a scheduler reads. The others are about weights, and a simulation has none.
 SCHEDULED = ("max_loaded_loras", "lora_eviction_policy", "enable_lora_overlap_loading")
 SERVED = options_of(LoraConfig)
 
@@ -41,27 +41,30 @@ def _as_served(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SimulateConfig:
-    """What to simulate with, and where to put what comes of it."""
+    """The options of a simulation, and where its results go."""
 
     compare: str | None = option(None, "Policies to put side by side, with commas: wait,drain,rotate.")
-    cost: str = option("a100-llama8b", "How long steps take: a cost model that comes with Rota, or a TOML file.")
-    slots: int | None = option(None, "Adapters a step may hold; left out: what the scenario says.")
+    cost: str = option("a100-llama8b", "How long steps take: the name of a cost model of Rota, or a TOML file.")
+    slots: int | None = option(None, "Adapters that a step may hold; left out: the scenario's number.")
     max_loras_per_batch: int | Literal["auto"] = option(
-        "auto", "The same as slots, by the name 'rota serve' has for it."
+        "auto", "The same as slots, under the name that 'rota serve' uses."
     )
     max_loaded_loras: int | None = option(
-        None, f"{SERVED['max_loaded_loras'].help} Left out: 128, or as many as the scenario has."
+        None, f"{SERVED['max_loaded_loras'].help} Left out: 128, or all adapters of the scenario."
     )
     lora_eviction_policy: Literal["lru", "fifo"] = _as_served("lora_eviction_policy")
     enable_lora_overlap_loading: bool = _as_served("enable_lora_overlap_loading")
-    seed: int = option(0, "The first random seed; the same seed gives the same run to the bit.")
-    seeds: int = option(1, "Runs with so many seeds, and gives the mean of their numbers.")
-    per_adapter: bool = option(False, "Print a table of adapters for every policy too.")
+    seed: int = option(0, "The first random seed. The same seed gives exactly the same run.")
+    seeds: int = option(1, "How many seeds to run; the numbers are means over them.")
+    per_adapter: bool = option(False, "Also print a table of adapters for every policy.")
     json: str | None = option(None, "Write the numbers to this file.")
-    plot: str | None = option(None, "Draw first tokens and slots over time, for the first seed (.png, .svg, .pdf).")
-    journal: str | None = option(None, "Write every event to this file, a line of JSON each; for a single run.")
+    plot: str | None = option(
+        None, "Draw times to first token and slots over time, for the first seed (.png, .svg, .pdf)."
+    )
+    journal: str | None = option(None, "Write every event of a single run to this file, one line of JSON each.")
     calibrate: str | None = option(
-        None, "Fit a cost model to measured steps (JSON), write it beside them as TOML, and simulate with it."
+        None,
+        "Fit a cost model to measured steps (a JSON file), write it beside that file as TOML, and simulate with it.",
     )
 
     def __post_init__(self) -> None:
@@ -80,7 +83,7 @@ class SimulateConfig:
 
     @property
     def asked_slots(self) -> int | None:
-        """None: what the scenario says."""
+        """None: the scenario's number."""
         return self.slots if self.max_loras_per_batch == "auto" else self.max_loras_per_batch
 
 
@@ -90,8 +93,8 @@ SIMULATE_CONFIGS = (SimulateConfig, PolicyConfig, SchedulerConfig)
 def simulate_command() -> Callable[..., None]:
     return make_command(
         simulate,
-        "Run SCENARIO in virtual time, with the real scheduler. Prints how requests fared. Unless flags say otherwise, "
-        "as many run at a time as the scenario says, and prefixes are not cached.",
+        "Run SCENARIO in virtual time with the real scheduler, and print the figures of its requests. Unless flags say "
+        "otherwise, the scenario sets how many requests run at a time, and prefixes are not cached.",
         options_of(*SIMULATE_CONFIGS).values(),
         parameter(
             "scenario",
@@ -177,19 +180,19 @@ def _calibrated(asked: SimulateConfig) -> LinearCost:
 
 
 def _plot(pictures: dict[str, Any], scenario: Scenario, path: Path) -> None:
-    from rota.sim.plot import Picture, plot  # here, because it loads matplotlib
+    from rota.sim.plot import Picture, plot  # imported here, because it loads matplotlib
 
     plot({name: Picture(*parts) for name, parts in pictures.items()}, f"{scenario.name}: {scenario.about}", path)
 
 
 class _Endings:
-    """Progress as an observer: a request that has ended is one more."""
+    """An observer that counts ended requests for the progress bar."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
-        """Only what has ended counts."""
+        """Only an end counts."""
 
     def observe(self, events: Iterable[Event]) -> None:
         if ended := sum(isinstance(event, Finished) for event in events):
