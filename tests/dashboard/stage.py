@@ -16,7 +16,7 @@ from rota.core.lora_paths import LoraPath
 from rota.core.policy_config import PolicyConfig
 from rota.dashboard.feed import Feed
 from rota.dashboard.routes import install_dashboard
-from rota.dashboard.stream import Gallery
+from rota.dashboard.stream import Viewers
 from rota.runtime.closable import ClosableService
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
@@ -41,7 +41,7 @@ class Stage:
     url: str
     service: ClosableService
     registry: Registry
-    gallery: Gallery
+    viewers: Viewers
     pool: ThreadPoolExecutor
 
     def ask(self, model: str, tokens: int = 40) -> None:
@@ -73,13 +73,13 @@ def stage(
     ring = KeyRing({digest_of(secret): key for secret, key in (keys or {}).items()})
     access = Access(registry, ring)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
-    gallery = Gallery(feed, service.send)
+    viewers = Viewers(feed, service.send)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     app = create_app(service, tokenizer, registry, access=access, watchers=[feed])
-    install_dashboard(app, gallery, access.operator_of, str(journal_dir) if journal_dir else None)
+    install_dashboard(app, viewers, access.operator_of, str(journal_dir) if journal_dir else None)
     with ThreadPoolExecutor(64) as pool, running(app) as url:
         service.wait_until_ready()
         try:
-            yield Stage(url, service, registry, gallery, pool)
+            yield Stage(url, service, registry, viewers, pool)
         finally:
             service.stop()  # so that whoever is still open need not be waited for

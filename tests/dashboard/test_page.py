@@ -94,7 +94,7 @@ def test_an_idle_server_explains_itself(on_stage, open_page):
     page = open_page(f"{on_stage().url}/dashboard")
     wait_for_text(page, "#status", "live")
 
-    assert "Nobody asks for anything" in page.locator("#idle").inner_text()
+    assert "There are no requests now" in page.locator("#idle").inner_text()
     assert '"model":"pirate"' in page.locator("#idle code").inner_text()
     assert page.locator("#adapters tbody tr").count() == 7
     assert page.locator(".lane").count() == 3  # two slots and a landing

@@ -71,17 +71,17 @@ def test_a_reader_that_leaves_is_forgotten(on_stage):
     made = on_stage()
     first_frame(made)
 
-    assert until(lambda: made.gallery.visitors == 0)
+    assert until(lambda: made.viewers.count == 0)
 
 
 def test_the_engine_is_asked_only_while_somebody_watches(on_stage):
     made = on_stage()
     asked = []
-    send = made.gallery._ask
-    made.gallery._ask = lambda question: (asked.append(question), send(question))
+    send = made.viewers._ask
+    made.viewers._ask = lambda question: (asked.append(question), send(question))
 
     first_frame(made)
-    assert until(lambda: made.gallery.visitors == 0)
+    assert until(lambda: made.viewers.count == 0)
     before = len(asked)
     time.sleep(2 * FRAME_S)  # time is what is tested: while two frames pass, nothing may happen
     assert 1 <= before == len(asked)

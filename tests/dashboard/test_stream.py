@@ -12,7 +12,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.ids import BASE
 from rota.core.messages import Inspect
 from rota.dashboard.feed import Feed
-from rota.dashboard.stream import FRAME_S, Gallery
+from rota.dashboard.stream import FRAME_S, Viewers
 from rota.runtime.service import Phase, ServiceState
 from tests.builders import capacity
 
@@ -30,7 +30,7 @@ def moment_of(packet: bytes) -> float:
 
 def test_a_slow_reader_gets_the_newest_frame_and_none_in_between(feed):
     async def read_slowly() -> tuple[float, float]:
-        async with aclosing(Gallery(feed, lambda _: None).frames(may_load=False)) as frames:
+        async with aclosing(Viewers(feed, lambda _: None).frames(may_load=False)) as frames:
             first = moment_of(await anext(frames))
             await asyncio.sleep(4 * FRAME_S)  # time is what is tested: it reads nothing while four frames pass
             return first, moment_of(await anext(frames))
@@ -41,10 +41,10 @@ def test_a_slow_reader_gets_the_newest_frame_and_none_in_between(feed):
 
 def test_however_many_watch_the_engine_is_asked_once_a_frame(feed):
     asked: list[Inspect] = []
-    gallery = Gallery(feed, asked.append)
+    viewers = Viewers(feed, asked.append)
 
     async def watch() -> None:
-        async with aclosing(gallery.frames(may_load=False)) as frames:
+        async with aclosing(viewers.frames(may_load=False)) as frames:
             for _ in range(3):
                 await anext(frames)
 
@@ -53,7 +53,7 @@ def test_however_many_watch_the_engine_is_asked_once_a_frame(feed):
 
     asyncio.run(watch_together())
     assert 3 <= len(asked) < 20, "twenty would ask sixty times"
-    assert gallery.visitors == 0
+    assert viewers.count == 0
 
 
 def test_an_engine_that_cannot_be_asked_ends_no_stream(feed):
@@ -61,7 +61,7 @@ def test_an_engine_that_cannot_be_asked_ends_no_stream(feed):
         raise RequestError(Fault(FaultCode.ENGINE_DIED, "It is down."))
 
     async def read() -> bytes:
-        async with aclosing(Gallery(feed, refuse).frames(may_load=False)) as frames:
+        async with aclosing(Viewers(feed, refuse).frames(may_load=False)) as frames:
             return await anext(frames)
 
     assert moment_of(asyncio.run(read())) <= time.monotonic()

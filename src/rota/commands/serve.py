@@ -46,7 +46,7 @@ def _serve(
     from rota.commands.logged import build_logged
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import install_dashboard
-    from rota.dashboard.stream import Gallery
+    from rota.dashboard.stream import Viewers
     from rota.runtime.closable import ClosableService
     from rota.runtime.preloaded import PreloadedService
     from rota.runtime.registry import Registry
@@ -85,7 +85,7 @@ def _serve(
         policy=config.policy,
         scheduler=config.scheduler,
     )
-    install_dashboard(app, Gallery(feed, service.send), access.operator_of, server.journal_dir)
+    install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
     say = partial(print, flush=True)
 
     def announce(url: str) -> None:

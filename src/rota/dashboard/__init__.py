@@ -1,1 +1,1 @@
-"""The dashboard: events become a live page, and a journal becomes the same page once more."""
+"""The dashboard shows events as a live page, and replays a journal on the same page."""

@@ -1,4 +1,4 @@
-"""The feed follows events and says, at any moment, how things stand; a frame costs the same whatever the traffic."""
+"""The feed follows events and makes frames of them, at a cost that does not depend on the traffic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOTHING = Inspected(at=0.0, steps=0, rows=0, blocks=0, blocks_used=0, slots=0, a
 
 @dataclass(slots=True)
 class OpenRequest:
-    """An open request: its adapter, and when it was asked or last got a token."""
+    """An open request: its adapter, and the time of its last token, or of its arrival before the first token."""
 
     adapter_id: AdapterId
     last_at: float
@@ -31,14 +31,14 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How much a reader was already given."""
+    """How much a reader has already been sent."""
 
     tenures: int = 0
     charts: int = -1  # nothing yet
 
 
 class Feed:
-    """An observer. It lives on one thread, the event loop's."""
+    """An observer. It runs on the event loop's thread only."""
 
     def __init__(
         self, base: Adapter, loaded: Callable[[], Sequence[Adapter]], state: Callable[[], ServiceState]
@@ -54,7 +54,7 @@ class Feed:
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         self._open[request_id] = OpenRequest(adapter, at)
         if len(self._open) > MOST_OPEN:
-            # A request that a dead engine never took has no end that would be told.
+            # A request that a dead engine never took gets no Finished event.
             del self._open[next(iter(self._open))]
 
     def observe(self, events: Iterable[Event]) -> None:
@@ -72,7 +72,7 @@ class Feed:
                     self._inspected = event
 
     def advance(self, now: float) -> None:
-        """Let go of what is too old to be shown at `now`, and of an engine that is gone."""
+        """Drop what is too old to show at `now`, and the state of an engine that is gone."""
         if self._state().phase in (Phase.STARTING, Phase.DOWN):
             self._lanes.clear(now)
             self._inspected = NOTHING
@@ -80,7 +80,7 @@ class Feed:
         self._lanes.forget(now)
 
     def frame(self, now: float, seen: Seen, may_load: bool = False) -> tuple[Frame, Seen]:
-        """What to show somebody who has seen so much, and what they will have seen then; `advance` to `now` first."""
+        """The frame for a reader, and what that reader has seen after it. Call `advance` first."""
         state, inspected = self._state(), self._inspected
         tokens_per_s, prompt_tokens_per_s = self._window.rates(now)
         standings = [self._up_to_date(one) for one in inspected.adapters]
@@ -122,14 +122,14 @@ class Feed:
         window.prompt_tokens += event.prompt_tokens
         if event.step_s:
             window.step[bucket_of(event.step_s)] += 1
-        # Counted first and entered once: most rows of a step had their last token at the same moment, and this is the
-        # only place that runs once a token, watched or not.
+        # This loop is the only code here that runs for every token, also without a reader. Most rows of a step got
+        # their last token at the same time, so gaps are counted first and entered once.
         gaps: defaultdict[float, int] = defaultdict(int)
         tokens: defaultdict[AdapterId, int] = defaultdict(int)
         for request_id in event.request_ids:
             request = self._open.get(request_id)
             if request is None:
-                continue  # so old that it was forgotten
+                continue  # dropped above, because too many were open
             tokens[request.adapter_id] += 1
             if request.is_begun:
                 gaps[request.last_at] += 1
@@ -141,19 +141,19 @@ class Feed:
             request.last_at = event.at
         for last_at, count in gaps.items():
             window.gap[bucket_of(event.at - last_at)] += count
-        for adapter, count in tokens.items():
-            window.shares[adapter].tokens += count
+        for adapter_id, count in tokens.items():
+            window.shares[adapter_id].tokens += count
 
     def _up_to_date(self, standing: AdapterStanding) -> AdapterStanding:
-        """The slots have moved on since the engine was asked: whoever sits in one now runs, and others are parked."""
+        """Slots have changed since the engine answered. An adapter that is in a slot now runs; others are parked."""
         seated = standing.running + standing.parked
-        is_at_hand = standing.adapter_id == BASE or self._lanes.has_ready(standing.adapter_id)
-        return replace(standing, running=seated if is_at_hand else 0, parked=0 if is_at_hand else seated)
+        is_ready = standing.adapter_id == BASE or self._lanes.has_ready(standing.adapter_id)
+        return replace(standing, running=seated if is_ready else 0, parked=0 if is_ready else seated)
 
     def _rows(self, standings: Mapping[AdapterId, AdapterStanding]) -> tuple[tuple[AdapterRow, ...], int]:
-        """A row an adapter, by number; where there is no room for all, those that work and wait go first."""
+        """One row per adapter, by id. If there are too many, adapters in slots or with requests go first."""
         loaded = {one.adapter_id: one for one in (self._base, *self._loaded())}
-        # One that was unloaded a moment ago still has users, or sits in its slot.
+        # An adapter that was just unloaded may still have requests or a slot.
         seated = {tenure.adapter for tenure in self._lanes.tenants}
         known = {*loaded, *standings, *seated}
         ids = sorted(known, key=lambda id: (id != BASE, id not in seated, not _users(standings.get(id)), id))

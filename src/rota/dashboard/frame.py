@@ -1,6 +1,6 @@
-"""A frame is all a page shows at one moment; `static/replay.js` makes the same shape from a journal.
+"""A frame is all that the page shows at one moment; `static/replay.js` makes the same shape from a journal.
 
-Instants are the engine's clock in seconds, and `now` is on the same clock: a page shows differences only.
+Instants are seconds of the engine's clock, and so is `now`: the page shows differences only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, Slot
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A duration as most met it, and as the unluckiest in a hundred did; None where nobody met it."""
+    """The median and the 99th percentile of a duration, or None without a measurement."""
 
     p50: float | None = None
     p99: float | None = None
@@ -21,7 +21,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenure:
-    """An adapter in a slot, loading or ready, and why it came; `ended_at` is None while it lasts."""
+    """An adapter in a slot, loading or ready, and why it came. `ended_at` is None while it lasts."""
 
     slot: Slot
     adapter: AdapterId
@@ -34,7 +34,7 @@ class Tenure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """One adapter lets its requests end and takes few new ones, so that another gets its slot."""
+    """One adapter lets its requests end and takes few new ones, so that another adapter gets its slot."""
 
     victim: AdapterId
     beneficiary: AdapterId
@@ -46,12 +46,12 @@ class Drain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRow:
-    """One adapter: how its requests stand, why the longest waiting one waits, and how the last minute went."""
+    """One adapter: its requests, why the oldest one waits, and its figures of the last minute."""
 
     id: AdapterId
     name: str
     path: str
-    is_loaded: bool  # no: it was unloaded, and its last users are still there
+    is_loaded: bool  # False: it was unloaded, and its last requests still run
     waiting: int = 0
     running: int = 0
     parked: int = 0
@@ -63,7 +63,7 @@ class AdapterRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
-    """One value every `every_s`, the last one at `ended_at`; None where there was nothing to measure."""
+    """One value every `every_s`, the last at `ended_at`. None where there was nothing to measure."""
 
     ended_at: float
     every_s: float
@@ -75,7 +75,7 @@ class Charts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What the page shows now. What is new since the frame before: `tenures` that ended and `charts`, if they moved."""
+    """What the page shows now. `tenures` and `charts` hold only what is new since the last frame."""
 
     now: float
     phase: str
@@ -96,9 +96,9 @@ class Frame:
     gap: Spread
     step: Spread
     tenants: tuple[Tenure, ...]
-    is_whole: bool  # `tenures` holds all of the last minute, and not only those that are new
+    is_whole: bool  # `tenures` holds the whole last minute, not only the new ones
     tenures: tuple[Tenure, ...]
     drains: tuple[Drain, ...]
     adapters: tuple[AdapterRow, ...]
-    unlisted: int  # adapters there was no room for
+    unlisted: int  # adapters that have no row
     charts: Charts | None

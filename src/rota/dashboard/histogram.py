@@ -1,4 +1,4 @@
-"""A histogram counts durations in buckets of equal ratio, so that percentiles of any number of them cost the same."""
+"""A histogram counts durations in buckets of equal ratio, so that a percentile costs the same for any count."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from rota.dashboard.frame import Spread
 
-# Neighbouring buckets differ by 5 %: nobody reads less off a chart, and a second's spread from 10 µs to 1,000 s is
-# at most 380 numbers.
+# Neighbouring buckets differ by 5 %, which is too little to see in a chart. From 10 µs to 1,000 s there are at most
+# 380 buckets.
 _LOG_RATIO = math.log(1.05)
 _SHORTEST_S = 1e-5
 _LONGEST_S = 1e3
@@ -22,7 +22,7 @@ def bucket_of(duration_s: float) -> int:
 
 
 def spread_of(histograms: Iterable[Histogram]) -> Spread:
-    """Percentiles (nearest rank) of all of them together."""
+    """Percentiles (nearest rank) of all histograms together."""
     merged: Histogram = Counter()
     for histogram in histograms:
         merged.update(histogram)

@@ -1,4 +1,4 @@
-"""Lanes remember who sat in which slot over the last minute, and who drained for whom."""
+"""Lanes remember which adapter was in which slot over the last minute, and which drained for which."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rota.core.ids import AdapterId, EngineId, Slot
 from rota.dashboard.frame import Drain, Tenure
 
 KEPT_S = 65.0  # a little more than the page shows
-# At most so many whatever the number of slots: 32 that change hands ten times a second fill it in 30 seconds.
+# A limit for any number of slots: 32 slots that change adapters ten times a second reach it in 30 seconds.
 MOST_TENURES = 20_000
 MOST_DRAINS = 500
 
 
 class Lanes:
-    """`ended` counts tenures ever ended, so that a reader can ask for those it has not seen."""
+    """`ended` counts all ended tenures, so that a reader can ask for the ones it has not seen."""
 
     def __init__(self) -> None:
         self.ended = 0
@@ -31,8 +31,8 @@ class Lanes:
     def tenants(self) -> tuple[Tenure, ...]:
         return tuple(self._tenants.values())
 
-    def has_ready(self, adapter: AdapterId) -> bool:
-        return any(one.adapter == adapter and one.state is SlotState.READY for one in self._tenants.values())
+    def has_ready(self, adapter_id: AdapterId) -> bool:
+        return any(one.adapter == adapter_id and one.state is SlotState.READY for one in self._tenants.values())
 
     @property
     def drains(self) -> tuple[Drain, ...]:
@@ -43,7 +43,7 @@ class Lanes:
         before = self._end(place, event.at)
         if event.state is SlotState.EMPTY:
             return
-        # A copy that is complete says no reason of its own: it is here for what it was loaded for.
+        # A completed copy has no reason of its own: the reason of its load still holds.
         is_same = before is not None and before.adapter == event.adapter_id
         reason = event.reason or (before.reason if before and is_same else "")
         self._tenants[place] = Tenure(
@@ -57,7 +57,7 @@ class Lanes:
 
     def change_drain(self, event: DrainChanged) -> None:
         if event.state is DrainState.EXPIRED:
-            return  # the drain had finished before; this is about the slot it left behind
+            return  # the drain had already finished; this event is about the slot that it left free
         victim = (event.engine_id, event.victim)
         if drain := self._drains.pop(victim, None):
             self._past_drains.append(replace(drain, state=event.state, ended_at=event.at))
@@ -71,7 +71,7 @@ class Lanes:
             )
 
     def clear(self, at: float) -> None:
-        """The engine is gone, and everybody in it."""
+        """The engine is gone, and all its slots with it."""
         for place in list(self._tenants):
             self._end(place, at)
         for drain in self._drains.values():
@@ -79,14 +79,14 @@ class Lanes:
         self._drains.clear()
 
     def forget(self, now: float) -> None:
-        """Drop what ended too long ago to be shown."""
+        """Drop tenures and drains that ended too long ago to be shown."""
         pasts: tuple[deque[Tenure] | deque[Drain], ...] = (self._past, self._past_drains)
         for past in pasts:
             while past and (past[0].ended_at or 0.0) < now - KEPT_S:
                 past.popleft()
 
     def since(self, seen: int) -> Iterator[Tenure]:
-        """Tenures that ended after the first `seen` did, as far as they are remembered."""
+        """Tenures that ended after the first `seen` ones, as far as they are kept."""
         known = len(self._past)
         return islice(self._past, max(0, known - (self.ended - seen)), known)
 

@@ -1,4 +1,4 @@
-"""The dashboard's routes: one page and its parts from this package, its live data, and journals to replay."""
+"""The dashboard's routes serve the page and its parts, its live data, and journals to replay."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fastapi.responses import FileResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.dashboard.stream import Gallery
+from rota.dashboard.stream import Viewers
 
-MOST_VISITORS = 50
+MOST_VIEWERS = 50
 
 # The page may load its own parts and speak to its own server, and nothing else.
 HEADERS = {
@@ -31,26 +31,26 @@ KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 _JOURNAL = re.compile(r"[\w-][\w.-]*\.jsonl")
 
 
-class Visitor(Protocol):
-    """Who watches."""
+class Viewer(Protocol):
+    """The key of a viewer."""
 
     @property
     def may_load(self) -> bool: ...
 
 
 def install_dashboard(
-    app: FastAPI, gallery: Gallery, admit: Callable[[Request], Visitor], journal_dir: str | None = None
+    app: FastAPI, viewers: Viewers, admit: Callable[[Request], Viewer], journal_dir: str | None = None
 ) -> None:
     """Add the page to an application.
 
-    `admit` says who asks for data, or raises RequestError. The page and its parts are no secret, and a browser cannot
-    send a key for them: they are plain routes, outside whatever the application demands of its others.
+    `admit` gives the key that asks for data, or raises RequestError. The page and its parts are not secret, and a
+    browser cannot send a key for them. So they are plain routes, without the application's check of keys.
     """
     static = files("rota.dashboard").joinpath("static")
     parts = {one.name: one.read_bytes() for one in static.iterdir() if Path(one.name).suffix in KINDS}
 
     async def page(_: Request) -> Response:
-        """The page; its data needs a key."""
+        """The page. Its data needs a key."""
         return _part(parts, "index.html")
 
     async def part(http: Request) -> Response:
@@ -58,23 +58,23 @@ def install_dashboard(
         return _part(parts, http.path_params["name"])
 
     async def events(http: Request) -> Response:
-        """What the page shows, four times a second, as server-sent events."""
-        visitor = admit(http)
-        if gallery.visitors >= MOST_VISITORS:
-            message = f"{MOST_VISITORS} pages are open already; close one of them."
+        """The page's frames, four a second, as server-sent events."""
+        viewer = admit(http)
+        if viewers.count >= MOST_VIEWERS:
+            message = f"{MOST_VIEWERS} pages are open already; close one of them."
             raise RequestError(Fault(FaultCode.QUEUE_FULL, message))
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(gallery.frames(visitor.may_load), media_type="text/event-stream", headers=headers)
+        return StreamingResponse(viewers.frames(viewer.may_load), media_type="text/event-stream", headers=headers)
 
     async def journal(http: Request) -> Response:
-        """A journal of `--journal-dir`, to be replayed on the page."""
+        """A journal from `--journal-dir`, to replay on the page."""
         admit(http)
         name = http.path_params["name"]
         if journal_dir is None:
             raise HTTPException(404, "this server keeps no journals (--journal-dir)")
         path = Path(journal_dir) / name
         if not _JOURNAL.fullmatch(name) or not path.is_file():
-            raise HTTPException(404, "there is no such journal, a file whose name ends in .jsonl")
+            raise HTTPException(404, "there is no such journal; journals are files whose names end in .jsonl")
         return FileResponse(path, media_type="application/jsonl", headers={"Cache-Control": "no-cache"})
 
     app.add_route("/dashboard", page)

@@ -1,4 +1,4 @@
-"""A stream shows frames to one reader, four a second: one that reads slowly gets fewer, and always the newest."""
+"""A stream sends four frames a second to one reader; a slow reader gets fewer, and always the newest."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rota.runtime.service import Phase
 FRAME_S = 0.25
 
 
-class Gallery:
-    """Those who watch. The engine is asked how things stand while there is somebody, however many they are."""
+class Viewers:
+    """The open pages. While there are any, the engine is asked for its state, once for all of them."""
 
     def __init__(self, feed: Feed, ask: Callable[[Inspect], None]) -> None:
-        """`ask` hands a question to the engine; it may raise RequestError while there is none."""
+        """`ask` sends a query to the engine. It may raise RequestError while the engine is down."""
         self._feed = feed
         self._ask = ask
         self._asked_at = float("-inf")
-        self.visitors = 0
+        self.count = 0
 
     async def frames(self, may_load: bool) -> AsyncIterator[bytes]:
-        """Server-sent events until the server stops; a frame is made when the one before has left, and none waits."""
-        self.visitors += 1
+        """Server-sent events until the server stops. A frame is made when the last one has left, so none waits."""
+        self.count += 1
         try:
             seen = Seen()
             while True:
@@ -42,13 +42,13 @@ class Gallery:
                     return
                 await asyncio.sleep(FRAME_S)
         finally:
-            self.visitors -= 1
+            self.count -= 1
 
     def _inspect(self) -> None:
-        """The answer comes to the feed, and the next frame shows it."""
+        """The engine's answer goes to the feed, and the next frame shows it."""
         now = time.monotonic()
         if now - self._asked_at < 0.9 * FRAME_S:
-            return  # another visitor has just asked
+            return  # another viewer has just asked
         self._asked_at = now
         with suppress(RequestError):  # the engine is down, and the frame says so
             self._ask(Inspect(now))

@@ -1,4 +1,4 @@
-"""A window keeps the last minutes as bins of two seconds: the oldest go, however much happens in them."""
+"""A window keeps the last five minutes as bins of two seconds, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rota.dashboard.histogram import Histogram, spread_of
 BIN_S = 2.0
 CHART_BINS = 150  # five minutes
 MINUTE_BINS = 30
-# A point of a chart looks back this far: a P99 of two quiet seconds would be one request's luck.
+# A chart's point covers this many bins: in two quiet seconds the P99 would be a single request.
 SMOOTH_BINS = 5
-RATE_BINS = 2  # so that a rate follows what happens, and does not jump
+RATE_BINS = 2  # few enough to follow the traffic, enough not to jump
 
 
 @dataclass(slots=True)
 class Share:
-    """What one adapter had of a bin."""
+    """One adapter's part of a bin."""
 
     tokens: int = 0
     ttft: Histogram = field(default_factory=Counter)
@@ -28,7 +28,7 @@ class Share:
 
 @dataclass(slots=True)
 class Bin:
-    """Two seconds of what happened."""
+    """The counts of two seconds."""
 
     begun_at: float
     tokens: int = 0
@@ -41,7 +41,7 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A bin as the charts show it."""
+    """One point of the charts."""
 
     ttft: Spread
     gap: Spread
@@ -51,29 +51,29 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """What an adapter had of the last minute."""
+    """One adapter's figures of the last minute."""
 
     ttft: Spread
     tokens_per_s: float
 
 
 class Window:
-    """`open` takes what happens now; closed bins become the points of charts and the numbers of the last minute."""
+    """`open` counts the present. Closed bins become points of the charts and figures of the last minute."""
 
     def __init__(self) -> None:
         self.open = Bin(0.0)
-        self.closed = 0  # bins so far: whoever has seen as many charts' points has seen the newest
+        self.closed = 0  # bins closed so far; a reader that has seen this number has the newest charts
         self.ttft = self.gap = self.step = Spread()
         self._bins: deque[Bin] = deque(maxlen=MINUTE_BINS)
         self._points: deque[Point] = deque(maxlen=CHART_BINS)
         self._minutes: dict[AdapterId, Minute] = {}
 
     def roll(self, now: float) -> None:
-        """Let the open bin be the one that `now` lies in."""
+        """Close bins until `now` lies in the open bin."""
         if now - self.open.begun_at < BIN_S:
             return
         if now - self.open.begun_at > BIN_S * CHART_BINS:
-            # Nobody would see what came before.
+            # The charts show nothing from before the pause.
             self._bins.clear()
             self._points.clear()
             self._minutes.clear()
@@ -83,19 +83,19 @@ class Window:
             self._close()
 
     def rates(self, now: float) -> tuple[float, float]:
-        """Output and prompt tokens a second, of late."""
-        late = [self.open, *islice(reversed(self._bins), RATE_BINS)]
-        lasted_s = max(now - late[-1].begun_at, BIN_S)
-        return sum(one.tokens for one in late) / lasted_s, sum(one.prompt_tokens for one in late) / lasted_s
+        """Output and prompt tokens per second, over the last bins."""
+        recent = [self.open, *islice(reversed(self._bins), RATE_BINS)]
+        lasted_s = max(now - recent[-1].begun_at, BIN_S)
+        return sum(one.tokens for one in recent) / lasted_s, sum(one.prompt_tokens for one in recent) / lasted_s
 
-    def minute_of(self, adapter: AdapterId) -> Minute:
-        """An adapter's last minute; computed once a bin, however many look."""
-        minute = self._minutes.get(adapter)
+    def minute_of(self, adapter_id: AdapterId) -> Minute:
+        """An adapter's last minute. It is computed once per bin, for any number of readers."""
+        minute = self._minutes.get(adapter_id)
         if minute is None:
-            shares = [one.shares[adapter] for one in self._bins if adapter in one.shares]
+            shares = [one.shares[adapter_id] for one in self._bins if adapter_id in one.shares]
             tokens = sum(share.tokens for share in shares)
             minute = Minute(spread_of(share.ttft for share in shares), tokens / (BIN_S * max(1, len(self._bins))))
-            self._minutes[adapter] = minute
+            self._minutes[adapter_id] = minute
         return minute
 
     def charts(self) -> Charts:
@@ -112,13 +112,13 @@ class Window:
     def _close(self) -> None:
         done = self.open
         self._bins.append(done)
-        late = list(islice(reversed(self._bins), SMOOTH_BINS))
+        recent = list(islice(reversed(self._bins), SMOOTH_BINS))
         self._points.append(
             Point(
-                spread_of(one.ttft for one in late),
-                spread_of(one.gap for one in late),
-                spread_of(one.step for one in late),
-                sum(one.tokens for one in late) / (BIN_S * len(late)),
+                spread_of(one.ttft for one in recent),
+                spread_of(one.gap for one in recent),
+                spread_of(one.step for one in recent),
+                sum(one.tokens for one in recent) / (BIN_S * len(recent)),
             )
         )
         self.ttft = spread_of(one.ttft for one in self._bins)

@@ -1,4 +1,4 @@
-// The table of adapters: how each stands and why it waits; load and unload for those who may.
+// The table of adapters shows each adapter's requests and why they wait, and may load and unload adapters.
 
 import { colour } from "./colours.js";
 import { find, make, write } from "./dom.js";
@@ -7,7 +7,7 @@ import { post } from "./live.js";
 
 const CELLS = ["name", "where", "load", "waiting", "running", "parked", "longest", "ttft", "rate", "why", "action"];
 const LABELS = { waiting: "waiting", running: "running", parked: "parked", longest: "longest wait", ttft: "first token", rate: "tokens/s" };
-const SURE_MS = 4000;
+const CONFIRM_MS = 4000;
 
 export class Adapters {
   constructor() {
@@ -33,7 +33,7 @@ export class Adapters {
       }
     }
     for (const row of frame.adapters) this.showRow(this.rowOf(row), row, frame, most);
-    const more = frame.unlisted ? ` · ${count(frame.unlisted)} more that nobody uses` : "";
+    const more = frame.unlisted ? ` · ${count(frame.unlisted)} more without requests` : "";
     write(find("adapters-note"), `${count(frame.adapters.length - 1)} and the base model${more}`);
   }
 
@@ -78,14 +78,14 @@ export class Adapters {
   }
 
   showAction(row, one, frame) {
-    const isOffered = frame.may_load && one.id !== 0 && one.is_loaded;
-    if (isOffered === Boolean(row.button)) return;
-    row.button = isOffered ? make("button", "quiet-button", "Unload") : null;
-    row.action.replaceChildren(...(isOffered ? [row.button] : []));
+    const mayUnload = frame.may_load && one.id !== 0 && one.is_loaded;
+    if (mayUnload === Boolean(row.button)) return;
+    row.button = mayUnload ? make("button", "quiet-button", "Unload") : null;
+    row.action.replaceChildren(...(mayUnload ? [row.button] : []));
     row.button?.addEventListener("click", () => this.unload(row.button, one));
   }
 
-  /** Asks once more in the button itself; what goes is put into the form, ready to come back. */
+  /** The first click asks for a second one. The form gets the unloaded adapter's name and path, to load it again. */
   unload(button, { name, path }) {
     if (!button.dataset.sure) {
       button.dataset.sure = "yes";
@@ -93,7 +93,7 @@ export class Adapters {
       setTimeout(() => {
         delete button.dataset.sure;
         button.textContent = "Unload";
-      }, SURE_MS);
+      }, CONFIRM_MS);
       return;
     }
     this.form.elements.lora_name.value = name;

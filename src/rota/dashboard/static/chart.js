@@ -1,4 +1,4 @@
-// A chart of the last minutes, drawn by hand as SVG: one minute at first, and up to five as they pass.
+// A chart of the last minutes, drawn as SVG without a library: one minute at first, up to five later.
 
 import { find, make, tell, write } from "./dom.js";
 import { count, seconds } from "./format.js";
@@ -12,7 +12,7 @@ function svg(tag, attributes) {
   return element;
 }
 
-/** Durations span decades, so theirs is a scale of ratios; a rate starts at zero. */
+/** Durations differ by powers of ten, so their scale is logarithmic. A rate's scale starts at zero. */
 function logScale(values) {
   const low = Math.floor(Math.log10(Math.max(1e-4, Math.min(...values))));
   const high = Math.max(low + 1, Math.ceil(Math.log10(Math.max(...values))));
@@ -51,7 +51,7 @@ class Chart {
     plot.addEventListener("pointerleave", () => (find("tip").hidden = true));
   }
 
-  /** Values of a line by point, right-aligned: the newest is always at the right edge. */
+  /** Draws one line per series. The newest point is always at the right edge. */
   show(series, everyS) {
     this.everyS = everyS;
     const points = (this.points = Math.min(MOST, Math.max(FEWEST, series[0].length)));
@@ -88,7 +88,7 @@ class Chart {
 
 const xOf = (index, values) => (WIDTH * index) / (values.length - 1);
 
-/** What lies between two lines, wherever both are known. */
+/** The area between two lines, wherever both have a value. */
 function between(upper, lower, y) {
   const known = upper.map((_, index) => index).filter((index) => upper[index] !== null && lower[index] !== null);
   const runs = known.reduce((all, index) => {
@@ -100,7 +100,7 @@ function between(upper, lower, y) {
   return runs.map((run) => `M${run.map(corner(upper)).join("L")}L${[...run].reverse().map(corner(lower)).join("L")}Z`).join("");
 }
 
-/** A line with a gap wherever there was nothing to measure. */
+/** A line, with a gap wherever there was nothing to measure. */
 function path(values, y) {
   let line = "";
   values.forEach((value, index) => {
@@ -116,10 +116,10 @@ function path(values, y) {
 export class Charts {
   constructor() {
     const spread = ["P99", "P50"];
-    this.ttft = new Chart("First token", "time from asking to it", spread, seconds, logScale);
-    this.gap = new Chart("Token gap", "time between two of an answer", spread, seconds, logScale);
-    this.tokens = new Chart("Output", "tokens a second", [""], count, linearScale);
-    this.step = new Chart("Step", "time the device takes for one", spread, seconds, logScale);
+    this.ttft = new Chart("First token", "time from the request to it", spread, seconds, logScale);
+    this.gap = new Chart("Token gap", "time between two tokens of an answer", spread, seconds, logScale);
+    this.tokens = new Chart("Output", "tokens per second", [""], count, linearScale);
+    this.step = new Chart("Step", "time of one step on the device", spread, seconds, logScale);
     for (const chart of [this.ttft, this.gap, this.tokens, this.step]) find("charts").append(chart.element);
   }
 

@@ -1,4 +1,4 @@
-// A colour an adapter, the same in every picture, and a theme that follows the system until told otherwise.
+// Each adapter has one colour in all pictures; the theme follows the system until the user chooses one.
 
 import { make } from "./dom.js";
 
@@ -30,7 +30,7 @@ export const theme = {
   },
 };
 
-/** Neighbours differ in hue, and every second one in lightness; after eight, hues a golden angle apart. */
+/** Neighbours differ in hue, and every second one in lightness. After eight, hues are a golden angle apart. */
 export function colour(adapter) {
   const lightness = theme.isDark ? 0.74 : 0.6;
   if (adapter === 0) return `oklch(${lightness} 0.012 250)`;

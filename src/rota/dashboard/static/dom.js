@@ -1,4 +1,4 @@
-// Small help with elements. Text goes in as text: an adapter's name is somebody's input.
+// Helpers for elements. Text is never read as HTML: an adapter's name is a user's input.
 
 export const find = (id) => document.getElementById(id);
 
@@ -9,7 +9,7 @@ export function make(tag, className = "", ...content) {
   return element;
 }
 
-/** Writes only what changed, so that nothing flickers and a selection survives. */
+/** Writes only changed text, so that nothing flickers and a selection stays. */
 export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -1,4 +1,4 @@
-// The figures at the top: what a person on call wants to know first.
+// The figures at the top: what an operator wants to know first.
 
 import { count, percent, seconds } from "./format.js";
 import { find, make, write } from "./dom.js";
@@ -16,7 +16,7 @@ const FIGURES = [
 
 function longestWait(frame) {
   const oldest = Math.min(...frame.adapters.map((row) => row.oldest_at ?? Infinity));
-  return Number.isFinite(oldest) ? `longest ${seconds(Math.max(0, frame.now - oldest))}` : "nobody";
+  return Number.isFinite(oldest) ? `longest ${seconds(Math.max(0, frame.now - oldest))}` : "none";
 }
 
 function kvNote(frame) {

@@ -1,4 +1,4 @@
-// Numbers as people read them, and moments.
+// Numbers and durations as text.
 
 export function seconds(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -10,7 +10,7 @@ export function seconds(value) {
   return `${Math.floor(value / 3600)} h ${Math.floor((value % 3600) / 60)} min`;
 }
 
-/** Two durations in one cell; a unit they share is written once. */
+/** Two durations in one cell. A shared unit is written once. */
 export function pair(first, second) {
   const [one, two] = [seconds(first), seconds(second)];
   const [number, unit] = one.split(" ");
@@ -26,7 +26,7 @@ export function percent(share) {
   return `${(100 * share).toFixed(share > 0 && share < 0.0995 ? 1 : 0)} %`;
 }
 
-/** Whether a tenure or a drain lasts at a moment. */
+/** Whether a tenure or a drain has begun and not ended at `now`. */
 export function isOn(one, now) {
   return one.begun_at <= now && now < (one.ended_at ?? Infinity);
 }

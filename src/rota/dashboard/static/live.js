@@ -1,4 +1,4 @@
-// Live data: server-sent events read with fetch, because an EventSource cannot send a key.
+// Live data comes as server-sent events, read with fetch because an EventSource cannot send a key.
 
 const SILENCE_MS = 4000;
 const PAUSES_S = [1, 2, 4, 8];
@@ -12,7 +12,7 @@ export function withKey(headers = {}) {
   return key.get() ? { ...headers, Authorization: `Bearer ${key.get()}` } : headers;
 }
 
-/** Whether it went well, and what the server has to say about it, if anything. */
+/** Whether the call succeeded, and the server's message, if there is one. */
 export async function post(route, body) {
   try {
     const headers = withKey({ "Content-Type": "application/json" });
@@ -31,7 +31,7 @@ export async function reasonIn(reply) {
   return said?.error?.message ?? `The server answered ${reply.status}.`;
 }
 
-/** Follows the server until stopped; while the page is hidden it does not watch. */
+/** Follows the server until it is stopped. While the page is hidden it does not follow. */
 export class Live {
   constructor({ onFrame, onLost, onRefused }) {
     Object.assign(this, { onFrame, onLost, onRefused, isWanted: false, failures: 0 });

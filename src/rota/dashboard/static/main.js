@@ -1,4 +1,4 @@
-// The page: frames come from the server or from a journal, and the same views show them.
+// The page gets frames from the server or from a journal, and shows both with the same views.
 
 import { Adapters } from "./adapters.js";
 import { Charts } from "./chart.js";
@@ -11,7 +11,7 @@ import { Strip } from "./strip.js";
 
 const DRAW_MS = 40;
 const FRAME_MS = 200;
-// Shown so much late, so that what the right edge shows is known, and is not corrected a moment later.
+// The strip runs this much behind, so that its right edge is already known and needs no later correction.
 const LATE_S = 0.35;
 
 const strip = new Strip();
@@ -34,8 +34,8 @@ function showIdle(frame) {
   const [words, example] = [find("idle").querySelector("p"), find("idle").querySelector("code")];
   const named = frame.adapters.find((row) => row.id !== 0);
   write(words, named
-    ? "Nobody asks for anything just now. Slots fill when a request names an adapter as its model, for example:"
-    : "No adapter is loaded, and nobody asks for anything just now. The base model needs no slot:");
+    ? "There are no requests now. Slots fill when a request names an adapter as its model, for example:"
+    : "No adapter is loaded, and there are no requests now. The base model needs no slot:");
   const body = JSON.stringify({ model: (named ?? frame.adapters[0])?.name, prompt: "The sea is", max_tokens: 40 });
   const auth = key.get() ? " -H 'Authorization: Bearer …'" : "";
   write(example, `curl ${new URL("v1/completions", document.baseURI)} -H 'Content-Type: application/json'${auth} \\\n  -d '${body}'`);
@@ -52,18 +52,18 @@ function say(kind, status, banner = "") {
 const live = new Live({
   onFrame(frame) {
     const measured = frame.now - performance.now() / 1000;
-    // Frames come late by chance: the clock follows them gently, and jumps only when it has to.
+    // Frames arrive with random delays, so the clock follows them slowly and jumps only if it is far off.
     offset = offset === null || Math.abs(measured - offset) > 1 ? measured : offset + 0.1 * (measured - offset);
     find("key").hidden = true;
     find("content").hidden = false;
     show(frame);
     if (frame.phase === "ready") say("good", "live");
-    else if (frame.phase === "draining") say("wait", "stopping", "The server is stopping: it ends what it has and takes no more.");
+    else if (frame.phase === "draining") say("wait", "stopping", "The server is stopping: it finishes its open requests and takes no new ones.");
     else if (frame.phase === "starting") say("wait", "starting", "The engine is starting; requests wait for it.");
     else say("bad", "engine down", `The engine is down. ${frame.phase_reason}`);
   },
   onLost(reason, pauseS) {
-    say("bad", "reconnecting", `${reason} What you see is old; trying again in ${pauseS} s.`);
+    say("bad", "reconnecting", `${reason} The figures below are old; trying again in ${pauseS} s.`);
   },
   onRefused(reason) {
     say("wait", "locked");
@@ -117,10 +117,10 @@ addEventListener("drop", (event) => {
   openFile(event.dataTransfer.files[0]);
 });
 
-/** `?journal=run.jsonl` is one of the server's journals; a path is taken from this server, and from no other. */
+/** `?journal=run.jsonl` names one of the server's journals. A path is read from this server only. */
 async function openAddress(asked) {
   const url = new URL(asked.includes("/") ? asked : `dashboard/journals/${asked}`, document.baseURI);
-  if (url.origin !== location.origin) return player.onTrouble(`${asked} is on another server; only this one's journals are read.`);
+  if (url.origin !== location.origin) return player.onTrouble(`${asked} is on another server; only journals of this server are read.`);
   try {
     const reply = await fetch(url, { headers: withKey() });
     if (!reply.ok) return player.onTrouble(await reasonIn(reply));
@@ -135,8 +135,8 @@ async function openAddress(asked) {
 const isStill = matchMedia("(prefers-reduced-motion: reduce)");
 let [drawnAt, framedAt] = [0, 0];
 
-function turn(at) {
-  requestAnimationFrame(turn);
+function drawLoop(at) {
+  requestAnimationFrame(drawLoop);
   if (at - drawnAt < (isStill.matches ? 1000 : DRAW_MS)) return;
   drawnAt = at;
   if (player.journal) {
@@ -159,4 +159,4 @@ function start() {
 }
 
 start();
-requestAnimationFrame(turn);
+requestAnimationFrame(drawLoop);

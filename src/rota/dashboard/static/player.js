@@ -1,4 +1,4 @@
-// The player: a clock for a journal, with play, pause, speed and a scrubber.
+// The player is a clock for a journal, with play, pause, speed and a scrubber.
 
 import { find, write } from "./dom.js";
 import { Journal } from "./replay.js";
@@ -47,7 +47,7 @@ export class Player {
     find("play").setAttribute("aria-label", isPlaying ? "Pause" : "Play");
   }
 
-  /** The moment to show now. */
+  /** The instant of the journal to show now. */
   tick() {
     const now = performance.now();
     if (this.isPlaying) {

@@ -1,14 +1,14 @@
-// A journal becomes frames: what the server counts while it happens, counted once it has happened.
+// A journal becomes frames: the same figures that the server counts live, counted afterwards.
 
 import { isOn } from "./format.js";
 
 const BIN_S = 2;
 const [CHART_BINS, MINUTE_BINS, SMOOTH_BINS, RATE_BINS] = [150, 30, 5, 3];
 const KEPT_S = 65;
-// A frame holds a little of the future, so that the strip moves smoothly until the next one, also at 16 times the speed.
+// A frame holds a little of the future, so that the strip moves smoothly until the next frame, also at 16×.
 const AHEAD_S = 8;
 
-/** The index of the last of `items` with at(item) <= moment, or -1. */
+/** The index of the last item with at(item) <= moment, or -1. */
 function lastBefore(items, moment, at) {
   let [low, high] = [0, items.length];
   while (low < high) {
@@ -52,7 +52,7 @@ export class Journal {
     this.open = { tenures: new Map(), drains: new Map() };
     this.group(0).name = "base";
     text.split("\n").forEach((line, index) => line.trim() && this.read(line, index + 1));
-    if (this.begin === undefined) throw new Error("There is nothing in this journal.");
+    if (this.begin === undefined) throw new Error("This journal is empty.");
     this.points = this.bins.map((_, index) => this.point(index));
     this.places = Math.max(0, ...this.tenures.map((one) => one.slot + 1));
   }
@@ -62,7 +62,7 @@ export class Journal {
     try {
       event = JSON.parse(line);
     } catch {
-      // Reported below, with the number of its line.
+      // Reported below, with the line's number.
     }
     if (typeof event?.at !== "number" || typeof event.event !== "string") {
       throw new Error(`Line ${number} is not an event of a journal.`);
@@ -170,7 +170,7 @@ export class Journal {
     return { ttft: of("ttft"), gap: of("gap"), step: of("step"), tokens_per_s };
   }
 
-  /** What changes once a bin, computed once a bin. */
+  /** The part of a frame that changes once per bin, computed once per bin. */
   minute(closed) {
     if (this.cached?.closed === closed) return this.cached;
     const bins = this.bins.slice(Math.max(0, closed - MINUTE_BINS), closed);
@@ -199,9 +199,9 @@ export class Journal {
     const adapters = [...this.groups].sort(([a], [b]) => a - b).map(([id, group]) => {
       const { waiting, admitted, oldest } = group.changes[lastBefore(group.changes, now, (change) => change.at)];
       if (!rows.has(id)) rows.set(id, shareOf(bins, id));
-      const isAtHand = id === 0 || ready.has(id);
+      const isReady = id === 0 || ready.has(id);
       const name = group.name ?? `adapter ${id}`;
-      const [running, parked] = isAtHand ? [admitted, 0] : [0, admitted];
+      const [running, parked] = isReady ? [admitted, 0] : [0, admitted];
       const waits = { oldest_at: oldest?.at ?? null, reason: oldest?.reasons.join(", then ") ?? "" };
       return { id, name, path: "", is_loaded: true, waiting, running, parked, ...waits, ...rows.get(id) };
     });

@@ -1,4 +1,4 @@
-// The strip: a lane a slot, a colour an adapter, moving; the right edge is now.
+// The strip has one lane per slot and one colour per adapter, and moves; its right edge is now.
 
 import { colour, theme } from "./colours.js";
 import { find, make, tell, write } from "./dom.js";
@@ -31,7 +31,7 @@ export class Strip {
   }
 
   show(frame) {
-    // Names stay known after their row has gone: the strip still shows who sat there.
+    // Names are kept after their row has gone: the strip still shows the adapter.
     if (frame.is_whole) this.names.clear();
     for (const row of frame.adapters) this.names.set(row.id, row.name);
     this.past = (frame.is_whole ? frame.tenures : this.past.concat(frame.tenures)).filter((one) => one.ended_at > frame.now - KEPT_S);
@@ -64,8 +64,8 @@ export class Strip {
   }
 
   note(frame) {
-    const landing = frame.slots && frame.places > frame.slots ? ", and a landing where the next one arrives" : "";
-    const known = frame.slots ? `${frame.slots} adapters run at a time${landing}` : "who sat where";
+    const landing = frame.slots && frame.places > frame.slots ? ", and a landing where the next adapter arrives" : "";
+    const known = frame.slots ? `${frame.slots} adapters run at a time${landing}` : "which adapter was in which slot";
     write(find("slots-note"), frame.phase === "ready" && !frame.slots ? "this model serves no adapters" : known);
   }
 
@@ -85,7 +85,7 @@ export class Strip {
     return this.names.get(adapter) ?? `adapter ${adapter}`;
   }
 
-  /** The tenures of a lane that can be seen. */
+  /** The visible tenures of a lane. */
   tenures(lane) {
     const begin = this.now - this.window;
     return this.all.filter((one) => one.slot === lane.slot && one.begun_at < this.now && (one.ended_at ?? Infinity) > begin);
@@ -165,7 +165,7 @@ function drawDrain(pen, from, to, height) {
   pen.strokeStyle = theme.isDark ? "oklch(0.2 0.02 250 / 0.4)" : "oklch(1 0 0 / 0.5)";
   pen.lineWidth = 2;
   pen.beginPath();
-  // Stripes stand still on the drain while it moves: they begin at its left edge.
+  // Stripes begin at the drain's left edge, so they move with it.
   for (let x = from - height; x < to; x += 6) {
     pen.moveTo(x, height);
     pen.lineTo(x + height, 0);
