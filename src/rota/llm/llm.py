@@ -160,8 +160,8 @@ class LLM:
                         case Produced():
                             _push_tokens(event, answers, inbox)
                         case PromptsScored(_, request_ids, scores):
-                            for request_id, told in zip(request_ids, scores, strict=True):
-                                answers[request_id].scores.extend(told)
+                            for request_id, new_scores in zip(request_ids, scores, strict=True):
+                                answers[request_id].scores.extend(new_scores)
                         case Finished(request_id=request_id) if not failed:
                             inbox.note_ended(request_id)
                             answers[request_id].ending = event
