@@ -14,7 +14,7 @@ from rota.core.messages import Message, Submit
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
-from rota.server.access.exposure import describe, is_local_name, is_loopback, load_refusal, refuse_open_doors
+from rota.server.access.exposure import check_exposure, describe, is_local_name, is_loopback, load_refusal
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
@@ -178,7 +178,7 @@ def test_a_refusal_names_only_what_the_tenant_may_use(client):
 
 @pytest.mark.parametrize(
     ("key", "name", "words"),
-    [(BIRDS, "parrot", "that takes may_load"), (ACME, "parrot", "may not load or unload 'parrot'")],
+    [(BIRDS, "parrot", "that needs may_load"), (ACME, "parrot", "may not load or unload 'parrot'")],
 )
 @pytest.mark.parametrize("prefix", ["/v1", ""])
 def test_loading_and_unloading_takes_the_right_and_the_name(client, key, name, words, prefix):
@@ -318,13 +318,13 @@ def test_an_address_that_only_this_machine_reaches_is_known_as_such(host, is_loc
 
 def test_an_open_door_is_refused_unless_it_is_asked_for():
     anyone = ServerConfig(host="0.0.0.0", allow_anyone=True)
-    with pytest.raises(ConfigError, match=r"give --api-key or --api-key-file, or listen on .* or say --allow-anyone"):
-        refuse_open_doors(ServerConfig(host="0.0.0.0"), KeyRing())
+    with pytest.raises(ConfigError, match=r"give --api-key or --api-key-file, listen on .* or say --allow-anyone"):
+        check_exposure(ServerConfig(host="0.0.0.0"), KeyRing())
     for config, keys in [(ServerConfig(host="0.0.0.0"), RING), (anyone, KeyRing()), (ServerConfig(), KeyRing())]:
-        refuse_open_doors(config, keys)
+        check_exposure(config, keys)
 
-    assert describe(anyone, KeyRing()) == "There are no keys: everyone who can reach 0.0.0.0 may ask it for everything."
-    assert "nobody else can reach it" in describe(ServerConfig(), KeyRing())
+    assert describe(anyone, KeyRing()) == "There are no keys: every client that can reach 0.0.0.0 may do everything."
+    assert "other machines cannot reach it" in describe(ServerConfig(), KeyRing())
     assert describe(ServerConfig(), RING) == "Requests need a key."
 
 

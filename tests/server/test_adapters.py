@@ -20,7 +20,7 @@ from rota.core.messages import Message
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
-from rota.server.adapters import AdapterFront
+from rota.server.adapters import AdapterManager
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
@@ -355,7 +355,7 @@ def test_whoever_loads_an_adapter_hears_when_the_engine_dies_of_it(serve):
 def test_an_adapter_that_is_refused_after_it_was_served_is_unknown_from_then_on():
     registry = Registry("letters", "/models/letters")
     adapter = registry.add(LoraPath(name="poet", path="/adapters/poet"))
-    front = AdapterFront(InProcessService(FakeDevice, EngineConfig()), registry)
+    front = AdapterManager(InProcessService(FakeDevice, EngineConfig()), registry)
     front.observe([AdapterRefused(adapter_id=adapter.adapter_id, at=0.0, reason="Its folder is gone.")])
 
     with pytest.raises(RequestError, match="no model or adapter named 'poet'"):

@@ -77,7 +77,7 @@ def test_a_body_that_is_no_json_object_is_refused(client, route, body, words):
         ('"stop": ["a", ""]', "stop must be a list of strings that are not empty"),
         ('"stop": ["a", 1]', "stop.1 should be a valid string"),
         ('"stop": {"a": 1}', "stop must be a text or a list of texts"),
-        ('"stop": ' + str(["x"] * 33).replace("'", '"'), "stop holds 33 texts; at most 32 are watched for"),
+        ('"stop": ' + str(["x"] * 33).replace("'", '"'), "stop holds 33 texts; at most 32 are allowed"),
         ('"stop": "' + "x" * 1001 + '"', "stop holds a text of 1001 characters"),
         ('"stream": "yes"', "stream should be a valid boolean"),
         ('"model": 5', "model should be a valid string"),

@@ -124,9 +124,9 @@ def test_what_is_wrong_with_a_key_file_is_said_in_a_sentence(tmp_path, text, wor
 @pytest.mark.parametrize(
     ("field", "mode", "words"),
     [
-        ('key = "x"', 0o644, "everybody on this machine may read its keys; chmod o-r, or store key_sha256"),
-        ('key = "x"', 0o602, "everybody on this machine may write to it"),
-        (f'key_sha256 = "{DIGEST}"', 0o666, "everybody on this machine may write to it"),
+        ('key = "x"', 0o644, "every user of this machine may read its keys; chmod o-r, or store key_sha256"),
+        ('key = "x"', 0o602, "every user of this machine may write to it"),
+        (f'key_sha256 = "{DIGEST}"', 0o666, "every user of this machine may write to it"),
         ('key = "x"', 0o640, None),
         (f'key_sha256 = "{DIGEST}"', 0o644, None),
     ],

@@ -35,7 +35,7 @@ def test_those_behind_one_that_fails_hear_everything_and_the_log_has_it_once(cap
 
     for _ in range(3):
         observers.asked(request("a"))
-        observers.hear([])
+        observers.observe([])
 
     assert heard == [[]] * 3
     assert [record.getMessage().split()[0] for record in caplog.records] == ["Clumsy.asked", "Clumsy.observe"]

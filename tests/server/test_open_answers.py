@@ -16,7 +16,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.answer import Answer, Ask, requests_for
+from rota.server.answer import Answer, ParsedCall, requests_for
 from rota.server.choices import joined
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswers
@@ -52,11 +52,11 @@ def with_front(tmp_path) -> Callable[..., None]:
     return run
 
 
-def ask_for(front: Front, name: str = "mine", max_new_tokens: int = 400, choices: int = 1) -> Ask:
+def ask_for(front: Front, name: str = "mine", max_new_tokens: int = 400, choices: int = 1) -> ParsedCall:
     call = Call(ALICE, name)
     sampling = SamplingParams(max_new_tokens=max_new_tokens)
     requests = requests_for(call, f"cmpl-{name}", front.registry.base, [(97, 98)], sampling, choices)
-    return Ask(call, f"cmpl-{name}", requests, choices)
+    return ParsedCall(call, f"cmpl-{name}", requests, choices)
 
 
 async def wait_for_end(answer: Answer) -> None:
@@ -134,7 +134,7 @@ def test_an_answer_called_off_ends_with_what_it_has_and_says_so(with_front):
         parts = await answer.next()
         entry = front.answers.find(ALICE, "mine")
         assert entry is not None
-        entry.reply.call_off()
+        entry.reply.cancel()
         while not answer.is_finished:
             parts += await answer.next()
         whole = joined([part.chunk for part in parts])

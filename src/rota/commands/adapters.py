@@ -31,7 +31,7 @@ def adapters_app() -> typer.Typer:
 def inspect(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="The adapter's folder, as PEFT saves it.")],
     model: Annotated[
-        Path | None, typer.Option(metavar="MODEL", help="The folder of the model that shall serve the adapter.")
+        Path | None, typer.Option(metavar="MODEL", help="The folder of the model that is to serve the adapter.")
     ] = None,
     max_lora_rank: Annotated[int, typer.Option(help=MAX_RANK.help)] = MAX_RANK.default,
 ) -> None:

@@ -91,7 +91,7 @@ def demo_command(serve: Callable[..., None] = serve_model, followers: Collection
 
 
 class Traffic:
-    """Sends requests for every model of the server, at random moments, in threads of its own, until it is stopped."""
+    """Sends requests for every model of the server at random moments until it is stopped, in its own threads."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate

@@ -52,14 +52,14 @@ def _serve(
     from rota.runtime.registry import Registry
     from rota.runtime.supervisor import SupervisedService
     from rota.server.access.access import Access
-    from rota.server.access.exposure import describe, load_refusal, refuse_open_doors
+    from rota.server.access.exposure import check_exposure, describe, load_refusal
     from rota.server.access.key_file import read_keys
     from rota.server.app import create_app
     from rota.server.listen import hold_port, listen
     from rota.text.tokenizer import Tokenizer
 
     keys = read_keys(server.api_key, server.api_key_file)
-    refuse_open_doors(server, keys)
+    check_exposure(server, keys)
     # Held before the model is read, so that a port that is taken is refused at once.
     holder = hold_port(server.host, server.port)
     asked_path = config.model.model_path

@@ -1,1 +1,1 @@
-"""The HTTP front: what clients already send works, and what is not supported is refused with a sentence."""
+"""The HTTP server speaks the APIs of OpenAI, vLLM and SGLang, and refuses with a sentence what it does not support."""

@@ -1,4 +1,4 @@
-"""Routes that load and unload adapters, in the shapes that vLLM's and SGLang's clients know."""
+"""Routes load and unload adapters, in the shapes of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rota.core.errors import AdapterError, RequestError
 from rota.core.lora_paths import LoraPath
 from rota.server.access.access import Access
 from rota.server.access.keys import Key
-from rota.server.adapters import AdapterFront
-from rota.server.fields import Fields, Unsupported, read_body, refuse_unless_nothing
+from rota.server.adapters import AdapterManager
+from rota.server.fields import Fields, Unsupported, read_body, refuse_unsupported_values
 from rota.server.native.bodies import AdaptersBody
 from rota.server.openapi import gives, takes
 
@@ -18,15 +18,15 @@ MAX_NAME = 200
 
 
 class UnloadFields(Fields):
-    """Which adapter is to go."""
+    """Which adapter to unload."""
 
     lora_name: str
-    # The name alone says which adapter is meant; clients that number theirs may go on doing so.
+    # Not used: the name says which adapter it is. Clients of vLLM send this number.
     lora_int_id: int | None = None
 
 
 class LoadFields(Fields):
-    """Which adapter is to come, and where it lies."""
+    """Which adapter to load, and its folder."""
 
     lora_name: str
     lora_path: str
@@ -43,36 +43,36 @@ class LoadFields(Fields):
 
 
 class NativeUnloadFields(Fields):
-    """Which adapter is to go."""
+    """Which adapter to unload."""
 
     lora_name: str
-    # The server gives adapters their ids, and a call that only loads has no use for one of its own.
+    # Not used: the server gives adapters their ids, and such a call needs no id of its own.
     lora_id: str | None = None
     rid: str | None = None
 
 
 class NativeLoadFields(NativeUnloadFields):
-    """Which adapter is to come, and where it lies; a pinned one is never put off the device."""
+    """Which adapter to load, and its folder. A pinned adapter never leaves its slot."""
 
     lora_path: str
     pinned: bool | None = None
     added_tokens_config: Unsupported = None
 
     def refuse_unsupported(self) -> None:
-        refuse_unless_nothing(self, {"added_tokens_config": ()})
+        refuse_unsupported_values(self, {"added_tokens_config": ()})
 
 
-def install_adapter_routes(app: FastAPI, adapters: AdapterFront, access: Access) -> None:
+def install_adapter_routes(app: FastAPI, adapters: AdapterManager, access: Access) -> None:
     _install_vllm_routes(app, adapters, access)
     _install_sglang_routes(app, adapters, access)
 
 
-def _install_vllm_routes(app: FastAPI, adapters: AdapterFront, access: Access) -> None:
+def _install_vllm_routes(app: FastAPI, adapters: AdapterManager, access: Access) -> None:
     """These answer with a text, or with OpenAI's error."""
 
     @app.post("/v1/load_lora_adapter", openapi_extra=takes(LoadFields), response_class=PlainTextResponse)
     async def load(http: Request) -> Response:
-        """Load an adapter, in vLLM's shape. Answers with a text once requests may name it."""
+        """Load an adapter, in vLLM's shape. Answers when requests may name it."""
         fields = read_body(LoadFields, await http.body())
         key = access.loader_of(http, fields.lora_name)
         access.refuse_loads()
@@ -83,7 +83,7 @@ def _install_vllm_routes(app: FastAPI, adapters: AdapterFront, access: Access) -
 
     @app.post("/v1/unload_lora_adapter", openapi_extra=takes(UnloadFields), response_class=PlainTextResponse)
     async def unload(http: Request) -> Response:
-        """Unload an adapter, in vLLM's shape. Requests that have it end first; new ones are refused at once."""
+        """Unload an adapter, in vLLM's shape. Its open requests end first; new ones are refused at once."""
         fields = read_body(UnloadFields, await http.body())
         is_gone = await _unload_own(adapters, access.loader_of(http, fields.lora_name), fields.lora_name)
         return PlainTextResponse(
@@ -91,21 +91,17 @@ def _install_vllm_routes(app: FastAPI, adapters: AdapterFront, access: Access) -
         )
 
 
-def _install_sglang_routes(app: FastAPI, adapters: AdapterFront, access: Access) -> None:
-    """These say in either case what is loaded."""
-
-    def outcome(key: Key, is_success: bool, message: str | None = None) -> Response:
-        body = {"success": is_success, "error_message": message, "loaded_adapters": _own(adapters, key)}
-        return JSONResponse(body, 200 if is_success else 400)
+def _install_sglang_routes(app: FastAPI, adapters: AdapterManager, access: Access) -> None:
+    """These list the loaded adapters, after a success and after an error."""
 
     @app.post("/load_lora_adapter", openapi_extra=takes(NativeLoadFields), responses=gives(AdaptersBody))
     async def load_and_list(http: Request) -> Response:
-        """Load an adapter, in SGLang's shape: says whether it could, why not, and what is loaded."""
+        """Load an adapter, in SGLang's shape. Answers with success or the reason, and the loaded adapters."""
         fields = read_body(NativeLoadFields, await http.body())
         key = access.loader_of(http, fields.lora_name)
         access.refuse_loads()
         if fields.pinned:
-            access.operator_of(http)  # a slot for good is everybody's loss
+            access.operator_of(http)  # a pinned slot is lost to all other keys
         fields.refuse_unsupported()
         try:
             _check_name(fields.lora_name)
@@ -113,39 +109,44 @@ def _install_sglang_routes(app: FastAPI, adapters: AdapterFront, access: Access)
                 LoraPath(name=fields.lora_name, path=fields.lora_path, is_pinned=bool(fields.pinned), weight=key.weight)
             )
         except AdapterError as error:
-            return outcome(key, False, str(error))
-        return outcome(key, True)
+            return _outcome(adapters, key, False, str(error))
+        return _outcome(adapters, key, True)
 
     @app.post("/unload_lora_adapter", openapi_extra=takes(NativeUnloadFields), responses=gives(AdaptersBody))
     async def unload_and_list(http: Request) -> Response:
-        """Unload an adapter, in SGLang's shape. Requests that have it end first; new ones are refused at once."""
+        """Unload an adapter, in SGLang's shape. Its open requests end first; new ones are refused at once."""
         fields = read_body(NativeUnloadFields, await http.body())
         key = access.loader_of(http, fields.lora_name)
         try:
             is_gone = await _unload_own(adapters, key, fields.lora_name)
         except AdapterError as error:
-            return outcome(key, False, str(error))
-        return outcome(key, True, None if is_gone else _in_background(fields.lora_name))
+            return _outcome(adapters, key, False, str(error))
+        return _outcome(adapters, key, True, None if is_gone else _in_background(fields.lora_name))
 
 
-async def _unload_own(adapters: AdapterFront, key: Key, name: str) -> bool:
-    """A name that is not loaded is answered with those that are, as far as the key may know them."""
-    loaded = _own(adapters, key)
+async def _unload_own(adapters: AdapterManager, key: Key, name: str) -> bool:
+    """Unload an adapter. If the name is not loaded, the error lists the loaded adapters that the key may use."""
+    loaded = _own_adapters(adapters, key)
     if name not in loaded:
         listed = ", ".join(sorted(loaded)) or "none"
         raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed}.")
     return await adapters.unload(name)
 
 
-def _own(adapters: AdapterFront, key: Key) -> dict[str, str]:
+def _outcome(adapters: AdapterManager, key: Key, is_success: bool, message: str | None = None) -> Response:
+    body = {"success": is_success, "error_message": message, "loaded_adapters": _own_adapters(adapters, key)}
+    return JSONResponse(body, 200 if is_success else 400)
+
+
+def _own_adapters(adapters: AdapterManager, key: Key) -> dict[str, str]:
     return {adapter.name: adapter.path for adapter in adapters.loaded if key.may_use(adapter.name)}
 
 
 def _check_name(name: str) -> None:
-    """It will stand in lists, log lines and metrics."""
+    """The name will appear in lists, log lines and metrics."""
     if len(name) > MAX_NAME or not name.isprintable():
         raise AdapterError(f"An adapter's name has at most {MAX_NAME} characters, all of them printable.")
 
 
 def _in_background(name: str) -> str:
-    return f"Adapter '{name}' takes no new requests; it goes in the background when its last ones have ended."
+    return f"Adapter '{name}' takes no new requests; it is unloaded in the background when its last ones have ended."

@@ -1,4 +1,4 @@
-"""An answer is all that one call gets: a choice for every prompt and each of its `n`."""
+"""An answer holds all choices of one call: `n` for every prompt."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class SentAs:
-    """The fields by which a client sent what the engine knows as a request's prompt and model."""
+    """The names of the fields in which the client sent the prompt and the model."""
 
     prompt: str = "prompt"
     model: str = "model"
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One call, checked and tokenized: the requests that it makes, one for each choice, by position."""
+class ParsedCall:
+    """One call after its checks: one tokenized request per choice, by position."""
 
     call: Call
     answer_id: str
     requests: tuple[Request, ...]
-    # Choices of one prompt stand side by side, and it is counted once.
+    # Choices of one prompt stand side by side, and the prompt's tokens are counted once.
     choices_per_prompt: int = 1
-    # Whether the text goes on where its prompt ends; false for an answer in a chat.
+    # Whether the text continues its prompt. False for an answer in a chat.
     is_continuation: bool = True
-    # What each choice says before any token: the prompt, where it is echoed.
+    # The text of each choice before its first token: the prompt, if it is echoed.
     openings: tuple[Chunk, ...] = ()
-    # Whether the tokens that its requests make are wanted; false where only prompts are scored.
+    # Whether the client wants output tokens. False if only prompts are scored.
     has_output: bool = True
-    # For each prompt.
+    # One per prompt.
     sent_as: tuple[SentAs, ...] = (SentAs(),)
 
-    def in_client_words(self, fault: Fault, position: int) -> Fault:
-        """What the engine says of one request, with the field that the client knows."""
+    def with_client_field(self, fault: Fault, position: int) -> Fault:
+        """The engine's fault for one request, with the name of the client's field."""
         sent = self.sent_as[position // self.choices_per_prompt]
-        words = {"prompt": sent.prompt, "model": sent.model}
-        return replace(fault, param=words.get(fault.param or "", fault.param))
+        names = {"prompt": sent.prompt, "model": sent.model}
+        return replace(fault, param=names.get(fault.param or "", fault.param))
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """How many tokens an answer has taken."""
+    """The tokens of an answer."""
 
     prompt_tokens: int
     output_tokens: int
@@ -63,34 +63,34 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A chunk, and the choice it belongs to."""
+    """A chunk and its choice."""
 
     choice: Choice
     chunk: Chunk
 
 
 class Answer:
-    """Opens a call's requests and makes chunks of what comes; whoever opens it closes it."""
+    """Opens a call's requests and makes chunks of their tokens. The caller that opens it closes it."""
 
-    def __init__(self, front: Front, ask: Ask, lull_s: float | None = None) -> None:
-        """Raises RequestError if a name is taken or the service is down. `lull_s`: see `next`."""
+    def __init__(self, front: Front, parsed: ParsedCall, idle_s: float | None = None) -> None:
+        """Raises RequestError if a name is taken or the service is down. `idle_s`: see `next`."""
         self._front = front
-        self._ask = ask
+        self._parsed = parsed
         self.choices = [
             Choice(
                 position,
                 len(request.prompt),
-                TextStream(front.tokenizer, request.sampling.stop, ask.is_continuation),
-                ask.has_output,
+                TextStream(front.tokenizer, request.sampling.stop, parsed.is_continuation),
+                parsed.has_output,
             )
-            for position, request in enumerate(ask.requests)
+            for position, request in enumerate(parsed.requests)
         ]
-        self._opening = [Part(*opened) for opened in zip(self.choices, ask.openings, strict=False)]
+        self._opening = [Part(*opened) for opened in zip(self.choices, parsed.openings, strict=False)]
         self._is_refused = False
         self._usage: Usage | None = None
-        front.answers.check_free(ask.call.key, {ask.call.name, ask.answer_id, *map(name_of, ask.requests)})
-        self.reply = front.streams.open(ask.requests, lull_s)
-        self._entry = OpenAnswer(ask.call, ask.answer_id, ask.requests, self.reply)
+        front.answers.check_free(parsed.call.key, {parsed.call.name, parsed.answer_id, *map(name_of, parsed.requests)})
+        self.reply = front.streams.open(parsed.requests, idle_s)
+        self._entry = OpenAnswer(parsed.call, parsed.answer_id, parsed.requests, self.reply)
         front.answers.add(self._entry)
         self._time_out = _fail_later(self.reply, front.request_timeout_s)
 
@@ -100,13 +100,13 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """Counted once a step: every event of a stream may tell it, and there are as many as choices."""
+        """Counted once per step, because every event of a stream may carry it, and each choice has its event."""
         if self._usage is None:
             self._usage = self._count()
         return self._usage
 
     def _count(self) -> Usage:
-        first_choices = self.choices[:: self._ask.choices_per_prompt]
+        first_choices = self.choices[:: self._parsed.choices_per_prompt]
         return Usage(
             sum(choice.prompt_tokens for choice in first_choices),
             sum(choice.output_tokens for choice in self.choices),
@@ -114,7 +114,7 @@ class Answer:
         )
 
     async def next(self) -> list[Part]:
-        """What comes next; nothing after a lull of `lull_s`. Raises RequestError, or ClientGone."""
+        """The next parts, or none after `idle_s` without tokens. Raises RequestError or ClientGone."""
         parts, self._opening = self._opening, []
         deltas = await self.reply.next()
         self._usage = None
@@ -124,20 +124,20 @@ class Answer:
                 chunk = choice.push(delta)
             except RequestError as error:
                 self._is_refused = not self.usage.output_tokens
-                raise RequestError(self._ask.in_client_words(error.fault, position)) from None
+                raise RequestError(self._parsed.with_client_field(error.fault, position)) from None
             if chunk.finish_reason:
                 self.reply.end(position)
             parts.append(Part(choice, chunk))
         return parts
 
     def close(self) -> None:
-        """Want no more of it, charge what it took, and give its names free."""
+        """End its requests, charge its tokens, and free its names."""
         if self._time_out:
             self._time_out.cancel()
         self.reply.close()
         self._front.answers.remove(self._entry)
         if not self._is_refused:
-            self._front.access.charge_tokens(self._ask.call.key, self.usage.prompt_tokens + self.usage.output_tokens)
+            self._front.access.charge_tokens(self._parsed.call.key, self.usage.prompt_tokens + self.usage.output_tokens)
 
 
 def _fail_later(reply: Reply, timeout_s: float | None) -> asyncio.TimerHandle | None:
@@ -152,7 +152,7 @@ def _fail_later(reply: Reply, timeout_s: float | None) -> asyncio.TimerHandle | 
 def requests_for(
     call: Call, answer_id: str, model: Adapter, prompts: list[Tokens], sampling: SamplingParams, choices: int
 ) -> tuple[Request, ...]:
-    """A request for each choice of each prompt. A single one is named like the answer."""
+    """One request per choice of each prompt. A single request has the answer's name."""
     now = time.monotonic()
     is_single = len(prompts) * choices == 1
     return tuple(

@@ -1,10 +1,10 @@
-"""The application: which path is answered by whom."""
+"""The application connects the service, the routes and the observers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import Depends, FastAPI, Response
 from fastapi.responses import JSONResponse
@@ -18,7 +18,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import Phase, Service
 from rota.server.access.access import Access
 from rota.server.adapter_routes import install_adapter_routes
-from rota.server.adapters import PATIENCE_S, AdapterFront
+from rota.server.adapters import PATIENCE_S, AdapterManager
 from rota.server.body_limit import BodyLimit
 from rota.server.docs_page import install_docs_page
 from rota.server.errors import install_error_handlers
@@ -27,7 +27,7 @@ from rota.server.metrics_routes import install_metrics_route
 from rota.server.models import install_model_routes
 from rota.server.native.generate import install_generate_route
 from rota.server.native.routes import install_native_routes
-from rota.server.observers import Hear, Observers
+from rota.server.observers import Listener, Observers
 from rota.server.open_answers import OpenAnswers
 from rota.server.openai.chat import install_chat_route
 from rota.server.openai.completions import install_completions_route
@@ -50,15 +50,15 @@ def create_app(
     policy: PolicyConfig | None = None,
     scheduler: SchedulerConfig | None = None,
 ) -> FastAPI:
-    """An application that starts the service when it starts, and stops it when it ends; `watchers` see all it sees."""
+    """An application that starts and stops the service with itself. `watchers` are further observers."""
     config = config or ServerConfig()
     metrics = Metrics(registry.name_of, config.metrics_max_adapters, policy, log_end)
     access = access or Access(registry)
-    adapters = AdapterFront(service, registry, unload_patience_s)
-    # Observers hear what is asked and what becomes of it; listeners only the latter.
+    adapters = AdapterManager(service, registry, unload_patience_s)
+    # Observers get requests and events; listeners get events only.
     observers: list[Observer] = [metrics, *watchers]
     queries = Queries(service)
-    listeners: list[Hear] = [adapters.observe, queries.observe, log_restarts]
+    listeners: list[Listener] = [adapters.observe, queries.observe, log_restarts]
     streams = Streams(service, Observers(observers, listeners))
     answers = OpenAnswers(
         lambda one: metrics.owned((request.request_id for request in one.requests), one.call.key.name, one.call.name)
@@ -75,23 +75,21 @@ def create_app(
         scheduler.max_queued_requests if scheduler else None,
     )
 
-    app = _empty_app(front, config)
-    install_completions_route(app, front)
-    install_chat_route(app, front)
-    install_tokenize_routes(app, front)
-    install_model_routes(app, front)
-    install_adapter_routes(app, adapters, access)
-    install_generate_route(app, front)
-    install_native_routes(app, front, queries)
-    install_metrics_route(app, metrics, service, queries, access)
-    RequestsRoute(service, registry, access, answers, metrics, queries).install(app)
-    install_openapi(app)
-    install_docs_page(app)
-    _install_health_route(app, service)
+    app = FastAPI(
+        title="Rota",
+        lifespan=_lifespan(front),
+        dependencies=[Depends(access.guard)],
+        responses=ERROR_RESPONSES,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
+    install_error_handlers(app)
+    _install_routes(app, front, adapters, queries, metrics)
     return app
 
 
-def _empty_app(front: Front, config: ServerConfig) -> FastAPI:
+def _lifespan(front: Front) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         front.streams.start()
@@ -100,24 +98,30 @@ def _empty_app(front: Front, config: ServerConfig) -> FastAPI:
         await asyncio.to_thread(front.service.stop)
         await warm_up
 
-    app = FastAPI(
-        title="Rota",
-        lifespan=lifespan,
-        dependencies=[Depends(front.access.guard)],
-        responses=ERROR_RESPONSES,
-        docs_url=None,
-        redoc_url=None,
-    )
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
-    install_error_handlers(app)
-    return app
+    return lifespan
+
+
+def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, queries: Queries, metrics: Metrics) -> None:
+    service, registry, access = front.service, front.registry, front.access
+    install_completions_route(app, front)
+    install_chat_route(app, front)
+    install_tokenize_routes(app, front)
+    install_model_routes(app, front)
+    install_adapter_routes(app, adapters, access)
+    install_generate_route(app, front)
+    install_native_routes(app, front, queries)
+    install_metrics_route(app, metrics, service, queries, access)
+    RequestsRoute(service, registry, access, front.answers, metrics, queries).install(app)
+    install_openapi(app)
+    install_docs_page(app)
+    _install_health_route(app, service)
 
 
 def _install_health_route(app: FastAPI, service: Service) -> None:
     @app.get("/health")
     @app.head("/health", include_in_schema=False)
     async def health() -> Response:
-        """200 while requests are answered; 503 before, while the server is stopping, and when the engine is down."""
+        """200 while requests are answered. 503 at the start, while the server stops, and while the engine is down."""
         state = service.state
         body = {"status": state.phase.value} | ({"reason": state.reason} if state.reason else {})
         return JSONResponse(body, 200 if state.phase is Phase.READY else 503)

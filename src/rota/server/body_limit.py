@@ -1,4 +1,4 @@
-"""A body may be so large and no larger, whether it says its length or streams without end, and not compressed."""
+"""A request's body has a largest size, with or without a Content-Length, and is not compressed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 
 
 class BodyLimit:
-    """Refuses at the first byte too many; the rest is never kept. The refusal is raised where the body is read."""
+    """Refuses a body at the first byte beyond the limit and keeps no more. Reading the body raises the error."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app

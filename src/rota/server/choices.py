@@ -1,4 +1,4 @@
-"""A choice is one answer in the making: tokens in, text out."""
+"""A choice turns one request's tokens into text until it ends."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rota.text.stream import TextStream
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What a delta adds to an answer; `finish_reason` is there once nothing follows."""
+    """What a delta adds to an answer. `finish_reason` is set in the last chunk."""
 
     text: str
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    # Of the prompt's tokens from the second on: nothing comes before the first.
+    # Log-probabilities of the prompt's tokens, from the second on: the first has none.
     scores: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
 
     @property
     def has_news(self) -> bool:
-        """False while text is held back, say in the middle of a character."""
+        """False while text is held back, for example in the middle of a character."""
         return bool(self.text or self.logprobs or self.scores or self.finish_reason)
 
 
 class Choice:
-    """Counts and detokenizes one answer, and notices its end."""
+    """Counts and detokenizes the tokens of one answer, and notices its end."""
 
     def __init__(self, position: int, prompt_tokens: int, text: TextStream, has_output: bool = True) -> None:
-        """Without output, tokens that come are not taken: somebody asked for the prompt's scores alone."""
+        """Without output, its tokens are dropped: the client wants the prompt's scores alone."""
         self.position = position
         self.prompt_tokens = prompt_tokens
         self.output_tokens = 0
@@ -48,7 +48,7 @@ class Choice:
         return self._text.matched_stop
 
     def push(self, delta: Delta) -> Chunk:
-        """Take a delta in; raises RequestError if the request failed. Ends early at a stop string."""
+        """Take a delta. Raises RequestError if the request failed. A stop string ends the choice early."""
         if not self.output_tokens:
             self.cached_tokens = delta.cached_tokens
         text = ""
@@ -74,7 +74,7 @@ class Choice:
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """Chunks of one choice as one."""
+    """All chunks of one choice as one chunk."""
     return Chunk(
         "".join(chunk.text for chunk in chunks),
         [token for chunk in chunks for token in chunk.tokens],

@@ -1,4 +1,4 @@
-"""A connection may say so much and take so long until its request's head is complete, and must read its answers."""
+"""A connection has limits: the size and time of a request's head, and the time in which its client must read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# Every line and header together; the parser itself would keep them without end.
+# All lines and headers together. The parser itself has no limit.
 MAX_HEAD_BYTES = 64 * 1024
-# From the first moment of a connection, or the first byte after an answer.
+# Counted from the start of a connection, or from the first byte after an answer.
 HEAD_S = 30.0
-# A client that takes not one byte for so long, with answers waiting for it, will not take any more.
+# A client that reads no byte of a waiting answer for this long will not read on.
 READ_S = 120.0
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Uvicorn's, which closes idle connections after an answer, and would wait for ever for a first request's head."""
+    """Uvicorn's protocol closes idle connections after an answer, but would wait for ever for the first head."""
 
     head_s = HEAD_S
     read_s = READ_S
@@ -25,34 +25,34 @@ class BoundedConnection(HttpToolsProtocol):
         super().__init__(*args, **named)
         self._head_bytes = 0
         self._is_in_head = True
-        self._deadline: asyncio.TimerHandle | None = None
-        self._reading: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_clock()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_clock()
-        self._stop_watching()
+        self._stop_head_timer()
+        self._stop_read_timer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         was_in_head = self._is_in_head
         if was_in_head:
-            self._head_bytes += len(data)  # before it is read: if the head ends in it, the rest is a body
+            self._head_bytes += len(data)  # counted before parsing: if the head ends in it, the rest is a body
         super().data_received(data)
         if not (was_in_head and self._is_in_head) or self.transport.is_closing():
             return
-        if self._deadline is None:
-            self._start_clock()
+        if self._head_timer is None:
+            self._start_head_timer()
         if self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.")
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._head_bytes = 0
-        self._stop_clock()
+        self._stop_head_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -60,40 +60,40 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """More waits to be read than is kept for a client; whoever writes waits from here on."""
+        """The client's buffer is full. Writers wait from now on."""
         super().pause_writing()
-        self._watch_reading()
+        self._start_read_timer()
 
     def resume_writing(self) -> None:
-        self._stop_watching()
+        self._stop_read_timer()
         super().resume_writing()
 
-    def _watch_reading(self) -> None:
+    def _start_read_timer(self) -> None:
         unread = self.transport.get_write_buffer_size()
-        self._reading = self.loop.call_later(self.read_s, self._look_at_reading, unread)
+        self._read_timer = self.loop.call_later(self.read_s, self._check_reading, unread)
 
-    def _look_at_reading(self, unread: int) -> None:
+    def _check_reading(self, unread: int) -> None:
         if self.transport.get_write_buffer_size() < unread:
-            self._watch_reading()
+            self._start_read_timer()
         else:
             self.transport.abort()
 
-    def _stop_watching(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
-    def _start_clock(self) -> None:
-        self._deadline = self.loop.call_later(self.head_s, self._run_out)
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_s, self._on_head_timeout)
 
-    def _run_out(self) -> None:
+    def _on_head_timeout(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
             self.transport.close()
         else:
-            # An answer is under way, and its client has sent a little more than its request: an empty line, say.
-            self._start_clock()
+            # An answer is being sent, and its client sent a little more than its request, for example an empty line.
+            self._start_head_timer()
 
-    def _stop_clock(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

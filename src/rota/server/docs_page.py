@@ -1,4 +1,4 @@
-"""GET /docs: the schema as one page that needs nothing from anywhere else, not even a script."""
+"""GET /docs shows the schema as one page, without scripts and without files from elsewhere."""
 
 from __future__ import annotations
 
@@ -99,12 +99,12 @@ def _table(rows: Any) -> str:
 
 
 def _kind(field: Schema) -> str:
-    """What a value may be, in a few words; objects are described further down the page."""
+    """The type of a value in a few words. Objects are described further down the page."""
     if reference := field.get("$ref"):
         name = escape(reference.rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'
     if choices := field.get("anyOf"):
-        # Null is the same as leaving a field out, which the page says once.
+        # Null is the same as no field; the page says so once.
         kinds = " or ".join(dict.fromkeys(_kind(one) for one in choices if one.get("type") != "null"))
         return kinds + _bounds(field)
     if "const" in field or "enum" in field:
@@ -115,7 +115,7 @@ def _kind(field: Schema) -> str:
 
 
 def _bounds(field: Schema) -> str:
-    """Where a number must lie, but for the limits that only say what an integer can hold."""
+    """The limits of a number, without those that only say what an integer can hold."""
     words = {"minimum": "at least", "maximum": "at most"}
-    told = [f" {words[limit]} {field[limit]:g}" for limit in words if abs(field.get(limit, math.inf)) < MAX_COUNT]
-    return ",".join(told)
+    bounds = [f" {words[limit]} {field[limit]:g}" for limit in words if abs(field.get(limit, math.inf)) < MAX_COUNT]
+    return ",".join(bounds)

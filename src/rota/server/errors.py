@@ -1,4 +1,4 @@
-"""One table says which HTTP status a fault has; every error leaves in OpenAI's body."""
+"""One table gives every fault its HTTP status, and every error is sent in OpenAI's body."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ErrorKind:
 
     status: int
     type: str
-    meaning: str  # as docs/serving.md has it; the message that a client gets is about its own case
+    meaning: str  # as docs/serving.md shows it; a client's message describes its own case
     retry_after_s: int | None = None
 
 
@@ -36,7 +36,7 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
         404, _INVALID, "No model or adapter of this name is loaded; the message lists those that are."
     ),
     FaultCode.UNKNOWN_ADAPTER: ErrorKind(404, _INVALID, "The adapter was unloaded before the request could start."),
-    FaultCode.UNKNOWN_REQUEST: ErrorKind(404, _INVALID, "No request of this id is open, or it is somebody else's."),
+    FaultCode.UNKNOWN_REQUEST: ErrorKind(404, _INVALID, "No request of this id is open, or it is another key's."),
     FaultCode.ADAPTER_FAILED: ErrorKind(400, _INVALID, "The adapter cannot be loaded, unloaded or served."),
     FaultCode.PROMPT_TOO_LONG: ErrorKind(413, _INVALID, "The prompt does not fit the context."),
     FaultCode.KV_TOO_SMALL: ErrorKind(413, _INVALID, "The prompt would not fit the KV cache even if it were empty."),
@@ -49,11 +49,11 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.QUEUE_FULL: ErrorKind(
         429,
         "rate_limit_error",
-        "Too many requests wait (`--max-queued-requests`), or too many pages watch.",
+        "Too many requests wait (`--max-queued-requests`), or too many dashboards are open.",
         retry_after_s=1,
     ),
     FaultCode.NOT_A_NUMBER: ErrorKind(
-        500, "server_error", "The model or the adapter computed what is not a number; asking again will not help."
+        500, "server_error", "The model or the adapter computed a value that is not a number; a retry will not help."
     ),
     FaultCode.ENGINE_DIED: ErrorKind(
         503, "server_error", "The engine is down, or died under the request.", retry_after_s=5
@@ -64,7 +64,7 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
 
 
 class RetryLater(RequestError):
-    """A refusal that knows when it ends, and so knows better than the table."""
+    """A refusal that knows its own retry time, which replaces the table's."""
 
     def __init__(self, fault: Fault, retry_after_s: int) -> None:
         super().__init__(fault)
@@ -72,7 +72,7 @@ class RetryLater(RequestError):
 
 
 class ClientGone(Exception):
-    """Nobody is left to answer."""
+    """The client has disconnected."""
 
 
 def error_body(fault: Fault) -> dict[str, Any]:
@@ -102,11 +102,11 @@ def install_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     @app.exception_handler(ClientGone)
-    async def nobody_reads_this(_: Request, __: Exception) -> Response:
+    async def client_left(_: Request, __: Exception) -> Response:
         return Response(status_code=499)
 
     @app.exception_handler(Exception)
-    async def our_fault(request: Request, error: Exception) -> Response:
+    async def internal_error(request: Request, error: Exception) -> Response:
         message = f"The server failed with {type(error).__name__}; its log has the details."
         return JSONResponse(_body(message, "server_error"), 500, _named(request))
 

@@ -1,4 +1,4 @@
-"""The fields of a request's body: refused by name where they are wrong, and never ignored."""
+"""The fields of a request's body are checked: a wrong one is refused by name, and none is ignored."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from rota.core.errors import Fault, FaultCode, RequestError
 
-# What crosses to the engine must fit its integers; nobody means a larger number.
+# Numbers for the engine must fit its integers, and no client needs a larger one.
 MAX_COUNT = 2**31 - 1
-# Token ids, messages, whatever: two prompts of 131,072 token ids fit.
+# Token ids, messages and all other values: two prompts of 131,072 token ids fit.
 MAX_VALUES = 270_000
 
 Count = Annotated[int, Field(ge=-MAX_COUNT, le=MAX_COUNT)]
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-# For fields that we know and cannot do: only values that say nothing pass `refuse_unless_nothing`.
+# For known fields without support: only empty values pass `refuse_unsupported_values`.
 Unsupported = Annotated[
     Any,
-    WithJsonSchema({"enum": list(_NOTHING), "description": "Not supported: only values that say nothing are taken."}),
+    WithJsonSchema({"enum": list(_NOTHING), "description": "Not supported: only empty values are accepted."}),
 ]
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -29,25 +29,25 @@ _WANTED = {
     "stop": "must be a text or a list of texts",
     "content": "must be a text or a list of text parts",
 }
-# Pydantic's sentences begin with the kind of a value, where ours have its name.
+# Pydantic's sentences begin with the kind of a value. Ours begin with the field's name.
 _AS_SUBJECT = re.compile(r"^[A-Z][a-z]+ (?=should)| after validation")
 
 
 class Fields(BaseModel):
-    """A body, or an object in one. Null is the same as leaving a field out."""
+    """A body, or an object in one. Null is the same as no field."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def within(low: float, high: float | None = None) -> Any:
-    """A field that may be left out, with limits for /docs; whoever reads it checks them, in a better sentence."""
+    """An optional field with limits for /docs. The code that reads the field checks them, with a better sentence."""
     limits: dict[str, Any] = {"minimum": low} if high is None else {"minimum": low, "maximum": high}
     return Field(default=None, json_schema_extra=limits)
 
 
 def read_body(kind: type[Body], raw: bytes) -> Body:
-    """Parse a body; raises RequestError that names the first field that is wrong."""
-    # Values become objects, of up to a hundred bytes each, while everybody waits. Commas are counted in no time.
+    """Parse a body. Raises RequestError with the name of the first wrong field."""
+    # Each value becomes an object of up to a hundred bytes, while the event loop waits. Counting commas is fast.
     if raw.count(b",") > MAX_VALUES:
         message = f"The body holds more than {MAX_VALUES:,} values, counted by their commas; send fewer at a time."
         raise RequestError(Fault(FaultCode.BODY_TOO_LARGE, message))
@@ -58,8 +58,8 @@ def read_body(kind: type[Body], raw: bytes) -> Body:
         raise _explain(kind, _furthest(problems)) from None
 
 
-def refuse_unless_nothing(fields: BaseModel, meaningless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
-    """For each field by name: what it may say besides nothing at all, because that is what happens anyway."""
+def refuse_unsupported_values(fields: BaseModel, meaningless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+    """Refuse fields without support. `meaningless` holds, by name, the values that change nothing and are accepted."""
     for name, values in meaningless.items():
         value = getattr(fields, name)
         if value in _NOTHING or value in values:
@@ -69,7 +69,7 @@ def refuse_unless_nothing(fields: BaseModel, meaningless: Mapping[str, tuple[Any
 
 
 def _furthest(problems: Sequence[Any]) -> Any:
-    """The first problem; where a field may be of several kinds, the one that got furthest into what was sent."""
+    """The first problem. If a field may have several types, the problem that lies deepest in the body."""
     found, *others = problems
     for other in others:
         if _path(other).startswith(f"{_path(found)}."):
@@ -94,13 +94,13 @@ def _explain(kind: type[BaseModel], problem: Any) -> RequestError:
 
 
 def _path(problem: Any) -> str:
-    """Where the problem is, without what pydantic adds for each kind that a field could have had."""
+    """The path of the problem, without the steps that pydantic adds for each type of a field."""
     steps: list[int | str] = list(problem["loc"])
-    # A field that nobody knows is the client's own word, whatever it looks like.
+    # An unknown field has the client's own name, even if it looks like a type's name.
     own = [steps.pop()] if problem["type"] == "extra_forbidden" else []
     return ".".join(str(step) for step in [*(step for step in steps if not _is_kind(step)), *own])
 
 
 def _is_kind(step: int | str) -> bool:
-    """Whether it is a type's name; fields have small letters."""
+    """Whether a step is a type's name. Field names have small letters."""
     return isinstance(step, str) and (step == "str" or "[" in step or step[:1].isupper())

@@ -1,4 +1,4 @@
-"""The front is what every route stands on: the service and its streams, names, keys and open answers."""
+"""The front holds what every route needs: the service and its streams, names, keys and open answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rota.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Made once, where the application is."""
+    """Made once, together with the application."""
 
     service: Service
     streams: Streams
@@ -27,11 +27,11 @@ class Front:
     answers: OpenAnswers
     keep_alive_s: float
     request_timeout_s: float | None = None
-    # Whatever is asked waits first, if only until the next step. None: as many as come.
+    # Every request waits in the queue, at least until the next step. None: no limit.
     max_queued_requests: int | None = None
 
     def identify(self, http: HttpRequest) -> Call:
-        """Who calls a route that generates; raises RequestError for a key that is wrong or has used up its minute."""
+        """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
         key = self.access.key_of(http)
         self.access.charge_request(key)
         return Call(key, name_in(http))

@@ -1,4 +1,4 @@
-"""Listening: a server on a port that is held from the start, and a clean end when a signal asks for one."""
+"""A server listens on a port that is held from the start, and ends cleanly after a signal."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from rota.server.connections import BoundedConnection
 
 Say = Callable[[str], None]
 
-# Connections that wait until the server takes them in.
+# Connections that wait until the server accepts them.
 _BACKLOG = 2048
-# How long a client may take to read the end of its answer when all have ended.
+# How long a client may take to read the end of its answer after all requests have ended.
 _READ_S = 2
 
 
 class GracefulServer(uvicorn.Server):
-    """A server whose open answers may end, and are not cut off without a word, when it has to go.
+    """A server that lets open answers end before it stops.
 
-    The first signal closes the door: it goes on answering whoever is inside, and refuses others with 503. The second
-    ends whoever is left, and the third does not even wait until they have read that.
+    After the first signal, open requests go on and new ones get 503. The second signal ends the open requests. The
+    third does not even wait until their clients have read the end.
     """
 
     def __init__(self, app: FastAPI, service: ClosableService, drain_s: float, say: Say) -> None:
@@ -38,7 +38,7 @@ class GracefulServer(uvicorn.Server):
                 app,
                 http=BoundedConnection,
                 ws="none",
-                log_config=None,  # as everybody else's lines
+                log_config=None,  # uvicorn's lines get the server's log format
                 log_level="warning",
                 lifespan="on",
                 timeout_graceful_shutdown=_READ_S,
@@ -58,42 +58,42 @@ class GracefulServer(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.was_told_to_stop:
-            self._begin_to_leave()
+            self._begin_stop()
 
     def handle_exit(self, _signal: int, _frame: FrameType | None) -> None:
-        """Runs in the middle of whatever the main thread does, so it leaves the doing to the event loop."""
+        """Runs as a signal handler, in the middle of any code, so it leaves the work to the event loop."""
         self._signals += 1
         if self.started:
-            self._loop.call_soon_threadsafe(self._hurry if self._signals > 1 else self._begin_to_leave)
+            self._loop.call_soon_threadsafe(self._stop_now if self._signals > 1 else self._begin_stop)
 
-    def _begin_to_leave(self) -> None:
+    def _begin_stop(self) -> None:
         if self._service.open_requests:
             self._say(
                 f"Rota is stopping: {self._service.open_requests} requests have {self._drain_s:g} seconds to end; "
                 "a second signal ends them at once."
             )
-        self._tasks.append(self._loop.create_task(self._leave()))
+        self._tasks.append(self._loop.create_task(self._stop_gracefully()))
 
-    async def _leave(self) -> None:
+    async def _stop_gracefully(self) -> None:
         await asyncio.to_thread(self._service.close, self._drain_s)
-        # Whoever is still open is aborted by this, and every answer says so as its last event.
+        # This aborts the requests that are still open, and the last event of each answer says so.
         await asyncio.to_thread(self._service.stop)
         self.should_exit = True
 
-    def _hurry(self) -> None:
+    def _stop_now(self) -> None:
         self._tasks.append(self._loop.create_task(asyncio.to_thread(self._service.stop)))
         self.force_exit = self._signals > 2
 
 
 def hold_port(host: str, port: int) -> socket.socket:
-    """A socket that keeps a port and lets no connection in yet; raises ConfigError if the port is taken.
+    """A socket that holds a port but accepts no connection yet. Raises ConfigError if the port is taken.
 
-    It is not asked to listen here: clients that come while the model is read are refused at once, and do not hang.
+    It does not listen yet. So a client that connects while the model is read is refused at once and does not hang.
     """
     is_six = ":" in host
     holder = socket.socket(socket.AF_INET6 if is_six else socket.AF_INET)
     try:
-        # Connections of a server that has just ended would keep the port from the next one for a minute.
+        # Otherwise connections of a server that has just ended block the port for a minute.
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if is_six:
             holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
@@ -112,13 +112,13 @@ def listen(
     announce: Callable[[str], None],
     say: Say = print,
 ) -> None:
-    """Serve on a port that is held, until SIGINT or SIGTERM; `announce` hears the URL as soon as requests are answered.
+    """Serve on a held port until SIGINT or SIGTERM. `announce` gets the URL when the server is ready.
 
-    Raises RotaError with the reason when the service cannot even start.
+    Raises RotaError with the reason if the service cannot start.
     """
     try:
         holder.listen(_BACKLOG)
-    except OSError as error:  # two servers may hold a port that none of them listens on yet; the first to listen has it
+    except OSError as error:  # two servers may hold a port on which neither listens; the first to listen gets it
         raise _taken(config.host, config.port, error) from error
     server = GracefulServer(app, service, config.drain_timeout, say)
     failures: list[RotaError] = []

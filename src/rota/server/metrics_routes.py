@@ -1,4 +1,4 @@
-"""GET /metrics: what Prometheus scrapes."""
+"""GET /metrics gives the metrics to Prometheus."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rota.server.queries import Queries
 def install_metrics_route(app: FastAPI, metrics: Metrics, service: Service, queries: Queries, access: Access) -> None:
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def scrape(http: Request) -> Response:
-        """All metrics in Prometheus' text format; those that only the engine knows are missing while it is down."""
+        """All metrics in Prometheus' text format. While the engine is down, the engine's own metrics are missing."""
         access.operator_of(http)
         inspected = await queries.inspect()
         taken = snapshot(metrics, inspected, is_up=service.state.capacity is not None)

@@ -1,4 +1,4 @@
-"""GET /v1/models: what a request may name, the base model first."""
+"""GET /v1/models lists the models that a request may name, the base model first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rota.server.openapi import gives
 
 
 def install_model_routes(app: FastAPI, front: Front) -> None:
-    """A key sees what it may use, and nothing else."""
+    """A key sees only the models that it may use."""
     created = int(time.time())
     base = front.registry.base
 
@@ -33,10 +33,10 @@ def install_model_routes(app: FastAPI, front: Front) -> None:
 
     @app.get("/v1/models", responses=gives(ModelsBody))
     async def models(http: HttpRequest) -> dict[str, Any]:
-        """What `model` may be: the base model first, then its adapters. A key sees what it may use."""
+        """The values of `model`: the base model first, then its adapters. A key sees only what it may use."""
         return {"object": "list", "data": [entry(model) for model in front.access.visible(front.access.key_of(http))]}
 
     @app.get("/v1/models/{name:path}", responses=gives(ModelBody))
     async def model(name: str, http: HttpRequest) -> dict[str, Any]:
-        """One of them."""
+        """One model."""
         return entry(front.access.find(front.access.key_of(http), name))

@@ -1,4 +1,4 @@
-"""A call has a name, the client's own or one made for it, and its answer carries that, also one that refuses."""
+"""Every call has a name, the client's own or a new one, and every response carries it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from fastapi import Request as HttpRequest
 from rota.core.errors import RequestError
 
 HEADER = "X-Request-Id"
-# What a URL and a log line can hold as it is.
+# Characters that a URL and a log line can hold unchanged.
 _NAME = re.compile(r"[A-Za-z0-9_.:@=+-]{1,128}")
 
 
 def name_in(http: HttpRequest) -> str:
-    """The name a client gives its call in a header, or a new one; raises RequestError for what is no name."""
+    """The call's name from its header, or a new name. Raises RequestError for a bad name."""
     given = http.headers.get(HEADER)
     return keep_name(http, uuid.uuid4().hex if given is None else checked_name(HEADER, given))
 
 
 def keep_name(http: HttpRequest, name: str) -> str:
-    """The call goes by this name from now on."""
+    """Set the call's name."""
     http.state.call_name = name
     return name
 
 
 def kept_name(http: HttpRequest) -> str:
-    """What a refusal is to carry: a call may be refused before anybody asked for its name."""
+    """The name for a refusal. A call may be refused before its name was read."""
     if name := getattr(http.state, "call_name", None):
         return str(name)
     given = http.headers.get(HEADER, "")

@@ -1,4 +1,4 @@
-"""Observers hear what happens beside the clients; one that fails is logged once and never holds back a token."""
+"""Observers get every request and event; an observer that fails is logged once and never delays a token."""
 
 from __future__ import annotations
 
@@ -11,33 +11,35 @@ from rota.observe.observer import Observer
 
 LOG = logging.getLogger("rota.server")
 
-Hear = Callable[[list[Event]], None]
+Listener = Callable[[list[Event]], None]
 
 
 class Observers:
-    """Observers hear every request and event, listeners every event."""
+    """Observers get every request and event. Listeners get every event."""
 
-    def __init__(self, observers: Sequence[Observer] = (), listeners: Sequence[Hear] = ()) -> None:
+    def __init__(self, observers: Sequence[Observer] = (), listeners: Sequence[Listener] = ()) -> None:
         self._observers = observers
-        self._hear: list[Hear] = [*(observer.observe for observer in observers), *listeners]
+        self._listeners: list[Listener] = [*(observer.observe for observer in observers), *listeners]
         self._failed: set[str] = set()
 
     def asked(self, request: Request) -> None:
         for observer in self._observers:
             try:
                 observer.asked(request.request_id, request.adapter_id, request.arrived_at)
-            except Exception as error:  # an observer that fails must not hold back a token
+            # Broad: an error in an observer, of any kind, must not keep a request from the engine.
+            except Exception as error:
                 self._note(observer.asked, error)
 
-    def hear(self, events: list[Event]) -> None:
-        for hear in self._hear:
+    def observe(self, events: list[Event]) -> None:
+        for listener in self._listeners:
             try:
-                hear(events)
-            except Exception as error:  # nor a listener
-                self._note(hear, error)
+                listener(events)
+            # Broad: an error in a listener, of any kind, must not keep tokens from clients.
+            except Exception as error:
+                self._note(listener, error)
 
     def _note(self, observer: Callable[..., None], error: Exception) -> None:
         name = getattr(observer, "__qualname__", repr(observer))
-        if name not in self._failed:  # what fails once fails with every token
+        if name not in self._failed:  # an observer that failed once fails with every token
             self._failed.add(name)
-            LOG.error("%s failed; what it tells may be wrong from here on.", name, exc_info=error)
+            LOG.error("%s failed; its figures may be wrong from here on.", name, exc_info=error)

@@ -1,4 +1,4 @@
-"""Answers that are being made now, by the names their clients know: to be asked about, or called off."""
+"""Open answers are found by name, so that a client can ask about one or cancel it."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from rota.core.request import Request
 from rota.server.access.keys import Key
 from rota.server.streams import Reply
 
-# No name holds it: see `names`.
-_BEHIND_NAME = "#"
+# Names cannot contain this character: see `names`.
+_SEPARATOR = "#"
 _serials = itertools.count(1)
 
 
 def request_id_for(name: str) -> RequestId:
-    """What the engine calls a request of this name; never the same twice.
+    """A new engine id for a request of this name, never the same twice.
 
-    A client may leave and come back with the same name at once: what the engine still has to say of its first request
-    must not be taken for news of the second.
+    A client may leave and come back at once with the same name. Then late events of its first request must not reach
+    the second.
     """
-    return RequestId(f"{name}{_BEHIND_NAME}{next(_serials)}")
+    return RequestId(f"{name}{_SEPARATOR}{next(_serials)}")
 
 
 def name_of(request: Request) -> str:
-    """The name a request was made for."""
-    return request.request_id.partition(_BEHIND_NAME)[0]
+    """The name of a request."""
+    return request.request_id.partition(_SEPARATOR)[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Who calls, and under which name the answer can be asked about."""
+    """The caller's key, and the name of the call."""
 
     key: Key
     name: str
@@ -50,42 +50,42 @@ class OpenAnswer:
 
     @property
     def names(self) -> set[str]:
-        """All it is found by: the client's own name, the answer's id, and those of its requests."""
+        """All names that find it: the call's name, the answer's id, and the names of its requests."""
         return {self.call.name, self.answer_id, *map(name_of, self.requests)}
 
-    def call_off(self, name: str | None = None) -> None:
-        """End it early, or only the one of its requests that has this name; its client hears that."""
+    def cancel(self, name: str | None = None) -> None:
+        """End it early, or only its request of this name. Its client gets an event that says so."""
         names = [name_of(request) for request in self.requests]
         is_one_of_many = name in names and name not in (self.call.name, self.answer_id)
-        self.reply.call_off(names.index(name) if name and is_one_of_many else None)
+        self.reply.cancel(names.index(name) if name and is_one_of_many else None)
 
 
 class OpenAnswers:
-    """A name is open once at a time and key, and may be used again when its answer has ended.
+    """A key may use a name for one open answer at a time. When that answer has ended, the name is free again.
 
-    Two keys may use the same name: a refusal would tell each of them what the other calls its requests.
+    Two keys may use the same name: a refusal would show one key the names of the other.
     """
 
     def __init__(self, on_open: Callable[[OpenAnswer], None] = lambda _: None) -> None:
-        self._by_name: dict[tuple[str, str], OpenAnswer] = {}  # by its key's name, and its own
+        self._by_name: dict[tuple[str, str], OpenAnswer] = {}  # by the key's name and the answer's name
         self._on_open = on_open
 
     def __iter__(self) -> Iterator[OpenAnswer]:
-        """Each once, in the order they came."""
+        """Each answer once, in order of arrival."""
         return iter({id(answer): answer for answer in self._by_name.values()}.values())
 
     def find(self, key: Key, name: str) -> OpenAnswer | None:
-        """One of the key's own; for an operator, who may have none of that name, anybody's."""
+        """The key's own answer of that name. If it has none, an operator gets another key's answer."""
         found = self._by_name.get((key.name, name))
         if found is None and key.may_operate:
             return next((answer for (_, other), answer in self._by_name.items() if other == name), None)
         return found
 
     def check_free(self, key: Key, names: set[str]) -> None:
-        """Raises RequestError if the key has one of the names open."""
+        """Raises RequestError if one of the names is open for the key."""
         for name in names:
             if (key.name, name) in self._by_name:
-                message = f"A request with the id '{name}' is still open; take another, or wait for its end."
+                message = f"A request with the id '{name}' is still open; choose another id, or wait for its end."
                 raise RequestError(Fault(FaultCode.DUPLICATE_ID, message))
 
     def add(self, answer: OpenAnswer) -> None:

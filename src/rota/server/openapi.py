@@ -1,4 +1,4 @@
-"""What /docs shows: bodies are parsed by `read_body`, so routes say here which fields they take."""
+"""Routes describe their fields for /docs here, because `read_body` parses bodies and FastAPI does not."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What every refusal looks like."""
+    """The body of every error."""
 
     error: ErrorDetail
 
 
-# For the whole application; a stream that has begun ends with the same body as its last event.
+# For the whole application. A stream that has begun sends the same body as its last event.
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "The request is refused, and why."},
-    "5XX": {"model": ErrorBody, "description": "The server cannot answer, and why."},
+    "4XX": {"model": ErrorBody, "description": "The request is refused; the body says why."},
+    "5XX": {"model": ErrorBody, "description": "The server cannot answer; the body says why."},
 }
 
 
 def takes(*kinds: type[BaseModel]) -> dict[str, Any]:
-    """A route's `openapi_extra`: its body is one of these."""
+    """A route's `openapi_extra`: the types of its request body."""
     schemas = [kind.model_json_schema(ref_template=_COMPONENTS) for kind in kinds]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def gives(kind: type[BaseModel], event: type[BaseModel] | None = None) -> dict[int | str, dict[str, Any]]:
-    """A route's `responses`: what it answers with, and the events of its streams."""
+    """A route's `responses`: its response body, and the events of its streams."""
     answer: dict[str, Any] = {"model": kind, "description": kind.__doc__ or ""}
     if event:
         schema = event.model_json_schema(ref_template=_COMPONENTS)
@@ -53,7 +53,7 @@ def gives(kind: type[BaseModel], event: type[BaseModel] | None = None) -> dict[i
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Objects inside of bodies are described among the components, where references look for them."""
+    """Move the objects inside bodies to the components, because references point there."""
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:

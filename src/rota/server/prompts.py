@@ -1,4 +1,4 @@
-"""Prompts come as text or as token ids, one or many, and leave as tokens."""
+"""Prompts come as text or as token ids, one or several, and become tokens."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rota.text.tokenizer import Tokenizer
 Tokens = tuple[int, ...]
 Result = TypeVar("Result")
 
-# A call may hold so many prompts, times the choices that each gets.
+# The most requests of one call: its prompts times the choices of each.
 MAX_REQUESTS = 1024
-# So many are tokenized where they stand, in 2 ms at most: a thread would cost more. A book takes longer than others
-# should wait for their next token.
+# Up to this length a text is tokenized on the event loop, in at most 2 ms, because a thread would cost more. A longer
+# text goes to a thread, so that other clients' tokens do not wait for it.
 INLINE_CHARACTERS = 4096
 
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
@@ -26,30 +26,30 @@ _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItem
 _TOKEN_LISTS = {"type": "array", "items": _TOKENS, "minItems": 1}
 
 TokenList = Annotated[list[int], Field(fail_fast=True), WithJsonSchema(_TOKENS)]
-# Checked by hand, in one pass: pydantic would try one kind after the other on every item of a long list.
+# Checked in one pass by our code: pydantic would try every type on every item of a long list.
 Prompt = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _TOKENS, _TOKEN_LISTS]})]
 
 
 async def tokenized(front: Front, prompt: Any, param: str = "prompt") -> list[Tokens]:
-    """Every prompt of a call as tokens; raises RequestError for what is no prompt, or cannot fit."""
-    prompts = _many(prompt, param)
+    """Every prompt of a call as tokens. Raises RequestError for a value that is no prompt, or cannot fit."""
+    prompts = _as_list(prompt, param)
     check_count(front, len(prompts), 1, param)
     places = params_of(prompt, param)
     characters = 0
     for place, one in zip(places, prompts, strict=True):
         if isinstance(one, str):
-            refuse_hopeless(front, len(one), place)
+            refuse_too_long(front, len(one), place)
             characters += len(one)
 
     def encode(place: str, one: str | list[Any]) -> Tokens:
         tokens = front.tokenizer.encode(one) if isinstance(one, str) else checked_tokens(front.tokenizer, one, place)
         return not_empty(tokens, place)
 
-    return await off_the_loop_if_long(characters, lambda: list(map(encode, places, prompts)))
+    return await in_thread_if_long(characters, lambda: list(map(encode, places, prompts)))
 
 
 def params_of(prompt: Any, param: str = "prompt") -> list[str]:
-    """What each prompt of a call is called: those in a list by their place."""
+    """The field of each prompt. In a list, the field has the prompt's index."""
     match prompt:
         case [str() | list(), *_]:
             return [f"{param}.{index}" for index in range(len(prompt))]
@@ -57,32 +57,32 @@ def params_of(prompt: Any, param: str = "prompt") -> list[str]:
 
 
 def not_empty(tokens: Tokens, param: str) -> Tokens:
-    """Raises RequestError for a prompt of no tokens: there is nothing to continue."""
+    """Raises RequestError for a prompt without tokens: there is nothing to continue."""
     if not tokens:
         raise RequestError.bad_field(param, f"{param} is empty; send at least one token.")
     return tokens
 
 
 async def encoded(front: Front, text: str, add_special_tokens: bool = True) -> Tokens:
-    """One text as tokens; raises RequestError if it cannot fit."""
-    refuse_hopeless(front, len(text), "prompt")
-    return await off_the_loop_if_long(len(text), lambda: front.tokenizer.encode(text, add_special_tokens))
+    """One text as tokens. Raises RequestError if it cannot fit."""
+    refuse_too_long(front, len(text), "prompt")
+    return await in_thread_if_long(len(text), lambda: front.tokenizer.encode(text, add_special_tokens))
 
 
 async def rendered(front: Front, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> Tokens:
-    """A conversation as tokens; raises RequestError where the model's template does not take it."""
+    """A conversation as tokens. Raises RequestError if the model's template refuses it."""
     characters = sum(len(text) for message in messages for text in message.values())
-    refuse_hopeless(front, characters, "messages")
+    refuse_too_long(front, characters, "messages")
 
     def render() -> Tokens:
         return front.tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
 
-    # A template writes some characters of its own around every message.
-    return await off_the_loop_if_long(characters + 16 * len(messages), render)
+    # A template adds some characters around every message.
+    return await in_thread_if_long(characters + 16 * len(messages), render)
 
 
 def check_count(front: Front, prompts: int, choices: int, param: str = "prompt", choices_param: str = "n") -> None:
-    """A call may not fill the queue on its own, and none is told to try again later that will never find room."""
+    """Refuse a call that is larger than the queue: it could never be served, so a retry must not be suggested."""
     most, why = MAX_REQUESTS, ""
     if front.max_queued_requests is not None and front.max_queued_requests < most:
         most, why = front.max_queued_requests, ", as many as may wait here (--max-queued-requests)"
@@ -92,12 +92,12 @@ def check_count(front: Front, prompts: int, choices: int, param: str = "prompt",
         raise RequestError.bad_field(word, message)
 
 
-async def off_the_loop_if_long(characters: int, encode: Callable[[], Result]) -> Result:
+async def in_thread_if_long(characters: int, encode: Callable[[], Result]) -> Result:
     return encode() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
 
-def refuse_hopeless(front: Front, characters: int, param: str) -> None:
-    """A text that is too long even if all its tokens were the longest is not worth the memory of tokenizing it."""
+def refuse_too_long(front: Front, characters: int, param: str) -> None:
+    """Refuse a text that cannot fit even if all its tokens were the longest. Tokenizing it would waste memory."""
     capacity = front.service.state.capacity
     if capacity and characters > capacity.max_sequence_tokens * front.tokenizer.longest_token:
         message = (
@@ -107,8 +107,8 @@ def refuse_hopeless(front: Front, characters: int, param: str) -> None:
         raise RequestError(Fault(FaultCode.PROMPT_TOO_LONG, message, param))
 
 
-def _many(prompt: Any, param: str) -> list[str] | list[list[Any]]:
-    """One prompt is a list of one."""
+def _as_list(prompt: Any, param: str) -> list[str] | list[list[Any]]:
+    """The prompts as a list. One prompt becomes a list of one."""
     match prompt:
         case str():
             return [prompt]
@@ -128,7 +128,7 @@ def _many(prompt: Any, param: str) -> list[str] | list[list[Any]]:
 
 
 def checked_tokens(tokenizer: Tokenizer, tokens: list[Any], param: str) -> Tokens:
-    """Raises RequestError for ids that are no tokens."""
+    """Raises RequestError for values that are no token ids."""
     most = tokenizer.vocab_size - 1
     for index, token in enumerate(tokens):
         if type(token) is not int:

@@ -1,4 +1,4 @@
-"""Queries put to the engine are answered by an event at its next pass, or not at all if it is down or too busy."""
+"""The engine answers a query with an event at its next pass, or not in time if it is down or busy."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from rota.core.ids import RequestId
 from rota.core.messages import Explain, FlushCache, Inspect, Query
 from rota.runtime.service import Service
 
-# Longer than the longest step of a small machine, shorter than what scrapers wait.
+# Longer than the longest step of a small machine, and shorter than the timeout of scrapers.
 PATIENCE_S = 3.0
-# So often the patience, for what no earlier answer stands in for.
+# How many times the patience is spent if there is no earlier answer to fall back on.
 FIRST_TRIES = 20
 
 Subject = RequestId | type[Inspected] | type[CacheFlushed]
 
 
 class Queries:
-    """Asks and waits for the answer, a bounded time. Everything here runs on the event loop."""
+    """Sends queries and waits for answers, for a bounded time. Everything here runs on the event loop."""
 
     def __init__(self, service: Service, patience_s: float = PATIENCE_S) -> None:
         self._service = service
         self._patience_s = patience_s
         self._open: dict[Subject, asyncio.Future[Any]] = {}
-        # What this engine told last, whoever asked, and however late.
+        # The last state that this engine sent, also if it came too late for its query.
         self._last: Inspected | None = None
 
     async def inspect(self) -> Inspected | None:
-        """How things stand; None if nobody answers in time."""
+        """The engine's state. None without an answer in time."""
         return await self._ask(Inspected, Inspect(time.monotonic()))
 
     async def inspect_or_recall(self) -> Inspected | None:
-        """How things stand, or how they stood by the last answer if the engine is at a long step.
+        """The engine's state, or the last known one while the engine is in a long step.
 
-        Before the first answer it waits longer. None if there is no engine.
+        Before the first answer it waits longer. None without an engine.
         """
         for _ in range(FIRST_TRIES):
-            told = await self.inspect()
+            inspected = await self.inspect()
             if self._service.state.capacity is None:
                 return None
-            if told or self._last:
-                return told or self._last
+            if inspected or self._last:
+                return inspected or self._last
         return None
 
     async def explain(self, request_id: RequestId) -> Explained | None:
-        """Why a request waits; None if nobody answers in time."""
+        """Why a request waits. None without an answer in time."""
         return await self._ask(request_id, Explain(request_id, time.monotonic()))
 
     async def flush_cache(self) -> CacheFlushed | None:
-        """Have the KV of earlier prompts forgotten; None if nobody answers in time."""
+        """Drop the KV of earlier prompts. None without an answer in time."""
         return await self._ask(CacheFlushed, FlushCache(time.monotonic()))
 
     def observe(self, events: Iterable[Event]) -> None:
@@ -70,21 +70,21 @@ class Queries:
                     self._last = None
 
     async def _ask(self, subject: Subject, query: Query) -> Any:
-        """Whoever asks the same while it is open waits for the same answer."""
-        if self._service.state.capacity is None:  # nobody is there to answer
+        """Send a query. If the same query is open, wait for its answer."""
+        if self._service.state.capacity is None:  # there is no engine
             return None
         answer = self._open.get(subject)
         if answer is None:
             answer = self._open[subject] = asyncio.get_running_loop().create_future()
             try:
                 self._service.send(query)
-            except RequestError:  # it went down just now
+            except RequestError:  # the engine went down just now
                 self._resolve(subject, None)
         done, _ = await asyncio.wait([answer], timeout=self._patience_s)
         if done:
             return answer.result()
         if self._open.get(subject) is answer:
-            # The engine may have died with the query: the next one to ask shall ask anew.
+            # The engine may have died with the query, so the next caller sends a new one.
             del self._open[subject]
         return None
 

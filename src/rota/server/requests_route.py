@@ -1,4 +1,4 @@
-"""GET /v1/requests/{id}: where an open request is, and why it is not further."""
+"""GET /v1/requests/{id} says whether an open request waits or runs, and why."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rota.server.access.access import Access
 from rota.server.open_answers import OpenAnswer, OpenAnswers, name_of
 from rota.server.queries import Queries
 
-# A call can have thousands of requests; those behind these can hardly be further.
+# A call can have thousands of requests. The first few are enough to find the one that is furthest behind.
 MOST_EXPLAINED = 16
 
 ENDED = "ended"
-# The first that any of its requests is in is the state of the whole call.
+# A call's state is the first of these that any of its requests is in.
 _FURTHEST_BEHIND = (Whereabouts.WAITING, Whereabouts.PARKED, Whereabouts.RUNNING, ENDED)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStanding:
-    """One request: `since_s` is how long it has been in this state, `position` how many are before it in its queue."""
+    """One request. `since_s` is its time in this state; `position` is the number of requests before it in its queue."""
 
     id: str
-    state: str  # waiting, parked, running, or ended: then the last of its answer is on the way
+    state: str  # waiting, parked, running, or ended (its last tokens are being sent)
     reason: str
     since_s: float
     position: int | None
@@ -42,11 +42,11 @@ class RequestStanding:
 
 @dataclass(frozen=True, slots=True)
 class CallStanding:
-    """A call as its request that is furthest behind; `requests` has the first few of those that are open."""
+    """A call has the state of its request that is furthest behind. `requests` has its first few open requests."""
 
     id: str
     object: str
-    model: str | None  # None if it was unloaded meanwhile
+    model: str | None  # None if the adapter was unloaded meanwhile
     state: str
     reason: str
     since_s: float
@@ -58,7 +58,7 @@ class CallStanding:
 
 @dataclass(frozen=True, slots=True)
 class RequestsRoute:
-    """Whoever asked may ask why it takes so long; nobody else learns that there is such a request."""
+    """Only the key of a request, or an operator, can see it here."""
 
     service: Service
     registry: Registry
@@ -71,7 +71,7 @@ class RequestsRoute:
         app.add_api_route("/v1/requests/{id}", self.explain, methods=["GET"])
 
     async def explain(self, http: HttpRequest, id: str) -> CallStanding:
-        """How a call that is being answered stands, by its X-Request-Id or the id of its answer."""
+        """The state of an open call, by its X-Request-Id or the id of its answer."""
         answer = self._find(http, id)
         journeys = ((one, self.metrics.journeys.get(one.request_id)) for one in answer.requests)
         under_way = [(request, journey) for request, journey in journeys if journey]
@@ -95,23 +95,25 @@ class RequestsRoute:
         key = self.access.key_of(http)
         answer = self.answers.find(key, id)
         if answer is None:
-            message = f"No request with the id '{id}' is open; it has ended, or never was."
+            message = f"No request with the id '{id}' is open; it has ended, or never existed."
             raise RequestError(Fault(FaultCode.UNKNOWN_REQUEST, message, "id"))
         return answer
 
     async def _part(self, request: Request, journey: Journey) -> RequestStanding:
-        told = await self.queries.explain(request.request_id)
+        explained = await self.queries.explain(request.request_id)
         now = time.monotonic()
-        if told is None:
+        if explained is None:
             engine = self.service.state
             reason = "the engine is at a long step" if engine.capacity else f"the engine is {engine.phase.value}"
-            told = Explained(
+            explained = Explained(
                 request_id=request.request_id, at=now, state=Whereabouts.WAITING, reason=reason, since=journey.asked_at
             )
-        position = told.position if told.state is Whereabouts.WAITING else None
-        state, since = told.state.value, told.since
-        if told.state is Whereabouts.RUNNING:
+        position = explained.position if explained.state is Whereabouts.WAITING else None
+        state, since = explained.state.value, explained.since
+        if explained.state is Whereabouts.RUNNING:
             since = journey.asked_at if journey.admitted_at is None else journey.admitted_at
-        elif told.state is Whereabouts.UNKNOWN:
+        elif explained.state is Whereabouts.UNKNOWN:
             state, since = ENDED, now
-        return RequestStanding(name_of(request), state, told.reason, round(now - since, 3), position, journey.tokens)
+        return RequestStanding(
+            name_of(request), state, explained.reason, round(now - since, 3), position, journey.tokens
+        )

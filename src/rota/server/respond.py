@@ -1,4 +1,4 @@
-"""The one way from requests to an HTTP answer, whole or streamed, whatever shape it has."""
+"""Every route that generates answers here, whole or streamed, in any shape."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import Request as HttpRequest
 from fastapi import Response
 
 from rota.core.errors import RequestError
-from rota.server.answer import Answer, Ask, Part
+from rota.server.answer import Answer, ParsedCall, Part
 from rota.server.errors import ClientGone, error_body
 from rota.server.front import Front
 from rota.server.names import HEADER
@@ -19,14 +19,14 @@ from rota.server.sse import DONE, WAITING, EventStream, sse_event
 
 
 class Shape(Protocol):
-    """How an answer looks to its client, as JSON."""
+    """Writes an answer as JSON for its client."""
 
     def event(self, answer: Answer, part: Part) -> bytes:
         """One event of a stream."""
         ...
 
     def last_event(self, answer: Answer) -> bytes | None:
-        """What a stream says when everything is said, if anything."""
+        """The last event of a stream, if there is one."""
         ...
 
     def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
@@ -34,27 +34,27 @@ class Shape(Protocol):
         ...
 
 
-async def respond(front: Front, http: HttpRequest, ask: Ask, shape: Shape, is_streamed: bool) -> Response:
-    """Answer a call. An error that is known before the first byte has its own status, also for a stream.
+async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Shape, is_streamed: bool) -> Response:
+    """Answer a call. An error before the first byte has its own status, also for a stream.
 
-    A stream's headers leave with its first token, or after `keep_alive_s` without one; from then on it is kept
-    alive by empty lines, and an error is its last event. A client that leaves ends its requests.
+    A stream's headers leave with its first token, or after `keep_alive_s` without a token. From then on, empty lines
+    keep it alive, and an error is its last event. When the client leaves, its requests end.
     """
-    answer = Answer(front, ask, front.keep_alive_s if is_streamed else None)
+    answer = Answer(front, parsed, front.keep_alive_s if is_streamed else None)
     watch = asyncio.create_task(_abandon_when_gone(http, answer))
 
     def end() -> None:
         watch.cancel()
         answer.close()
 
-    headers = {HEADER: ask.call.name}
+    headers = {HEADER: parsed.call.name}
     try:
         parts = await answer.next()
         if is_streamed:
             return EventStream(_packets(answer, shape, parts), end, headers)
         while not answer.is_finished:
             parts += await answer.next()
-    except BaseException:  # also when the client leaves: its request ends in any case
+    except BaseException:  # also CancelledError: every way out must close the answer
         end()
         raise
     end()
@@ -62,7 +62,7 @@ async def respond(front: Front, http: HttpRequest, ask: Ask, shape: Shape, is_st
 
 
 async def _packets(answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIterator[bytes]:
-    """One packet for a step's worth of tokens, however many choices they belong to."""
+    """One packet per step, with the tokens of all choices."""
     try:
         while True:
             if packet := b"".join([sse_event(shape.event(answer, part)) for part in parts if part.chunk.has_news]):
@@ -81,7 +81,7 @@ async def _packets(answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIter
 
 
 async def _abandon_when_gone(http: HttpRequest, answer: Answer) -> None:
-    """The body is read, so all that can still come is the news that the client left."""
+    """The body has been read, so the only message that can still come is the disconnect."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
     answer.reply.abandon()

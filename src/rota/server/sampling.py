@@ -1,4 +1,4 @@
-"""How to choose tokens and when to stop: the fields that all dialects share, and what they mean to the engine."""
+"""The sampling fields that OpenAI's and SGLang's routes share are turned into the engine's parameters."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_CHOICES = 128
 MAX_STOPS = 32
 MAX_STOP_LENGTH = 1000
 
-# Empty ones are refused where they are read, in a better sentence than a minLength would give.
+# Empty strings are refused where they are read, with a better sentence than minLength gives.
 Stop = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STOP_LENGTH})]
 
 _SAME_NAMES = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class CommonSampling(Fields):
-    """What OpenAI's routes take and SGLang's take too."""
+    """The fields that OpenAI's and SGLang's routes share."""
 
     n: Count | None = within(1, MAX_CHOICES)
     temperature: float | None = within(0.0, 100.0)
@@ -47,25 +47,25 @@ class CommonSampling(Fields):
         return count
 
     @property
-    def client_words(self) -> Mapping[str, str]:
-        """By the engine's words, where the client's are others."""
+    def client_names(self) -> Mapping[str, str]:
+        """The client's field names by the engine's names, where they differ."""
         return {}
 
     def engine_params(self, eos_ids: frozenset[int], **others: Any) -> SamplingParams:
-        """What was given, and what others say by the engine's words; raises RequestError in the client's."""
+        """The engine's parameters; `others` have the engine's names. Raises RequestError with the client's names."""
         try:
             return SamplingParams.from_fields(others | self._engine_fields(eos_ids))
         except RequestError as error:
-            raise RequestError(self._in_client_words(error.fault)) from None
+            raise RequestError(self._with_client_name(error.fault)) from None
 
-    def _in_client_words(self, fault: Fault) -> Fault:
-        engine_word = fault.param or ""
-        word = self.client_words.get(engine_word)
-        return replace(fault, param=word, message=fault.message.replace(engine_word, word)) if word else fault
+    def _with_client_name(self, fault: Fault) -> Fault:
+        engine_name = fault.param or ""
+        name = self.client_names.get(engine_name)
+        return replace(fault, param=name, message=fault.message.replace(engine_name, name)) if name else fault
 
     def _engine_fields(self, eos_ids: frozenset[int]) -> dict[str, Any]:
         given: dict[str, Any] = {name: value for name in _SAME_NAMES if (value := getattr(self, name)) is not None}
-        # Clients of other servers say -1 or 0 for "off".
+        # Clients of other servers send -1 or 0 for "off".
         given["top_k"] = None if self.top_k in (-1, 0) else self.top_k
         given["stop"] = _checked_stops(self.stop)
         given["ignore_eos"] = bool(self.ignore_eos)
@@ -74,12 +74,12 @@ class CommonSampling(Fields):
 
 
 def _checked_stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    """Stop strings, few and short enough to be looked for after every token."""
+    """Stop strings. They are few and short, because they are searched after every token."""
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
-        raise RequestError.bad_field("stop", f"stop holds {len(stops)} texts; at most {MAX_STOPS} are watched for.")
+        raise RequestError.bad_field("stop", f"stop holds {len(stops)} texts; at most {MAX_STOPS} are allowed.")
     for text in stops:
         if len(text) > MAX_STOP_LENGTH:
-            message = f"stop holds a text of {len(text)} characters; at most {MAX_STOP_LENGTH} are watched for."
+            message = f"stop holds a text of {len(text)} characters; at most {MAX_STOP_LENGTH} are allowed."
             raise RequestError.bad_field("stop", message)
     return stops

@@ -1,4 +1,4 @@
-"""Server-sent events: a response that goes on for as long as its packets come."""
+"""An event stream sends server-sent events for as long as its packets come."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
-# Empty lines say nothing and show proxies that somebody is still there. A comment would do the same, but
-# `sglang.bench_serving` takes every line that is not empty for JSON.
+# Empty lines carry nothing, and show proxies that the server is alive. A comment would do the same, but
+# `sglang.bench_serving` reads every line that is not empty as JSON.
 WAITING = b"\n\n"
 
 
@@ -19,10 +19,10 @@ def sse_event(content: bytes) -> bytes:
 
 
 class EventStream(Response):
-    """Sends every packet at once and calls `on_end` at the end, whatever ended it.
+    """Sends every packet at once, and always calls `on_end` at the end.
 
-    It does not listen for a disconnect: whoever makes the packets does, and stops making them. A client that reads
-    slowly holds up `send`, and so the making of packets; what comes meanwhile goes into the next one.
+    It does not listen for a disconnect: the source of the packets does, and stops. A client that reads slowly delays
+    `send`, and so the next packet. Tokens that come meanwhile go into that packet.
     """
 
     media_type = "text/event-stream"

@@ -1,1 +1,1 @@
-"""Who may ask for what: keys, their rights and their limits."""
+"""Keys, their rights and their limits."""

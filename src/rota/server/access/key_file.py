@@ -1,4 +1,4 @@
-"""The key file gives every key its rights in TOML; what it does not give, a key does not have.
+"""The key file gives every key its rights in TOML; a right that is not given is not there.
 
 [keys.acme]
 key = "sk-acme-…"                    # or key_sha256, so that the file holds no secret
@@ -63,19 +63,19 @@ def _read_file(path: Path) -> list[tuple[bytes, Key]]:
         raise ConfigError(f"The key file {path} is not TOML: {error}.") from error
     try:
         tables = _tables(content)
-        _refuse_open_doors(mode, any("key" in table for table in tables.values()))
+        _check_permissions(mode, any("key" in table for table in tables.values()))
         return [_entry(name, table) for name, table in tables.items()]
     except ConfigError as error:
         raise ConfigError(f"In the key file {path}: {error}") from None
 
 
-def _refuse_open_doors(mode: int, holds_secrets: bool) -> None:
-    """Its group may read it, as secrets mounted into containers need; everybody else may not."""
+def _check_permissions(mode: int, holds_secrets: bool) -> None:
+    """The file's group may read it, because containers mount secrets that way. Other users may not."""
     if mode & stat.S_IWOTH:
-        raise ConfigError("everybody on this machine may write to it, and so give themselves rights; chmod o-w.")
+        raise ConfigError("every user of this machine may write to it and so take rights; chmod o-w.")
     if holds_secrets and mode & stat.S_IROTH:
         raise ConfigError(
-            "everybody on this machine may read its keys; chmod o-r, or store key_sha256 in place of key."
+            "every user of this machine may read its keys; chmod o-r, or store key_sha256 in place of key."
         )
 
 
@@ -122,7 +122,7 @@ def _digest(name: str, table: dict[str, Any]) -> bytes:
 
 
 def _checked_secret(secret: Any, what: str) -> str:
-    """A key that a header can carry. What is wrong with it is said without saying what it is."""
+    """A key that a header can carry. The error does not repeat the key."""
     if not isinstance(secret, str) or not re.fullmatch(r"[!-~]+", secret):
         raise ConfigError(f"{what} must be a text of letters, digits and signs in ASCII, without spaces.")
     return secret

@@ -1,4 +1,4 @@
-"""A key is who asks: what it may use, what it may change, and how much of the server is its own."""
+"""A key stands for a tenant: what it may use, what it may change, and how much of the server it may take."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One tenant's rights, without its secret. Left alone, it may do everything."""
+    """One tenant's rights, without its secret. By default it may do everything."""
 
     name: str
-    adapters: frozenset[str] | None = None  # names, or beginnings of names that end in '*'; None: all
+    adapters: frozenset[str] | None = None  # names, or prefixes that end in '*'; None: all
     may_use_base: bool = True
-    may_load: bool = True  # and unload; only names on its own list
-    may_operate: bool = True  # sees and steers the whole server: metrics, dashboard, caches, others' requests
+    may_load: bool = True  # and unload, but only names on its list
+    may_operate: bool = True  # sees and controls the whole server: metrics, dashboard, caches, all requests
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     weight: float = 1.0  # of the adapters it loads
     priority: int = 0  # of its requests
 
     def may_use(self, adapter: str) -> bool:
-        """Whether an adapter's name is on its list; the base model has a right of its own."""
+        """Whether an adapter's name is on the key's list. The base model has its own right, `may_use_base`."""
         if self.adapters is None or adapter in self.adapters:
             return True
         return any(entry.endswith("*") and adapter.startswith(entry[:-1]) for entry in self.adapters)
 
 
-# Who asks a server that has no keys.
+# The key of every request to a server without keys.
 ANYONE = Key("anyone")
 
 
@@ -43,7 +43,7 @@ class KeyRing:
         return bool(self._keys)
 
     def find(self, secret: str) -> Key | None:
-        """Whose secret it is. Takes as long for a wrong one as for a right one: every digest is compared."""
+        """The key of a secret. Every digest is compared, so a wrong secret takes as long as a right one."""
         presented = digest_of(secret)
         found = None
         for digest, key in self._keys.items():

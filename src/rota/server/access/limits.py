@@ -1,4 +1,4 @@
-"""Limits per minute: a bucket for every key and kind, which holds a minute's worth and fills steadily."""
+"""Limits per minute are token buckets: one for every key and kind, which holds one minute's amount."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from rota.server.access.keys import Key
 
 MINUTE_S = 60.0
-# Far more than sums of floats are off by, and nothing to anybody: who comes back when told must not be sent away again.
+# Far more than the rounding error of floats, and too short to matter: a client that comes back when told is served.
 NO_WAIT_S = 1e-6
 
 
 class Bucket:
-    """What a key may still spend. A whole answer is charged when it is known, so the level may fall below zero."""
+    """What a key may still spend. An answer is charged at its end, so the level may fall below zero."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self._rate = per_minute / MINUTE_S
@@ -22,7 +22,7 @@ class Bucket:
         self._at = now
 
     def wait_s(self, needed: float, now: float) -> float:
-        """How long until `needed` is there, if nobody spends meanwhile; 0: it is there."""
+        """How long until the bucket holds `needed`, without other spending. 0: it does now."""
         missing_s = (needed - self._level_at(now)) / self._rate
         return missing_s if missing_s > NO_WAIT_S else 0.0
 
@@ -41,17 +41,17 @@ class _Account:
 
 
 class Limits:
-    """The buckets of all keys, made when a key first asks. Time is an argument."""
+    """The buckets of all keys, made at a key's first request. Time is an argument."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
 
     def spend_request(self, key: Key, now: float) -> int:
-        """0 if the request may go ahead, and it is counted; else the whole seconds after which one may."""
+        """Count a request and return 0, or return the whole seconds to wait."""
         account = self._account(key, now)
         waits = [bucket.wait_s(1.0, now) for bucket in (account.requests, account.tokens) if bucket]
         if any(waits):
-            # Rounded up, and never to nothing: whoever comes back then finds it true.
+            # Rounded up and never 0, so that a client that waits this long is served.
             return max(1, math.ceil(max(waits)))
         if account.requests:
             account.requests.spend(1.0, now)

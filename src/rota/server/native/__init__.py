@@ -1,1 +1,1 @@
-"""SGLang's own routes: generate, and what its operators and benches use."""
+"""SGLang's own routes: generate, and the routes of its operators and benchmarks."""

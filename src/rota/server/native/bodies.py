@@ -1,4 +1,4 @@
-"""What SGLang's routes answer with, for /docs."""
+"""The response bodies of SGLang's routes, for /docs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MetaInfo(BaseModel):
 
 
 class GeneratedBody(BaseModel):
-    """One answer, from its beginning; in a stream of several, with its index."""
+    """One answer from its beginning. In a stream of several answers it has an index."""
 
     index: int | None = None
     text: str
@@ -31,7 +31,7 @@ class GeneratedBody(BaseModel):
 
 
 class GenerateBody(RootModel[GeneratedBody | list[GeneratedBody]]):
-    """One answer, or a list where prompts came in a list or n is above 1."""
+    """One answer, or a list if the prompts came as a list or n is above 1."""
 
 
 class ModelInfoBody(BaseModel):
@@ -46,7 +46,7 @@ class ModelInfoBody(BaseModel):
 
 
 class ServerInfoBody(BaseModel):
-    """What the server is, what it was found to hold, and how it stands now."""
+    """The server's version, its capacity and its present state."""
 
     version: str
     status: str
@@ -62,7 +62,7 @@ class ServerInfoBody(BaseModel):
 
 
 class AdaptersBody(BaseModel):
-    """What became of it, and where the adapters lie that are loaded now."""
+    """The result, and the folders of the adapters that are loaded now."""
 
     success: bool
     error_message: str | None
@@ -70,13 +70,13 @@ class AdaptersBody(BaseModel):
 
 
 class AbortedBody(BaseModel):
-    """How many open calls were ended by this."""
+    """How many open calls were ended."""
 
     aborted: int
 
 
 class HealthBody(BaseModel):
-    """How the server is, and why if it is down."""
+    """The server's state, with the reason if it is down."""
 
     status: str
     reason: str | None = None

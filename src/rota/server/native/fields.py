@@ -1,4 +1,4 @@
-"""The body of SGLang's /generate, and what its fields mean to the engine."""
+"""The body of SGLang's /generate is turned into the engine's parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
-from rota.server.fields import Count, Fields, Unsupported, refuse_unless_nothing, within
+from rota.server.fields import Count, Fields, Unsupported, refuse_unsupported_values, within
 from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.sampling import CommonSampling
 
@@ -22,7 +22,7 @@ class NativeSampling(CommonSampling):
     max_new_tokens: Count | None = within(1)
     sampling_seed: int | None = within(0, MAX_SEED)
     skip_special_tokens: bool | None = None
-    # Special tokens have no text here, so there is nothing to put spaces between.
+    # Special tokens have no text here, so the field changes nothing.
     spaces_between_special_tokens: bool | None = None
     stream_interval: Count | None = None
     min_new_tokens: Unsupported = None
@@ -36,12 +36,12 @@ class NativeSampling(CommonSampling):
     custom_params: Unsupported = None
 
     @property
-    def client_words(self) -> Mapping[str, str]:
+    def client_names(self) -> Mapping[str, str]:
         return {"seed": "sampling_seed"}
 
     def sampling(self, logprobs: int | None, prompt_logprobs: int | None, eos_ids: frozenset[int]) -> SamplingParams:
-        """Raises RequestError for values that cannot be, or that would change the answer and cannot."""
-        refuse_unless_nothing(self, {"stream_interval": (1,), **dict.fromkeys(_UNSUPPORTED_SAMPLING, ())})
+        """Raises RequestError for impossible values, and for values without support that would change the answer."""
+        refuse_unsupported_values(self, {"stream_interval": (1,), **dict.fromkeys(_UNSUPPORTED_SAMPLING, ())})
         if self.skip_special_tokens is False:
             message = "skip_special_tokens must be true: the text of special tokens is never part of an answer."
             raise RequestError.bad_field("skip_special_tokens", message)
@@ -68,12 +68,12 @@ _UNSUPPORTED_SAMPLING = (
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-# Checked by hand, in one pass, where it is tokenized.
+# Checked in one pass where it is tokenized.
 InputIds = Annotated[Any, WithJsonSchema({"anyOf": [_IDS, {"type": "array", "items": _IDS, "minItems": 1}]})]
 
 
 class GenerateFields(Fields):
-    """One prompt or many; what is said once counts for all of them."""
+    """One prompt or several. A single value counts for all prompts."""
 
     text: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     input_ids: InputIds = None
@@ -85,7 +85,7 @@ class GenerateFields(Fields):
     logprob_start_len: Count | None = None
     top_logprobs_num: Count | None = within(0, MAX_LOGPROBS)
     return_text_in_logprobs: bool | None = None
-    # These change nothing: every answer counts its tokens, and what is logged is the operator's to decide.
+    # These change nothing: every answer counts its tokens, and the operator decides what is logged.
     stream_options: StreamOptions | None = None
     log_metrics: bool | None = None
     no_logs: bool | None = None
@@ -112,7 +112,7 @@ class GenerateFields(Fields):
 
     @property
     def is_list(self) -> bool:
-        """Whether several prompts were sent, if only in a list of one."""
+        """Whether prompts came as a list, also a list of one."""
         if isinstance(self.input_ids, list):
             return isinstance(self.input_ids[0], list)
         return isinstance(self.text, list)
@@ -126,7 +126,7 @@ class GenerateFields(Fields):
         return "sampling_params.0.n" if isinstance(self.sampling_params, list) else "sampling_params.n"
 
     def prompt(self) -> Any:
-        """The texts or the ids, whichever was sent."""
+        """The texts or the token ids."""
         if (self.text is None) == (self.input_ids is None):
             raise RequestError.bad_field("text", "Send either text or input_ids.")
         if self.text is not None:
@@ -137,7 +137,7 @@ class GenerateFields(Fields):
         raise RequestError.bad_field("input_ids", "input_ids must be a list of token ids, or a list of such lists.")
 
     def logprobs(self) -> int | None:
-        """How many alternatives are told beside each token's own log-probability; None: nothing is told."""
+        """How many alternatives come with each token's own log-probability. None: no log-probabilities."""
         if self.top_logprobs_num and not self.return_logprob:
             raise RequestError.bad_field("top_logprobs_num", "top_logprobs_num needs return_logprob to be true.")
         if not 0 <= (count := self.top_logprobs_num or 0) <= MAX_LOGPROBS:
@@ -146,15 +146,15 @@ class GenerateFields(Fields):
         return count if self.return_logprob else None
 
     def prompt_logprobs(self) -> int | None:
-        """The same beside each token of the prompt."""
+        """The same for each token of the prompt."""
         return self.logprobs() if self.logprob_start_len == 0 else None
 
     def refuse_unsupported(self) -> None:
-        """Values that would change the answer and cannot."""
-        refuse_unless_nothing(self, dict.fromkeys(_UNSUPPORTED, ()))
+        """Raises RequestError for values without support that would change the answer."""
+        refuse_unsupported_values(self, dict.fromkeys(_UNSUPPORTED, ()))
         if self.logprob_start_len not in (None, -1, 0):
             message = (
-                f"logprob_start_len must be -1, for the answer's tokens alone, or 0, for all of the prompt's too, not "
+                "logprob_start_len must be -1, for the answer's tokens alone, or 0, for the prompt's tokens too, not "
                 f"{self.logprob_start_len}."
             )
             raise RequestError.bad_field("logprob_start_len", message)

@@ -1,4 +1,4 @@
-"""POST /generate: prompts in, continuations out, in SGLang's shape."""
+"""POST /generate continues prompts, in SGLang's shape."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fastapi import Request as HttpRequest
 from rota.core.errors import RequestError
 from rota.core.request import Request, SamplingParams
 from rota.runtime.seeds import seeded
-from rota.server.answer import Ask, SentAs
+from rota.server.answer import ParsedCall, SentAs
 from rota.server.fields import read_body
 from rota.server.front import Front
 from rota.server.names import checked_name, keep_name
 from rota.server.native.bodies import GenerateBody, GeneratedBody
 from rota.server.native.fields import GenerateFields, NativeSampling
-from rota.server.native.shape import GenerateShape, LogprobWords
+from rota.server.native.shape import GenerateShape, LogprobFormat
 from rota.server.open_answers import Call, name_of, request_id_for
 from rota.server.openapi import gives, takes
 from rota.server.prompts import check_count, params_of, tokenized
@@ -37,21 +37,21 @@ def install_generate_route(app: FastAPI, front: Front) -> None:
         fields.refuse_unsupported()
         if isinstance(fields.rid, str):
             call = Call(call.key, keep_name(http, checked_name("rid", fields.rid)))
-        ask = await _ask(front, call, fields)
-        front.answers.check_free(call.key, set(map(name_of, ask.requests)))
-        is_list = fields.is_list or ask.choices_per_prompt > 1
-        shape = GenerateShape(ask.requests, is_list, _logprob_words(front, fields))
-        return await respond(front, http, ask, shape, bool(fields.stream))
+        parsed = await _parse(front, call, fields)
+        front.answers.check_free(call.key, set(map(name_of, parsed.requests)))
+        is_list = fields.is_list or parsed.choices_per_prompt > 1
+        shape = GenerateShape(parsed.requests, is_list, _logprob_format(front, fields))
+        return await respond(front, http, parsed, shape, bool(fields.stream))
 
 
-def _logprob_words(front: Front, fields: GenerateFields) -> LogprobWords | None:
+def _logprob_format(front: Front, fields: GenerateFields) -> LogprobFormat | None:
     if not fields.return_logprob:
         return None
-    return LogprobWords(front.tokenizer.pieces, bool(fields.top_logprobs_num), bool(fields.return_text_in_logprobs))
+    return LogprobFormat(front.tokenizer.pieces, bool(fields.top_logprobs_num), bool(fields.return_text_in_logprobs))
 
 
-async def _ask(front: Front, call: Call, fields: GenerateFields) -> Ask:
-    """A request for each choice of each prompt."""
+async def _parse(front: Front, call: Call, fields: GenerateFields) -> ParsedCall:
+    """One request per choice of each prompt."""
     prompts = await tokenized(front, fields.prompt(), fields.param)
     count = len(prompts)
     adapters = _one_each("lora_path", _placed("lora_path", fields.lora_path), count)
@@ -75,11 +75,11 @@ async def _ask(front: Front, call: Call, fields: GenerateFields) -> Ask:
     ]
     places = zip(params_of(fields.prompt(), fields.param), adapters, strict=True)
     sent_as = tuple(SentAs(prompt, model) for prompt, (model, _) in places)
-    return Ask(call, call.name, tuple(requests), choices, sent_as=sent_as)
+    return ParsedCall(call, call.name, tuple(requests), choices, sent_as=sent_as)
 
 
 def _samplings(front: Front, fields: GenerateFields) -> tuple[list[SamplingParams], int]:
-    """As many as were sent, and how many answers each prompt gets."""
+    """The sampling parameters as they were sent, and the number of answers per prompt."""
     logprobs = fields.logprobs(), fields.prompt_logprobs()
     samplings: list[SamplingParams] = []
     choices: set[int] = set()
@@ -94,7 +94,7 @@ def _samplings(front: Front, fields: GenerateFields) -> tuple[list[SamplingParam
 
 @contextmanager
 def _inside(place: str) -> Iterator[None]:
-    """What is wrong with an object's field is said of where the object lies."""
+    """An error in an object's field names the object's place too."""
     try:
         yield
     except RequestError as error:
@@ -102,24 +102,26 @@ def _inside(place: str) -> Iterator[None]:
 
 
 def _names(call: Call, fields: GenerateFields, count: int) -> list[str]:
-    """What each prompt's request is called: as the client says, else by the call's name."""
+    """The name of each prompt's request: the client's `rid`, or one made from the call's name."""
     if isinstance(fields.rid, list):
-        if len(fields.rid) != count or len(set(fields.rid)) != count:
-            message = f"rid must name each of {count} prompts, and no two alike; it holds {len(fields.rid)} names."
+        different = len(set(fields.rid))
+        if len(fields.rid) != count or different != count:
+            held = f"{len(fields.rid)} names, {different} of them different"
+            message = f"rid must hold {count} different names, one per prompt; it holds {held}."
             raise RequestError.bad_field("rid", message)
         return [checked_name(f"rid.{index}", name) for index, name in enumerate(fields.rid)]
     return [f"{call.name}-{index}" for index in range(count)] if fields.is_list else [call.name]
 
 
 def _placed(param: str, given: Value | list[Value]) -> list[tuple[str, Value]]:
-    """Each value that was sent, with where it lies in the body."""
+    """Each value that was sent, with its place in the body."""
     if isinstance(given, list):
         return [(f"{param}.{index}", one) for index, one in enumerate(given)]
     return [(param, given)]
 
 
 def _one_each(param: str, given: Sequence[Value], count: int) -> Sequence[Value]:
-    """What is said once counts for every prompt."""
+    """A single value counts for every prompt."""
     if len(given) == 1:
         return list(given) * count
     if len(given) != count:

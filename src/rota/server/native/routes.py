@@ -1,4 +1,4 @@
-"""SGLang's routes for operators: what runs here, whether it really answers, and levers to pull."""
+"""SGLang's routes for operators show the server's state, test that it answers, flush its cache and end calls."""
 
 from __future__ import annotations
 
@@ -23,27 +23,29 @@ from rota.server.native.bodies import AbortedBody, HealthBody, ModelInfoBody, Se
 from rota.server.openapi import gives, takes
 from rota.server.queries import Queries
 
-# A token may wait for a long step and for others; one that does not come by then will hardly come at all.
+# A token may wait for a long step and for other requests. After this time it will hardly come.
 PROBE_S = 20.0
 
 
 class AbortFields(Fields):
-    """Which calls to end: one by its name, or all that are the key's own."""
+    """Which calls to end: one by its name, or all calls of the key."""
 
     rid: str | None = None
     abort_all: bool | None = None
 
 
 def install_native_routes(app: FastAPI, front: Front, queries: Queries, probe_s: float = PROBE_S) -> None:
-    _install_probe(app, front, probe_s)
-    _install_information(app, front, queries)
-    _install_levers(app, front, queries)
+    _install_health_probe(app, front, probe_s)
+    _install_model_info(app, front)
+    _install_server_info(app, front, queries)
+    _install_flush_cache(app, front, queries)
+    _install_abort(app, front)
 
 
-def _install_probe(app: FastAPI, front: Front, probe_s: float) -> None:
+def _install_health_probe(app: FastAPI, front: Front, probe_s: float) -> None:
     @app.get("/health_generate", responses=gives(HealthBody))
     async def health_generate() -> Response:
-        """200 if a token really comes in time."""
+        """200 if a token comes in time."""
         state = front.service.state
         if state.phase is not Phase.READY:
             return JSONResponse({"status": state.phase.value, "reason": state.reason}, 503)
@@ -59,7 +61,7 @@ def _install_probe(app: FastAPI, front: Front, probe_s: float) -> None:
         return JSONResponse({"status": "ready"})
 
 
-def _install_information(app: FastAPI, front: Front, queries: Queries) -> None:
+def _install_model_info(app: FastAPI, front: Front) -> None:
     @app.get("/model_info", responses=gives(ModelInfoBody))
     @app.get("/get_model_info", include_in_schema=False)
     async def model_info() -> dict[str, Any]:
@@ -74,10 +76,12 @@ def _install_information(app: FastAPI, front: Front, queries: Queries) -> None:
             "preferred_sampling_params": None,
         }
 
+
+def _install_server_info(app: FastAPI, front: Front, queries: Queries) -> None:
     @app.get("/server_info", responses=gives(ServerInfoBody))
     @app.get("/get_server_info", include_in_schema=False)
     async def server_info(http: HttpRequest) -> dict[str, Any]:
-        """What the server can hold, which adapters it has, and what it is doing, or did `age_s` seconds ago."""
+        """The server's capacity, its adapters, and its state `age_s` seconds ago."""
         front.access.operator_of(http)
         base, state = front.registry.base, front.service.state
         capacity = state.capacity
@@ -97,20 +101,22 @@ def _install_information(app: FastAPI, front: Front, queries: Queries) -> None:
         }
 
 
-def _install_levers(app: FastAPI, front: Front, queries: Queries) -> None:
+def _install_flush_cache(app: FastAPI, front: Front, queries: Queries) -> None:
     @app.post("/flush_cache", response_class=PlainTextResponse)
     @app.get("/flush_cache", include_in_schema=False)
     async def flush_cache(http: HttpRequest) -> PlainTextResponse:
-        """Forget the KV of earlier prompts; what is in use stays."""
+        """Drop the KV of earlier prompts. KV that is in use stays."""
         front.access.operator_of(http)
         flushed = await queries.flush_cache()
         if flushed is None:
-            raise RequestError(Fault(FaultCode.ENGINE_DIED, "The engine does not answer; the cache is as it was."))
-        return PlainTextResponse(f"The cache is flushed: {flushed.blocks} blocks were forgotten.\n")
+            raise RequestError(Fault(FaultCode.ENGINE_DIED, "The engine does not answer; the cache is unchanged."))
+        return PlainTextResponse(f"The cache is flushed: {flushed.blocks} blocks were dropped.\n")
 
+
+def _install_abort(app: FastAPI, front: Front) -> None:
     @app.post("/abort_request", openapi_extra=takes(AbortFields), responses=gives(AbortedBody))
     async def abort_request(http: HttpRequest) -> dict[str, int]:
-        """End open calls. Nobody hears here of calls that are not theirs, unless they may operate the server."""
+        """End open calls. A key ends only its own calls, unless it may operate the server."""
         key = front.access.key_of(http)
         fields = read_body(AbortFields, await http.body())
         if bool(fields.rid) == bool(fields.abort_all):
@@ -120,19 +126,19 @@ def _install_levers(app: FastAPI, front: Front, queries: Queries) -> None:
         else:
             own = [answer for answer in front.answers if key.may_operate or answer.call.key == key]
         for answer in own:
-            answer.call_off(fields.rid)
+            answer.cancel(fields.rid)
         return {"aborted": len(own)}
 
 
 def _probe(front: Front) -> Request:
-    """The shortest request there is."""
+    """The shortest possible request."""
     name = RequestId(f"health-{uuid.uuid4().hex}")
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
     return Request(request_id=name, prompt=front.tokenizer.encode("Hi"), sampling=sampling, arrived_at=time.monotonic())
 
 
 def _described(standing: Inspected) -> dict[str, Any]:
-    """All adapters together; each by itself is in the metrics. During a long step it is the last that was told."""
+    """Sums over all adapters; /metrics has each one. During a long step these are the last known values."""
     return {
         "age_s": round(max(0.0, time.monotonic() - standing.at), 3),
         "steps": standing.steps,

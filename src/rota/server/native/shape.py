@@ -1,4 +1,4 @@
-"""An answer in SGLang's shape: every event of a stream tells everything again, from the beginning."""
+"""SGLang's shape of an answer repeats the whole text so far in every event of a stream."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from rota.text.pieces import TokenPieces
 
 
 @dataclass(frozen=True, slots=True)
-class LogprobWords:
-    """How log-probabilities are told, if they are: a token's text is there where it is asked for."""
+class LogprobFormat:
+    """How log-probabilities are written: with alternatives or without, with a token's text or without."""
 
     pieces: TokenPieces
     has_top: bool
     has_text: bool
 
     def of(self, side: str, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, list[Any]]:
-        """What is told of one side's tokens, "input" or "output"; nothing comes before a prompt's first one."""
+        """The log-probabilities of the "input" or "output" tokens. A prompt's first token has none."""
         chosen = [entry.chosen if entry else None for entry in logprobs]
-        told: dict[str, list[Any]] = {f"{side}_token_logprobs": list(map(self._entry, chosen, tokens))}
+        written: dict[str, list[Any]] = {f"{side}_token_logprobs": list(map(self._entry, chosen, tokens))}
         if self.has_top:
-            told[f"{side}_top_logprobs"] = [
+            written[f"{side}_top_logprobs"] = [
                 [self._entry(value, token) for token, value in entry.top] if entry else None for entry in logprobs
             ]
-        return told
+        return written
 
     def _entry(self, value: float | None, token: int) -> tuple[float | None, int, str | None]:
         return value, token, self.pieces.name_of(token) if self.has_text else None
 
 
 @dataclass(slots=True)
-class Told:
-    """What one choice has said so far."""
+class ChoiceSoFar:
+    """One choice's answer so far."""
 
     text: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -59,17 +59,17 @@ class Told:
 
 
 class GenerateShape:
-    """One object for each choice; several come as a list, or with their index in a stream."""
+    """One object per choice. Several choices come as a list, or with an index in a stream."""
 
-    def __init__(self, requests: Sequence[Request], is_list: bool, logprobs: LogprobWords | None) -> None:
+    def __init__(self, requests: Sequence[Request], is_list: bool, logprobs: LogprobFormat | None) -> None:
         self._requests = requests
         self._is_list = is_list
         self._logprobs = logprobs
-        self._told = [Told() for _ in requests]
+        self._so_far = [ChoiceSoFar() for _ in requests]
 
     def event(self, _answer: Answer, part: Part) -> bytes:
         position = part.choice.position
-        self._told[position].take(part.chunk)
+        self._so_far[position].take(part.chunk)
         index = {"index": position} if self._is_list else {}
         return msgspec.json.encode({**index, **self._object(part.choice)})
 
@@ -78,34 +78,34 @@ class GenerateShape:
 
     def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
         for part in parts:
-            self._told[part.choice.position].take(part.chunk)
+            self._so_far[part.choice.position].take(part.chunk)
         objects = [self._object(choice) for choice in answer.choices]
         return msgspec.json.encode(objects if self._is_list else objects[0])
 
     def _object(self, choice: Choice) -> dict[str, Any]:
-        told, request = self._told[choice.position], self._requests[choice.position]
+        so_far, request = self._so_far[choice.position], self._requests[choice.position]
         meta: dict[str, Any] = {
             "id": name_of(request),
-            "finish_reason": _finish_reason(told, choice),
+            "finish_reason": _finish_reason(so_far, choice),
             "prompt_tokens": choice.prompt_tokens,
             "completion_tokens": choice.output_tokens,
             "cached_tokens": choice.cached_tokens,
         }
         if self._logprobs:
-            scores = [] if request.sampling.prompt_logprobs is None else [None, *told.scores]
+            scores = [] if request.sampling.prompt_logprobs is None else [None, *so_far.scores]
             meta |= self._logprobs.of("input", request.prompt[: len(scores)], scores)
-            meta |= self._logprobs.of("output", told.tokens, told.logprobs)
-        if told.finish_reason:
+            meta |= self._logprobs.of("output", so_far.tokens, so_far.logprobs)
+        if so_far.finish_reason:
             meta["e2e_latency"] = time.monotonic() - request.arrived_at
-        return {"text": told.text, "output_ids": told.tokens, "meta_info": meta}
+        return {"text": so_far.text, "output_ids": so_far.tokens, "meta_info": meta}
 
 
-def _finish_reason(told: Told, choice: Choice) -> dict[str, Any] | None:
-    match told.finish_reason:
+def _finish_reason(so_far: ChoiceSoFar, choice: Choice) -> dict[str, Any] | None:
+    match so_far.finish_reason:
         case None:
             return None
         case FinishReason.LENGTH:
             return {"type": "length", "length": choice.output_tokens}
         case FinishReason.STOP:
-            return {"type": "stop", "matched": choice.matched_stop or told.tokens[-1]}
+            return {"type": "stop", "matched": choice.matched_stop or so_far.tokens[-1]}
     return {"type": "abort", "message": "The request was aborted."}

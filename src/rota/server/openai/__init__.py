@@ -1,1 +1,1 @@
-"""OpenAI's routes: chat, completions, tokens."""
+"""OpenAI's routes: chat, completions and tokens."""

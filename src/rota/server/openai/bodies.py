@@ -1,4 +1,4 @@
-"""The bodies that routes answer with, as /docs shows them; they are encoded by hand where every token counts."""
+"""The response bodies of OpenAI's routes, for /docs; the routes encode them by hand for speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation in, its next message out, in OpenAI's shape."""
+"""POST /v1/chat/completions answers a conversation, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
-from rota.server.answer import Ask, SentAs, requests_for
+from rota.server.answer import ParsedCall, SentAs, requests_for
 from rota.server.choices import Choice, Chunk
 from rota.server.fields import read_body
 from rota.server.front import Front
@@ -38,12 +38,12 @@ def install_chat_route(app: FastAPI, front: Front) -> None:
         requests = requests_for(call, answer_id, model, [prompt], sampling, choices)
         shape = ChatShape(answer_id, model.name, options, front.tokenizer, logprobs is not None)
         sent_as = (SentAs("messages", fields.model_param),)
-        ask = Ask(call, answer_id, requests, choices, is_continuation=False, sent_as=sent_as)
-        return await respond(front, http, ask, shape, bool(fields.stream))
+        parsed = ParsedCall(call, answer_id, requests, choices, is_continuation=False, sent_as=sent_as)
+        return await respond(front, http, parsed, shape, bool(fields.stream))
 
 
 class ChatShape(OpenAiShape):
-    """A message; a stream's first event of each choice also says whose."""
+    """A message. In a stream, the first event of each choice also has the role."""
 
     event_kind = "chat.completion.chunk"
     whole_kind = "chat.completion"

@@ -9,14 +9,14 @@ from pydantic import ConfigDict, Field
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS
-from rota.server.fields import MAX_COUNT, Count, Fields, Unsupported, refuse_unless_nothing, within
+from rota.server.fields import MAX_COUNT, Count, Fields, Unsupported, refuse_unsupported_values, within
 from rota.server.openai.sampling_fields import SamplingFields
 
 
 class ContentPart(Fields):
-    """A part of a message; only parts of type 'text' are read."""
+    """A part of a message. Only parts of type 'text' are supported."""
 
-    # A part of another type has fields of its own, and is refused for its type.
+    # A part of another type has other fields. It is refused for its type, not for its fields.
     model_config = ConfigDict(extra="allow", strict=True, json_schema_extra={"required": ["type", "text"]})
 
     type: str = Field(json_schema_extra={"const": "text"})
@@ -38,10 +38,10 @@ class Message(Fields):
     audio: Unsupported = None
 
     def for_template(self, where: str) -> dict[str, Any]:
-        """As chat templates know messages; `where` names it in a refusal."""
+        """The message as chat templates expect it. `where` names the message in an error."""
         names = ("tool_calls", "function_call", "refusal", "annotations", "audio")
-        refuse_unless_nothing(self, dict.fromkeys(names, ()), f"{where}.")
-        # 'developer' is the newer word for the same thing, and templates do not know it.
+        refuse_unsupported_values(self, dict.fromkeys(names, ()), f"{where}.")
+        # 'developer' is the newer name of the same role, and templates do not know it.
         message = {"role": "system" if self.role == "developer" else self.role, "content": self._text(where)}
         return message | {
             name: value for name in ("name", "tool_call_id") if (value := getattr(self, name)) is not None
@@ -74,11 +74,11 @@ class ChatFields(SamplingFields):
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: Count | None = within(0, MAX_LOGPROBS)
-    # Notes for whoever keeps or bills requests: they change nothing about the answer.
+    # Notes for storage or billing. They change nothing about the answer.
     metadata: dict[str, Any] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    # What they say is what happens anyway.
+    # Only values that ask for the default behaviour.
     service_tier: Literal["auto", "default"] | None = None
     tool_choice: Literal["none", "auto"] | None = None
     function_call: Literal["none", "auto"] | None = None
@@ -95,22 +95,22 @@ class ChatFields(SamplingFields):
     verbosity: Unsupported = None
 
     def refuse_unsupported(self) -> None:
-        """Values that would change the answer and cannot."""
+        """Raises RequestError for values without support that would change the answer."""
         names = ("store", "tools", "functions", "logit_bias", "audio", "prediction", "reasoning_effort", "verbosity")
-        refuse_unless_nothing(self, {"min_tokens": (0,), **dict.fromkeys(names, ())})
+        refuse_unsupported_values(self, {"min_tokens": (0,), **dict.fromkeys(names, ())})
 
     @property
-    def client_words(self) -> Mapping[str, str]:
-        return {**super().client_words, "logprobs": "top_logprobs"}
+    def client_names(self) -> Mapping[str, str]:
+        return {**super().client_names, "logprobs": "top_logprobs"}
 
     def output_limit(self) -> int:
-        """How many tokens are made at most; left out: as many as the context holds."""
+        """The most output tokens. Left out: as many as the context holds."""
         asked = self.asked_tokens()
         # The engine stops at the end of the context in any case.
         return MAX_COUNT if asked is None else asked
 
     def alternatives(self) -> int | None:
-        """How many log-probabilities come with every token; None: not even its own."""
+        """How many alternatives come with every token's log-probability. None: no log-probabilities."""
         if not self.logprobs:
             if self.top_logprobs:
                 raise RequestError.bad_field("top_logprobs", "top_logprobs needs logprobs to be true.")
@@ -119,5 +119,5 @@ class ChatFields(SamplingFields):
 
 
 def conversation(messages: list[Message]) -> list[dict[str, Any]]:
-    """As chat templates know one."""
+    """The messages as chat templates expect them."""
     return [message.for_template(f"messages.{index}") for index, message in enumerate(messages)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
-from rota.server.fields import Count, Unsupported, refuse_unless_nothing, within
+from rota.server.fields import Count, Unsupported, refuse_unsupported_values, within
 from rota.server.openai.sampling_fields import SamplingFields
 from rota.server.prompts import Prompt
 
@@ -24,27 +24,27 @@ class CompletionFields(SamplingFields):
     logit_bias: Unsupported = None
 
     def refuse_unsupported(self) -> None:
-        """Values that would change the answer and cannot."""
-        refuse_unless_nothing(self, {"min_tokens": (0,), "suffix": (), "logit_bias": ()})
+        """Raises RequestError for values without support that would change the answer."""
+        refuse_unsupported_values(self, {"min_tokens": (0,), "suffix": (), "logit_bias": ()})
         if self.best_of is not None and self.best_of != self.choices():
             raise RequestError.bad_field("best_of", "best_of is not supported unless it equals n.")
 
     @property
     def is_prompt_scored(self) -> bool:
-        """An echo tells the log-probabilities of all that it says."""
+        """An echo with logprobs also has the prompt's log-probabilities."""
         return bool(self.echo) and self.logprobs is not None
 
     def params(self, eos_ids: frozenset[int]) -> SamplingParams:
-        """Sampling parameters of the first choice; where only the prompt comes back, a token is made and dropped."""
+        """Sampling parameters of the first choice. If only the prompt comes back, one token is made and dropped."""
         limit = self.output_limit()
         params = self.sampling(limit or 1, self.logprobs, eos_ids)
         if self.is_prompt_scored:
             params = replace(params, prompt_logprobs=self.logprobs)
-        # Of a token that is dropped nobody may learn that it was the last.
+        # A dropped token must not end the answer with 'stop'.
         return params if limit else replace(params, stop_token_ids=frozenset())
 
     def output_limit(self) -> int:
-        """How many tokens are made at most; 0 where only the prompt comes back."""
+        """The most output tokens. 0: only the prompt comes back."""
         asked = self.asked_tokens()
         if asked == 0 and not self.echo:
             message = f"{self.limit_param} must be at least 1, not 0, unless echo is true."

@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts in, continuations out, in OpenAI's shape."""
+"""POST /v1/completions continues prompts, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
-from rota.server.answer import Ask, SentAs, requests_for
+from rota.server.answer import ParsedCall, SentAs, requests_for
 from rota.server.choices import Choice, Chunk
 from rota.server.fields import read_body
 from rota.server.front import Front
@@ -35,7 +35,7 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
         prompts = await tokenized(front, fields.prompt)
         check_count(front, len(prompts), choices)
         answer_id = f"cmpl-{call.name}"
-        ask = Ask(
+        parsed = ParsedCall(
             call,
             answer_id,
             requests_for(call, answer_id, model, prompts, sampling, choices),
@@ -48,21 +48,21 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
         if fields.logprobs is not None:
             logprobs = [
                 CompletionLogprobs(front.tokenizer.pieces, request.prompt if fields.echo else ())
-                for request in ask.requests
+                for request in parsed.requests
             ]
         shape = CompletionShape(answer_id, model.name, options, logprobs)
-        return await respond(front, http, ask, shape, bool(fields.stream))
+        return await respond(front, http, parsed, shape, bool(fields.stream))
 
 
 class CompletionShape(OpenAiShape):
-    """A completion: text, and log-probabilities as four lists side by side."""
+    """A completion: text, and log-probabilities as four parallel lists."""
 
     event_kind = whole_kind = "text_completion"
 
     def __init__(
         self, answer_id: str, model: str, options: StreamOptions, logprobs: list[CompletionLogprobs] | None
     ) -> None:
-        """`logprobs`, where they are wanted: by a choice's position."""
+        """`logprobs`: one per choice, by position, or None."""
         super().__init__(answer_id, model, options)
         self._logprobs = logprobs
 
@@ -78,7 +78,7 @@ class CompletionShape(OpenAiShape):
 
 
 def _echoes(tokenizer: Tokenizer, fields: CompletionFields, prompts: list[Tokens]) -> list[Chunk]:
-    """Each choice begins with its prompt, in the client's own words where it sent words."""
+    """The prompts that the choices begin with. A prompt sent as text comes back as the same text."""
     given = [fields.prompt] if isinstance(fields.prompt, str) else fields.prompt
     return [
         Chunk(given[index] if isinstance(given[index], str) else tokenizer.decode(tokens))

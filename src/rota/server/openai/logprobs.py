@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes that OpenAI gives them."""
+"""Log-probabilities are written in OpenAI's two shapes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rota.text.pieces import TokenPieces
 
 
 class CompletionLogprobs:
-    """Four lists side by side, chunk after chunk; offsets count through all of them."""
+    """Four parallel lists per chunk. Offsets count through all chunks."""
 
     def __init__(self, pieces: TokenPieces, echoed: Sequence[int] = ()) -> None:
-        """They begin with the prompt's tokens where these are echoed."""
+        """`echoed`: the prompt's tokens, if the answer begins with them."""
         self._pieces = pieces
         self._echoed = iter(echoed)
-        # A prompt's first token is told with the first chunk, and has no score.
+        # The prompt's first token comes with the first chunk and has no score.
         self._unscored: list[None] = [None] * bool(echoed)
         self._offset = 0
 
@@ -32,7 +32,7 @@ class CompletionLogprobs:
         return {
             "tokens": [self._pieces.name_of(token) for token in tokens],
             "token_logprobs": [entry.chosen if entry else None for entry in entries],
-            # From worst to best: where two tokens look alike the better one stays.
+            # From worst to best: if two tokens have the same text, the better one stays.
             "top_logprobs": [
                 {self._pieces.name_of(token): value for token, value in reversed(entry.top)} if entry else None
                 for entry in entries
@@ -42,7 +42,7 @@ class CompletionLogprobs:
 
 
 def chat_logprobs(pieces: TokenPieces, chunk: Chunk) -> dict[str, Any]:
-    """An object a token, with the bytes it stands for."""
+    """One object per token, with the token's bytes."""
     content = [
         _entry(pieces, token, logprobs.chosen)
         | {"top_logprobs": [_entry(pieces, other, value) for other, value in logprobs.top]}

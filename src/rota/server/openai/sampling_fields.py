@@ -1,4 +1,4 @@
-"""How to choose tokens and when to stop, in the fields that OpenAI's clients send and in those of other servers'."""
+"""The sampling fields that all of OpenAI's routes share, and those that other servers' clients add."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ class StreamOptions(Fields):
 
 
 class SamplingFields(CommonSampling):
-    """What every route of OpenAI's takes."""
+    """The fields of every OpenAI route."""
 
     model: str | None = None
-    # SGLang's clients name the base model above, and an adapter here.
+    # SGLang's clients name the base model in `model`, and an adapter here.
     lora_path: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = within(1)
-    # The newer word for the same.
+    # The newer name of max_tokens.
     max_completion_tokens: Count | None = within(1)
     seed: int | None = within(0, MAX_SEED)
-    # Who the client's client is: it changes nothing about the answer.
+    # The client's own user. It changes nothing about the answer.
     user: str | None = None
     min_tokens: Unsupported = None
 
     def usage_wanted(self) -> StreamOptions:
-        """Where a stream tells the number of tokens."""
+        """Which events of a stream have the number of tokens."""
         if self.stream_options and not self.stream:
             raise RequestError.bad_field("stream_options", "stream_options needs stream to be true.")
         return self.stream_options or StreamOptions()
 
     def asked_tokens(self) -> int | None:
-        """How many tokens are asked for, by either word; raises RequestError if the two disagree."""
+        """The number of tokens in either field. Raises RequestError if the two disagree."""
         old, new = self.max_tokens, self.max_completion_tokens
         if old is not None and new is not None and old != new:
             message = f"max_tokens ({old}) and max_completion_tokens ({new}) disagree; send one of them."
@@ -50,16 +50,16 @@ class SamplingFields(CommonSampling):
 
     @property
     def limit_param(self) -> str:
-        """The word by which a number of tokens is asked for."""
+        """The field that limits the number of tokens."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def model_param(self) -> str:
-        """The field that says whom a call asks for."""
+        """The field that names the model or adapter."""
         return "lora_path" if self.lora_path else "model"
 
     @property
-    def client_words(self) -> Mapping[str, str]:
+    def client_names(self) -> Mapping[str, str]:
         return {"max_new_tokens": self.limit_param}
 
     def sampling(self, max_tokens: int, logprobs: int | None, eos_ids: frozenset[int]) -> SamplingParams:
@@ -68,7 +68,7 @@ class SamplingFields(CommonSampling):
 
 
 def model_for(front: Front, call: Call, fields: SamplingFields) -> Adapter:
-    """Whom a call asks for, by either name; raises RequestError if two are named, or one that it may not use."""
+    """The model or adapter of a call. Raises RequestError if two are named, or one that the key may not use."""
     adapter = front.access.find(call.key, fields.lora_path or fields.model, fields.model_param)
     if not fields.lora_path or front.registry.get(fields.model) is front.registry.base:
         return adapter

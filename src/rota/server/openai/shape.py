@@ -1,4 +1,4 @@
-"""What the answers of OpenAI's two routes have in common: a head, choices and usage."""
+"""The answers of OpenAI's two routes share a head, choices and usage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OpenAiShape(ABC):
-    """Subclasses say how a choice looks, in a stream and as a whole."""
+    """Subclasses write a choice, in a stream and as a whole."""
 
     event_kind: str
     whole_kind: str
@@ -25,9 +25,9 @@ class OpenAiShape(ABC):
     def __init__(self, answer_id: str, model: str, options: StreamOptions) -> None:
         self._head = {"id": answer_id, "object": self.whole_kind, "created": int(time.time()), "model": model}
         self._options = options
-        # A stream says the same before every token, so it is encoded once.
+        # The head of a stream's events is always the same, so it is encoded once.
         self._event_head = _encode(self._head | {"object": self.event_kind})[:-1] + b',"choices":['
-        # Where usage comes last, all other events have the field too; so OpenAI says, and some clients count on it.
+        # If the last event has the usage, all other events have the field too. Some clients of OpenAI need that.
         self._event_tail = b'],"usage":null}' if options.include_usage else b"]}"
 
     @abstractmethod

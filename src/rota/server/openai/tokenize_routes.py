@@ -1,4 +1,4 @@
-"""Routes that turn text into tokens and back, in vLLM's shape."""
+"""Routes turn text into tokens and back, in vLLM's shape."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 
 from rota.core.errors import RequestError
-from rota.server.fields import Fields, Unsupported, read_body, refuse_unless_nothing
+from rota.server.fields import Fields, Unsupported, read_body, refuse_unsupported_values
 from rota.server.front import Front
 from rota.server.openai.bodies import DetokenizeBody, TokenizeBody
 from rota.server.openai.chat_fields import Messages, conversation
 from rota.server.openapi import gives, takes
-from rota.server.prompts import TokenList, Tokens, checked_tokens, encoded, off_the_loop_if_long, rendered
+from rota.server.prompts import TokenList, Tokens, checked_tokens, encoded, in_thread_if_long, rendered
 
 
 class TokenizeFields(Fields):
@@ -30,12 +30,12 @@ class TokenizeFields(Fields):
     tools: Unsupported = None
 
     def refuse_unsupported(self) -> None:
-        """Values that would change the tokens and cannot."""
-        refuse_unless_nothing(self, dict.fromkeys(("continue_final_message", "chat_template", "tools"), ()))
+        """Raises RequestError for values without support that would change the tokens."""
+        refuse_unsupported_values(self, dict.fromkeys(("continue_final_message", "chat_template", "tools"), ()))
 
 
 class DetokenizeFields(Fields):
-    """Tokens to be turned into text, which is without special tokens."""
+    """Tokens to be turned into text. Special tokens have no text."""
 
     model: str | None = None
     tokens: TokenList
@@ -45,7 +45,7 @@ def install_tokenize_routes(app: FastAPI, front: Front) -> None:
     @app.post("/v1/tokenize", openapi_extra=takes(TokenizeFields), responses=gives(TokenizeBody))
     @app.post("/tokenize", include_in_schema=False)
     async def tokenize(http: HttpRequest) -> dict[str, Any]:
-        """The tokens of a text or a conversation, as the model would read them."""
+        """The tokens of a text or a conversation, as the model reads them."""
         fields = read_body(TokenizeFields, await http.body())
         front.access.find(front.access.key_of(http), fields.model)
         fields.refuse_unsupported()
@@ -67,7 +67,7 @@ def install_tokenize_routes(app: FastAPI, front: Front) -> None:
         fields = read_body(DetokenizeFields, await http.body())
         front.access.find(front.access.key_of(http), fields.model)
         tokens = checked_tokens(front.tokenizer, fields.tokens, "tokens")
-        return {"prompt": await off_the_loop_if_long(len(tokens), lambda: front.tokenizer.decode(tokens))}
+        return {"prompt": await in_thread_if_long(len(tokens), lambda: front.tokenizer.decode(tokens))}
 
 
 async def _tokens_of(front: Front, fields: TokenizeFields) -> Tokens:
