@@ -49,7 +49,7 @@ class FramedHand(Hand):
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)
-        engine._graphs = self._graphs = ComputedGraphs(engine)
+        engine._computation.graphs = self._graphs = ComputedGraphs(engine)
 
     def step(self, *chunks: tuple[int, int, int, bool], decodes: tuple[int, ...] = ()) -> StepResult:
         before = self._graphs.replayed

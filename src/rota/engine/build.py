@@ -1,4 +1,4 @@
-"""Building an engine: everything from a model folder to kernels, memory and graphs, in the order they depend on it."""
+"""An engine is built from a model folder: kernels, weights, adapters, KV cache, graphs, in the order of dependence."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from rota.engine.ops.protocol import Operations
 from rota.engine.precompile import precompiled
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 
-# Of an engine that only has kernels compiled.
+# KV blocks of an engine that only compiles kernels.
 FEW_BLOCKS = 16
 
 
 @torch.inference_mode()
 def build_engine(config: EngineConfig) -> Engine:
-    """Everything from a model folder to an engine that is ready for its first plan."""
+    """Read a model folder and return an engine that is ready for its first plan."""
     processors = set_threads()
     chosen = choose(config)
     budget = config.scheduler.chunked_prefill_size
@@ -49,9 +49,9 @@ def build_engine(config: EngineConfig) -> Engine:
     rows, context = config.scheduler.max_running_requests, chosen.spec.context_length
     blocks = count_blocks(config.cache, shape, memory, chosen.device, context, rows)
     engine = _assemble(config, chosen, weights, adapters, blocks)
-    engine.warm_up()  # also of what fits into no graph
+    engine.warm_up()  # for steps that fit into no graph too
     if chosen.device.type == "cpu":
-        engine.share_threads(choose_threads(config.model.cpu_threads, processors, engine.seconds_of_step))
+        engine.use_threads(choose_threads(config.model.cpu_threads, processors, engine.seconds_of_step))
     if chosen.has_graphs:
         engine.capture(budget, config.quiet)
         engine.warm_up()
@@ -59,7 +59,7 @@ def build_engine(config: EngineConfig) -> Engine:
 
 
 def _one_layer(config: EngineConfig, chosen: Choices) -> Engine:
-    """An engine that needs every kernel the real one needs, and hardly any memory."""
+    """An engine that needs every kernel of the real engine, but little memory."""
     chosen = replace(chosen, spec=replace(chosen.spec, layers=1), slots=1, backend="triton")
     config = replace(config, model=replace(config.model, load_format="dummy"))
     weights = _weights(config, chosen)
@@ -95,7 +95,7 @@ def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
 
 
 def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapters:
-    """The adapters' side of the engine. The bank is made before KV takes what is left."""
+    """The bank, the loader and the projector. The bank is made first; the KV cache takes the memory that is left."""
     lora: LoraConfig = config.lora
     bank = Bank(chosen.spec, chosen.places, lora.max_lora_rank, chosen.dtype, chosen.device, weights.annexes)
     project: Project = StackedProjector(bank) if chosen.device.type == "cpu" else project_with_lora
@@ -109,7 +109,7 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
 
 def _kernels(chosen: Choices) -> tuple[Operations, Attention]:
     spec, device = chosen.spec, chosen.device
-    # Here because Triton is there only where PyTorch has a GPU to use it on.
+    # Imported here: Triton is installed only where PyTorch has a GPU.
     if chosen.backend == "flashinfer":
         from rota.engine.attention.flashinfer_attention import FlashInferAttention
         from rota.engine.ops import fused

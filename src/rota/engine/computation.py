@@ -10,22 +10,24 @@ import torch
 from torch import Tensor
 
 from rota.core.plan import Chunk, StepPlan
+from rota.engine.device import send
 from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.protocol import Model
 from rota.engine.sampling.draw import argmax, mask_nan_rows
 from rota.engine.step.computed import Computed
-from rota.engine.step.frames import Frame, StepInputs
+from rota.engine.step.frames import Frame, StepInputs, frame_of
+from rota.engine.step.graphs import StepGraphs, capture_graphs
 from rota.engine.step.inputs import PackedStep, Rows
 from rota.engine.step.lora_batch import Groups, LoraBatch
 from rota.engine.step.sections import Numbers
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A step's inputs on the host, those of adapters behind the frame's, and what only the host knows of them."""
+class HostInputs:
+    """A step's inputs on the host, and facts about them that only the host knows."""
 
-    numbers: Numbers
+    numbers: Numbers  # the frame's, and behind them the adapters' if the step has any
     has_adapters: bool
     longest_decode: int
     chunks: Sequence[Chunk] = ()
@@ -33,7 +35,7 @@ class Line:
 
 
 class Computation:
-    """The model over rows, cache and adapters."""
+    """The model over rows, cache and adapters: a graph's replay where a graph holds the step, kernel by kernel else."""
 
     def __init__(self, model: Model, rows: Rows, cache: KVCache, longest: int, adapters: Adapters | None) -> None:
         self._model = model
@@ -41,12 +43,46 @@ class Computation:
         self._cache = cache
         self._longest = longest
         self._adapters = adapters
+        self.graphs: StepGraphs | None = None  # until `capture`
 
-    def line(self, packed: PackedStep, plan: StepPlan) -> Line:
-        """The inputs of a packed plan; with adapters only if one of its rows has one."""
-        slots = self._adapters.slots_of(packed.token_rows) if self._adapters is not None else None
-        numbers, groups = self._with_slots(packed.line, slots) if slots is not None else (packed.line, ())
-        return Line(numbers, slots is not None, packed.longest_decode, plan.chunks, groups)
+    def run(self, plan: StepPlan) -> tuple[Frame, Computed] | None:
+        """Take down the plan's seats and grants, then compute its step in a frame; None if the plan has no tokens."""
+        graph_frame = self.graphs.frame_for(plan) if self.graphs is not None else None
+        packed = self._rows.accept(plan, graph_frame or frame_of(plan))
+        if not plan.tokens:
+            return None
+        host = self._host_inputs(packed, plan)
+        if self.graphs is not None and graph_frame is not None:
+            return graph_frame, self.graphs.replay(host.numbers, graph_frame, host.has_adapters)
+        inputs = send(host.numbers, self._cache.device)
+        return packed.frame, self.compute(inputs, packed.frame, host.has_adapters, host=host)
+
+    def compute(
+        self,
+        inputs: Tensor,
+        frame: Frame,
+        has_adapters: bool,
+        logits: Tensor | None = None,
+        host: HostInputs | None = None,
+    ) -> Computed:
+        """A greedy step, right for any rows and lengths. A graph captures this, without `host`.
+
+        Logits are written to the beginning of `logits` if it is given.
+        """
+        step_inputs = frame.unpack(inputs[: frame.numbers], host.chunks if host else ())
+        lora = self._lora(inputs, frame, host.groups if host else ()) if has_adapters else None
+        longest = host.longest_decode if host else self._longest
+        hidden = self._model.forward(self._rows.device_step(step_inputs, longest, lora), self._cache.layers)
+        sampling = _sampling(hidden, step_inputs)
+        rows, lengths = _sampled_rows(step_inputs)
+        logits = self._model.logits(sampling, None if logits is None else logits[: len(sampling)])
+        tokens = argmax(logits)
+        self._rows.newest_token[rows] = tokens
+        return Computed(mask_nan_rows(tokens, logits), logits, rows, lengths, hidden)
+
+    def capture(self, frames: list[Frame], logits: Tensor, quiet: bool) -> None:
+        """Replay graphs from now on; all of them write to `logits`."""
+        self.graphs = capture_graphs(self.compute, self.padding, frames, logits, quiet, self._adapters is not None)
 
     def padding(self, frame: Frame, has_adapters: bool) -> Numbers:
         """The inputs of a step in which every row is padding."""
@@ -57,23 +93,11 @@ class Computation:
         numbers, _ = self._with_slots(packed.line, np.full(frame.tokens, self._adapters.bank.slots, np.int32))
         return numbers
 
-    def compute(
-        self, inputs: Tensor, frame: Frame, has_adapters: bool, logits: Tensor | None = None, line: Line | None = None
-    ) -> Computed:
-        """A greedy step, right for any rows and lengths: a graph captures this, and knows no `line`.
-
-        Logits are written to the beginning of `logits` if it is there.
-        """
-        step_inputs = frame.unpack(inputs[: frame.numbers], line.chunks if line else ())
-        lora = self._lora(inputs, frame, line.groups if line else ()) if has_adapters else None
-        longest = line.longest_decode if line else self._longest
-        hidden = self._model.forward(self._rows.device_step(step_inputs, longest, lora), self._cache.layers)
-        sampling = _sampling(hidden, step_inputs)
-        rows, lengths = _sampled_rows(step_inputs)
-        logits = self._model.logits(sampling, None if logits is None else logits[: len(sampling)])
-        tokens = argmax(logits)
-        self._rows.newest_token[rows] = tokens
-        return Computed(mask_nan_rows(tokens, logits), logits, rows, lengths, hidden)
+    def _host_inputs(self, packed: PackedStep, plan: StepPlan) -> HostInputs:
+        """The inputs of a packed plan; with adapters only if one of its rows has one."""
+        slots = self._adapters.slots_of(packed.token_rows) if self._adapters is not None else None
+        numbers, groups = self._with_slots(packed.line, slots) if slots is not None else (packed.line, ())
+        return HostInputs(numbers, slots is not None, packed.longest_decode, plan.chunks, groups)
 
     def _with_slots(self, line: Numbers, slots: Numbers) -> tuple[Numbers, Groups]:
         assert self._adapters is not None
@@ -86,14 +110,14 @@ class Computation:
 
 
 def _sampling(hidden: Tensor, inputs: StepInputs) -> Tensor:
-    """Of all tokens those whose logits are wanted: decodes, then the last of each chunk that samples."""
+    """The hidden states that need logits: those of decodes, then of the last token of each chunk that samples."""
     if inputs.chunks is None:
         return hidden
     return torch.cat([hidden[: len(inputs.rows)], hidden[inputs.chunks.last]])
 
 
 def _sampled_rows(inputs: StepInputs) -> tuple[Tensor, Tensor]:
-    """The rows that sample, and how many tokens each knows."""
+    """The rows that sample, and how many tokens each row knows."""
     if inputs.chunks is None:
         return inputs.rows, inputs.lengths
     return torch.cat([inputs.rows, inputs.sampled_rows]), torch.cat([inputs.lengths, inputs.sampled_lengths])

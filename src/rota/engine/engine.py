@@ -17,7 +17,6 @@ from rota.core.request import SamplingParams
 from rota.engine.computation import Computation
 from rota.engine.cpu.processor import quickest
 from rota.engine.cpu.threads import Threads
-from rota.engine.device import send
 from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.protocol import Model
@@ -26,22 +25,21 @@ from rota.engine.sampling.draw import mask_nan_rows
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.scores import score, tokens_at_once
 from rota.engine.step.computed import Computed
-from rota.engine.step.frames import MOST_CHUNKS, Frame, decode_frames, frame_of, mixed_frames
-from rota.engine.step.graphs import StepGraphs, capture_graphs
+from rota.engine.step.frames import MOST_CHUNKS, Frame, decode_frames, mixed_frames
 from rota.engine.step.inputs import Rows
 from rota.engine.step.sampled import Sampled
 from rota.engine.step.ticket import Ticket, copy_to_host
 
 NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))
-# Steps that are timed for each number of threads.
+# How often a step is timed for each number of threads, in each turn.
 TRIES = 1
 
 
 class Engine:
     """Plans in, tokens out. On a GPU `submit` only queues work, and `collect` waits for that step alone.
 
-    Steps run in the order they were submitted, so a row may change hands while an older step that used it is still
-    under way: the device sees the old tenant's work before the new one's.
+    Steps run in the order in which they are submitted. So a row may get a new sequence while an older step still uses
+    the row: the device computes the old sequence's step first.
     """
 
     def __init__(
@@ -58,38 +56,29 @@ class Engine:
         self._computation = Computation(model, self._rows, cache, capacity.max_sequence_tokens, adapters)
         self._sampler = Sampler(capacity.rows, spec.vocab_size, self._device)
         self._scored_at_once = tokens_at_once(spec.vocab_size)
-        self._graphs: StepGraphs | None = None
         self._threads: Threads | None = None
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Ticket:
-        """Start a step; on a CPU this is where it is computed."""
+        """Start a step; on a CPU the step is computed here."""
         if self._threads is not None:
             self._threads.use(plan.tokens)
         if self._adapters is not None:
             self._adapters.accept(plan)
         if plan.seats:
             self._sampler.seat(plan.seats)
-        frame = self._graphs.frame_for(plan) if self._graphs is not None else None
-        packed = self._rows.accept(plan, frame or frame_of(plan))
-        if not plan.tokens:
-            return copy_to_host(NO_TOKENS, self._device)
-        line = self._computation.line(packed, plan)
-        if self._graphs is not None and frame is not None:
-            computed = self._graphs.replay(line.numbers, frame, line.has_adapters)
-        else:
-            inputs = send(line.numbers, self._device)
-            computed = self._computation.compute(inputs, packed.frame, line.has_adapters, line=line)
-        return copy_to_host(self._sample(plan, packed.frame, computed), self._device)
+        ran = self._computation.run(plan)
+        sampled = self._sample(plan, *ran) if ran is not None else NO_TOKENS
+        return copy_to_host(sampled, self._device)
 
     def collect(self, ticket: Ticket) -> StepResult:
-        """Wait for a step and give its tokens, decodes first, then chunks that sample."""
+        """Wait for a step and return its tokens: those of decodes first, then of chunks that sample."""
         return ticket.wait()
 
     def _sample(self, plan: StepPlan, frame: Frame, computed: Computed) -> Sampled:
-        """The tokens of the rows in the plan: greedy ones as computed, the others by what their requests ask."""
+        """The tokens of the plan's rows: as computed if all are greedy, else as each row's request asks."""
         host_rows = np.array(plan.sampled_rows, np.int64)
         decodes, chunks = len(plan.decodes), len(host_rows) - len(plan.decodes)
         if self._sampler.needs(host_rows):
@@ -98,13 +87,14 @@ class Engine:
             )
             logits = logits.float()
             sampled = self._sampler.sample(logits, rows, lengths, host_rows)
+            # In place of the greedy tokens, which the computation has written: the next decode reads them.
             self._rows.newest_token[rows] = sampled.tokens
             sampled = replace(sampled, tokens=mask_nan_rows(sampled.tokens, logits))
         else:
             sampled = Sampled(_in_plan(computed.tokens, decodes, frame, chunks))
         if not plan.scorings:
             return sampled
-        assert computed.hidden is not None, "a step that scores is no graph's"
+        assert computed.hidden is not None, "a step that scores runs outside graphs"
         scores = score(plan, self._rows, computed.hidden, self._model.logits, self._scored_at_once)
         return replace(sampled, scores=scores)
 
@@ -113,16 +103,15 @@ class Engine:
     @torch.inference_mode()
     def capture(self, most_prompt_tokens: int, quiet: bool = False) -> None:
         """Replay steps as CUDA graphs from now on; the attention must not read lengths on the host."""
-        frames, has_bank = self._frames(most_prompt_tokens), self._adapters is not None
+        frames = self._frames(most_prompt_tokens)
         self._model.tune(sorted({frame.tokens for frame in frames}))
         most = max(frame.decodes for frame in frames) + MOST_CHUNKS
         logits = torch.empty(most, self.spec.vocab_size, dtype=self._cache.dtype, device=self._device)
-        computation = self._computation
-        self._graphs = capture_graphs(computation.compute, computation.padding, frames, logits, quiet, has_bank)
+        self._computation.capture(frames, logits, quiet)
 
     @torch.inference_mode()
     def precompile(self, most_prompt_tokens: int) -> None:
-        """Compute a step in every frame, and the first ones of a request, so that every kernel is compiled."""
+        """Compile every kernel: compute a step in every frame, and the first steps of a request."""
         for frame in self._frames(most_prompt_tokens):
             for has_adapters in (True, False) if self._adapters is not None else (False,):
                 inputs = torch.from_numpy(self._computation.padding(frame, has_adapters)).to(self._device)
@@ -130,7 +119,7 @@ class Engine:
         self.warm_up()
 
     def warm_up(self) -> None:
-        """Run a prompt and a sampled decode once, so that no request pays for compiling and first allocations."""
+        """Run a prompt and a sampled decode once, so that no request waits for compiling and first allocations."""
         block_size, longest = self.capacity.block_size, self.capacity.max_sequence_tokens
         prompt = (0,) * min(block_size, longest - 1)
         blocks = tuple(BlockId(block) for block in range(len(prompt) // block_size + 1))
@@ -149,13 +138,13 @@ class Engine:
         for plan in (prefill, StepPlan(step_id=1, decodes=(Row(0),))):
             self.collect(self.submit(plan))
 
-    def share_threads(self, threads: Threads) -> None:
-        """Compute with so many threads from now on: a CPU's."""
+    def use_threads(self, threads: Threads) -> None:
+        """Compute with these numbers of CPU threads from now on."""
         self._threads = threads
 
     @torch.inference_mode()
     def seconds_of_step(self, tokens: int, threads: int) -> float:
-        """How long a decode step of so many tokens takes on a CPU with so many threads."""
+        """How long a decode step of `tokens` tokens takes on a CPU with `threads` threads."""
         torch.set_num_threads(threads)
         frame = Frame(tokens)
         inputs = torch.from_numpy(self._computation.padding(frame, has_adapters=False))
@@ -168,18 +157,18 @@ class Engine:
     # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def listen(self, post: Callable[[Message], None]) -> None:
-        """Tell of adapters through `post`, from the loader's threads."""
+        """Send messages about adapters through `post`, from the loader's threads."""
         if self._adapters is not None:
             self._adapters.listen(post)
 
     def close(self) -> None:
-        """End the threads that bring adapters."""
+        """End the threads that load adapters."""
         if self._adapters is not None:
             self._adapters.close()
 
 
 def _in_plan(framed: Tensor, decodes: int, frame: Frame, chunks: int) -> Tensor:
-    """Of what a frame gave, what the plan's rows get: decodes lie from the first on, chunks behind all of them."""
+    """The plan's rows of a frame's results: its decodes come first; its chunks lie behind the frame's last decode."""
     if not chunks:
         return framed[:decodes]
     if decodes == frame.decodes:
