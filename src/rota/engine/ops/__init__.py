@@ -1,1 +1,1 @@
-"""The small operations between matrix products, in one family per purpose."""
+"""The small operations between matrix products: a plain, a CPU and a fused version."""

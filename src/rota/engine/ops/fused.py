@@ -1,7 +1,7 @@
 """The small operations between matrix products, one Triton launch each; twins of `ops/reference.py`.
 
 All of them are bound by memory, so each reads its inputs once, computes in float32 and rounds once, at the end.
-Launches depend on shapes only: safe inside a CUDA graph.
+Launches depend on shapes only, so a CUDA graph can capture them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rota.engine.step.device_step import DeviceStep
 
 # 128 threads with 16 bytes of bfloat16 each, twice.
 SILU_COLUMNS = 2048
-# A third of Llama-8B's 48 heads: 64 decoding tokens then make more programs than an H200 has processors.
+# A third of Llama-8B's 48 heads: then 64 decodes make more programs than an H200 has processors.
 HEADS_PER_PROGRAM = 16
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """[tokens, width] -> the same shape, each token divided by its root mean square and weighed."""
+    """[tokens, width] -> the same shape, each token divided by its root mean square, times the weight."""
     output = torch.empty_like(x, memory_format=torch.contiguous_format)
     tokens, width = x.shape
     rms_norm_kernel[(tokens,)](x, x, weight, output, epsilon, x.stride(0), WIDTH=width, **_row_shape(width), ADD=False)
@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """(norm(x + residual), x + residual), the sum written over residual, the norm over x if that is in one piece."""
+    """(norm(x + residual), x + residual); the sum overwrites residual, the norm overwrites x if x is contiguous."""
     assert residual.is_contiguous()
     tokens, width = x.shape
     output = x if x.is_contiguous() else torch.empty_like(residual)
@@ -77,6 +77,6 @@ def rotate_and_store(
 
 
 def _row_shape(width: int) -> dict[str, int]:
-    """A program holds a whole row in registers: some 16 numbers a thread."""
+    """A program holds a whole row in registers: some 16 numbers for each thread."""
     columns = triton.next_power_of_2(width)
     return {"COLUMNS": columns, "num_warps": min(16, max(1, columns // 512))}

@@ -1,4 +1,4 @@
-"""What a model asks of the small operations between matrix products, whichever family computes them."""
+"""The Operations protocol is what a model needs between matrix products, whatever version computes it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rota.engine.step.device_step import DeviceStep
 
 
 class Operations(Protocol):
-    """The small operations between matrix products, as a plain and a fused family.
+    """The small operations between matrix products.
 
-    `ops/reference.py` and `ops/fused.py` each provide these functions under these names.
+    The modules `ops/reference.py` and `ops/fused.py` and the class in `ops/cpu.py` have functions of these names.
     """
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor: ...
@@ -37,7 +37,7 @@ class Operations(Protocol):
         """Rotate queries and keys, write keys and values into the cache, return the queries.
 
         qkv [tokens, (heads + 2 * kv_heads) * head_dim]; rotary [positions, head_dim] float32, cosines then sines of
-        head_dim / 2 angles each; norms: Qwen3's per-head RMS norm weights of q and k and their epsilon, applied
-        before rotating. Returns [tokens, heads, head_dim].
+        head_dim / 2 angles each; norms: weights of an RMS norm over each query head and each key head, and their
+        epsilon, applied before the rotation. Returns [tokens, heads, head_dim].
         """
         ...

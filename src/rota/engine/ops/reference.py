@@ -1,4 +1,4 @@
-"""The reference family of operations: plain torch, no state, any device; the other families are tested against it."""
+"""The reference version of the operations is plain torch without state; the other versions are tested against it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from rota.engine.step.device_step import DeviceStep
 
-# Far beyond any key or value of a model that works, and far enough from the end of float32 to be multiplied and summed.
+# Far beyond any key or value of a working model, and small enough for products and sums in float32.
 LARGEST_STORED = 1e30
 
 
@@ -48,10 +48,10 @@ def rotate_and_store(
 
 
 def storable(x: Tensor) -> Tensor:
-    """A copy that is finite, and so are its products: others' attention reads over it and hides it by a mask.
+    """A finite copy with finite products: the attention of other sequences reads it too, and hides it by a mask.
 
-    An adapter may make infinities of finite weights; they ruin its own answers, and would ruin those of whoever shares
-    a page's rest or a call with it, for no mask hides a NaN.
+    An adapter may turn finite weights into infinities. They ruin its own answers. Without this copy they would also
+    ruin sequences that share a page or a call with it, since no mask hides a NaN.
     """
     most = min(LARGEST_STORED, torch.finfo(x.dtype).max)
     return x.clamp(-most, most).nan_to_num_(0.0)
