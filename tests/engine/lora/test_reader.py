@@ -36,7 +36,7 @@ class Disk:
 
 def test_a_read_that_hangs_is_given_up_and_the_next_ones_are_read():
     disk, threads = Disk(), []
-    reader = AdapterReader(disk, prepare=lambda: threads.append(threading.current_thread()), patience_s=0.5)
+    reader = AdapterReader(disk, prepare=lambda: threads.append(threading.current_thread()), timeout_s=0.5)
     hangs, *others = [reader.submit(adapter(path)) for path in ("hangs", "b", "c")]
 
     assert hangs.result(PATIENCE_S) == Refused("Adapter 'parrot' could not be read from hangs within 0.5 seconds.")

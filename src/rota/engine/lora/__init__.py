@@ -1,1 +1,1 @@
-"""Adapters on the device: checkpoints, the bank that holds them in slots, and the operations that apply them."""
+"""Adapters on the device: their files, the bank that holds them in slots, and the operations that apply them."""

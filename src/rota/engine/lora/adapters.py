@@ -1,4 +1,4 @@
-"""The engine's adapters: carries out what plans say of them, and knows which slot each row's tokens go through."""
+"""Adapters carries out a plan's orders for adapters, and knows which slot each row's tokens go through."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rota.engine.model.sites import SITES
 from rota.engine.step.lora_batch import LoraBatch
 
 Numbers = NDArray[np.int32]
-# A projection of x, with what each token's adapter adds to it.
+# A projection of x, plus what each token's adapter adds.
 Project = Callable[[Projection, Tensor, SiteFactors, LoraBatch], Tensor]
 
-# A row whose adapter is in no slot: it must not be in a step.
-NOWHERE = -1
+# The slot of a row whose adapter is in no slot: such a row must not be in a step.
+NO_SLOT = -1
 
 
 class Adapters:
@@ -43,23 +43,23 @@ class Adapters:
         self._loader = AdapterLoader(bank, read, self._tell, overlaps)
         self._tenant_of: dict[Slot, AdapterId] = {}
         self._adapter_of_row: NDArray[np.int64] = np.full(rows + 1, BASE)
-        # Base rows, padding's among them, have the number one past the last slot.
+        # Base rows and the padding row have the number one past the last slot.
         self._slot_of_row: Numbers = np.full(rows + 1, bank.slots, np.int32)
 
     def listen(self, post: Callable[[Message], None]) -> None:
-        """Whoever listens last hears everything from then on."""
+        """Send messages about adapters to `post`; it replaces the one given before."""
         self._post = post
 
     def close(self) -> None:
-        """End the loader's threads; nothing may be ordered afterwards."""
+        """End the loader's threads; no plan may be accepted afterwards."""
         self._loader.close()
 
     def _tell(self, message: Message) -> None:
-        assert self._post is not None, "somebody must listen before adapters are loaded"
+        assert self._post is not None, "`listen` must be called before adapters are loaded"
         self._post(message)
 
     def accept(self, plan: StepPlan) -> None:
-        """Start what the plan orders; nothing here waits, unless loading is not to overlap."""
+        """Start the plan's fetches and loads; does not wait, unless loading must not overlap."""
         if plan.fetches or plan.loads or plan.drops:
             self._order(plan)
         for seat in plan.seats:
@@ -75,11 +75,11 @@ class Adapters:
         return slots
 
     def project(self, projection: Projection, x: Tensor, layer: int, site: str, batch: LoraBatch) -> Tensor:
-        """A matrix product at a site, and what each token's adapter adds to it."""
+        """A matrix product at a site, plus what each token's adapter adds."""
         return self._project(projection, x, self._factors[layer][site], batch)
 
     def frame(self, tokens: int) -> BatchFrame:
-        """How a step of so many tokens takes its slots."""
+        """The sizes of the adapter inputs of a step of `tokens` tokens."""
         return BatchFrame(tokens, self.bank.slots, tile_size_for(tokens))
 
     def _order(self, plan: StepPlan) -> None:
@@ -92,15 +92,15 @@ class Adapters:
             return
         is_free: torch.cuda.Event | None = None
         if self.bank.device.type == "cuda":
-            # Steps before this one may still read the slots' former tenants.
+            # Earlier steps may still read the slots' former tenants.
             is_free = torch.cuda.Event()
             is_free.record()
         for load in plan.loads:
-            # Where it sat before is not its place any more: whoever is copied there next must not take its rows along.
+            # The adapter leaves its former slot: the next adapter in that slot must not take over its rows.
             self._tenant_of = {slot: one for slot, one in self._tenant_of.items() if one != load.adapter_id}
             former = self._tenant_of.get(load.slot)
             if former is not None:
-                self._slot_of_row[self._adapter_of_row == former] = NOWHERE
+                self._slot_of_row[self._adapter_of_row == former] = NO_SLOT
             self._tenant_of[load.slot] = load.adapter_id
             self._slot_of_row[self._adapter_of_row == load.adapter_id] = load.slot
             loader.load(load.adapter_id, load.slot, is_free)
@@ -109,4 +109,4 @@ class Adapters:
         for slot, tenant in self._tenant_of.items():
             if tenant == adapter_id:
                 return slot
-        return NOWHERE
+        return NO_SLOT

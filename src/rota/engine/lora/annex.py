@@ -5,10 +5,10 @@
                            [ A of slot 1    ]
                            [ …              ]
 
-A product of few rows takes as long as reading its matrix does, and a small bank adds little to that. What it saves is a
-kernel and a fork at every site: with six adapters of rank 16 a step of 64 tokens takes 6.81 instead of 7.03 ms, one of
-64 and a prompt of 512 17.4 instead of 18.6 (Llama-8B, H200, 2026-11-15). Columns of slots that a token does not use are
-computed for nothing and read by nobody, whatever is in them.
+A product of few rows takes as long as reading its matrix, and a small bank adds little to that. An annex saves a kernel
+and a fork at every site. With six adapters of rank 16 a step of 64 tokens takes 6.81 instead of 7.03 ms, a step of 64
+tokens and a prompt of 512 takes 17.4 instead of 18.6 (Llama-8B, H200, 2026-11-15). Columns of slots that a token does
+not use are computed too, but never read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from rota.engine.model.sites import SiteShape, site_shapes
 from rota.engine.model.spec import ModelSpec
 
-# What an H200 reads in a microsecond, which is about what shrink's own kernel costs at a site.
+# What an H200 reads in a microsecond: about the cost of the shrink kernel at a site.
 LARGEST_BYTES = 4 << 20
-# Of a matrix's own rows, for prompts: they take as long as multiplying does.
+# Share of a matrix's own rows: for a prompt, more rows mean more time for multiplications.
 LARGEST_SHARE = 1 / 8
 
 
 def annexed_sites(spec: ModelSpec, places: int, max_rank: int, dtype: torch.dtype) -> tuple[str, ...]:
-    """The sites at which so many places, slots and landings, are worth an annex."""
+    """The sites at which this many places (slots and landings) are worth an annex."""
 
     def is_small(shape: SiteShape) -> bool:
         rows = _rows(shape, places, max_rank)
@@ -37,7 +37,7 @@ def annexed_sites(spec: ModelSpec, places: int, max_rank: int, dtype: torch.dtyp
 
 
 def annex_rows(spec: ModelSpec, sites: Collection[str], places: int, max_rank: int) -> dict[str, int]:
-    """How many rows the places take at each of these sites."""
+    """The annex's rows at each of these sites."""
     return {shape.name: _rows(shape, places, max_rank) for shape in site_shapes(spec) if shape.name in sites}
 
 

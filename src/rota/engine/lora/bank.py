@@ -1,4 +1,4 @@
-"""The bank is the vault behind the slot ledger: it holds adapters on the device, and is told only slot numbers."""
+"""The bank is the vault behind the slot ledger: it holds adapters on the device, and knows only slot numbers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NO_ANNEXES: Mapping[str, Tensor] = {}
 
 
 def slot_bytes(spec: ModelSpec, max_rank: int, dtype: torch.dtype) -> int:
-    """What one slot takes on the device."""
+    """The bytes of one slot on the device."""
     return run_length(site_shapes(spec), spec.layers, [max_rank] * len(SITES)) * dtype.itemsize
 
 
 def count_slots(
     config: LoraConfig, spec: ModelSpec, dtype: torch.dtype, memory: DeviceMemory, device: torch.device
 ) -> int:
-    """Slots whose tenants may run: as many as were asked for, or as the memory share holds."""
+    """Slots whose tenants may run: the configured number, or as many as the memory share holds."""
     size = slot_bytes(spec, config.max_lora_rank, dtype)
     more = LANDINGS + _staged_slots(device)
     if config.max_loras_per_batch != "auto":
@@ -49,7 +49,7 @@ def count_slots(
 class Bank:
     """The factors of every slot, per site [layers, slots, …]; beyond a slot's rank they are zero.
 
-    Where a site has an annex, [layers, slots * parts * max_rank, inputs] of zeros, that is where its A lie.
+    A site's A lie in its annex, [layers, slots * parts * max_rank, inputs], if it has one.
     """
 
     def __init__(
@@ -76,29 +76,29 @@ class Bank:
         ]
         self._b = [_zeros((spec.layers, slots, max_rank, shape.outputs), dtype, device) for shape in self._shapes]
         self._ranks = torch.zeros(spec.layers, len(SITES), slots, dtype=torch.int32, device=device)
-        # How many ranks of each slot's sites are not zero.
+        # By slot and site: how many ranks are not zero.
         self._filled = [[0] * len(SITES) for _ in range(slots)]
         self._generations = [0] * slots
-        # Where an adapter arrives on the device before its factors go each to their place.
+        # An adapter arrives here on the device; then each factor is copied to its place.
         self._stage: Tensor | None = None
         if _staged_slots(device):
             longest = run_length(self._shapes, spec.layers, [max_rank] * len(SITES))
             self._stage = torch.empty(longest, dtype=dtype, device=device)
 
     def factors(self, layer: int, site: str) -> SiteFactors:
-        """What the operations read at one site of one layer; the tensors stay the same for good."""
+        """What the operations read at one site of one layer; the tensors never change their address."""
         index = SITES.index(site)
         return SiteFactors(self._shapes[index], self._a[index][layer], self._b[index][layer], self._ranks[layer, index])
 
     def generation(self, slot: int) -> int:
-        """How many adapters came into the slot so far: what was made of its factors is as old as this number."""
+        """How many adapters were copied into the slot so far: what is made from its factors has this age."""
         return self._generations[slot]
 
     @torch.inference_mode()
     def copy_in(self, slot: Slot, adapter: HostAdapter) -> None:
-        """Replace whoever is in the slot; queued on the current stream, and from pinned memory without waiting.
+        """Replace the slot's adapter; queued on the current stream, from pinned memory without waiting.
 
-        Nobody may read the slot meanwhile, and copies must not be queued on two streams at a time.
+        No step may read the slot meanwhile, and copies must not be queued on two streams at a time.
         """
         run = adapter.pieces[0] if self._stage is None else self._arrive(self._stage, adapter.pieces)
         for index, site in enumerate(stacked_sites(run, self._shapes, self.layers, adapter.site_ranks)):
@@ -113,7 +113,7 @@ class Bank:
         return run
 
     def _place(self, slot: Slot, index: int, site: StackedSite, rank: int) -> None:
-        # Part by part, since each has max_rank rows of its own: [layers, parts, max_rank, inputs].
+        # Part by part, since each part has max_rank rows: [layers, parts, max_rank, inputs].
         a, b = self._a[index], self._b[index][:, slot]
         a = a.view(self.layers, self.slots, -1, self.max_rank, a.shape[3])[:, slot]
         a[:, :, :rank] = site.a
@@ -126,7 +126,7 @@ class Bank:
 
 
 def _staged_slots(device: torch.device) -> int:
-    """Room for this many adapters on their way; on a CPU they are copied straight to their place."""
+    """How many adapters a staging buffer holds; a CPU needs none, since it copies factors straight to their place."""
     return 0 if device.type == "cpu" else 1
 
 
@@ -146,6 +146,6 @@ def _mib(size: float) -> str:
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    # NumPy's zeros are pages the system hands out when they are first written: an empty slot costs nothing.
+    # The system allocates the pages of NumPy's zeros at the first write: an empty slot costs nothing.
     raw = np.zeros(int(np.prod(size)) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype).view(size)

@@ -1,10 +1,10 @@
-"""A step's tokens are grouped by slot on the host, into tiles that a kernel's programs can take one by one.
+"""A step's tokens are grouped by slot on the host, into tiles; each program of a kernel takes one tile.
 
     token_slots   2 0 2 B 0 2          B: base, which has the number one past the last slot
     order         1 4 0 2 5 3          the tokens of slot 0, of slot 2, of base
     tiles of 2    [1 4] [0 2] [5]
 
-Unused tiles follow, up to a number that sizes alone decide: a captured graph launches the same programs every time.
+Unused tiles follow. Sizes alone decide how many, so that a captured graph launches the same programs every time.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rota.engine.device import send
 from rota.engine.step.lora_batch import Groups, LoraBatch
 from rota.engine.step.sections import Layout, Numbers
 
-# Decoding brings each slot a few tokens, and 16 is the least a matrix instruction takes; a prompt fills large tiles.
+# In a decode step each slot has few tokens, and a matrix instruction takes at least 16; a prompt fills large tiles.
 DECODE_TILE = 16
 PREFILL_TILE = 64
 # 64 decodes of six adapters and a prompt of 256 tokens, Llama-8B on an H200 (2026-11-15): 1.7 ms a step in small tiles,
-# 2.1 in large ones.
+# 2.1 ms in large tiles.
 MOST_IN_SMALL_TILES = 512
 
 
@@ -32,14 +32,14 @@ def tile_size_for(tokens: int) -> int:
 
 
 def most_tiles(tokens: int, slots: int, tile_size: int) -> int:
-    """How many tiles the tokens can need, however they are spread: each slot may leave one tile all but empty."""
+    """The most tiles that the tokens can need: the last tile of each slot may hold one token."""
     used = min(tokens, slots)
     return used + (tokens - used) // tile_size
 
 
 @dataclass(frozen=True, slots=True)
 class TileTable:
-    """The tensors of a LoraBatch before they are tensors."""
+    """The arrays of a LoraBatch, on the host."""
 
     order: Numbers
     slots: Numbers
@@ -49,7 +49,7 @@ class TileTable:
 
 
 def tile_table(token_slots: Numbers, slots: int, tile_size: int, tiles: int | None = None) -> TileTable:
-    """Group tokens by slot and cut each group into tiles; unused ones make up the number asked for."""
+    """Group tokens by slot and cut each group into tiles; unused tiles fill up to `tiles`."""
     # NumPy sorts two-byte numbers by counting, in linear time.
     order = token_slots.astype(np.int16).argsort(kind="stable")
     counts = np.bincount(token_slots, minlength=slots + 1)[:slots]
@@ -75,7 +75,7 @@ def tile_table(token_slots: Numbers, slots: int, tile_size: int, tiles: int | No
 
 @dataclass(frozen=True, slots=True)
 class BatchFrame:
-    """The sizes of a batch, by which it travels as one array and a captured graph always finds it in one place."""
+    """The sizes of a batch: it travels as one array, and a captured graph always finds it in one place."""
 
     tokens: int
     slots: int
@@ -98,7 +98,7 @@ class BatchFrame:
         )
 
     def pack(self, token_slots: Numbers) -> tuple[Numbers, Groups]:
-        """The array for these tokens; where they are fewer than the frame's, base tokens make up the rest."""
+        """The array for these tokens; base tokens fill up the frame."""
         padded = np.full(self.tokens, self.slots, np.int32)
         padded[: len(token_slots)] = token_slots
         table = tile_table(padded, self.slots, self.tile_size, self.tiles)
@@ -112,7 +112,7 @@ class BatchFrame:
         return self._layout.pack(sections, padding={}), table.groups
 
     def unpack(self, line: Tensor, groups: Groups = ()) -> LoraBatch:
-        """The batch that lies in a packed array's device twin; it shares its memory."""
+        """The batch in a packed array's copy on the device; it shares the copy's memory."""
         return LoraBatch(**self._layout.unpack(line), tile_size=self.tile_size, groups=groups)
 
 

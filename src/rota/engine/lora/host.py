@@ -1,4 +1,4 @@
-"""A HostAdapter is an adapter in host memory, stacked and scaled, so that a load has nothing to do but copy."""
+"""A HostAdapter is an adapter in host memory, stacked and scaled, so that a load only copies."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PAUSE_S = 0.001
 
 @dataclass(frozen=True, slots=True)
 class HostAdapter:
-    """All factors in one run of numbers: site after site, A before B, each of all layers."""
+    """All factors in one run of numbers: site after site, A before B, each for all layers."""
 
     pieces: tuple[Tensor, ...]  # the run, whole or as `pin` cuts it
-    site_ranks: tuple[int, ...]  # in the order of SITES: the largest of any layer and part, 0 where it has none
+    site_ranks: tuple[int, ...]  # in the order of SITES: the largest rank of any layer and part, or 0
     ranks: Tensor  # [layers, len(SITES)] int32, as SiteFactors.ranks has them
 
     @property
@@ -30,14 +30,14 @@ class HostAdapter:
 
 @dataclass(frozen=True, slots=True)
 class StackedSite:
-    """One site in all layers; what is smaller than the site's rank ends in zeros."""
+    """One site in all layers; a factor of a smaller rank than the site's is filled with zeros."""
 
     a: Tensor  # [layers, parts, rank, inputs]
     b: Tensor  # [layers, rank, outputs], alpha / rank folded in
 
 
 def run_length(shapes: Sequence[SiteShape], layers: int, site_ranks: Sequence[int]) -> int:
-    """Numbers in the run of an adapter with these ranks."""
+    """The length of the run of an adapter with these ranks."""
     return sum(layers * rank * _width(shape) for shape, rank in zip(shapes, site_ranks, strict=True))
 
 
@@ -61,11 +61,11 @@ def stacked_sites(
 
 
 def pin(run: Tensor) -> tuple[Tensor, ...]:
-    """A copy in memory that the device reads by itself; blocks for two milliseconds a piece.
+    """A copy in pinned memory, in pieces; blocks for two milliseconds a piece.
 
-    In pieces and with pauses, for pinning holds a lock of the driver that every launch wants: 84 MB at once kept a
-    decode loop (4 ms a step) from launching for 55 ms, and this way for 0.4 ms, on an H200 with torch 2.11. torch
-    keeps freed pieces for the next adapter, so a host cache that is full pins nothing any more.
+    In pieces and with pauses, because pinning holds a lock of the driver that every launch needs. 84 MB at once kept a
+    decode loop (4 ms a step) from launching for 55 ms, pieces for 0.4 ms, on an H200 with torch 2.11. torch keeps freed
+    pieces for the next adapter, so a full host cache pins no more memory.
     """
     pieces = []
     for part in run.split(PIECE_BYTES // run.itemsize):
@@ -75,5 +75,5 @@ def pin(run: Tensor) -> tuple[Tensor, ...]:
 
 
 def _width(shape: SiteShape) -> int:
-    """Numbers that one rank of one layer takes."""
+    """The numbers of one rank of one layer."""
     return len(shape.parts) * shape.inputs + shape.outputs

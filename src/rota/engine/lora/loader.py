@@ -1,8 +1,8 @@
 """The loader brings adapters from disk to host memory, and from there into slots, while steps run.
 
-Two threads, so that a slow disk never holds up a copy: one reads (`AdapterReader`), the other copies. An adapter's
-place in host memory is a future; whoever wants to copy it goes on when that is done, be it read an hour ago or still to
-be read.
+Two threads, so that a slow disk never delays a copy: one reads (`AdapterReader`), the other copies. An adapter's copy
+in host memory is a future. A load continues when the future is done: at once if the adapter was read earlier, else
+after the read.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rota.engine.model.spec import ModelSpec
 
 
 def checkpoint_reader(bank: Bank, spec: ModelSpec, adapter_root: str | None = None) -> Callable[[Adapter], HostAdapter]:
-    """Reads PEFT folders into the kind of host memory that copies into this bank are quickest from."""
-    # Not the bank itself: a reader's thread may outlive its engine, and must not keep the device's memory.
+    """Reads PEFT folders into the kind of host memory from which copies into this bank are fastest."""
+    # Without the bank itself: a reader's thread may outlive its engine, and must not keep the device's memory.
     dtype, max_rank, is_pinned = bank.dtype, bank.max_rank, bank.device.type == "cuda"
 
     def read(adapter: Adapter) -> HostAdapter:
@@ -41,8 +41,8 @@ def checkpoint_reader(bank: Bank, spec: ModelSpec, adapter_root: str | None = No
 class AdapterLoader:
     """Each fetch and each load ends in one message, good or bad; `post` is called from any thread.
 
-    `fetch`, `load` and `drop` are for one thread. An adapter's path is remembered from its fetch on, so a dropped one
-    can still be loaded.
+    `fetch`, `load` and `drop` are for one thread. The loader remembers an adapter's path from its fetch on, so a
+    dropped adapter can still be loaded.
     """
 
     def __init__(
@@ -54,44 +54,44 @@ class AdapterLoader:
         self._overlaps = overlaps
         self._adapters: dict[AdapterId, Adapter] = {}
         self._copies: dict[AdapterId, Future[Copy]] = {}
-        # Fetched in vain, and still to be forgotten.
+        # Adapters that could not be fetched, and are still to be forgotten.
         self._refused: SimpleQueue[AdapterId] = SimpleQueue()
         self._reader = AdapterReader(read, _keep_to_one_core if bank.device.type == "cuda" else None)
         self._copier = ThreadPoolExecutor(1, "adapter-copier")
         self._stream: torch.cuda.Stream | None = None
         if bank.device.type == "cuda":
             self._stream = torch.cuda.Stream(bank.device)
-            # The bank was filled with zeros on the stream of whoever made it.
+            # The zeros of the bank were queued on the current stream.
             self._stream.wait_stream(torch.cuda.current_stream(bank.device))
 
     def fetch(self, adapter: Adapter) -> None:
-        """Read an adapter into host memory, unless it is there; does not wait."""
+        """Read an adapter into host memory, unless it is already there; does not wait."""
         self._forget_refused()
         self._adapters[adapter.adapter_id] = adapter
         self._copy_of(adapter).add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
 
     def load(self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None) -> None:
-        """Copy an adapter that was once fetched into a slot, as soon as `is_free` has passed.
+        """Copy an adapter into a slot, as soon as `is_free` has passed; it must have been fetched once.
 
         `is_free` is recorded on the compute stream behind the last step that reads the slot.
         """
         adapter, is_done = self._adapters[adapter_id], threading.Event()
 
-        def go_on(copy: Future[Copy]) -> None:
+        def load_when_read(copy: Future[Copy]) -> None:
             loading = self._copier.submit(self._load, adapter, copy.result(), slot, is_free)
             loading.add_done_callback(lambda _: is_done.set())
 
-        self._copy_of(adapter).add_done_callback(go_on)
+        self._copy_of(adapter).add_done_callback(load_when_read)
         if not self._overlaps:
             is_done.wait()
 
     def drop(self, adapter_id: AdapterId) -> None:
-        """Let go of an adapter's host memory; a load under way keeps it until it is done."""
+        """Free an adapter's host memory; a load under way keeps it until it is done."""
         self._copies.pop(adapter_id, None)
 
     def close(self) -> None:
         """Finish the read and the copies under way, refuse the reads that have not begun, and end both threads."""
-        # In this order: reads that end hand their copies on.
+        # In this order: a read that ends hands its copy to the copier.
         self._reader.close()
         self._copier.shutdown()
 
@@ -102,7 +102,7 @@ class AdapterLoader:
         return copy
 
     def _forget_refused(self) -> None:
-        """Nobody asks again for an adapter that could not be fetched: whoever comes with it brings a new number."""
+        """An adapter that could not be fetched gets a new id when it is added again: its old id never comes back."""
         while not self._refused.empty():
             adapter_id = self._refused.get()
             copy = self._copies.get(adapter_id)
@@ -121,13 +121,13 @@ class AdapterLoader:
             if isinstance(copy, Refused):
                 raise AdapterError(copy.reason)
             self._copy_in(copy, slot, is_free)
-        except Exception as error:  # this thread copies for others: the scheduler hears the reason
+        except Exception as error:  # the border of a thread: the scheduler must hear of any failure
             self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), reason_for(adapter, error)))
         else:
             self._post(AdapterReady(adapter.adapter_id, time.monotonic()))
 
     def _copy_in(self, copy: HostAdapter, slot: Slot, is_free: torch.cuda.Event | None) -> None:
-        """Blocks until the copy is complete, and only this thread."""
+        """Blocks this thread until the copy is complete."""
         if self._stream is None:
             self._bank.copy_in(slot, copy)
             return
@@ -135,12 +135,12 @@ class AdapterLoader:
             if is_free is not None:
                 self._stream.wait_event(is_free)
             self._bank.copy_in(slot, copy)
-            # Blocking: this thread sleeps instead of spinning beside the one that launches steps.
+            # Blocking: this thread sleeps, instead of spinning beside the thread that launches steps.
             is_complete = torch.cuda.Event(blocking=True)
             is_complete.record()
         is_complete.synchronize()
 
 
 def _keep_to_one_core() -> None:
-    """A reader on all cores takes turns with the thread that launches steps; on a CPU the count is the model's too."""
+    """A reader on all cores would delay the thread that launches steps; on a CPU the setting is the model's too."""
     torch.set_num_threads(1)

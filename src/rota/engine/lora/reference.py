@@ -1,7 +1,7 @@
-"""Adapters in plain torch: what the kernels are measured against, and how a CPU applies them.
+"""Adapters in plain torch: the kernels are tested against it, and a CPU applies many ranks this way.
 
-Few tokens (decoding) take a fixed handful of operations however many adapters they bring, since on a small model a call
-into torch costs more than its work. Many tokens (prompts) take a few matrix products for each adapter.
+Few tokens (decodes) take a few operations, whatever the number of adapters: on a small model a call into torch costs
+more than its work. Many tokens (prompts) take a few matrix products for each adapter.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from rota.engine.step.lora_batch import LoraBatch
 
 Indices = NDArray[np.int64]
 
-# Tokens times rank that a group needs before matrix products of its own pay. SmolLM2 in bf16, two cores of a Xeon.
+# From this product of tokens and rank on, a group's own matrix products pay. SmolLM2 in bf16, two cores of a Xeon.
 WORTH_A_PRODUCT = 1024
 
 
 def project_with_lora(project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
-    """A matrix product, and what each token's adapter adds to it."""
+    """A matrix product, plus what each token's adapter adds."""
     y = project(x)
     add_lora(y, x, factors, batch)
     return y
 
 
 def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:
-    """y [tokens, outputs] += what each token's adapter makes of x [tokens, inputs]; base tokens stay as they are."""
+    """y [tokens, outputs] += what each token's adapter makes of x [tokens, inputs]; base tokens do not change."""
     ranks = tuple(factors.ranks.tolist())
     work = sum((end - first) * ranks[slot] for slot, first, end in batch.groups)
     if work == 0:
@@ -53,7 +53,7 @@ def _add_by_group(y: Tensor, x: Tensor, factors: SiteFactors, ranks: tuple[int, 
         if rank == 0:
             continue
         a = factors.a[slot].unflatten(0, (len(widths), -1))[:, :rank].flatten(0, 1)  # [parts * rank, inputs]
-        # One product with zeros where parts do not meet is quicker than one for each part.
+        # One block-diagonal product is faster than one for each part.
         b = torch.block_diag(*factors.b[slot, :rank].split(widths, dim=1))  # [parts * rank, outputs]
         tokens = _run_or_indices(batch.order[first:end])
         rows = pad_rows(y[tokens])
@@ -63,24 +63,24 @@ def _add_by_group(y: Tensor, x: Tensor, factors: SiteFactors, ranks: tuple[int, 
 
 
 def _run_or_indices(tokens: Tensor) -> slice | Tensor:
-    """A prompt's tokens lie in one piece, and a slice copies nothing."""
+    """A slice if the tokens are contiguous, as a prompt's are: a slice copies nothing."""
     first, last = int(tokens[0]), int(tokens[-1])
     return slice(first, last + 1) if last - first + 1 == len(tokens) else tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _Picks:
-    """Which numbers meet when all tokens are served at once, each by its own slot.
+    """Which numbers are multiplied when all tokens are computed at once, each by its own slot.
 
-    B's rows are read in blocks as wide as the parts' widths allow (their greatest common divisor). An output block is
-    then a weighted sum of as many blocks as its token's slot has ranks, of none for a base token: the operation known
+    B's rows are read in blocks; their width is the greatest common divisor of the parts' widths. An output block is a
+    weighted sum of as many blocks as its token's slot has ranks, and of none for a base token. This operation is known
     as an embedding bag.
     """
 
     a_rows: Tensor  # [n] the rows of A that any token needs, among [slots * parts * max_rank]
-    weights: Tensor  # [picks] where each weight is found in A's rows @ x.T, [n * padded_rows(tokens)]
-    blocks: Tensor  # [picks] the block of B it weighs, among [slots * max_rank * blocks a row]
-    bags: Tensor  # [tokens * blocks a row] where each output block's picks begin
+    weights: Tensor  # [picks] the index of each weight in A's rows @ x.T, [n * padded_rows(tokens)]
+    blocks: Tensor  # [picks] the block of B for each weight, among [slots * max_rank * blocks of a row]
+    bags: Tensor  # [tokens * blocks of a row] where each output block's picks begin
 
 
 def _add_at_once(y: Tensor, x: Tensor, factors: SiteFactors, picks: _Picks) -> None:
@@ -91,7 +91,7 @@ def _add_at_once(y: Tensor, x: Tensor, factors: SiteFactors, picks: _Picks) -> N
     y += expanded.view(y.shape)
 
 
-# The layers of a step ask the same few questions: one for each kind of site, unless an adapter's layers differ in rank.
+# All layers of a step share the picks: one for each kind of site, unless an adapter's layers differ in rank.
 @functools.lru_cache(maxsize=16)
 def _pick(shape: SiteShape, ranks: tuple[int, ...], max_rank: int, batch: LoraBatch) -> _Picks:
     parts = len(shape.widths)
@@ -121,7 +121,7 @@ def _pick(shape: SiteShape, ranks: tuple[int, ...], max_rank: int, batch: LoraBa
 
 
 def _in_runs(lengths: Indices, inner: int) -> tuple[Indices, Indices, Indices]:
-    """Runs of these lengths lie one after the other, `inner` to each outer one: every element's (outer, inner, nth)."""
+    """(outer, inner, nth) of every element of runs of these lengths, `inner` runs in each outer one."""
     run = np.arange(len(lengths)).repeat(lengths)
     nth = np.arange(len(run)) - (lengths.cumsum() - lengths)[run]
     return run // inner, run % inner, nth

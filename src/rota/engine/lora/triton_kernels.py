@@ -1,11 +1,11 @@
-"""Two kernels apply every adapter of a step at one site: shrink makes x @ A.T, in shares, and expand adds its way to y.
+"""Two kernels apply every adapter of a step at one site: shrink computes x @ A.T in shares, expand adds B's part to y.
 
     shrink    program (share of the inputs, rows of A, tile)     x[tile] @ A[slot].T   ->  partial[share]
     expand    program (columns of a part, tile)                  sum(partial) @ B[slot]  +=>  y[tile]
 
-A tile's tokens all have one slot, so its program multiplies plain matrices; what differs between slots is a pointer
-and a rank, both read on the device. Few tokens make little work, and it is the shares that spread it over all
-processors. They are added up by whoever reads them: no atomics, no zeroing, the same sum every time.
+All tokens of a tile have one slot, so a program multiplies plain matrices. Slots differ only in a pointer and a rank,
+both read on the device. Few tokens make little work, and shares spread it over all processors. The expand kernel adds
+the shares: no atomics, no zeroing, the same sum every time.
 """
 
 # Kernel parameters are pointers and device scalars, which Python's types do not describe.
@@ -19,7 +19,7 @@ import triton.language as tl
 
 @triton.jit
 def _look_up(tile, order, tile_slots, tile_starts, tile_counts, ranks, TILE: tl.constexpr):
-    """A tile's slot and its rank; its tokens' places in `order`, who they are, and which are real. Unused: rank 0."""
+    """A tile's slot and rank (0 if unused); its tokens' places in `order`, their indices, and which are real."""
     count = tl.load(tile_counts + tile)
     slot = tl.load(tile_slots + tile)
     place = tl.load(tile_starts + tile) + tl.arange(0, TILE)
@@ -32,11 +32,11 @@ def _look_up(tile, order, tile_slots, tile_starts, tile_counts, ranks, TILE: tl.
 
 @triton.jit
 def _padded(rank):
-    """A multiple of what any matrix instruction takes: a mask that ends there lets four numbers be moved at a time."""
+    """A multiple of every matrix instruction's size: a mask that ends there lets four numbers move at a time."""
     return (rank + 15) // 16 * 16
 
 
-# What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
+# A step's inputs may lie anywhere in a larger buffer: a new alignment must not recompile the kernels.
 _ANYWHERE = ["order", "tile_slots", "tile_starts", "tile_counts", "ranks"]
 
 
@@ -91,12 +91,12 @@ def shrink_kernel(
 
 @triton.jit
 def _columns(tile, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexpr, COLUMNS: tl.constexpr):
-    """The part that a tile of columns lies in, where the tile begins, and where the part ends.
+    """The part of a tile of columns, where the tile begins, and where the part ends.
 
         parts   |------- FIRST --------|--- SECOND ---|-- THIRD --|
         tiles   |-------|-------|------|-------|------|-------|---|
 
-    The last tile of a part is cut short: none spans two.
+    The last tile of a part is cut short: no tile spans two parts.
     """
     first_tiles: tl.constexpr = (FIRST + COLUMNS - 1) // COLUMNS
     second_tiles: tl.constexpr = (SECOND + COLUMNS - 1) // COLUMNS
@@ -145,7 +145,7 @@ def expand_kernel(
     column = begin + tl.arange(0, COLUMNS)
     inside = (column < end)[None, :]
     b_at = b + slot * (MAX_RANK * OUTPUTS) + nth[:, None] * OUTPUTS + column[None, :]
-    # B is one iteration ahead: a tile of it comes while the shares of the one before are added up.
+    # B is loaded one iteration ahead, while the shares of the iteration before are added.
     b_tile = tl.load(b_at, mask=(nth < rank)[:, None] & inside, other=0.0)
     y_at = y + token[:, None] * y_stride + column[None, :]
     is_real = is_token[:, None] & inside
@@ -159,7 +159,7 @@ def expand_kernel(
     for _ in range(0, rank, RANKS):
         is_stored = is_token[:, None] & ((nth < _padded(rank)) & (nth < MAX_RANK))[None, :]
         s = tl.load(s_at, mask=is_stored, other=0.0).to(tl.float32)
-        # Not a static_range: of an unrolled sum the compiler would take each share through shared memory by itself.
+        # Not a static_range: in an unrolled sum the compiler would move each share through shared memory separately.
         for share in range(1, SHARES):
             s += tl.load(s_at + share * tokens * (PARTS * MAX_RANK), mask=is_stored, other=0.0)
         total = tl.dot(s.to(OPERAND), b_tile.to(OPERAND), total, input_precision="ieee")

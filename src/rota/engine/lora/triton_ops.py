@@ -1,6 +1,6 @@
-"""Adapters on a GPU: a launch or two a site, whatever the number of adapters, with grids that shapes alone decide.
+"""Adapters on a GPU take one or two launches at a site, whatever their number, with grids that shapes alone decide.
 
-What varies from step to step (slots, ranks, tiles) is read on the device, so a captured CUDA graph serves any
+Kernels read on the device what varies from step to step (slots, ranks, tiles). So a captured CUDA graph serves any
 assignment of tokens to adapters.
 """
 
@@ -29,8 +29,8 @@ class ShrinkTuning:
     """Shapes of the shrink kernel; `benchmarks/lora_kernels.py --sweep` compares them."""
 
     rows: int  # rows of A per program
-    share: int  # inputs per program, more where there would be too many shares
-    most_shares: int  # each program of expand reads them all
+    share: int  # inputs per program, more if there would be too many shares
+    most_shares: int  # each program of expand reads all shares
     step: int  # inputs per iteration
     warps: int
     stages: int
@@ -62,7 +62,7 @@ PREFILL = Tuning(
 
 
 def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning | None = None) -> None:
-    """y [tokens, outputs] += what each token's adapter makes of x [tokens, inputs]; base tokens stay as they are."""
+    """y [tokens, outputs] += what each token's adapter makes of x [tokens, inputs]; base tokens do not change."""
     tuning = tuning or tuning_for(batch)
     expand(y, shrink(x, factors, batch, tuning), factors, batch, tuning)
 
@@ -70,17 +70,17 @@ def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch, tunin
 def project_widened(
     matrix: Matrix, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning | None = None
 ) -> Tensor:
-    """A product with a matrix that has an annex, and what each token's adapter adds to it: a view, not contiguous."""
+    """A product with a matrix that has an annex, plus what each token's adapter adds: a view, not contiguous."""
     y, shrunk = matrix(x).tensor_split([factors.shape.outputs], dim=1)
     expand(y, shrunk, factors, batch, tuning or tuning_for(batch))
     return y
 
 
 class TritonProjector:
-    """A projection with what adapters add. Where the site has an annex, shrink is part of the product.
+    """A projection, plus what adapters add. If the site has an annex, shrink is part of the product.
 
-    Elsewhere shrink runs beside it, since both read x and neither needs the other; but only while a graph is captured:
-    there a fork costs nothing on the host, and a replay keeps it.
+    Else shrink runs beside the product, since both read x and neither needs the other. That is so only in a captured
+    graph: there a fork costs nothing on the host, and a replay keeps it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -110,7 +110,7 @@ def tuning_for(batch: LoraBatch) -> Tuning:
 def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> Tensor:
     """x @ A.T by shares of the inputs: [shares, tokens in the batch's order, parts * max_rank] float32.
 
-    Written only where expand will read.
+    Written only where expand reads.
     """
     a, shape, shapes = factors.a, factors.shape, tuning.shrink
     assert x.stride(1) == 1
@@ -141,7 +141,7 @@ def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tu
     assert b.is_contiguous()
     assert y.dtype == b.dtype
     first, second, third = (*widths, 0, 0)[:3]
-    # Float32 multiplies from registers, and its numbers take two of what others take one: half the columns.
+    # Float32 multiplies from registers, and its numbers take twice the space: half the columns.
     columns = _at_most(shapes.columns * 2 // y.element_size(), max(widths))
     by_token = shrunk.dim() == 2
     expand_kernel[(sum(triton.cdiv(width, columns) for width in widths), len(batch.tile_slots))](
@@ -154,10 +154,10 @@ def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tu
 
 
 def _at_most(wanted: int, needed: int) -> int:
-    """No larger than what is needed, but of a size that matrix instructions take."""
+    """`wanted`, or less if less is needed, but a size that matrix instructions take."""
     return min(wanted, max(SMALLEST_DOT, triton.next_power_of_2(needed)))
 
 
 def _operand(factor: Tensor) -> tl.dtype:
-    # The interpreter keeps bfloat16 as integers and multiplies those; it is right only in float32.
+    # The interpreter stores bfloat16 as integers and multiplies the integers; only float32 is right there.
     return tl.float32 if triton.knobs.runtime.interpret else _OPERANDS[factor.dtype]

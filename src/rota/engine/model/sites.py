@@ -1,4 +1,4 @@
-"""Sites are where a model lets adapters in: each layer has the same four, and PEFT has names for their parts."""
+"""Sites are the four matrix products of a layer that adapters change; PEFT has names for their parts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rota.engine.model.spec import ModelSpec
 
 SITES = ("qkv", "o", "gate_up", "down")
 
-# Where a layer keeps each of the seven matrices.
-HOMES = {
+# The parent module of each of a layer's seven matrices.
+PARENTS = {
     "q_proj": "self_attn",
     "k_proj": "self_attn",
     "v_proj": "self_attn",
@@ -22,7 +22,7 @@ HOMES = {
 
 @dataclass(frozen=True, slots=True)
 class SiteShape:
-    """One stacked projection: what goes in, and how wide each of its parts comes out."""
+    """One stacked projection: its inputs, and the outputs of each of its parts."""
 
     name: str
     inputs: int
@@ -52,10 +52,10 @@ def site_shapes(spec: ModelSpec) -> tuple[SiteShape, ...]:
 
 
 def module_name(layer: int, part: str) -> str:
-    """What transformers, and so PEFT, calls a part of a layer."""
-    return f"model.layers.{layer}.{HOMES[part]}.{part}"
+    """The name of a part of a layer in transformers and PEFT."""
+    return f"model.layers.{layer}.{PARENTS[part]}.{part}"
 
 
 def module_names(layers: int) -> list[str]:
     """Every module of a model that an adapter may change."""
-    return [module_name(layer, part) for layer in range(layers) for part in HOMES]
+    return [module_name(layer, part) for layer in range(layers) for part in PARENTS]

@@ -1,4 +1,4 @@
-"""A checkpoint is read once from its PEFT folder: checked, stacked as the bank wants it, the scale folded in."""
+"""A checkpoint is read once from its PEFT folder: checked, stacked as the bank needs it, the scale folded in."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.files.checks import refusals, unreal_values
+from rota.engine.lora.files.checks import refusals, values_not_finite
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.host import HostAdapter, StackedSite, pin, run_length, stacked_sites
 from rota.engine.model.sites import SiteShape, module_name, site_shapes
@@ -58,11 +58,11 @@ def _fill(site: StackedSite, shape: SiteShape, folder: AdapterFolder) -> None:
             assert factors.a is not None
             assert factors.b is not None
             part_a[:rank] = factors.a.read()
-            # Scaled before it is rounded: alpha / rank need not be a power of two.
+            # Scaled before rounding: alpha / rank need not be a power of two.
             part_b[:rank] = factors.b.read().float().mul_(folder.config.scale_of(module)).T
 
 
 def _check_values(run: Tensor, folder: AdapterFolder) -> None:
     if not is_finite(run):
         too_large = f"{folder.path} has weights too large for {run.dtype}; serve the model in bfloat16 or float32."
-        raise AdapterError(next(unreal_values(folder), too_large))
+        raise AdapterError(next(values_not_finite(folder), too_large))

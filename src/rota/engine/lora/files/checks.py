@@ -1,7 +1,7 @@
-"""Checks say why a model cannot serve an adapter, nearly all of them before a single weight is read.
+"""Checks say why a model cannot serve an adapter, nearly all before a weight is read.
 
-Each check yields a sentence for everything it minds; the first is enough to refuse, and an adapter with one mistake
-has it in every layer.
+Each check yields a sentence for every fault. The first sentence is enough to refuse an adapter, and a fault is often in
+every layer.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from itertools import islice
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.peft_config import EMBEDDINGS
 from rota.engine.lora.files.tensor_file import Stored
-from rota.engine.model.sites import HOMES, module_name, module_names, site_shapes
+from rota.engine.model.sites import PARENTS, module_name, module_names, site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.weights.finite import is_finite
 
 
 def refusals(folder: AdapterFolder, spec: ModelSpec | None, max_rank: int) -> Iterator[str]:
-    """At most one sentence of each kind, none if the adapter can be served; without a spec, by any model at all."""
+    """At most one sentence of each kind, none if the model can serve the adapter; without a spec, if any model can."""
     yield from folder.config.refusals
-    yield from islice(_strangers(folder), 1)
-    yield from islice(_lonely_factors(folder), 1)
+    yield from islice(_other_tensors(folder), 1)
+    yield from islice(_unpaired_factors(folder), 1)
     yield from islice(_ranks(folder, max_rank), 1)
     if spec is not None:
         for check in MODEL_CHECKS:
             yield from islice(check(folder, spec), 1)
 
 
-def unreal_values(folder: AdapterFolder) -> Iterator[str]:
-    """A sentence for every tensor that has a NaN or an infinity; reads all of them."""
+def values_not_finite(folder: AdapterFolder) -> Iterator[str]:
+    """A sentence for every tensor with NaN or infinity; reads all tensors."""
     for file in folder.files:
         for stored in file.tensors.values():
             if not is_finite(stored.read()):
                 yield f"{file.path}: the tensor '{stored.name}' has values that are NaN or infinite."
 
 
-def _strangers(folder: AdapterFolder) -> Iterator[str]:
+def _other_tensors(folder: AdapterFolder) -> Iterator[str]:
     if not folder.factors:
         yield f"{folder.path} holds no LoRA factors (tensors named 'base_model.model.….lora_A.weight')."
-    for stored in folder.strangers:
+    for stored in folder.other_tensors:
         yield f"{stored.file.path} holds the tensor '{stored.name}': {_what(stored)}, which Rota does not serve."
 
 
@@ -53,7 +53,7 @@ def _what(stored: Stored) -> str:
     return "it is no LoRA factor"
 
 
-def _lonely_factors(folder: AdapterFolder) -> Iterator[str]:
+def _unpaired_factors(folder: AdapterFolder) -> Iterator[str]:
     for module, factors in folder.factors.items():
         if factors.a is None or factors.b is None:
             there, missing = ("lora_A", "lora_B") if factors.b is None else ("lora_B", "lora_A")
@@ -88,12 +88,12 @@ def _known_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
         else:
             yield (
                 f"{_place(folder, module)} has factors for '{module}', which this model does not have; its "
-                f"{spec.layers} layers have {', '.join(HOMES)}."
+                f"{spec.layers} layers have {', '.join(PARENTS)}."
             )
 
 
-def _promised_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
-    """What the config names and what the file holds are the same modules, or one of them is not the adapter's."""
+def _targeted_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+    """The config must target the modules that the file holds, and no others."""
     config = folder.config
     for module in folder.factors:
         if not config.targets_module(module):
@@ -131,6 +131,6 @@ def _place(folder: AdapterFolder, module: str) -> str:
 MODEL_CHECKS: tuple[Callable[[AdapterFolder, ModelSpec], Iterator[str]], ...] = (
     _known_targets,
     _known_modules,
-    _promised_modules,
+    _targeted_modules,
     _shapes,
 )

@@ -1,4 +1,4 @@
-"""An AdapterFolder is what PEFT saves, open to be checked and read: a config, and the factors of each module."""
+"""An AdapterFolder is an open PEFT folder: a config, and the factors of each module."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ CONFIG = "adapter_config.json"
 SINGLE = "adapter_model.safetensors"
 INDEX = "adapter_model.safetensors.index.json"
 PICKLED = "adapter_model.bin"
-# PEFT leaves the adapter's name out of its files; who saves a state dict as it is leaves it in.
+# PEFT leaves the adapter's name out of its files; a state dict saved as it is has the name.
 FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<letter>[AB])(\.[^.]+)?\.weight")
 
 
 @dataclass(slots=True)
 class Factors:
-    """A module's two factors; one of a whole pair may be missing from the file."""
+    """A module's two factors; either may be missing from the file."""
 
     a: Stored | None = None  # [rank, inputs]
     b: Stored | None = None  # [outputs, rank]
 
 
 class AdapterFolder:
-    """Whoever enters it may read tensors until they leave; headers and config are read at once."""
+    """Tensors may be read inside its `with` block; headers and config are read at its beginning."""
 
     def __init__(self, path: str | Path, adapter_root: str | Path | None = None) -> None:
-        """With a root, relative paths start there, and neither the folder nor its files may lie elsewhere."""
+        """With a root, relative paths start there, and the folder and its files must lie within it."""
         self._root = None if adapter_root is None else _resolve(Path(adapter_root))
         self._stack = ExitStack()
         self.path = self._checked(Path(path) if self._root is None else self._root / path)
         self.config: PeftConfig
         self.files: list[TensorFile] = []
         self.factors: dict[str, Factors] = {}
-        self.strangers: list[Stored] = []  # tensors that are no factors
+        self.other_tensors: list[Stored] = []  # tensors that are not factors
 
     def __enter__(self) -> AdapterFolder:
         if not self.path.is_dir():
@@ -89,7 +89,7 @@ class AdapterFolder:
     def _sort_in(self, stored: Stored) -> None:
         found = FACTOR.fullmatch(stored.name)
         if found is None:
-            self.strangers.append(stored)
+            self.other_tensors.append(stored)
             return
         factors, letter = self.factors.setdefault(found["module"], Factors()), found["letter"].lower()
         if getattr(factors, letter) is not None:
@@ -102,13 +102,13 @@ class AdapterFolder:
     def _checked(self, path: Path) -> Path:
         resolved = _resolve(path)
         if self._root is not None and not resolved.is_relative_to(self._root):
-            # Not where to: whoever asks over HTTP need not know where links lead.
+            # The target is not named: a client over HTTP must not learn where links lead.
             raise AdapterError(f"{path} leads outside the adapter root {self._root}.")
         return resolved
 
 
 def _resolve(path: Path) -> Path:
-    """Where a path leads, links followed: a name says nothing about where a file lies."""
+    """The path with links followed: a name alone does not say where a file lies."""
     try:
         return path.resolve()
     except (OSError, ValueError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""A description of an adapter folder, for those who want to know before they serve it."""
+"""An AdapterDescription says what an adapter folder holds, before it is served."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from rota.engine.lora.files.checks import refusals, unreal_values
+from rota.engine.lora.files.checks import refusals, values_not_finite
 from rota.engine.lora.files.folder import AdapterFolder
-from rota.engine.model.sites import HOMES
+from rota.engine.model.sites import PARENTS
 from rota.engine.model.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterDescription:
-    """What is in an adapter folder, and why it cannot be served, if so."""
+    """The content of an adapter folder, and the reasons why it cannot be served, if any."""
 
     path: Path
-    base_model: str | None  # as its config names it
+    base_model: str | None  # the name in its config
     ranks: tuple[int, ...]  # all that occur, smallest first
     alpha: float
     is_rank_stabilised: bool
@@ -30,12 +30,12 @@ class AdapterDescription:
 
 
 def describe(path: str | Path, spec: ModelSpec | None, max_rank: int) -> AdapterDescription:
-    """Describe a PEFT folder, judged for the model of `spec` or, without one, for any; blocks on the disk.
+    """Describe a PEFT folder, with reasons why the model of `spec` cannot serve it; blocks on the disk.
 
-    Raises AdapterError only where there is nothing to describe: no folder, or files that cannot be read.
+    Without a spec, the reasons hold for any model. Raises AdapterError only if the folder or its files cannot be read.
     """
     with AdapterFolder(path) as folder:
-        reasons = tuple(refusals(folder, spec, max_rank)) or tuple(islice(unreal_values(folder), 1))
+        reasons = tuple(refusals(folder, spec, max_rank)) or tuple(islice(values_not_finite(folder), 1))
         stored = [tensor for file in folder.files for tensor in file.tensors.values()]
         parts = {module.rpartition(".")[2] for module in folder.factors}
         return AdapterDescription(
@@ -44,7 +44,7 @@ def describe(path: str | Path, spec: ModelSpec | None, max_rank: int) -> Adapter
             ranks=tuple(sorted({folder.config.rank_of(module) for module in folder.factors})),
             alpha=folder.config.alpha,
             is_rank_stabilised=folder.config.is_rank_stabilised,
-            modules=(*(part for part in HOMES if part in parts), *sorted(parts.difference(HOMES))),
+            modules=(*(part for part in PARENTS if part in parts), *sorted(parts.difference(PARENTS))),
             layers=_layers(folder),
             dtypes=tuple(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored})),
             size_bytes=sum(file.size for file in folder.files),

@@ -1,4 +1,4 @@
-"""A PeftConfig is an adapter_config.json, asked about a module: has it factors, of what rank and what scale?"""
+"""A PeftConfig is an adapter_config.json: it says whether a module has factors, and their rank and scale."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from rota.core.errors import AdapterError, ModelError
 from rota.engine.model.config_file import ConfigFile
-from rota.engine.model.sites import HOMES, module_names
+from rota.engine.model.sites import PARENTS, module_names
 
 EVERY_LINEAR = "all-linear"
 EMBEDDINGS = ("embed_tokens", "lm_head")
-# Ways to start training that change the base weights, so that the factors alone are not the fine-tune.
-MOVING_STARTS = ("pissa", "corda", "olora", "loftq", "lora_ga")
-# Fields that, when they say anything, change what an adapter computes.
-FOREIGN_FIELDS = {
+# Initialisations that change the base weights, so that the factors alone are not the fine-tune.
+INITS_THAT_CHANGE_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
+# Fields that, when set, change what an adapter computes.
+UNSUPPORTED_FIELDS = {
     "use_dora": "DoRA",
     "modules_to_save": "whole layers of its own (embeddings, lm_head or a head)",
     "lora_bias": "biases",
@@ -36,7 +36,7 @@ FOREIGN_FIELDS = {
 
 @dataclass(frozen=True, slots=True)
 class PeftConfig:
-    """What matters of an adapter_config.json; None or empty where it says nothing."""
+    """The fields of an adapter_config.json that matter; None or empty where the file has none."""
 
     path: Path
     rank: int
@@ -49,19 +49,19 @@ class PeftConfig:
     layers: tuple[int, ...]
     layers_patterns: tuple[str, ...]
     base_model: str | None
-    refusals: tuple[str, ...]  # why no model of ours could serve it
+    refusals: tuple[str, ...]  # why Rota cannot serve it with any model
 
     def rank_of(self, module: str) -> int:
         return self.rank_pattern.get(_pattern_for(self.rank_pattern, module), self.rank)
 
     def scale_of(self, module: str) -> float:
-        """What B A is multiplied by."""
+        """The factor of B A."""
         alpha = self.alpha_pattern.get(_pattern_for(self.alpha_pattern, module), self.alpha)
         rank = self.rank_of(module)
         return alpha / math.sqrt(rank) if self.is_rank_stabilised else alpha / rank
 
     def targets_module(self, module: str) -> bool:
-        """Whether the module has factors; true for any where the file does not name its targets."""
+        """Whether the module has factors; true for every module if the file does not name its targets."""
         if self.excluded is not None and _names(self.excluded, module):
             return False
         if self.targets is None or self.targets == EVERY_LINEAR:
@@ -71,7 +71,7 @@ class PeftConfig:
         return _names(self.targets, module) and self._layer_of(module) in self.layers
 
     def unknown_targets(self, layers: int) -> Iterator[str]:
-        """A sentence for everything it names that a model with this many layers does not have."""
+        """A sentence for every target that a model with this many layers does not have."""
         modules = module_names(layers)
         for target in (self.targets,) if isinstance(self.targets, str) else self.targets or ():
             named = target if isinstance(self.targets, str) else (target,)
@@ -82,21 +82,21 @@ class PeftConfig:
             else:
                 yield (
                     f"{self.path} targets '{target}', which names no module of this model; its {layers} layers have "
-                    f"{', '.join(HOMES)}."
+                    f"{', '.join(PARENTS)}."
                 )
         if beyond := [layer for layer in self.layers if not 0 <= layer < layers]:
             yield f"{self.path}: 'layers_to_transform' names layer {beyond[0]}, but this model has {layers} layers."
 
     def _layer_of(self, module: str) -> int | None:
         for pattern in self.layers_patterns or ("[^.]*",):
-            # The first number counts: a later one would be an expert's.
+            # The first number is the layer: a later one would be an expert's.
             if found := re.match(rf"(?:^|.*?\.){pattern}\.(?P<layer>\d+)\.", module):
                 return int(found["layer"])
         return None
 
 
 def read_config(path: Path) -> PeftConfig:
-    """Read and check an adapter_config.json; what is well-formed but not ours to serve goes to `refusals`."""
+    """Read and check an adapter_config.json; `refusals` has what is well-formed but not supported."""
     try:
         config = ConfigFile(path)
         rank_pattern, alpha_pattern = config.section("rank_pattern"), config.section("alpha_pattern")
@@ -124,13 +124,13 @@ def _refusals(config: ConfigFile) -> Iterator[str]:
     kind = config.get("peft_type")
     if kind != "LORA":
         yield f"{config.path} describes a PEFT adapter of type {kind!r}; Rota serves only 'LORA'."
-    for name, what in FOREIGN_FIELDS.items():
+    for name, what in UNSUPPORTED_FIELDS.items():
         if config.get(name):
             yield f"{config.path} sets '{name}': the adapter has {what}, which Rota does not serve."
     if (bias := config.get("bias", "none")) != "none":
         yield f"{config.path} sets 'bias' to {bias!r}: the adapter changes biases, which Rota does not serve."
     start = config.get("init_lora_weights", True)
-    if isinstance(start, str) and start.lower().startswith(MOVING_STARTS):
+    if isinstance(start, str) and start.lower().startswith(INITS_THAT_CHANGE_THE_BASE):
         yield (
             f"{config.path} sets 'init_lora_weights' to {start!r}, which also changed the base weights; convert the "
             "adapter with PEFT's save_pretrained(path_initial_model_for_weight_conversion=…)."
@@ -138,14 +138,14 @@ def _refusals(config: ConfigFile) -> Iterator[str]:
 
 
 def _names(targets: tuple[str, ...] | str, module: str) -> bool:
-    """PEFT's reading: a text is an expression for the whole name, a list holds names or ends of them."""
+    """As in PEFT: a string is a regular expression for the whole name, a list has names or ends of names."""
     if isinstance(targets, str):
         return re.fullmatch(targets, module) is not None
     return module in targets or any(module.endswith(f".{target}") for target in targets)
 
 
 def _pattern_for(patterns: dict[str, Any], module: str) -> str:
-    """The first pattern that fits the end of the name; the name itself where none does."""
+    """The first pattern that matches the end of the name; the name itself if none does."""
     return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), module)
 
 

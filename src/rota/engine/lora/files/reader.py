@@ -1,4 +1,4 @@
-"""The reader brings adapters from disk to host memory, one by one, and gives up on a disk that does not answer."""
+"""The reader brings adapters from disk to host memory, one by one, and stops waiting for a disk that hangs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError
 from rota.engine.lora.host import HostAdapter
 
-# A rank-64 adapter of an 8B model is 340 MB; a network disk that takes longer than this will not be waited for.
-PATIENCE_S = 120.0
+# A rank-64 adapter of an 8B model is 340 MB; a network disk that takes longer than this has failed.
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What lies where an adapter could not be read: its reason alone, for an exception would keep the weights alive."""
+    """Stands for an adapter that could not be read: the reason only, since an exception would keep the weights."""
 
     reason: str
 
@@ -33,38 +33,38 @@ class _Job:
 
 
 class AdapterReader:
-    """One thread that reads; another takes its place should it hang, so that only one adapter is lost and not all."""
+    """One thread that reads. If it hangs, another thread takes its place, so that only one adapter is lost."""
 
     def __init__(
         self,
         read: Callable[[Adapter], HostAdapter],
         prepare: Callable[[], None] | None = None,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         """`prepare` is called once in every thread that reads."""
         self._read = read
         self._prepare = prepare
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._is_closing = False
-        # Guards who ends a job: the thread that reads it, or the clock.
+        # Either the reading thread or the timer ends a job, never both.
         self._ending = threading.Lock()
         self._thread = self._start_thread()
 
     def submit(self, adapter: Adapter) -> Future[Copy]:
-        """Read it when its turn comes; does not wait."""
+        """Queue the adapter to be read; does not wait."""
         job = _Job(adapter)
         self._jobs.put(job)
         return job.copy
 
     def close(self) -> None:
-        """Finish the read under way, refuse those that have not begun, and end the thread."""
+        """Finish the read under way, refuse the reads that have not begun, and end the thread."""
         self._is_closing = True
         self._jobs.put(None)
         self._thread.join()
 
     def _start_thread(self) -> threading.Thread:
-        # A daemon: a process that ends must not wait for a disk.
+        # A daemon: the end of the process must not wait for a disk.
         thread = threading.Thread(target=self._work, name="adapter-reader", daemon=True)
         thread.start()
         return thread
@@ -73,30 +73,30 @@ class AdapterReader:
         if self._prepare:
             self._prepare()
         while job := self._jobs.get():
-            clock = threading.Timer(self._patience_s, self._give_up, [job])
+            clock = threading.Timer(self._timeout_s, self._give_up, [job])
             clock.daemon = True
             clock.start()
-            is_mine = self._end(job, self._fetch(job.adapter))
+            has_ended_it = self._end(job, self._fetch(job.adapter))
             clock.cancel()
-            if not is_mine:
-                return  # another reads in this one's place
+            if not has_ended_it:
+                return  # another thread has taken this one's place
 
     def _fetch(self, adapter: Adapter) -> Copy:
         if self._is_closing:
             return Refused(f"Adapter '{adapter.name}' was not read: the engine is stopping.")
         try:
             return self._read(adapter)
-        except Exception as error:  # this thread reads for others: the requests that wait hear the reason
+        except Exception as error:  # the border of a thread: any failure is this adapter's, not the reader's
             return Refused(reason_for(adapter, error))
 
     def _give_up(self, job: _Job) -> None:
         name, path = job.adapter.name, job.adapter.path
-        reason = f"Adapter '{name}' could not be read from {path} within {self._patience_s:g} seconds."
+        reason = f"Adapter '{name}' could not be read from {path} within {self._timeout_s:g} seconds."
         if self._end(job, Refused(reason)):
             self._thread = self._start_thread()
 
     def _end(self, job: _Job, copy: Copy) -> bool:
-        """Give a job its result; false if it has one."""
+        """Give a job its result; false if the job already has one."""
         with self._ending:
             if job.copy.done():
                 return False

@@ -1,7 +1,7 @@
 """A TensorFile is one safetensors file: its header read and checked at once, its tensors read when asked for.
 
-A memory map would kill the process if somebody cut the file short while it is being read, and adapters are replaced
-under a running server. Reads fill torch's memory without holding the interpreter's lock, so steps go on meanwhile.
+A memory map would kill the process if the file became shorter during a read, and users replace adapters while a server
+runs. Reads fill torch's memory without the interpreter's lock, so steps go on meanwhile.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_HEADER = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor as the header describes it, its bytes [start, end) of the file."""
+    """One tensor in the header; its bytes are [start, end) of the file."""
 
     file: TensorFile
     name: str
@@ -35,12 +35,12 @@ class Stored:
     end: int
 
     def read(self) -> Tensor:
-        """A fresh tensor; blocks for as long as the disk takes."""
+        """A new tensor; blocks on the disk."""
         return self.file.read(self)
 
 
 class TensorFile:
-    """An open file; whoever opened it closes it."""
+    """An open file; the caller closes it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
