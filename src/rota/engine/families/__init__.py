@@ -1,1 +1,1 @@
-"""Families of models, one file each: its spec, its layers, its forward pass, and what it cannot do."""
+"""Model families, one file each: the spec, the layers, the forward pass, and what Rota cannot serve."""

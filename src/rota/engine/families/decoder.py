@@ -1,4 +1,4 @@
-"""A Decoder is what all forward passes share: products with adapters, attention, the gated MLP, the head."""
+"""A Decoder has what all forward passes share: products with adapters, attention, the gated MLP, the head."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rota.engine.model.spec import ModelSpec
 from rota.engine.step.device_step import DeviceStep
 from rota.engine.weights.load import LayerWeights, Weights
 
-# Weights of a norm over each head of the queries and one of the keys, and their epsilon.
+# Weights of the norm over each query head and of the norm over each key head, and their epsilon.
 HeadNorms = tuple[Tensor, Tensor, float]
 
 
@@ -31,7 +31,7 @@ class Decoder:
         self._rotary = rotary_table(spec.rotary, spec.head_dim, spec.context_length, weights.embedding.device)
 
     def tune(self, rows: Sequence[int]) -> None:
-        """Find out how products of so many rows are quickest; before anything is captured."""
+        """Find the fastest products for these numbers of rows; before graphs are captured."""
         layers = self.weights.layers
         tune_gemms([layer.qkv for layer in layers], rows)
         tune_gemms([layer.output for layer in layers], rows)
@@ -40,19 +40,19 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[n, vocabulary] in the model's precision, into `out` if given; ask only for the rows that sample."""
+        """[n, vocabulary] in the model's precision, into `out` if given; pass only the rows that sample."""
         head = self.weights.head
-        assert out is None or len(out) == len(hidden), "torch would put the logits elsewhere"
+        assert out is None or len(out) == len(hidden), "torch would allocate other memory for the logits"
         if out is None:
             return head(hidden)
-        assert isinstance(head, Linear), "graphs keep logits, and they are a GPU's"
+        assert isinstance(head, Linear), "only graphs pass `out`, and on a GPU the head is a Linear"
         return torch.mm(hidden, head.weight.T, out=out)
 
     def embed(self, step: DeviceStep) -> Tensor:
         return functional.embedding(step.token_ids, self.weights.embedding)
 
     def project(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Tensor:
-        """A matrix product, and what each token's adapter adds to it."""
+        """A matrix product, plus what each token's adapter adds."""
         if step.lora is None:
             return projection(x)
         assert self._with_adapters is not None, "a step with adapters needs a bank"
@@ -65,7 +65,7 @@ class Decoder:
         cache: tuple[Tensor, Tensor],
         norms: HeadNorms | None = None,
     ) -> Tensor:
-        """[tokens, heads * head_dim] of queries, keys and values beside each other; keys and values go to the cache."""
+        """[tokens, queries | keys | values] -> [tokens, heads * head_dim]; writes keys and values to the cache."""
         query = self.operations.rotate_and_store(qkv, self._rotary, step, *cache, norms)
         attention, decodes = self._attention, step.decodes
         if step.prefill is None:

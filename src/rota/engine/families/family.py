@@ -1,4 +1,4 @@
-"""A Family is what one file brings so that the models of an architecture can be served."""
+"""A Family is what one file defines so that Rota serves the models of an architecture."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rota.engine.ops.protocol import Operations
 from rota.engine.step.lora_batch import LoraBatch
 from rota.engine.weights.load import Weights
 
-# A product at a site of a layer, with what each token's adapter adds to it.
+# (projection, x, layer, site, batch): a product at a site of a layer, plus what each token's adapter adds.
 ProjectWithAdapters = Callable[[Projection, Tensor, int, str, LoraBatch], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What a model computes with, on the device at hand."""
+    """What a model computes with on the chosen device."""
 
     operations: Operations
     attention: Attention
-    with_adapters: ProjectWithAdapters | None = None  # None: no step brings adapters
+    with_adapters: ProjectWithAdapters | None = None  # None: no step has adapters
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture, by the name that config.json has for it."""
+    """One architecture, by its name in config.json."""
 
     architecture: str
-    read: Callable[[ConfigFile], Any]  # gives a ModelSpec, or the family's own kind of it
-    make: Callable[[Any, Weights, Kernels], Model]  # of such a spec
+    read: Callable[[ConfigFile], Any]  # returns a ModelSpec, or the family's subclass
+    make: Callable[[Any, Weights, Kernels], Model]  # takes that spec

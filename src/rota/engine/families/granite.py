@@ -18,7 +18,7 @@ ARCHITECTURE = "GraniteForCausalLM"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraniteSpec(ModelSpec):
-    """Scores have theirs as `attention_scale`."""
+    """The multiplier of the scores is `attention_scale`."""
 
     embedding_multiplier: float
     residual_multiplier: float

@@ -1,4 +1,4 @@
-"""Llama, and all that calls itself one."""
+"""Llama, and every model whose config.json names its architecture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mistral: Llama without biases; its sliding window ends the context."""
+"""Mistral: Llama without biases; the context ends at the sliding window."""
 
 from __future__ import annotations
 

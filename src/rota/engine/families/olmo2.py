@@ -1,4 +1,4 @@
-"""OLMo 2: a norm behind each half of a layer instead of before it, and one over all queries and all keys."""
+"""OLMo 2: a norm after each half of a layer instead of before it, one over all queries and one over all keys."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Olmo2Model(Decoder):
     def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Hidden states [tokens, hidden] after the last norm; writes the tokens' keys and values into `cache`."""
         x = self.embed(step)
-        for index, (layer, kept) in enumerate(zip(self.weights.layers, cache, strict=True)):
-            qkv = self._normed(layer, self.project(layer.qkv, x, step, index, "qkv"))
-            attended = self.project(layer.output, self.attend(qkv, step, kept), step, index, "o")
+        for index, (layer, layer_cache) in enumerate(zip(self.weights.layers, cache, strict=True)):
+            qkv = self._norm_queries_and_keys(layer, self.project(layer.qkv, x, step, index, "qkv"))
+            attended = self.project(layer.output, self.attend(qkv, step, layer_cache), step, index, "o")
             x = x + self._norm(attended, layer.norms[ATTENTION_NORM])
             x = x + self._norm(self.feed_forward(layer, x, step, index), layer.norms[MLP_NORM])
         return self._norm(x, self.weights.norm)
 
-    def _normed(self, layer: LayerWeights, qkv: Tensor) -> Tensor:
+    def _norm_queries_and_keys(self, layer: LayerWeights, qkv: Tensor) -> Tensor:
         queries, keys = len(layer.norms[QUERY_NORM]), len(layer.norms[KEY_NORM])
         query, key, value = qkv.split([queries, keys, keys], dim=1)
         return torch.cat(

@@ -1,4 +1,4 @@
-"""The forward pass of most families: a norm before each half of a layer, and what the half gives is added."""
+"""The forward pass of most families: a norm before each half of a layer, then the half's output is added."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def pre_norms(hidden_size: int) -> tuple[tuple[str, int], ...]:
 
 
 class PreNormModel(Decoder):
-    """Llama's order, which Mistral, Qwen and Granite keep."""
+    """Llama's order of norms, also Mistral's, Qwen's and Granite's."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, kernels: Kernels) -> None:
         super().__init__(spec, weights, kernels)
-        # A layer ends with the norm its successor begins with: adding and norming are one operation.
+        # A layer ends with the first norm of the next layer: adding and norming are one operation.
         self._next_norms = [layer.norms[ATTENTION_NORM] for layer in weights.layers[1:]] + [weights.norm]
 
     @torch.inference_mode()
@@ -34,9 +34,9 @@ class PreNormModel(Decoder):
         layers = self.weights.layers
         residual = self.embed(step)
         x = self.operations.rms_norm(residual, layers[0].norms[ATTENTION_NORM], self.spec.norm_epsilon)
-        for index, (layer, kept, next_norm) in enumerate(zip(layers, cache, self._next_norms, strict=True)):
+        for index, (layer, layer_cache, next_norm) in enumerate(zip(layers, cache, self._next_norms, strict=True)):
             qkv = self.project(layer.qkv, x, step, index, "qkv")
-            attended = self.attend(qkv, step, kept, self._head_norms(layer))
+            attended = self.attend(qkv, step, layer_cache, self._head_norms(layer))
             x = self.project(layer.output, attended, step, index, "o")
             x, residual = self.add_norm(x, residual, layer.norms[MLP_NORM])
             x = self.feed_forward(layer, x, step, index)

@@ -1,4 +1,4 @@
-"""Qwen2: Llama with biases at queries, keys and values; a sliding window, if one is used, ends the context."""
+"""Qwen2: Llama with biases at queries, keys and values; the context ends at the sliding window, if it is used."""
 
 from __future__ import annotations
 

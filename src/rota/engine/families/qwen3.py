@@ -1,4 +1,4 @@
-"""Qwen3: Llama with a norm over each head of queries and keys; a sliding window, if one is used, ends the context."""
+"""Qwen3: Llama with a norm over each query and key head; the context ends at the sliding window, if it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of families: a folder names its architecture, and the table says who reads it and computes it."""
+"""The table of families: a folder names its architecture, and the table has the family that reads and computes it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def read_spec(folder: Path) -> ModelSpec:
-    """Read config.json (and generation_config.json's end-of-sequence tokens) of a model folder."""
+    """Read a model folder's config.json, and the end-of-sequence tokens of its generation_config.json."""
     if not folder.is_dir():
         raise ModelError(f"There is no model folder at {folder}; give a folder in Hugging Face format.")
     if not (folder / "config.json").is_file():
