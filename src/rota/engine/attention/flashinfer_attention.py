@@ -1,4 +1,4 @@
-"""FlashInferAttention lets FlashInfer's kernels attend for prompts; an option for whoever has it installed.
+"""FlashInferAttention lets FlashInfer's kernels attend for prompts, if FlashInfer is installed.
 
 FlashInfer plans a step on the host, from lengths that a captured graph must not ask for. So steps in graphs go to our
 own kernels, and so do all decodes: what remains are the steps with the longest prompts, where attention weighs most.
@@ -19,7 +19,7 @@ from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
 HEAD_DIMS = (64, 128, 256)
 WORKSPACE_BYTES = 128 << 20
-# A plan's host memory is written again by the next one: with as many as there are steps under way nobody waits for it.
+# The next plan overwrites a plan's host memory: with one plan for each step under way, no step waits for it.
 PLANNERS = 2
 
 
@@ -36,7 +36,7 @@ class FlashInferAttention:
 
     def __init__(self, scale: float, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ConfigError for what FlashInfer has no kernels for."""
-        import flashinfer  # whoever has not installed it can do without
+        import flashinfer  # here, since it need not be installed
 
         if head_dim not in HEAD_DIMS or dtype.itemsize != 2:
             raise ConfigError(

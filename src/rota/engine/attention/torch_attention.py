@@ -34,7 +34,7 @@ class _Chunk:
     begin: int
     end: int
     pages: Tensor  # [kv_heads * pages]
-    padded: int  # tokens attended to, cached prefix included, and those behind them that nobody sees
+    padded: int  # tokens attended to, cached prefix included, and masked tokens behind them
     mask: Tensor | None  # [padded tokens, padded], added to the scores where a prefix is cached; None: plainly causal
 
 

@@ -1,1 +1,1 @@
-"""Sampling: one token a row from its logits, as each request asked."""
+"""Sampling: one token for each row from its logits, by its request's parameters."""

@@ -1,8 +1,8 @@
 """A draw turns weighted tokens and one uniform number per row into tokens, each row by itself.
 
-The uniform number is a hash of the request's seed and the token's index, and the draw inverts the cumulative
-weights in vocabulary order. So a request's tokens depend on nothing but its own logits, seed and parameters: not on
-its neighbours in the batch, nor on how often it was preempted.
+The uniform number is a hash of the request's seed and the token's index. The draw inverts the cumulative weights in
+vocabulary order. So a request's tokens depend only on its own logits, seed and parameters: not on the other requests
+in the batch, nor on how often the request was preempted.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def mix(bits: Tensor) -> Tensor:
 
 
 def _shift(bits: Tensor, places: int) -> Tensor:
-    """Shift right without dragging the sign along."""
+    """Shift right and fill with zeros instead of the sign."""
     return (bits >> places) & ((1 << (64 - places)) - 1)
 
 
 def choose(
     logits: Tensor, best: Tensor, rows: Tensor, indices: Tensor, parameters: Tensor, seeds: Tensor, has_filters: bool
 ) -> Tensor:
-    """[n] int64: tokens by chance where the temperature is above zero, and the best ones elsewhere.
+    """[n] int64: drawn tokens where the temperature is above zero, and the best tokens elsewhere.
 
-    logits [n, vocabulary] float32; best [n] int64, the largest logit's token; rows and indices [n], where each request
-    sits and which of its tokens this is. By row: seeds, mixed, and parameters, of which the first four count:
-    temperature, top_k, top_p, min_p. Without `has_filters` only the temperature is read.
+    logits [n, vocabulary] float32; best [n] int64, the largest logit's token; rows [n] of the requests; indices [n] of
+    the new tokens in their requests. By row: seeds, mixed; parameters, of which four are read: temperature, top_k,
+    top_p, min_p. Without `has_filters` only the temperature is read.
     """
     temperature, top_k, top_p, min_p = parameters[rows, :4].unbind(1)
     is_greedy = temperature == 0.0
@@ -55,10 +55,10 @@ def choose(
 
 
 def draw(weights: Tensor, uniforms: Tensor, fallback: Tensor) -> Tensor:
-    """[n] int64: token i with a chance in proportion to weights[:, i]; weights [n, vocabulary].
+    """[n] int64: token i with a probability in proportion to weights[:, i]; weights [n, vocabulary].
 
-    A GPU's cumulative sum is not quite monotone, so rounding can point at a token of no weight, or past the last
-    one. That happens about once in a million draws; the row's `fallback` is taken then.
+    A GPU's cumulative sum is not quite monotone, so rounding can select a token of weight zero, or one past the last.
+    That happens about once in a million draws; then the row's `fallback` is taken.
     """
     cumulative = weights.cumsum(-1)
     targets = (uniforms * cumulative[:, -1])[:, None]
@@ -69,14 +69,14 @@ def draw(weights: Tensor, uniforms: Tensor, fallback: Tensor) -> Tensor:
 def cutoff(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """[n, 1]: the smallest weight that stays; weights [n, vocabulary] with a largest weight of 1, the rest [n].
 
-    Top-k first, top-p among what it leaves, min-p beside the largest, as everybody does it. Tokens as likely as the
-    last one that stays, stay too: the order of ties must not decide.
+    Top-k first, then top-p among the rest, then min-p relative to the largest weight: the usual order. Tokens as likely
+    as the last token that stays, stay too: the order of ties must not decide.
     """
     ascending = sort_values(weights)
     cumulative = ascending.cumsum(-1)
     everything = cumulative[:, -1:]
     smallest = ascending.gather(1, weights.shape[1] - top_k.to(torch.int64)[:, None])
-    # A token stays while the mass above it falls short of the nucleus; top_p = 1 takes none away, by no rounding.
+    # A token stays while the mass above it is less than the nucleus; with top_p = 1 no rounding removes a token.
     nucleus = top_p[:, None] * (everything - _mass_below(smallest, ascending, cumulative))
     below = (everything - nucleus).where(top_p[:, None] < 1.0, -1.0)
     first = torch.searchsorted(cumulative, below, right=True).clamp_(max=weights.shape[1] - 1)
@@ -90,17 +90,17 @@ def _mass_below(limit: Tensor, ascending: Tensor, cumulative: Tensor) -> Tensor:
 
 
 def argmax(values: Tensor) -> Tensor:
-    """[n] int64, the first of the largest per row. NumPy is 20 times as fast as torch on a CPU (49152 floats)."""
+    """[n] int64, the first largest value of each row. NumPy is 20 times as fast as torch on a CPU (49152 floats)."""
     if values.device.type == "cpu":
         return torch.from_numpy(values.float().numpy().argmax(-1))
     return values.argmax(-1)
 
 
 def mask_nan_rows(tokens: Tensor, logits: Tensor) -> Tensor:
-    """The tokens that were chosen from the logits; NO_TOKEN where those are not numbers, for no choice means anything.
+    """The tokens chosen from the logits; NO_TOKEN where logits are not numbers, since no choice means anything.
 
-    The best of a row is NaN if any of it is. Few small operations, and none that copies a number from the host: a
-    captured graph runs this in every step.
+    The largest value of a row is NaN if any value is. The operations are few and small, and none copies a number from
+    the host: a captured graph runs this in every step.
     """
     chosen = logits.gather(1, tokens[:, None])[:, 0]
     return tokens.masked_fill(chosen - chosen != 0.0, NO_TOKEN)

@@ -1,4 +1,4 @@
-"""Penalties remember which tokens a row has read and written, and make them less likely."""
+"""Penalties count the prompt and output tokens of a row, and make them less likely."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rota.engine.device import send
 
 
 class Penalties:
-    """Counts of every row's tokens, on the device; they cost no memory until somebody asks for a penalty.
+    """Counts of every row's tokens, on the device; they take no memory until a request has a penalty.
 
-    A row without penalties multiplies by one and subtracts nothing, whatever its counts: they are kept, and
-    cleared, only for rows that asked.
+    A row without penalties multiplies by one and subtracts zero, whatever its counts. So counts are kept and cleared
+    only for rows with penalties.
     """
 
     def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
@@ -24,7 +24,7 @@ class Penalties:
         self._written: Tensor | None = None  # [rows, vocabulary] int32
 
     def seat(self, seat: Seat) -> None:
-        """Count what the sequence has read and written so far; one that was preempted goes on where it was."""
+        """Count the prompt and the output so far; a preempted sequence already has output."""
         in_prompt, written = self._tables()
         tokens = send(np.array(seat.tokens, dtype=np.int64), self._device)
         prompt, output = tokens[: seat.prompt_length], tokens[seat.prompt_length :]
@@ -32,7 +32,7 @@ class Penalties:
         written[seat.row].zero_().scatter_add_(0, output, torch.ones_like(output, dtype=torch.int32))
 
     def apply(self, logits: Tensor, rows: Tensor, factors: Tensor) -> Tensor:
-        """New logits: repetition as Hugging Face defines it, then presence and frequency as OpenAI does.
+        """New logits: repetition as Hugging Face defines it, then presence and frequency as OpenAI defines them.
 
         `factors` [n, 3] are the three in this order.
         """

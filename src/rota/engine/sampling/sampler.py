@@ -1,7 +1,7 @@
-"""The sampler chooses one token per row from its logits, all rows together, each as its request asked.
+"""The sampler chooses one token for each row from its logits, all rows at once, by each request's parameters.
 
-Parameters lie in device tensors, one line a row, written when somebody sits down there. The host keeps a few flags
-per row beside them, so that a step does only what one of its rows needs: usually an argmax.
+Parameters lie in device tensors, one line for each row, written when a sequence takes the row. The host keeps a few
+flags for each row, so that a step does only what its rows need: usually an argmax.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from rota.engine.sampling.draw import argmax, choose, mix
 from rota.engine.sampling.penalties import Penalties
 from rota.engine.step.sampled import Logprobs, Sampled
 
-# What a line of parameters holds. A float32 counts exactly up to 2**24, more than any vocabulary.
+# A line of parameters. A float32 counts exactly up to 2**24, more than any vocabulary.
 COLUMNS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency")
 
-# What a row may need beyond an argmax, as bits: plain integers, because a step asks about them many times.
+# What a row may need beyond an argmax, as bits: plain integers, because a step tests them many times.
 CHANCE, FILTERS, PENALTIES, LOGPROBS = 1, 2, 4, 8
 
 
@@ -37,17 +37,17 @@ class Sampler:
         self._seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         self._choose = choose
         if device.type == "cuda":
-            # Here because Triton is there only where PyTorch has a GPU to use it on.
+            # Imported here: Triton is installed only where PyTorch has a GPU.
             from rota.engine.sampling.triton_draw import choose as triton_choose
 
             self._choose = triton_choose
         self._penalties = Penalties(rows, vocabulary, device)
         self._needs: NDArray[np.uint8] = np.zeros(rows, dtype=np.uint8)
-        # Of how many top tokens a row wants the log-probabilities, if it wants any.
+        # How many top tokens a row wants log-probabilities of, if it wants any.
         self._logprobs: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
 
     def seat(self, seats: Sequence[Seat]) -> None:
-        """Take down what the newcomers asked for."""
+        """Write the parameters of new sequences to their rows."""
         rows = np.array([seat.row for seat in seats], dtype=np.int64)
         params = [seat.sampling for seat in seats]
         self._needs[rows] = [_needs_of(p) for p in params]
@@ -62,11 +62,11 @@ class Sampler:
                 self._penalties.seat(seat)
 
     def needs(self, rows: NDArray[np.integer]) -> int:
-        """What a step over these rows needs, all together; 0 means an argmax will do."""
+        """What a step over these rows needs, all rows together; 0 means that an argmax is enough."""
         return int(np.bitwise_or.reduce(self._needs[rows]))
 
     def sample(self, logits: Tensor, rows: Tensor, indices: Tensor, host_rows: NDArray[np.integer]) -> Sampled:
-        """Choose; logits [n, vocabulary] float32 stay as they are, `indices` [n] are the new tokens' positions."""
+        """Choose tokens; logits [n, vocabulary] float32 stay unchanged, `indices` [n] are the new tokens' positions."""
         needs = self.needs(host_rows)
         if not needs:
             return Sampled(argmax(logits))
@@ -87,7 +87,7 @@ class Sampler:
         positions = np.flatnonzero(self._needs[host_rows] & LOGPROBS)
         counts = self._logprobs[host_rows[positions]]
         wanted = tuple(zip(positions.tolist(), counts.tolist(), strict=True))
-        return Logprobs(*judged(logits, tokens, int(counts.max())), wanted)
+        return Logprobs(*logprobs_of(logits, tokens, int(counts.max())), wanted)
 
     def _line_of(self, params: SamplingParams) -> tuple[float, ...]:
         top_k = self._vocabulary if params.top_k is None else min(params.top_k, self._vocabulary)
@@ -95,8 +95,8 @@ class Sampler:
         return (params.temperature, float(top_k), params.top_p, params.min_p, *penalties)
 
 
-def judged(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
-    """[n] log-probabilities of the tokens, [n, most] the likeliest tokens and theirs; logits [n, vocabulary]."""
+def logprobs_of(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[n] log-probabilities of the tokens, [n, most] the likeliest tokens, [n, most] their log-probabilities."""
     total = logits.logsumexp(-1, keepdim=True)
     chosen = logits.gather(1, tokens[:, None]) - total
     top = logits.topk(most, dim=-1)

@@ -1,4 +1,4 @@
-"""Scores say how likely the tokens of a prompt were, each after all that came before it."""
+"""Scores say how likely each token of a prompt was after the tokens before it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 from rota.core.ids import Row
 from rota.core.plan import StepPlan
 from rota.engine.device import send
-from rota.engine.sampling.sampler import judged
+from rota.engine.sampling.sampler import logprobs_of
 from rota.engine.step.inputs import Rows
 from rota.engine.step.sampled import Logprobs
 
-# The logits of a whole prompt would take gigabytes: 8,192 tokens in a vocabulary of 128,256 are 4.2 GB. So many bytes
-# hold those of 65.
+# The logits of a whole prompt would take gigabytes: 8,192 tokens in a vocabulary of 128,256 are 4.2 GB. This many bytes
+# hold the logits of 65 tokens.
 LOGIT_BYTES = 32 << 20
 
 Logits = Callable[[Tensor], Tensor]
 
 
 def tokens_at_once(vocabulary: int) -> int:
-    """Of how many tokens the logits are made at a time."""
+    """How many tokens' logits are computed at a time."""
     return max(1, LOGIT_BYTES // (4 * vocabulary))
 
 
 def score(plan: StepPlan, rows: Rows, hidden: Tensor, logits_of: Logits, at_once: int) -> Logprobs:
-    """Of the plan's scorings, one after the other; hidden [tokens, hidden size], decodes first, then chunks."""
+    """The log-probabilities of the plan's scorings, in order; hidden [tokens, hidden size], decodes first."""
     places = _places(plan)
-    # A token is judged by the logits of the one before it.
+    # The logits of a token give the probability of the next.
     starts = [places[one.row] + one.start - 1 for one in plan.scorings]
     lengths = [one.end - one.start for one in plan.scorings]
     before = torch.cat([hidden[start : start + length] for start, length in zip(starts, lengths, strict=True)])
@@ -38,14 +38,14 @@ def score(plan: StepPlan, rows: Rows, hidden: Tensor, logits_of: Logits, at_once
     tokens = send(known, hidden.device).to(torch.int64)
     most = max(one.top for one in plan.scorings)
     slices = zip(before.split(at_once), tokens.split(at_once), strict=True)
-    parts = [judged(logits_of(some).float(), chosen, most) for some, chosen in slices]
+    parts = [logprobs_of(logits_of(some).float(), chosen, most) for some, chosen in slices]
     chosen, top_tokens, top = (torch.cat(part) for part in zip(*parts, strict=True))
     wanted = enumerate(np.repeat([one.top for one in plan.scorings], lengths).tolist())
     return Logprobs(chosen, top_tokens, top, tuple(wanted))
 
 
 def _places(plan: StepPlan) -> dict[Row, int]:
-    """By row, where its sequence's first token would lie among the tokens of the step."""
+    """By row, where the sequence's first token would lie among the tokens of the step."""
     places, end = {}, len(plan.decodes)
     for chunk in plan.chunks:
         places[chunk.row] = end - chunk.start

@@ -1,8 +1,8 @@
 """The draw as one Triton launch, a program per row; the twin of `draw.choose`.
 
-Sorting a vocabulary to find where top-k and top-p cut it takes a GPU longer than the rest of sampling. A row fits the
-cache instead, so the program bisects for the cut: positive floats are ordered like their bits read as integers, and
-thirty halvings of [0, 1] find the exact weight at which a count or a mass is reached.
+To sort a vocabulary for top-k and top-p takes a GPU longer than the rest of sampling. But a row fits into the cache,
+so the program bisects for the cut. Positive floats are ordered like their bits read as integers: thirty halvings of
+[0, 1] find the exact weight at which a count or a mass is reached.
 """
 
 # Kernel parameters are pointers and device scalars, which Python's types do not describe.
@@ -33,7 +33,7 @@ def choose(
     return tokens
 
 
-# What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
+# A step's inputs may lie anywhere in a larger buffer: a new alignment must not recompile the kernel.
 @triton.jit(do_not_specialize_on_alignment=["rows", "indices"])
 def _choose_kernel(
     logits,  # -> [count, vocabulary] float32
@@ -59,7 +59,7 @@ def _choose_kernel(
         return
     line = logits + place * logits_stride
     highest = tl.load(line + fallback)
-    scale = 1.4426950408889634 / temperature  # weights are powers of two, which the hardware has
+    scale = 1.4426950408889634 / temperature  # weights as powers of two: the hardware has exp2
 
     smallest = 0.0
     if FILTERS:
@@ -96,7 +96,7 @@ def _uniform(seed, index):
 
 @triton.jit
 def _weights(line, highest, scale, vocabulary, smallest, start, TILE: tl.constexpr):
-    """[TILE] weights of the tokens from `start` on, the likeliest token's being 1; nought below `smallest`."""
+    """[TILE] weights of the tokens from `start` on, 1 for the likeliest token; zero below `smallest`."""
     offsets = start + tl.arange(0, TILE)
     values = tl.load(line + offsets, mask=offsets < vocabulary, other=float("-inf"))
     weights = tl.exp2((values - highest) * scale)
@@ -105,7 +105,7 @@ def _weights(line, highest, scale, vocabulary, smallest, start, TILE: tl.constex
 
 @triton.jit
 def _total(line, highest, scale, vocabulary, smallest, MASS: tl.constexpr, TILE: tl.constexpr):
-    """The mass, or else the number, of the tokens whose weight is at least `smallest`."""
+    """The mass, or without MASS the number, of the tokens whose weight is at least `smallest`."""
     total = tl.zeros([TILE], tl.float32)
     for start in range(0, vocabulary, TILE):
         weights = _weights(line, highest, scale, vocabulary, smallest, start, TILE)
@@ -118,7 +118,7 @@ def _total(line, highest, scale, vocabulary, smallest, MASS: tl.constexpr, TILE:
 
 @triton.jit
 def _bisect(line, highest, scale, vocabulary, smallest, enough, MASS: tl.constexpr, TILE: tl.constexpr):
-    """The largest weight, at least `smallest`, such that it and all above it are enough."""
+    """The largest weight, at least `smallest`, such that it and all larger weights are enough."""
     low = tl.full([], 0, tl.int32)  # bits of a weight that leaves enough
     high = tl.full([], 0x3F800001, tl.int32)  # bits of the next number after 1, which leaves nothing
     for _ in range(30):

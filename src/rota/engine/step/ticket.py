@@ -1,4 +1,4 @@
-"""A ticket stands for a step under way: its results travel to the host while nobody waits."""
+"""A ticket stands for a step under way: its results are copied to the host while no thread waits."""
 
 from __future__ import annotations
 
