@@ -38,7 +38,7 @@ from rota.core.ids import RequestId
 from rota.core.messages import Submit
 from rota.core.request import Request
 from rota.engine.build import build_engine
-from rota.engine.cpu.processor import look
+from rota.engine.cpu.processor import this_processor
 from rota.engine.folders.builtin import builtin_model_folder, builtin_source
 from rota.engine.precision import choose_dtype
 from rota.runtime.service import InProcessService
@@ -127,7 +127,7 @@ def rota_server(service: InProcessService, finished: threading.Semaphore) -> flo
 
 def machine(llm: LLM) -> dict[str, Any]:
     """What the figures depend on."""
-    found = look()
+    found = this_processor()
     names = re.findall(r"^(?:model name|CPU part)\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "architecture": platform.machine(),
@@ -143,7 +143,7 @@ def machine(llm: LLM) -> dict[str, Any]:
 
 
 def chosen_dtype() -> torch.dtype:
-    return choose_dtype(ModelConfig(), torch.bfloat16, torch.device("cpu"), look())
+    return choose_dtype(ModelConfig(), torch.bfloat16, torch.device("cpu"), this_processor())
 
 
 def llama_cpp(prompt: list[int]) -> dict[str, Callable[[], float]]:

@@ -78,7 +78,7 @@ def test_a_gpu_takes_no_four_bits_and_refuses_them():
 
 
 def test_a_processor_without_a_quick_product_refuses_four_bits():
-    with pytest.raises(ConfigError, match=r"takes AVX2, AVX-512 or ARM's dot product.*Use --quantization none"):
+    with pytest.raises(ConfigError, match=r"needs AVX2, AVX-512 or ARM's dot product.*Use --quantization none"):
         choose_quantization(ModelConfig(quantization="int4"), True, CPU, OLD_X86)
 
 
@@ -93,7 +93,7 @@ def test_a_precision_that_was_asked_for_is_obeyed_with_a_line_that_says_what_it_
     with caplog.at_level(logging.WARNING, "rota.engine"):
         assert choose_dtype(ModelConfig(dtype="bfloat16"), BF16, CPU, NEOVERSE_N1) is BF16
     (line,) = [record.getMessage() for record in caplog.records]
-    assert "no arithmetic for: a product takes" in line
+    assert "has no arithmetic: a product takes" in line
     assert "times as long as in float32" in line
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from rota.engine.cpu import processor
-from rota.engine.cpu.processor import look, slowdown
+from rota.engine.cpu.processor import slowdown, this_processor
 from tests.processes import run_program
 
 X86 = platform.machine() in ("x86_64", "AMD64")
-SAY = "from rota.engine.cpu.processor import look; print(len(look().multiplies), look().four_bit)"
+SAY = "from rota.engine.cpu.processor import this_processor as p; print(len(p().multiplies), p().four_bit)"
 
 
 def acted(**limits: str) -> str:
@@ -25,7 +25,7 @@ def acted(**limits: str) -> str:
 
 
 def test_a_processor_is_looked_at_once():
-    assert look() is look()
+    assert this_processor() is this_processor()
 
 
 @pytest.mark.skipif(
@@ -33,18 +33,18 @@ def test_a_processor_is_looked_at_once():
 )
 def test_an_arm_processor_with_dot_products_has_a_quick_product_in_four_bits():
     features = Path("/proc/cpuinfo").read_text()
-    assert (look().four_bit == "dynamic") == ("asimddp" in features)
+    assert (this_processor().four_bit == "dynamic") == ("asimddp" in features)
 
 
 def test_an_emulated_precision_is_not_taken_for_arithmetic_whatever_the_library_says(monkeypatch):
     import torch
 
-    monkeypatch.setattr(processor, "slowdown", lambda _: 2.3)
-    look.cache_clear()
+    monkeypatch.setattr(processor, "slowdown", lambda dtype: 2.3)
+    this_processor.cache_clear()
     try:
-        assert look().multiplies == frozenset()
+        assert this_processor().multiplies == frozenset()
     finally:
-        look.cache_clear()
+        this_processor.cache_clear()
     assert slowdown(torch.float32) > 0.0
 
 

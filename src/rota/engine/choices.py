@@ -1,4 +1,4 @@
-"""Choices are made before anything is read: how a model is computed on the machine at hand."""
+"""Choices say how this machine computes a model; they are made before the weights are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from rota.core.config import LANDINGS, EngineConfig, ModelConfig
 from rota.core.errors import ConfigError
-from rota.engine.cpu.processor import look
+from rota.engine.cpu.processor import this_processor
 from rota.engine.device import DeviceMemory, choose_backend, choose_device, choose_lora_backend, device_memory
 from rota.engine.families.table import read_spec
 from rota.engine.folders.builtin import builtin_model_folder
@@ -24,7 +24,7 @@ from rota.engine.weights.load import weight_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """Of the model, of the device, and of the kernels."""
+    """Model, device and kernels."""
 
     folder: Path
     spec: ModelSpec
@@ -35,7 +35,7 @@ class Choices:
     lora_backend: str
     has_graphs: bool
     slots: int
-    annexed: tuple[str, ...]  # sites where adapters' A lie below the model's matrices
+    annexed: tuple[str, ...]  # sites where the adapters' A lie below the model's matrices
 
     @property
     def places(self) -> int:
@@ -43,13 +43,13 @@ class Choices:
 
 
 def choose(config: EngineConfig) -> Choices:
-    """Raises ConfigError or ModelError for what cannot be served here."""
+    """Raises ConfigError or ModelError if this machine cannot serve the model as configured."""
     folder = Path(config.model.model_path) if config.model.model_path else builtin_model_folder(config.quiet)
     spec = read_spec(folder)
-    # What is served, not what the model allows: the rotary table of a million positions takes half a gigabyte.
+    # The served length, not the model's: the rotary table of a million positions takes half a gigabyte.
     spec = replace(spec, context_length=_context_length(config.model, spec))
     device = choose_device(config.model)
-    processor = look()
+    processor = this_processor()
     dtype = choose_dtype(config.model, spec.dtype, device, processor)
     groups = GroupsFile(folder)
     quantization = choose_quantization(config.model, groups.is_there, device, processor)
@@ -76,13 +76,13 @@ def _context_length(config: ModelConfig, spec: ModelSpec) -> int:
     if config.context_length is not None and config.context_length > spec.context_length:
         raise ConfigError(
             f"context_length is {config.context_length}, but the model was made for {spec.context_length} tokens; "
-            f"ask for at most that, or leave it out."
+            f"set at most that, or leave it out."
         )
     return config.context_length or spec.context_length
 
 
 def _memory_with_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DeviceMemory:
-    """What the device will have once the weights are there."""
+    """The device's memory once the weights are loaded."""
     size = weight_bytes(spec, dtype)
     memory = device_memory(device, size)
     if device.type == "cpu":

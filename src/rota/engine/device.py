@@ -1,4 +1,4 @@
-"""The machine answers what was asked of it: which device, whose kernels, how much memory."""
+"""The device and its kernels are chosen by config and machine; arrays are copied to the device and back."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LIMITS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes of a device: all there are, and those already taken by anybody."""
+    """Bytes of a device: all, and those already taken by any process."""
 
     total: int
     taken: int
 
 
 def choose_device(config: ModelConfig) -> torch.device:
-    """The device that was asked for; 'auto' prefers a GPU."""
+    """The configured device; 'auto' prefers a GPU."""
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
         raise ConfigError(
@@ -41,7 +41,7 @@ def choose_device(config: ModelConfig) -> torch.device:
 
 
 def choose_backend(config: ModelConfig, device: torch.device) -> str:
-    """The kernels that were asked for; 'auto' takes Triton on a GPU and torch on a CPU."""
+    """The configured kernels; 'auto' takes Triton on a GPU and torch on a CPU."""
     asked = config.attention_backend
     if asked in ("triton", "flashinfer") and device.type == "cpu":
         raise ConfigError(
@@ -67,7 +67,7 @@ def choose_lora_backend(config: LoraConfig, attention: str, device: torch.device
         )
     if config.lora_backend == "torch" and has_graphs:
         raise ConfigError(
-            "lora_backend is 'torch', which asks on the host who is in a step, and a CUDA graph cannot; add "
+            "lora_backend is 'torch', which reads a step's adapters on the host, but a CUDA graph cannot do so; add "
             "--no-enable-cuda-graphs, or use --lora-backend triton."
         )
     if config.lora_backend == "auto":
@@ -76,7 +76,7 @@ def choose_lora_backend(config: LoraConfig, attention: str, device: torch.device
 
 
 def device_memory(device: torch.device, weights: int, limits: Path = LIMITS) -> DeviceMemory:
-    """What the device has, once `weights` bytes of weights are loaded."""
+    """The device's memory, once `weights` bytes of weights are loaded."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
@@ -88,10 +88,10 @@ def device_memory(device: torch.device, weights: int, limits: Path = LIMITS) -> 
 
 
 def send(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    """Copy an array to the device without waiting for it; on a CPU the tensor is the array.
+    """Copy an array to the device without waiting; on a CPU the tensor shares the array's memory.
 
-    The pinned memory comes from torch's caching allocator, which remembers the copies that read it and hands it
-    out again only when they are done: nobody has to keep it alive or count how many steps are in flight.
+    The pinned memory comes from torch's caching allocator. The allocator remembers which copies read the memory, and
+    reuses it only when they are done. So the caller need not keep it alive, nor count the steps in flight.
     """
     if device.type == "cpu":
         return torch.from_numpy(values)
@@ -100,7 +100,7 @@ def send(values: NDArray[np.generic], device: torch.device) -> Tensor:
 
 
 def fetch(values: Tensor) -> Tensor:
-    """Start copying a tensor to pinned host memory; it may be read once an event recorded after this has passed."""
+    """Start copying a tensor to pinned host memory; read it only after an event recorded behind this call."""
     if values.device.type == "cpu":
         return values
     staged = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""The KV cache is the vault behind the block ledger: it holds keys and values, and is told only block numbers."""
+"""The KV cache is the vault behind the block ledger: it holds keys and values, and knows only block numbers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rota.core.errors import ConfigError
 from rota.engine.device import DeviceMemory
 
 GIBIBYTE, MEBIBYTE = 1 << 30, 1 << 20
-# Shares of a device's memory for weights and KV; a CPU's memory belongs to others too.
+# Shares of a device's memory for weights and KV; other programs need a CPU's memory too.
 DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.25}
-# A cache that cannot hold a request of this many tokens is of no use to anybody.
+# A cache that cannot hold a request of this many tokens is refused.
 SENSIBLE_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one block is made of."""
+    """The sizes that make up one block."""
 
     layers: int
     kv_heads: int
@@ -38,7 +38,7 @@ class CacheShape:
 def count_blocks(
     config: CacheConfig, shape: CacheShape, memory: DeviceMemory, device: torch.device, context: int, rows: int
 ) -> int:
-    """Blocks the ledger may give away: as many as were asked for, or as the memory share holds."""
+    """Blocks that the ledger may give away: the configured number, or as many as the memory share holds."""
     if config.kv_blocks is not None:
         _check_fits(config.kv_blocks, shape, memory, device)
         return config.kv_blocks
@@ -77,10 +77,10 @@ class KVCache:
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, since a masked weight of nought times a stray NaN would still be NaN."""
+    """Zeros, since a masked weight of zero times a NaN would still be NaN."""
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    # NumPy's zeros are pages the system hands out when they are first written: an idle cache costs nothing.
+    # The system allocates the pages of NumPy's zeros at the first write: an idle cache costs nothing.
     raw = np.zeros(int(np.prod(size)) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype).view(size)
 

@@ -1,4 +1,4 @@
-"""Precision is chosen by what the device multiplies in hardware: numbers of 16 bits, of 32, or weights of four."""
+"""Precision is chosen by what the device multiplies in hardware: numbers of 16 or 32 bits, or weights of four bits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def choose_dtype(
     processor: Processor,
     is_able: IsAble | None = None,
 ) -> torch.dtype:
-    """The precision that was asked for; 'auto' takes the folder's, or the nearest that the device does in hardware."""
+    """The configured precision; 'auto' takes the folder's, or the nearest that the device computes in hardware."""
     is_able = is_able or (lambda dtype: can_compute(dtype, device))
     is_native = is_able if device.type == "cuda" else processor.multiplies.__contains__
     if config.dtype == "auto":
@@ -41,7 +41,7 @@ def choose_dtype(
     if device.type == "cpu" and dtype is not torch.float32 and not is_native(dtype):
         do_without_onednn()
         LOG.warning(
-            f"dtype is {config.dtype}, which this processor has no arithmetic for: a product takes "
+            f"dtype is {config.dtype}, for which this processor has no arithmetic: a product takes "
             f"{slowdown(dtype):.1f} times as long as in float32. --dtype auto would take float32."
         )
     return dtype
@@ -50,17 +50,17 @@ def choose_dtype(
 def choose_quantization(
     config: ModelConfig, is_builtin: bool, device: torch.device, processor: Processor
 ) -> Kind | None:
-    """The 4-bit product for a model's layers; None: its weights are computed with as they are.
+    """The 4-bit product for a model's layers; None if the weights stay as they are.
 
-    'auto' takes one for the built-in model alone, which was in four bits before, and whose adapters were examined so.
-    An exact precision and rounded weights do not go together, so it takes none where a precision was asked for.
+    'auto' takes a 4-bit product only for the built-in model: its file has four bits, and its adapters were tested so.
+    Where the config names a precision, 'auto' takes none: rounded weights would not be of that precision.
     """
     can_do = device.type == "cpu" and processor.four_bit is not None
     if config.quantization == "int4" and not can_do:
         reason = (
-            f"the model runs on the {device.type}; 4-bit products are there for CPUs"
+            f"the model runs on the {device.type}, and 4-bit products need a CPU"
             if device.type != "cpu"
-            else "this processor has no quick product for it, which takes AVX2, AVX-512 or ARM's dot product"
+            else "this processor has no fast product for it, which needs AVX2, AVX-512 or ARM's dot product"
         )
         raise ConfigError(f"quantization is 'int4', but {reason}. Use --quantization none.")
     is_wanted = config.quantization == "int4" or (

@@ -1,4 +1,4 @@
-"""Kernels are compiled on a model of one layer while the weights of the real one are still being read."""
+"""Kernels are compiled on a model of one layer while the weights of the real model are still being read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Precompiles(Protocol):
 
 @contextmanager
 def precompiled(build: Callable[[], Precompiles], most_prompt_tokens: int) -> Iterator[None]:
-    """Compile in a thread beside the body; ends when both have. Triton keeps what it compiles, also on disk."""
+    """Compile in a thread beside the body; ends when both have ended. Triton keeps compiled kernels on disk too."""
     failures: list[Exception] = []
 
     def compile_all() -> None:
@@ -29,10 +29,10 @@ def precompiled(build: Callable[[], Precompiles], most_prompt_tokens: int) -> It
                 engine.precompile(most_prompt_tokens)
                 engine.close()
                 del engine
-                gc.collect()  # or what it held would be missing when memory is counted
+                gc.collect()  # its memory must be free before memory is counted
         except torch.OutOfMemoryError:
-            pass  # the weights leave no room for it: kernels are compiled when the real model first needs them
-        except Exception as error:  # a thread of its own: the error is raised where the thread is joined
+            pass  # the weights leave no room: kernels are compiled when the real model first needs them
+        except Exception as error:  # the border of a thread: the thread that waits raises the error
             failures.append(error)
 
     thread = threading.Thread(target=compile_all, name="rota-precompile")

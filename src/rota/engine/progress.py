@@ -1,6 +1,6 @@
-"""Progress says how far long work has come: a bar on a terminal, elsewhere a plain line now and then.
+"""Progress shows how far long work has come: a bar on a terminal, elsewhere a plain line every ten seconds.
 
-It lives in the engine because loading is such work, and because no room below may read a clock.
+It lives in the engine because the engine loads weights, and because the packages below must not read a clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 
 class Progress:
-    """Counts up to `total`; work that is over before a first line is due leaves none."""
+    """Counts up to `total`; work that ends before the first line is due prints none."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Progress:
         self._clock = clock
         self._is_quiet = is_quiet
         self._done = 0
-        self._told = 0  # by the last line
+        self._told = 0  # what the last line said
         self._line_at = clock() + LINE_EVERY_S
         self._bar = None if is_quiet or not self._stream.isatty() else self._make_bar()
 
@@ -50,7 +50,7 @@ class Progress:
             self._tell()
 
     def update(self, more: int = 1) -> None:
-        """So much more is done."""
+        """`more` units are done."""
         self._done += more
         if self._bar is not None:
             self._bar.update(more)
@@ -61,7 +61,7 @@ class Progress:
         return not self._is_quiet and self._clock() >= self._line_at
 
     def _tell(self) -> None:
-        """Never the same twice."""
+        """Never prints the same line twice."""
         if self._done == self._told:
             return
         self._told = self._done
@@ -80,7 +80,7 @@ class Progress:
 
 
 def tracked(items: Sequence[Item], title: str, unit: str = "", is_quiet: bool = False) -> Iterator[Item]:
-    """The same items one by one, each counted when the next one is asked for."""
+    """The same items one by one; each is counted when the next is taken."""
     with Progress(title, len(items), unit, is_quiet) as progress:
         for item in items:
             yield item

@@ -124,7 +124,7 @@ def test_another_architecture_is_refused_with_those_that_run(tmp_path, architect
         ({"quantization_config": {"bits": 4}}, "quantised weights"),
         ({"torch_dtype": "float64"}, "dtype 'float64'; Rota runs bfloat16, float16, float32"),
         ({"rope_scaling": 3}, "'rope_scaling' must be an object, not 3"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope', which Rota does not do"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope', which Rota does not have"),
         ({"rope_scaling": {"rope_type": "linear"}}, "has no 'factor'"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "rotary parameters per kind of layer"),
         ({"partial_rotary_factor": 0.5}, "rotates only part of each head"),

@@ -1,1 +1,1 @@
-"""What a CPU does in hardware, and with how many threads."""
+"""The CPU: what it computes in hardware, and how many threads a step uses."""

@@ -1,4 +1,4 @@
-"""A Processor says what a CPU does in hardware, as far as that decides how a model is computed on it."""
+"""A Processor says what a CPU computes in hardware, as far as that decides how a model is computed."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from torch.nn import functional
 from rota.engine.quantised.groups import GROUP
 from rota.engine.quantised.matrices import Kind
 
-# Sixteen rows: with one even emulated numbers take no longer than reading the matrix does.
+# Sixteen rows: with one row, even emulated numbers take no longer than reading the matrix.
 TRIED_ROWS, TRIED_SIZE, TRIES = 16, 512, 5
-# Vector units that torch has a 4-bit product for.
+# Vector units for which torch has a 4-bit product.
 WEIGHT_ONLY = ("AVX2", "AVX512")
 
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """What was found."""
+    """What was found on this machine."""
 
-    multiplies: frozenset[torch.dtype]  # precisions of 16 bits, where they are quicker than float32
-    four_bit: Kind | None  # the 4-bit product that it has instructions for
+    multiplies: frozenset[torch.dtype]  # 16-bit precisions that are faster than float32
+    four_bit: Kind | None  # the 4-bit product for which it has instructions
 
 
 @functools.cache
-def look() -> Processor:
-    """What the processor at hand does; some milliseconds the first time."""
+def this_processor() -> Processor:
+    """What this processor computes in hardware; takes some milliseconds the first time."""
     halves = (torch.bfloat16, torch.float16)
     return Processor(frozenset(dtype for dtype in halves if _is_native(dtype)), _four_bit())
 
 
 def do_without_onednn() -> None:
-    """For numbers it has no arithmetic for: it refuses each product with a page of C++, and torch does it then."""
+    """Switch oneDNN off: it refuses each product of an unsupported dtype with a page of C++, then torch computes it."""
     torch._C._set_mkldnn_enabled(False)
 
 
 def slowdown(dtype: torch.dtype) -> float:
-    """How many times as long as in float32 a product takes."""
+    """How many times as long a product takes as in float32."""
     return _seconds(dtype) / _seconds(torch.float32)
 
 
 def _is_native(dtype: torch.dtype) -> bool:
-    """oneDNN multiplies; where it says yes it may still emulate (AVX-512 without bf16), and only the clock knows."""
+    """Whether oneDNN supports the dtype and is faster in it: it may emulate (AVX-512 without bf16), so it is timed."""
     if not torch.backends.mkldnn.is_available():
         return False
     mkldnn = torch.ops.mkldnn
@@ -54,8 +54,8 @@ def _is_native(dtype: torch.dtype) -> bool:
 
 
 def _four_bit() -> Kind | None:
-    """KleidiAI packs bytes; where it is missing torch keeps floats, and computes with them one at a time."""
-    outputs, inputs = GROUP, 2 * GROUP  # one group a row would be another product
+    """KleidiAI packs bytes; without it torch keeps floats, and computes with one at a time."""
+    outputs, inputs = GROUP, 2 * GROUP  # one group in a row would select another product
     codes = torch.zeros(outputs, inputs // 2, dtype=torch.uint8)
     scales = torch.ones(outputs, inputs // GROUP, dtype=torch.bfloat16)
     packed = torch.ops.aten._dyn_quant_pack_4bit_weight(codes, scales, None, GROUP, inputs, outputs)
@@ -70,7 +70,7 @@ def _seconds(dtype: torch.dtype) -> float:
 
 
 def quickest(work: Callable[[], object], tries: int) -> float:
-    """The least of some tries in seconds, after one that does not count: a busy machine only adds."""
+    """The shortest of `tries` in seconds, after one that does not count: a busy machine only adds time."""
     work()
     found = []
     for _ in range(tries):

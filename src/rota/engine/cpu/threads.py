@@ -1,4 +1,4 @@
-"""Threads are shared out by the size of a step: waking the others costs a small step more than they save it."""
+"""Threads are chosen by the size of a step: for a small step, waking more threads costs more than they save."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ import torch
 
 from rota.engine.device import LIMITS, read_words
 
-# Tokens of a step up to which it is a small one.
+# A step of up to this many tokens is small.
 FEW_TOKENS = 4
-# What is tried for small steps and for the others.
+# Tokens of the steps that are timed: a small step, and a larger one.
 TRIED_FEW, TRIED_MANY = 1, 16
-# One thread leaves the rest of the machine to others: all of them have to be worth it.
+# All threads must take at most this share of one thread's time: one thread leaves the other cores free.
 WORTH_IT = 0.95
 # One and all are tried in turns, because a neighbour that is busy for a moment must not decide for the whole day.
 TURNS = 3
 
-# Seconds that a step of so many tokens takes with so many threads.
+# (tokens, threads) -> seconds of a step.
 Seconds = Callable[[int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """How many compute a small step, and how many a larger one."""
+    """The number of threads for a small step, and for a larger one."""
 
     few: int
     many: int
 
     def use(self, tokens: int) -> None:
-        """From here on, in this thread of Python."""
+        """Set torch's threads for a step of `tokens` tokens, in this Python thread."""
         torch.set_num_threads(self.few if tokens <= FEW_TOKENS else self.many)
 
 
 def choose_threads(asked: int | Literal["auto"], found: int, seconds: Seconds) -> Threads:
-    """As many as were asked for; 'auto' tries one and all that were found, each for both kinds of step."""
+    """The configured number; 'auto' times one thread and all `found` threads, for both kinds of step."""
     if asked != "auto":
         return Threads(asked, asked)
     if found == 1:
@@ -54,10 +54,10 @@ def _quicker(found: int, tokens: int, seconds: Seconds) -> int:
 
 
 def set_threads() -> int:
-    """Let torch use the processors this process may use, and say how many; a user's OMP_NUM_THREADS stands."""
-    # oneDNN keeps a thousand compiled products, and torch's layer above it as many descriptions of them: hundreds of
-    # megabytes for the many lengths of a server's life. 256 hold what padded rows ask for; with 64 a prompt's adapter
-    # products took twice as long. Both look at this before their first product.
+    """Let torch use the processors of this process, and return how many; a user's OMP_NUM_THREADS is kept."""
+    # oneDNN keeps a thousand compiled products, and torch's layer above keeps as many descriptions. For the many prompt
+    # lengths of a server that is hundreds of megabytes. 256 are enough for padded rows; with 64 a prompt's adapter
+    # products took twice as long. Both libraries read the variables before their first product.
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, "256")
     if "OMP_NUM_THREADS" not in os.environ:
@@ -66,7 +66,7 @@ def set_threads() -> int:
 
 
 def usable_processors(found: int, limits: Path = LIMITS) -> int:
-    """Of the processors found, those a container grants the time of: "200000 100000" means two."""
+    """The processors whose time a container grants, at most `found`: "200000 100000" means two."""
     quota = read_words(limits / "cpu.max")
     if quota and quota[0].isdigit():
         return min(found, max(1, int(quota[0]) // int(quota[1])))

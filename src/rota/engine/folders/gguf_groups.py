@@ -1,4 +1,4 @@
-"""A GGUF file's blocks of 32 weights become codes, scales and minima, each in one piece.
+"""A GGUF file's blocks of 32 weights become codes, scales and minima, each in one array.
 
 Q4_1    [ scale f16 | minimum f16 | 16 bytes: code i below, code i + 16 above ]      code * scale + minimum
 Q8_0    [ scale f16 | 32 codes int8 ]                                                code * scale
@@ -26,7 +26,7 @@ class Part(NamedTuple):
 
 
 def group_parts(name: str, data: Bytes, kind: gguf.GGMLQuantizationType, shape: tuple[int, ...]) -> list[Part]:
-    """The parts of a tensor that is in groups of four or eight bits; none of any other."""
+    """The parts of a tensor in groups of four or eight bits; empty for any other tensor."""
     if kind == gguf.GGMLQuantizationType.Q4_1:
         blocks = data.reshape(shape[0], -1, 20)
         halves = blocks[:, :, 4:]
@@ -49,5 +49,5 @@ def _part(name: str, dtype: str, values: npt.NDArray[Any]) -> Part:
 
 
 def _numbers(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
-    """[rows, blocks] the numbers that stand so many bytes into each block."""
+    """[rows, blocks] the numbers that begin at byte `at` of each block."""
     return np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[:, :, 0]

@@ -1,4 +1,4 @@
-"""A manifest lists what a folder was made of, so that a damaged or half-made one is recognised before it is used."""
+"""A manifest lists the files of a folder, so that a damaged or unfinished folder is found before it is used."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import zlib
 from pathlib import Path
 
 MANIFEST = "manifest.json"
-# Read at every start: whole texts, and the headers of weights. Weights themselves are known by their size.
+# Bytes of each file that every start reads: whole texts, and headers of weights. Weights are known by their size.
 HEAD_BYTES = 4 << 20
 
 
 def write_manifest(folder: Path) -> None:
-    """Take down every file of a folder; the last thing that is written there."""
+    """List every file of a folder; the manifest is written last."""
     listed = {path.name: _traits(path) for path in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps(listed, indent=2) + "\n", "utf-8")
 
 
 def damage_of(folder: Path) -> str:
-    """Why a folder is not what its manifest says, in a few words; empty if it is."""
+    """How a folder differs from its manifest, in a few words; empty if it does not differ."""
     try:
         listed = json.loads((folder / MANIFEST).read_text("utf-8"))
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""The model: what a folder describes, its rotary table, its matrices and its forward pass."""
+"""The model: its spec, its rotary table, its sites and its matrix products."""

@@ -1,4 +1,4 @@
-"""A ConfigFile answers for one JSON file of a model folder, and names it when it cannot."""
+"""A ConfigFile reads checked values from one JSON file of a model folder; its errors name the file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rota.core.errors import ModelError
 
 
 class ConfigFile:
-    """A JSON object whose values are asked for by name and kind; null counts as left out."""
+    """A JSON object whose values are read by name and kind; null counts as left out."""
 
     def __init__(self, path: Path, values: dict[str, Any] | None = None) -> None:
         self.path = path

@@ -1,6 +1,6 @@
-"""A GemmChoice says which of a GPU's libraries computes a product: both are tried, since it depends on the rows.
+"""A GemmChoice says which of a GPU's two libraries computes a product, by trying both for each number of rows.
 
-A product without a bias goes through cuBLAS and one with a bias through cuBLASLt, whose choices of kernels differ.
+A product without a bias goes through cuBLAS, a product with a bias through cuBLASLt. Their choices of kernels differ.
 Llama-8B's `down` on an H200 (2026-11-15), without and with a bias of zeros: 32.0 and 33.5 µs for 16 rows, 35.0 and
 32.6 for 64, 38.2 and 34.1 for 112.
 """
@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Of fewer rows the first choice is as good. Of more it is so on the whole: all four matrices of a layer took 131.7 and
+# For fewer rows cuBLAS is as good. For more rows it is so on the whole: all four matrices of a layer took 131.7 and
 # 134.3 µs for 128 rows, 179.2 and 179.6 for 256.
 FEWEST_ROWS, MOST_ROWS = 24, 128
-# Matrices in a round: L2 must not hold the one that is multiplied next.
+# Matrices in a round: L2 must not hold the next matrix.
 MOST_MATRICES = 8
 ROUNDS = 3
-# By how much the second library must be quicker to be taken: more than chance.
+# The second library is taken if it needs less than this share of the time: a difference beyond chance.
 WORTH_IT = 0.98
 
 
 class GemmChoice:
-    """What was found out about matrices of one shape; until then, and for other numbers of rows, no bias is added."""
+    """The choice for matrices of one shape; before `tune`, and for other numbers of rows, no bias is added."""
 
     def __init__(self, outputs: int, dtype: torch.dtype, device: torch.device) -> None:
         self._zeros = torch.zeros(outputs, dtype=dtype, device=device)
@@ -35,7 +35,7 @@ class GemmChoice:
 
     @torch.inference_mode()
     def tune(self, weights: Sequence[Tensor], rows: Sequence[int]) -> None:
-        """Try both with so many rows: a few milliseconds for each number."""
+        """Try both libraries for these numbers of rows: a few milliseconds for each number."""
         weights = weights[:MOST_MATRICES]
         for count in rows:
             if FEWEST_ROWS <= count <= MOST_ROWS:
@@ -46,7 +46,7 @@ class GemmChoice:
 
 
 def _milliseconds(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> float:
-    """The best of some rounds; as a graph, for launching would take longer than a small product does."""
+    """The best of some rounds, in a graph: a launch takes longer than a small product."""
     functional.linear(x, weights[0], bias)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -1,4 +1,4 @@
-"""A projection is a matrix the model multiplies by: its output is where an adapter adds its share."""
+"""A projection is a matrix product of the model; an adapter adds to its output."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rota.engine.padding import pad_rows
 
 
 class Projection(Protocol):
-    """A product by a matrix of the model, in whatever form the matrix lies."""
+    """A product by a matrix of the model, whatever the matrix's form in memory."""
 
     @property
     def widened(self) -> Matrix | None:
-        """The same with adapters' rows below, where the matrix's site has an annex."""
+        """The same with the adapters' rows below, if the site has an annex."""
         ...
 
     @property
@@ -27,7 +27,7 @@ class Projection(Protocol):
 
     @property
     def keeps_weight(self) -> bool:
-        """Whether the tensor that the projection was made of is part of it."""
+        """Whether the projection keeps the tensor it was made from."""
         ...
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ class Projection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """x Wᵀ + b, the weight as [outputs, inputs], by the library that was found to be quicker."""
+    """x Wᵀ + b, the weight as [outputs, inputs], by the faster of two libraries."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -57,22 +57,22 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Linear(Matrix):
-    """A matrix of the model; and, where its site has an annex, the same with adapters' rows below (`lora/annex.py`)."""
+    """A matrix of the model; if its site has an annex, also the same with adapters' rows below (`lora/annex.py`)."""
 
     widened: Matrix | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A Linear whose weight lies in oneDNN's own order, which a plain product would rearrange in every call.
+    """A Linear whose weight lies in oneDNN's own order; a plain product would reorder the weight in every call.
 
-    All of SmolLM2's matrices once, in bf16 on two busy cores of a Xeon with AMX: 10 to 45 % less time from run to run,
-    29 % (1 row) and 19 % (16 rows) between the medians of six rounds.
+    All of SmolLM2's matrices once, in bf16 on two busy cores of a Xeon with AMX: 10 to 45 % less time in single runs,
+    29 % (1 row) and 19 % (16 rows) less between the medians of six rounds.
     """
 
     weight: Tensor
     bias: Tensor | None = None
-    widened: None = None  # an annex is a GPU's: there is none to ask for
+    widened: None = None  # only a GPU's matrices have annexes
     keeps_weight: ClassVar[bool] = False
 
     @property
@@ -87,14 +87,14 @@ class PackedLinear:
 
 
 def projection(weight: Tensor, bias: Tensor | None = None, gemm: GemmChoice | None = None) -> Projection:
-    """The quickest form of a matrix where it lies; a packed one is a copy, and the caller may drop `weight`."""
+    """The fastest form of a matrix on its device; a packed form is a copy, and the caller may drop `weight`."""
     if weight.device.type != "cpu" or not _packs(weight.dtype):
         return Linear(weight, bias, gemm)
     return PackedLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
 
 
 def tune_gemms(projections: Sequence[Projection], rows: Sequence[int]) -> None:
-    """Find out how matrices of one shape, one for each layer, are multiplied quickest; widened ones by themselves."""
+    """Find the fastest product for matrices of one shape, one for each layer; widened matrices are tuned apart."""
     matrices = [one for one in projections if isinstance(one, Linear)]
     for some in (matrices, [one.widened for one in matrices if one.widened is not None]):
         if some and (gemm := some[0].gemm) is not None:
@@ -102,7 +102,7 @@ def tune_gemms(projections: Sequence[Projection], rows: Sequence[int]) -> None:
 
 
 def _packs(dtype: torch.dtype) -> bool:
-    """Whether this processor multiplies the precision through oneDNN; float32 is no quicker packed."""
+    """Whether this processor multiplies the precision through oneDNN; packing does not make float32 faster."""
     if not torch._C._has_mkldnn:
         return False
     if dtype is torch.bfloat16:

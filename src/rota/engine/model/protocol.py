@@ -1,4 +1,4 @@
-"""What the engine asks of a model, of whichever family."""
+"""The Model protocol is what the engine needs from a model of any family."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rota.engine.step.device_step import DeviceStep
 
 
 class Model(Protocol):
-    """Weights in, hidden states out; a model has no state."""
+    """Tokens in, hidden states out; a model has no state."""
 
     def tune(self, rows: Sequence[int]) -> None:
-        """Find out how products of so many rows are computed quickest, before they are captured."""
+        """Find the fastest products for these numbers of rows, before graphs are captured."""
         ...
 
     def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -22,5 +22,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[n, hidden size] -> [n, vocabulary] in the model's precision, written to `out` if there is one."""
+        """[n, hidden size] -> [n, vocabulary] in the model's precision, written to `out` if given."""
         ...

@@ -1,4 +1,4 @@
-"""The rotary table holds the cosine and sine of every position's angles, stretched as the model was trained."""
+"""The rotary table holds the cosine and sine of every position's angles, scaled as in the model's training."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ROTARY_KINDS = ("default", "dynamic", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, slots=True)
 class RotarySpec:
-    """Frequencies theta^(-2i/head_dim), and how a longer context than the original was fitted into them.
+    """Frequencies theta^(-2i/head_dim), and how they are scaled for a context longer than the original.
 
-    llama3 and yarn tell frequencies apart by the turns they make within the original context: one of at least
-    `most_turns` stays, one of at most `fewest_turns` is divided by `factor`, those between are blended.
+    llama3 and yarn treat a frequency by its turns within the original context. With at least `most_turns` it stays.
+    With at most `fewest_turns` it is divided by `factor`. Frequencies between are blended.
     """
 
     theta: float
@@ -29,26 +29,26 @@ class RotarySpec:
     original_context: int = 0
     fewest_turns: float = 1.0
     most_turns: float = 4.0
-    # Only yarn: whether its blend begins and ends at whole dimensions, and what cosines and sines are multiplied by.
+    # Yarn only: whether the blend begins and ends at whole dimensions, and the factor of cosines and sines.
     is_truncated: bool = True
     attention_factor: float = 1.0
 
 
 def read_rotary(config: ConfigFile) -> RotarySpec:
-    """Both spellings: `rope_theta` beside `rope_scaling`, and transformers 5's `rope_parameters` with all in one."""
+    """Reads both spellings: `rope_theta` beside `rope_scaling`, and transformers 5's `rope_parameters`."""
     values = config.section("rope_parameters") or config.section("rope_scaling")
     scaling = ConfigFile(config.path, values)
     if any(isinstance(value, dict) for value in values.values()):
-        raise ModelError(f"{config.path} has rotary parameters per kind of layer; Rota wants one set for all layers.")
+        raise ModelError(f"{config.path} has rotary parameters per kind of layer; Rota needs one set for all layers.")
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ROTARY_KINDS:
         raise ModelError(
-            f"{config.path} asks for rope scaling '{kind}', which Rota does not do; it does {', '.join(ROTARY_KINDS)}."
+            f"{config.path} asks for rope scaling '{kind}', which Rota does not have; it has {', '.join(ROTARY_KINDS)}."
         )
     if scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
         raise ModelError(f"{config.path} rotates only part of each head (partial_rotary_factor); Rota rotates all.")
     theta = scaling.number("rope_theta", config.number("rope_theta", 10_000.0))
-    # Dynamic scaling sets in beyond max_position_embeddings, where we do not go: the context ends there.
+    # Dynamic scaling begins beyond max_position_embeddings, and the context ends there.
     if kind in ("default", "dynamic"):
         return RotarySpec(theta)
     longest = config.whole("max_position_embeddings")
@@ -87,7 +87,7 @@ def rotary_table(rotary: RotarySpec, head_dim: int, positions: int, device: torc
 
 
 def yarn_attention_factor(factor: float, weight: float = 1.0) -> float:
-    """How much yarn sharpens attention in a context stretched by `factor`, where the folder does not say."""
+    """Yarn's factor of cosines and sines for a context scaled by `factor`, if the folder does not give one."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 

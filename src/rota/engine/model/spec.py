@@ -1,4 +1,4 @@
-"""A ModelSpec says what a Hugging Face folder's config.json describes, in our words and checked."""
+"""A ModelSpec holds what a Hugging Face folder's config.json describes, checked and in Rota's words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
-    """Shapes and constants of one model; a family adds those that it alone has."""
+    """Shapes and constants of one model; a family adds its own."""
 
     architecture: str
     vocab_size: int
@@ -29,8 +29,8 @@ class ModelSpec:
     norm_epsilon: float
     context_length: int
     rotary: RotarySpec
-    attention_scale: float  # what scores are multiplied by before the softmax
-    layer_norms: tuple[tuple[str, int], ...]  # those of each layer, by name, with their widths
+    attention_scale: float  # the factor of the scores before the softmax
+    layer_norms: tuple[tuple[str, int], ...]  # (name, width) of each layer's norms
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     has_mlp_bias: bool = False
@@ -40,7 +40,7 @@ class ModelSpec:
 
 
 def common_fields(config: ConfigFile, architecture: str) -> dict[str, Any]:
-    """What all families read alike; each adds its own, or puts another value in the place of one."""
+    """The fields that all families read alike; a family adds its own, or replaces one."""
     if config.get("quantization_config"):
         raise ModelError(
             f"{config.path} describes quantised weights, which Rota does not read; use the model's bfloat16, float16 "
@@ -75,23 +75,23 @@ def common_fields(config: ConfigFile, architecture: str) -> dict[str, Any]:
 
 
 def only_silu(config: ConfigFile) -> None:
-    """Refuse another activation than the one that the family computes."""
+    """Refuse an activation other than silu."""
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{config.path} asks for the activation '{config.get('hidden_act')}'; Rota has only 'silu'.")
 
 
 def within_window(config: ConfigFile, length: int) -> int:
-    """A context cut to the sliding window, within which the window hides nothing.
+    """The context, cut to the sliding window: within its length the window hides no token.
 
-    So the answers are the model's own; a longer prompt is refused like any that exceeds the context.
+    So the answers are the model's own. A longer prompt is refused like any prompt that exceeds the context.
     """
     return min(length, config.whole("sliding_window", length))
 
 
 def _context_length(config: ConfigFile, rotary: RotarySpec) -> int:
     length = config.whole("max_position_embeddings")
-    # Folders write the stretched length, or the original one and leave the multiplication to the reader. Only yarn
-    # tells which; linear scaling does not, and the shorter of both is right for every folder.
+    # Some folders write the scaled length, others the original one, which the reader must multiply. Only yarn says
+    # which; linear scaling does not, and the shorter of both is right for every folder.
     if rotary.kind == "yarn":
         length = max(length, int(rotary.original_context * rotary.factor))
     return length
@@ -105,7 +105,7 @@ def _dtype(config: ConfigFile) -> torch.dtype:
 
 
 def _eos_token_ids(config: ConfigFile) -> tuple[int, ...]:
-    """Those of both files: chat models often list the end of a turn only in generation_config.json."""
+    """From both files: chat models often list the end of a turn only in generation_config.json."""
     generation_path = config.path.with_name("generation_config.json")
     configs = [config, ConfigFile(generation_path)] if generation_path.is_file() else [config]
     found: dict[int, None] = {}

@@ -1,1 +1,1 @@
-"""Weights in four bits on a CPU: how they are written down, and the products torch has for them."""
+"""Weights in four bits on a CPU: their format, and torch's products for them."""

@@ -1,4 +1,4 @@
-"""A file of groups lies beside a folder's weights, where these were in four and eight bits before."""
+"""A file of groups lies beside the weights of a folder that was converted from four and eight bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rota.engine.quantised.names import CODES, GROUPS_FILE, MINIMA, SCALES
 
 
 class GroupsFile:
-    """Groups by the names of the weights they stand for; an empty one where there is no file."""
+    """Groups by the names of their weights; empty if there is no file."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / GROUPS_FILE
@@ -26,7 +26,7 @@ class GroupsFile:
         return self._file is not None
 
     def find(self, name: str) -> Groups | None:
-        """The groups of a weight; None if the file has none."""
+        """The groups of a weight; None if the file has none for it."""
         if name + CODES not in self._names:
             return None
         codes, scales = self._tensor(name + CODES), self._tensor(name + SCALES).float()

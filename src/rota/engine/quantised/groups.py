@@ -1,8 +1,8 @@
-"""Groups are a matrix in four bits: 32 neighbours in a row share a scale and a middle.
+"""Groups are a matrix in four bits: 32 adjacent weights in a row share a scale and a middle.
 
     weight = (code - 8) * scale + middle          code: 0 … 15
 
-A matrix of eight bits is two such matrices side by side, since a code of eight bits is two of four:
+A matrix of eight bits is two such matrices side by side, since a code of eight bits is two codes of four bits:
 
     code = 16 * upper + lower                     upper: -8 … 7, lower: 0 … 15
     W x  = [ 16 * upper | lower ] [ x ]
@@ -28,7 +28,7 @@ LARGEST_CODE_OF_EIGHT_BITS = 127
 class Groups:
     """A matrix [outputs, inputs] in four bits."""
 
-    codes: Tensor  # [outputs, inputs / 2] uint8, two a byte, that of the even input in the lower half
+    codes: Tensor  # [outputs, inputs / 2] uint8, two in a byte, the even input's in the lower half
     scales: Tensor  # [outputs, inputs / GROUP] float32
     middles: Tensor  # [outputs, inputs / GROUP] float32
 
@@ -41,7 +41,7 @@ class Groups:
         return 2 * self.codes.shape[1]
 
     def unpacked(self) -> Tensor:
-        """[outputs, inputs] uint8, a code each."""
+        """[outputs, inputs] uint8, one code each."""
         return torch.stack((self.codes & LARGEST_CODE, self.codes >> 4), dim=2).flatten(1)
 
     def weights(self) -> Tensor:
@@ -51,7 +51,7 @@ class Groups:
 
 
 def stacked(parts: Sequence[Groups]) -> Groups:
-    """Matrices of the same inputs, one below the other."""
+    """Matrices with the same inputs, one below the other."""
     if len(parts) == 1:
         return parts[0]
     return Groups(
@@ -62,16 +62,16 @@ def stacked(parts: Sequence[Groups]) -> Groups:
 
 
 def packed(codes: Tensor) -> Tensor:
-    """[outputs, inputs] of codes, two to a byte."""
+    """Codes [outputs, inputs], two in a byte."""
     codes = codes.to(torch.uint8)
     return codes[:, 0::2] | (codes[:, 1::2] << 4)
 
 
 def in_four_bits(weight: Tensor) -> Groups:
-    """The nearest codes for a matrix; a group's lowest and highest weights have codes of their own."""
+    """The nearest codes of a matrix; a group's lowest and highest weights are exact codes."""
     grouped = weight.float().unflatten(1, (-1, GROUP))
     lowest, highest = grouped.amin(2), grouped.amax(2)
-    # Rounded as the products want it before anything is divided by it, so that no weight is rounded twice.
+    # Scales are rounded for the products before weights are divided by them, so that no weight is rounded twice.
     scales = ((highest - lowest) / LARGEST_CODE).bfloat16().float()
     divisors = scales.where(scales > 0, 1.0)
     codes = ((grouped - lowest[:, :, None]) / divisors[:, :, None]).round_().clamp_(0, LARGEST_CODE)
@@ -89,7 +89,7 @@ def in_eight_bits(weight: Tensor) -> Groups:
 
 
 def side_by_side(codes: Tensor, scales: Tensor) -> Groups:
-    """A matrix of eight bits, codes [outputs, inputs] int8 and their groups' scales, as Groups of twice the inputs."""
+    """A matrix of eight bits as Groups with twice the inputs: codes [outputs, inputs] int8, and the groups' scales."""
     upper, lower = (codes >> 4) + MIDDLE, codes & LARGEST_CODE
     return Groups(
         packed(torch.cat((upper, lower), 1)),

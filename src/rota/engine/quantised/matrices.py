@@ -1,7 +1,7 @@
-"""FourBit makes a model's matrices in four bits, in the form that this processor multiplies quickest.
+"""FourBit makes a model's matrices in four bits, in the form that this processor multiplies fastest.
 
     dynamic       four bits alone, for any number of rows
-    weight-only   four bits for few rows; the matrix as it is for more of them, since there it is the quicker one
+    weight-only   four bits for few rows; the whole matrix for more rows, since it is faster there
 
 SmolLM2's layers on a Xeon (2026-11-15, one thread, torch 2.13), in ms for 1, 4 and 16 rows: in four bits 8, 14 and 52,
 in bfloat16 with AMX 20, 20 and 19, in float32 26, 49 and 69.
@@ -21,15 +21,15 @@ from rota.engine.quantised.groups import GROUP, Groups, in_eight_bits, in_four_b
 from rota.engine.quantised.products import DynamicProduct, WeightOnlyProduct
 
 Kind = Literal["dynamic", "weight-only"]
-# Rows up to which four bits are quicker than the matrix as it is, by its precision; in float32 with AVX2 they are so
-# up to some ten, with AVX-512 beyond sixteen.
+# By precision: up to this many rows four bits are faster than the whole matrix. In float32 they are faster up to some
+# ten rows with AVX2, and beyond sixteen rows with AVX-512.
 FEW_ROWS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 8}
-# The outputs of a weight-only product come in such portions.
+# The outputs of a weight-only product are a multiple of this.
 PORTION = 16
 
 
 class FourBitLinear:
-    """A matrix in four bits, or in eight as two matrices of four; the one it was made of too, where that is quicker."""
+    """A matrix in four bits, or in eight bits as two of four; it keeps the whole matrix where that is faster."""
 
     widened = None
 
@@ -63,7 +63,7 @@ class FourBitLinear:
 
 
 class FourBit:
-    """What was in groups before is taken as it is from the file; the rest is rounded to them."""
+    """Takes groups as they are from the file, and rounds the other matrices to groups."""
 
     def __init__(self, kind: Kind, file: GroupsFile) -> None:
         self._kind = kind
@@ -74,14 +74,14 @@ class FourBit:
         return inputs % GROUP == 0 and (self._kind == "dynamic" or outputs % PORTION == 0)
 
     def site(self, names: Sequence[str], bias: Tensor | None, weight: Callable[[], Tensor]) -> FourBitLinear:
-        """A matrix whose parts have these names; `weight` reads it, where it is needed."""
+        """A matrix whose parts have these names; `weight` reads the matrix if it is needed."""
         found = [groups for name in names if (groups := self._file.find(name)) is not None]
         whole = weight() if self._kind == "weight-only" or len(found) < len(names) else None
         groups = stacked(found) if len(found) == len(names) else in_four_bits(_present(whole))
         return self._linear(groups, bias, whole)
 
     def head(self, name: str, weight: Tensor) -> FourBitLinear:
-        """In eight bits: what decides between tokens is worth them."""
+        """In eight bits: the head decides between tokens, and needs the precision."""
         groups = self._file.find(name) or in_eight_bits(weight)
         return self._linear(groups, None, weight, is_doubled=groups.inputs == 2 * weight.shape[1])
 
@@ -96,5 +96,5 @@ class FourBit:
 
 
 def _present(weight: Tensor | None) -> Tensor:
-    assert weight is not None, "a matrix that is not in the file is read"
+    assert weight is not None, "the weights of a matrix that is not in the file are read"
     return weight

@@ -1,4 +1,4 @@
-"""What a file of groups is called, and its tensors: apart from the code that reads it, which takes torch to load."""
+"""The names of a file of groups and of its tensors, apart from the code that reads it and imports torch."""
 
 from __future__ import annotations
 

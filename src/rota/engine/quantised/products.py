@@ -1,4 +1,4 @@
-"""Products by a matrix in four bits: those that torch brings for ARM and for x86, and what they are tested against."""
+"""Products by a matrix in four bits: torch's for ARM and for x86, and the references of their tests."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Product = Callable[[Tensor], Tensor]
 
 
 class DynamicProduct:
-    """ARM's: rounds each row of x to eight bits, then multiplies whole numbers.
+    """ARM's product: rounds each row of x to eight bits, then multiplies integers.
 
-    The product itself knows scales and no middles. What the middles add is a small product of its own: a group's middle
-    times the sum of x over that group.
+    The product has scales but no middles. A second, small product adds the middles: a group's middle times the sum of x
+    over that group.
     """
 
     def __init__(self, groups: Groups) -> None:
         self._inputs, self._outputs = groups.inputs, groups.outputs
-        # KleidiAI takes scales in bfloat16; with any other torch computes slowly, one number at a time.
+        # KleidiAI takes scales in bfloat16; with other scales torch computes slowly, one number at a time.
         scales = groups.scales.bfloat16()
         self._weight = torch.ops.aten._dyn_quant_pack_4bit_weight(
             groups.codes, scales, None, GROUP, groups.inputs, groups.outputs
         )
-        # Groups without middles come first, if there are any: they add nothing.
+        # Groups without middles come first, if there are any; they add zero.
         self._first = int((groups.middles != 0).any(0).int().argmax())
         self._middles = groups.middles[:, self._first :].T.contiguous()
 
@@ -42,7 +42,7 @@ class DynamicProduct:
 
 
 class WeightOnlyProduct:
-    """x86's: multiplies x in bfloat16 by weights that it unpacks on the way; quick for few rows of x."""
+    """x86's product: multiplies x in bfloat16 by weights that it unpacks meanwhile; fast for few rows of x."""
 
     def __init__(self, groups: Groups) -> None:
         self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(groups.unpacked().int(), 1)
@@ -66,14 +66,14 @@ def dynamic_reference(x: Tensor, groups: Groups) -> Tensor:
     lowest, highest = exact.amin(1, keepdim=True).clamp(max=0.0), exact.amax(1, keepdim=True).clamp(min=0.0)
     step = (highest - lowest) / 255
     step = step.where(step > 0, 1.0)
-    # The code of nought: the one of two ways to find it that errs less.
+    # The code of zero, by the more exact of two formulas.
     from_below, from_above = -128 - lowest / step, 127 - highest / step
     is_nearer_below = (-128 + lowest / step) + (127 + highest / step) > 0
-    nought = from_below.where(is_nearer_below, from_above).clamp(-128, 127).round()
-    rounded = ((exact / step).round() + nought).clamp(-128, 127)
+    zero_code = from_below.where(is_nearer_below, from_above).clamp(-128, 127).round()
+    rounded = ((exact / step).round() + zero_code).clamp(-128, 127)
     scaled = Groups(groups.codes, groups.scales.bfloat16().float(), torch.zeros_like(groups.middles))
     sums = exact.unflatten(1, (-1, GROUP)).sum(2)
-    return ((rounded - nought) * step @ scaled.weights().T + sums @ groups.middles.T).to(x.dtype)
+    return ((rounded - zero_code) * step @ scaled.weights().T + sums @ groups.middles.T).to(x.dtype)
 
 
 def weight_only_reference(x: Tensor, groups: Groups) -> Tensor:

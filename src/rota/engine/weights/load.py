@@ -1,4 +1,4 @@
-"""Weights are a model's matrices on the device, stacked as the forward pass wants them."""
+"""Weights are a model's matrices on the device, stacked as the forward pass needs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rota.engine.weights.shards import Shards
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer: its four sites, and the norms that its family has."""
+    """One layer: its four sites, and its family's norms."""
 
     qkv: Projection  # queries, keys and values of all heads, one below the other
     output: Projection
@@ -32,20 +32,20 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A whole model; there is no half one."""
+    """The weights of a whole model."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
     head: Projection
     size_bytes: int  # without annexes
-    # By site, [layers, rows, inputs]: where adapters' A lie below the matrices.
+    # By site, [layers, rows, inputs]: where the adapters' A lie below the matrices.
     annexes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """What the weights of a model take."""
-    return _build(spec, torch.device("meta"), dtype, lambda *_: None).size_bytes
+    """The size of a model's weights."""
+    return _build(spec, torch.device("meta"), dtype, lambda name, target: None).size_bytes
 
 
 def load_weights(
@@ -70,8 +70,8 @@ def load_weights(
                 progress.update(target.nbytes)
 
             weights = _build(spec, device, dtype, fill, annex, four_bit)
-            for name in finite.unreal():
-                raise shards.unreal(name, dtype)
+            for name in finite.not_finite():
+                raise shards.not_finite_error(name, dtype)
             return weights
 
 

@@ -1,4 +1,4 @@
-"""Matrices are allocated as the forward pass wants them and filled part by part, by whoever has the numbers."""
+"""Matrices are allocated as the forward pass needs them, and a `Fill` writes their numbers part by part."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rota.engine.model.linear import Linear, Matrix, Projection, projection
 from rota.engine.model.sites import SiteShape, module_name
 from rota.engine.quantised.matrices import FourBit
 
-# Writes the tensor of a name into the part of a matrix that waits for it.
+# Writes the tensor of this name into a part of a matrix.
 Fill = Callable[[str, Tensor], None]
-# By site: rows to leave for adapters below its matrices.
+# By site: how many rows below its matrices are for adapters.
 AnnexRows = Mapping[str, int]
 NO_ANNEX: AnnexRows = {}
-# In elements: a product's rows begin where every kernel reads them at full width.
+# In elements: a product's rows begin where every kernel can read at full width.
 ALIGNMENT = 64
 
 
 class MatrixBuilder:
-    """Makes a model's matrices, in four bits if asked to, and counts their bytes; an annex's are not the model's."""
+    """Makes a model's matrices, in four bits if configured, and counts their bytes, without those of annexes."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class MatrixBuilder:
         self._four_bit = four_bit
         self._blocks: dict[str, Tensor] = {}
         self._gemms: dict[tuple[int, ...], GemmChoice] = {}
-        self.annexes: dict[str, Tensor] = {}  # by site, [layers, rows, inputs]: where adapters' rows lie
+        self.annexes: dict[str, Tensor] = {}  # by site, [layers, rows, inputs]: the adapters' rows
         self.size_bytes = 0
 
     def tensor(self, name: str, *shape: int) -> Tensor:
@@ -50,12 +50,12 @@ class MatrixBuilder:
         return target
 
     def site(self, shape: SiteShape, layer: int, has_bias: bool) -> Projection:
-        """The matrices of a site's parts, one below the other; and adapters' rows below them, if it has an annex."""
+        """The matrices of a site's parts, one below the other; with an annex, the adapters' rows lie below them."""
         if self._four_bit is not None and self._four_bit.fits(shape.outputs, shape.inputs):
             return self._counted(self._four_bit_site(self._four_bit, shape, layer, has_bias))
         rows = self._annex_rows.get(shape.name, 0)
         weight = self._block(shape, rows)[layer] if rows else self._empty(shape.outputs, shape.inputs)
-        # A bias adds nothing to what is not the model's.
+        # The bias is zero at the adapters' rows.
         bias = torch.zeros(len(weight), dtype=self._dtype, device=self._device) if has_bias else None
         own, own_bias = weight[: shape.outputs], None if bias is None else bias[: shape.outputs]
         self._fill_parts(shape, layer, "weight", own)
@@ -67,11 +67,11 @@ class MatrixBuilder:
         return self._counted(Linear(own, own_bias, self._gemm_for(own, own_bias), widened))
 
     def head(self, name: str, *shape: int) -> Projection:
-        """The matrix that makes logits of hidden states."""
+        """The matrix that turns hidden states into logits."""
         return self._counted(self._head(name, self._read(name, *shape)))
 
     def tied_head(self, name: str, embedding: Tensor) -> Projection:
-        """The embedding again, which is counted already."""
+        """The embedding as head; its bytes are already counted."""
         made = self._counted(self._head(name, embedding))
         self.size_bytes -= embedding.nbytes if made.keeps_weight else 0
         return made
@@ -94,7 +94,7 @@ class MatrixBuilder:
         return made
 
     def _block(self, shape: SiteShape, rows: int) -> Tensor:
-        """One for all layers, so that an adapter's share of all of them is copied at once; zeros below the model's."""
+        """One tensor for all layers, so that an adapter's rows are copied at once; zeros below the model's rows."""
         if shape.name not in self._blocks:
             all_rows = -(-(shape.outputs + rows) // ALIGNMENT) * ALIGNMENT
             block = self._blocks[shape.name] = self._empty(self._layers, all_rows, shape.inputs)
@@ -108,7 +108,7 @@ class MatrixBuilder:
         return target
 
     def _gemm_for(self, weight: Tensor, bias: Tensor | None) -> GemmChoice | None:
-        """The same for all matrices of a shape; a CPU has no choice, and neither has a matrix with a bias."""
+        """One for all matrices of a shape; None on a CPU, and for a matrix with a bias."""
         if self._device.type != "cuda" or bias is not None:
             return None
         if weight.shape not in self._gemms:

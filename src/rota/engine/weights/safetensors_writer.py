@@ -1,4 +1,4 @@
-"""A safetensors file is written tensor by tensor: the library's own writer wants them all in memory at once."""
+"""A safetensors file is written tensor by tensor: the library's own writer needs all tensors in memory at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 
 class Entry(NamedTuple):
-    """What the header says of a tensor."""
+    """A tensor in the header."""
 
     name: str
     dtype: str  # in safetensors' words: BF16, U8, …

@@ -1,4 +1,4 @@
-"""Shards are a folder's safetensors files, opened as memory maps and asked for tensors by name."""
+"""Shards are a folder's safetensors files, opened as memory maps, from which tensors are read by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READABLE = ("F32", "F16", "BF16")
 
 
 class Shards:
-    """Which file holds which tensor; closes its memory maps when left."""
+    """Knows which file holds which tensor; closes the memory maps at the end of the `with` block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,7 +51,7 @@ class Shards:
         self._stack.close()
 
     def check(self, name: str, target: Tensor) -> None:
-        """Raise unless the tensor is there in the target's shape and in a precision we read."""
+        """Raise unless the tensor exists, has the target's shape, and is in a precision that Rota reads."""
         if name not in self._places:
             raise ModelError(f"{self._folder} lacks the tensor '{name}', which its config.json calls for.")
         path = self._folder / self._places[name]
@@ -74,7 +74,7 @@ class Shards:
         self._checked.add(name)
 
     def check_all_known(self) -> None:
-        """Raise if there is a tensor nobody asked for: leaving out, say, a bias would give wrong answers quietly."""
+        """Raise if a tensor was not used: to leave out a bias, for example, would give wrong answers silently."""
         spare = [name for name in self._places if name not in self._checked and not _is_redundant(name)]
         if spare:
             raise ModelError(
@@ -87,16 +87,16 @@ class Shards:
         """Copy a checked tensor into the target, to its device and precision."""
         target.copy_(self._files[self._places[name]].get_tensor(name))
 
-    def unreal(self, name: str, dtype: torch.dtype) -> ModelError:
-        """Why a tensor that was copied in this precision has values that are not finite."""
+    def not_finite_error(self, name: str, dtype: torch.dtype) -> ModelError:
+        """Why a tensor in this precision has values that are not finite."""
         path = self._folder / self._places[name]
         if is_finite(self._files[self._places[name]].get_tensor(name)):
             return ModelError(
                 f"{path}: the tensor '{name}' has values too large for {dtype}; serve the model in bfloat16 or float32."
             )
         return ModelError(
-            f"{path}: the tensor '{name}' has values that are NaN or infinite, so the model cannot answer; get weights "
-            "that are whole."
+            f"{path}: the tensor '{name}' has values that are NaN or infinite, so the model cannot answer; get other "
+            "weights."
         )
 
     def _read_index(self) -> dict[str, str]:
@@ -119,5 +119,5 @@ class Shards:
 
 
 def _is_redundant(name: str) -> bool:
-    """Old folders store the rotary frequencies, and some tied ones the embedding twice; both follow from the rest."""
+    """Old folders store rotary frequencies, and some tied models store the embedding twice; neither is needed."""
     return name == "lm_head.weight" or name.endswith("rotary_emb.inv_freq")
