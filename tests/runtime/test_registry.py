@@ -52,7 +52,7 @@ def test_what_was_asked_for_an_adapter_is_kept(registry):
         ("poet", "already loaded"),
         ("llama", "base model's"),
         (" ", "needs a name"),
-        ("base", "cannot be called 'base': metrics and logs have that word for something else; take another name"),
+        ("base", "cannot be called 'base': metrics and logs use that word for something else; take another name"),
         ("other", "cannot be called 'other'"),
         ("llama:poet", "'llama:poet' begins with 'llama:', which clients may write before any adapter's name; take"),
         ("llama:new", "begins with 'llama:'"),

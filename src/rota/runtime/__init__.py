@@ -1,1 +1,1 @@
-"""The crank: one loop, the worlds' waist, and the engine's process."""
+"""The runtime: one loop for every world, the services around it, and the engine's process."""

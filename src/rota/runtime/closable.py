@@ -1,4 +1,4 @@
-"""A drainable service takes no more requests once told so, and knows when the last of those it has ended."""
+"""A closable service takes no more requests once it is closed, and knows when the last open request has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rota.runtime.service import Deliver, Phase, Service, ServiceState
 
 
 class ClosableService:
-    """Another service with a door that can be closed behind whoever is inside."""
+    """Another service that can be closed for new requests while open requests go on."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -36,7 +36,7 @@ class ClosableService:
 
     def start(self, deliver: Deliver) -> None:
         def note(events: list[Event]) -> None:
-            # In this order: a drain that returned before the endings are told would let them be cut off.
+            # In this order: `close` must not return before the ends are delivered.
             deliver(events)
             self._forget({event.request_id for event in events if isinstance(event, Finished)})
 
@@ -61,7 +61,7 @@ class ClosableService:
             raise
 
     def close(self, timeout_s: float) -> None:
-        """Take no more requests, and block until all have ended or the time is over."""
+        """Take no more requests, and block until all have ended or `timeout_s` is over."""
         with self._changed:
             self._is_closed = True
             self._changed.wait_for(lambda: not self._open, timeout_s)

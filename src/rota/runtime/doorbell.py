@@ -1,4 +1,4 @@
-"""A doorbell wakes a loop that waits on file descriptors, from any thread, and hands it what was brought."""
+"""A doorbell wakes a loop that waits on file descriptors, from any thread, and hands it messages."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from rota.core.messages import Message
 
 
 class Doorbell:
-    """`fileno` is readable while messages are there."""
+    """`fileno` is readable while there are messages."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
-        self._ear, self._button = socket.socketpair()
-        self._ear.setblocking(False)
-        self._button.setblocking(False)
+        self._receiver, self._sender = socket.socketpair()
+        self._receiver.setblocking(False)
+        self._sender.setblocking(False)
 
     def fileno(self) -> int:
-        return self._ear.fileno()
+        return self._receiver.fileno()
 
     def post(self, message: Message) -> None:
         """Leave a message and ring."""
         self._messages.append(message)
-        with contextlib.suppress(BlockingIOError):  # it has rung so often already that nobody can miss it
-            self._button.send(b"!")
+        with contextlib.suppress(BlockingIOError):  # full of rings already, so the loop will wake
+            self._sender.send(b"!")
 
     def take(self) -> list[Message]:
-        """Everything that was left; does not wait."""
-        # Silence first: a message left after that rings again.
+        """All messages; does not wait."""
+        # The rings are read first: a message posted after that rings again.
         with contextlib.suppress(BlockingIOError):
-            while self._ear.recv(4096):
+            while self._receiver.recv(4096):
                 pass
         return [self._messages.popleft() for _ in range(len(self._messages))]
 
     def close(self) -> None:
-        self._ear.close()
-        self._button.close()
+        self._receiver.close()
+        self._sender.close()

@@ -1,4 +1,4 @@
-"""A process freezes its heap when it is about to serve: what exists then lives as long as the process."""
+"""A process freezes its heap before it serves: objects that exist then live as long as the process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import gc
 
 
 def freeze_heap() -> None:
-    """Let the garbage collector leave alone whatever exists now.
+    """Let the garbage collector skip all objects that exist now.
 
-    Libraries and weights make hundreds of thousands of objects; walking them in the middle of a step, or of somebody's
-    stream, would hold up everybody for tens of milliseconds and free nothing.
+    Libraries and weights make hundreds of thousands of objects. A collection during a step or a stream would visit all
+    of them, delay every request for tens of milliseconds, and free nothing.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""A process ends with the process that started it, however that one ends.
+"""A process ends with its parent process, however the parent ends.
 
 As a program, `python lifeline.py PARENT COMMAND …` becomes COMMAND, and Linux kills COMMAND when process PARENT ends.
 """
@@ -15,21 +15,21 @@ _PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 def die_with(parent: int) -> None:
-    """Let Linux kill this process when its parent ends, also in the middle of a long call; survives `exec`.
+    """Let Linux kill this process when its parent ends, also during a long call; stays in force after `exec`.
 
-    To Linux a parent is the *thread* that started this process: that thread must live as long as the process may.
-    Other systems have no such call, and nothing happens there.
+    For Linux the parent is the *thread* that started this process: that thread must live as long as the process may.
+    Other systems have no such call; there this does nothing.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call above
+    if os.getppid() != parent:  # the parent ended before the call above
         os._exit(1)
 
 
 def tied(command: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The same command, in a process that dies with this one; start it from a thread that lives as long."""
-    # Without the site's packages Python is there in 20 ms; this file needs none of them.
+    """The same command, in a process that ends with this process; start it from a thread that lives as long."""
+    # Without the site's packages Python starts in 20 ms; this file needs none of them.
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *(os.fspath(word) for word in command)]
 
 

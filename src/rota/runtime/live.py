@@ -1,4 +1,4 @@
-"""The live world: the wall clock, an inbox that can be waited on, and a device."""
+"""The live world is the wall clock, an inbox and a device."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rota.runtime.world import Device, Ticket
 
 
 class Inbox(Protocol):
-    """Where messages wait for the loop; a thread's queue, a socket, or a list."""
+    """Holds messages for the loop: a queue between threads, a socket, or a list."""
 
     def take(self, wait_s: float) -> list[Message] | None:
-        """Everything that came; waits up to `wait_s` for the first. None: closed, and nothing is left."""
+        """All messages; waits up to `wait_s` for the first. None: the inbox is closed and empty."""
         ...
 
     def post(self, message: Message) -> None:
-        """Put a message in, from any thread: the device tells of its adapters this way."""
+        """Add a message, from any thread: the device reports its adapters this way."""
         ...
 
 
 class LiveWorld(Generic[Ticket]):
-    """Ends with its inbox: a closed one aborts whoever is still open, since nobody could read the answers."""
+    """Ends with its inbox: when the inbox closes, open requests are aborted, since no client could read the answers."""
 
     def __init__(self, device: Device[Ticket], inbox: Inbox) -> None:
         self._device = device
@@ -38,7 +38,7 @@ class LiveWorld(Generic[Ticket]):
 
     def receive(self, until: float) -> list[Message] | None:
         if self._is_closed:
-            # Steps in flight are still to be collected; only who would wait for ever hears that none comes.
+            # Steps in flight are still to be collected. Only a wait without end is told that nothing comes.
             return None if until == math.inf else []
         messages = self._inbox.take(max(0.0, until - self.now()))
         if messages is None:
@@ -54,7 +54,7 @@ class LiveWorld(Generic[Ticket]):
 
 
 class ThreadInbox:
-    """An inbox that other threads of this process put messages into."""
+    """An inbox for messages from other threads of this process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -67,7 +67,7 @@ class ThreadInbox:
             self._changed.notify()
 
     def close(self) -> None:
-        """Nothing will be put any more; what is in it is still taken."""
+        """No message will follow; messages in the inbox are still taken."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""An inbox for work that is all known at the start: it feeds the loop and closes when the last request has ended."""
+"""An offline inbox has all requests at the start: it feeds the loop and closes when the last request has ended."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rota.core.messages import Abort, AddAdapter, Message, Submit
 from rota.core.request import Request
 from rota.runtime.doorbell import Doorbell
 
-# Only an adapter on its way is worth waiting for here, and no disk is slower than this.
+# The inbox waits only for adapters that are being read, and no disk is slower than this.
 PATIENCE_S = 300.0
 
 
 class OfflineInbox:
-    """For the loop's own thread, all but `post`: whoever is called with events says here what has ended."""
+    """All methods but `post` are for the loop's own thread; the receiver of events calls `note_ended`."""
 
     def __init__(
         self,
@@ -29,9 +29,9 @@ class OfflineInbox:
         doorbell: Doorbell | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """At most `max_open` requests are handed over at a time, so that none is refused for a full queue.
+        """At most `max_open` requests are open at a time, so that none is refused for a full queue.
 
-        A copy may end after its run has: one doorbell for all runs keeps what it has to tell.
+        An adapter's copy may end after its run: one doorbell for all runs keeps its message.
         """
         self._unsent = deque(requests)
         self._max_open = max_open
@@ -44,7 +44,7 @@ class OfflineInbox:
         self._doorbell.post(message)
 
     def abort(self, request_id: RequestId) -> None:
-        """Have enough of a request; it still ends with an event."""
+        """Abort a request; it still ends with an event."""
         self._messages.append(Abort(request_id, time.monotonic()))
 
     def note_ended(self, ended: RequestId | AdapterId) -> None:
@@ -52,7 +52,7 @@ class OfflineInbox:
         self._open.remove(ended)
 
     def close(self) -> None:
-        """Give up whatever has not ended."""
+        """Drop all requests that have not ended."""
         self._unsent.clear()
         self._open.clear()
         self._messages.clear()
@@ -67,6 +67,6 @@ class OfflineInbox:
                 return None
             ready, _, _ = select.select([self._doorbell], [], [], min(wait_s, self._patience_s))
             if not ready and wait_s > self._patience_s:
-                raise StuckError(f"{len(self._open)} requests wait and nothing comes; this is a bug.")
+                raise StuckError(f"{len(self._open)} requests wait, but no message comes; this is a bug in Rota.")
         messages, self._messages = self._messages + self._doorbell.take(), []
         return messages

@@ -1,4 +1,4 @@
-"""A preloaded service is ready once its first adapters are, and does not start at all if one of them is bad."""
+"""A preloaded service is ready once its first adapters are read, and fails to start if one of them is bad."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rota.runtime.service import Deliver, Phase, Service, ServiceState
 
 
 class PreloadedService:
-    """Another service with adapters in it; requests that come before these are read wait for them."""
+    """Another service with adapters from the start; earlier requests wait until the adapters are read."""
 
     def __init__(self, service: Service, adapters: Sequence[Adapter]) -> None:
         self._service = service
@@ -38,7 +38,7 @@ class PreloadedService:
             deliver(events)
 
         self._service.start(note)
-        with suppress(RequestError):  # it is down already, and says so to whoever waits for it
+        with suppress(RequestError):  # it is already down, and `wait_until_ready` says so
             for adapter in self._adapters:
                 self._service.send(AddAdapter(adapter, time.monotonic()))
 
@@ -60,7 +60,7 @@ class PreloadedService:
 
     def _note(self, events: list[Event]) -> None:
         if not self._missing:
-            return  # nearly always
+            return  # nearly every call
         with self._changed:
             for event in events:
                 if isinstance(event, AdapterAdded):

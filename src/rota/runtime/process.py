@@ -1,4 +1,4 @@
-"""One life of the engine in a process of its own: what it does there, and the handle its supervisor holds."""
+"""An engine runs in a process of its own: the process's main function, and the supervisor's handle to it."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from rota.runtime.service import BuildDevice, Deliver, explain
 from rota.runtime.wire import Failed, Ready, Record, SocketInbox, encode, open_socket, receive_all
 from rota.scheduler import Scheduler
 
-# Long enough for last words to leave a process that ends.
+# Long enough to send the last words of a process that ends.
 _LINGER_S = 2.0
-# Words that left a process before it died may still be on their way to the reader's side of the socket.
+# Records that a process sent before it died may still be on their way through the socket.
 _LATE_S = 0.05
-# Two processes on one machine find each other in milliseconds; what waits for it must not wait for ever.
+# Two processes on one machine connect in milliseconds; a wait for that must still end.
 _MEET_S = 10.0
-# How often the sender tries again while the engine's process is not there yet.
-_KNOCK_MS = 10
+# How often the sender tries to connect while the engine's process is starting.
+_RECONNECT_MS = 10
 
 OnReady = Callable[[Capacity], None]
-# Since when the oldest of all open questions waits for its answer; infinity if there is none.
+# Since when the oldest open request waits for its end; infinity if no request is open.
 OwedSince = Callable[[], float]
 
 
@@ -47,19 +47,20 @@ class Patience:
     """How long the supervisor waits, and how often it tries again."""
 
     start_s: float = 900.0
-    # A step takes milliseconds, on a slow CPU seconds; a device that hangs says nothing any more.
+    # A step takes milliseconds, on a slow CPU seconds; an engine whose device hangs says nothing more.
     silence_s: float = 600.0
-    # Dying before it was ready or served for so long is a quick death; that many in a row are enough.
+    # An engine that was never ready, or served for less than this, died quickly. After `quick_deaths` in a row it
+    # stays down.
     quick_death_s: float = 5.0
     quick_deaths: int = 5
-    # The pause before the next try; doubles with every quick death.
+    # The pause before the next start; it doubles with every quick death.
     pause_s: float = 0.25
     stop_s: float = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where the two processes meet: two sockets in a folder of their own."""
+    """The addresses of the two sockets between the processes, in a folder of their own."""
 
     folder: str
 
@@ -77,7 +78,7 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How one life of the engine ended: its last words if it had any, and how long it served."""
+    """How an engine process ended: its last words if it had any, and how long it served."""
 
     last_words: str
     exit_code: int
@@ -94,16 +95,16 @@ class Death:
 
 
 def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endpoints) -> None:
-    """Build, report, serve until told to stop; exits with 1 after saying why it failed."""
+    """Build the device, report, serve until `Stop`; after a failure, say why and exit with 1."""
     _die_with_parent(endpoints)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     inbox = open_socket(context, zmq.PULL)
     outbox = open_socket(context, zmq.PUSH, _LINGER_S)
-    with _handshake(inbox) as to_hear, _handshake(outbox) as to_speak:
+    with _handshake(inbox) as inbox_monitor, _handshake(outbox) as outbox_monitor:
         inbox.bind(endpoints.messages)
         outbox.connect(endpoints.events)
-        if all(monitor.poll(int(_MEET_S * 1000.0)) for monitor in (to_hear, to_speak)):
-            endpoints.remove()  # sockets that are connected need no path, and now no death can leave one behind
+        if all(monitor.poll(int(_MEET_S * 1000.0)) for monitor in (inbox_monitor, outbox_monitor)):
+            endpoints.remove()  # connected sockets need no path, and now no death can leave one behind
 
     def emit(events: list[Event]) -> None:
         outbox.send(encode(events))
@@ -115,23 +116,23 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
         freeze_heap()
         outbox.send(encode([Ready(device.capacity)]))
         run(scheduler, LiveWorld(device, SocketInbox(inbox)), emit, config.scheduler.overlap_depth)
-    except Exception as error:  # the supervisor passes the sentence on to everybody who waits
+    except Exception as error:  # the process border: the supervisor tells all waiting clients why
         outbox.send(encode([Failed(explain(error))]))
         exit_code = 1
     outbox.close()
     inbox.close()
     context.term()
-    # Python would wait for every thread that still reads an adapter, and everybody's requests with it.
+    # A normal exit would wait for every thread that still reads an adapter, and delay all requests.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
 
 
 def _die_with_parent(endpoints: Endpoints) -> None:
-    """An engine without its server would hold the GPU's memory for nobody.
+    """An engine without its server would hold the GPU's memory for nothing.
 
-    Linux kills the engine when its server ends. A thread that watches the server does it on other systems, as soon as
-    the engine lets a thread of Python's run.
+    Linux kills the engine when its server ends. On other systems a thread watches the server and ends the engine, as
+    soon as the engine lets a Python thread run.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "engine_main runs in a child process"
@@ -148,7 +149,7 @@ def _die_with_parent(endpoints: Endpoints) -> None:
 
 @contextmanager
 def _handshake(socket: zmq.Socket[bytes]) -> Iterator[zmq.Socket[bytes]]:
-    """A socket on which something comes once the other socket has met its peer."""
+    """A monitor that becomes readable once the socket is connected to its peer."""
     monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
     yield monitor
     socket.disable_monitor()
@@ -156,16 +157,16 @@ def _handshake(socket: zmq.Socket[bytes]) -> Iterator[zmq.Socket[bytes]]:
 
 
 class EngineProcess:
-    """The supervisor's end: messages sent before the process runs wait in the socket until it reads them."""
+    """The supervisor's side: messages sent before the process runs wait in the socket."""
 
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig
     ) -> None:
-        # ipc paths are limited to some hundred characters and guarded by the folder's permissions.
+        # ipc paths may have some hundred characters; the folder's permissions protect them.
         self._endpoints = endpoints = Endpoints(tempfile.mkdtemp(prefix="rota-"))
         self._outbox = open_socket(context, zmq.PUSH)
-        self._outbox.reconnect_ivl = _KNOCK_MS
-        # The sender connects: a pipe that queues exists from then on, also before anybody binds.
+        self._outbox.reconnect_ivl = _RECONNECT_MS
+        # The sender connects: from then on a pipe queues messages, also before the engine binds.
         self._outbox.connect(endpoints.messages)
         self._inbox = open_socket(context, zmq.PULL)
         self._inbox.bind(endpoints.events)
@@ -179,9 +180,9 @@ class EngineProcess:
 
     def start(self) -> None:
         """The calling thread must live as long as the process may: Linux kills the process when that thread ends."""
-        # Started with the first process otherwise, and it unblocks SIGINT whatever it was before.
+        # Else the tracker would start with the first process, and it unblocks SIGINT in any case.
         resource_tracker.ensure_running()
-        # Inherited by the process: Ctrl-C reaches the whole group, but only the parent decides what it means.
+        # The process inherits the mask: Ctrl-C reaches the whole group, but only the parent decides what it means.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
@@ -193,10 +194,10 @@ class EngineProcess:
         self._outbox.send(encode([record]))
 
     def watch(self, on_ready: OnReady, on_events: Deliver, owed_since: OwedSince, patience: Patience) -> Death:
-        """Pass on what the process says until it is dead; killed once it has said nothing for too long.
+        """Pass on the process's records until it is dead; kill it once it has said nothing for too long.
 
-        Too long is `start_s` until it is ready, then `silence_s` while it owes somebody an answer, and a moment after
-        its last words.
+        Too long is `start_s` until it is ready, then `silence_s` while a request is open, and a moment after its last
+        words.
         """
         poller = zmq.Poller()
         poller.register(self._inbox, zmq.POLLIN)
@@ -222,7 +223,7 @@ class EngineProcess:
                 match record:
                     case Ready(capacity):
                         ready_at, limit_s = time.monotonic(), patience.silence_s
-                        complaint = f"The engine said nothing for {limit_s:g} seconds while it was asked for something."
+                        complaint = f"The engine said nothing for {limit_s:g} seconds while requests were open."
                         on_ready(capacity)
                     case Failed(reason):
                         last_words, limit_s = reason, _LINGER_S
@@ -244,7 +245,7 @@ class EngineProcess:
             self._process.kill()
 
     def close(self) -> None:
-        """Release everything; a process that still runs is killed."""
+        """Release all resources; a process that still runs is killed."""
         if self._process.pid is not None:
             self._process.kill()
             self._process.join()

@@ -1,4 +1,4 @@
-"""Promises are what a service owes: an end to every request, a word on every adapter, and adapters that stay known."""
+"""Promises are what a service owes: an end of every request, a result for every adapter, and adapters that stay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rota.core.messages import AddAdapter, Message, RemoveAdapter, Submit
 class _Open:
     """A request that has not ended, and what its end can say without the engine.
 
-    Not how long its answer is: whoever was told of every token has counted them.
+    The length of its answer is not here: the receiver of the tokens has counted them.
     """
 
     made_at: float
@@ -27,10 +27,10 @@ class _Open:
 
 
 class Promises:
-    """Made by messages, kept by events; whoever calls holds a lock."""
+    """Made by messages, kept by events; callers hold a lock."""
 
     def __init__(self) -> None:
-        # The oldest first.
+        # Oldest first.
         self._requests: dict[RequestId, _Open] = {}
         self._coming: dict[AdapterId, Adapter] = {}
         self._leaving: dict[AdapterId, None] = {}
@@ -66,17 +66,17 @@ class Promises:
                     self._leaving.pop(adapter_id, None)
 
     def oldest_at(self) -> float:
-        """Since when the oldest open request is open; infinity if none is."""
+        """When the oldest open request was made; infinity if none is open."""
         return next((one.made_at for one in self._requests.values()), math.inf)
 
     def introductions(self) -> list[AddAdapter]:
-        """What a new engine must be told first: every adapter that was added and not removed."""
+        """The first messages to a new engine: every adapter that was added and not removed."""
         return [AddAdapter(adapter, time.monotonic()) for adapter in self._known.values()]
 
     def break_all(self, reason: str) -> list[Event]:
-        """The engine is gone: end what is open; gives the events that say so.
+        """The engine is dead: end all open requests, and return the events that say so.
 
-        Adapters on their way in are refused, those on their way out went with the engine.
+        Adapters that were being added are refused. Adapters that were being removed are removed with the engine.
         """
         now = time.monotonic()
         fault = Fault(FaultCode.ENGINE_DIED, reason)

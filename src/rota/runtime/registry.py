@@ -1,4 +1,4 @@
-"""The registry knows what clients may ask for by name, and which id that name has now."""
+"""The registry knows the names of the base model and its adapters, and the id that each name has now."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rota.core.lora_paths import LoraPath
 class Registry:
     """The base model and its adapters.
 
-    A name loaded again gets a new id, so KV of the old weights is never taken for the new ones'. An adapter counts
-    from `add` on: who asks for it while it is being read waits for it.
+    A name that is loaded again gets a new id, so that KV of the old weights is never used for the new weights. A name
+    is known from `add` on: requests wait while its adapter is being read.
     """
 
     def __init__(self, base_name: str, base_path: str) -> None:
@@ -25,11 +25,11 @@ class Registry:
 
     @property
     def adapters(self) -> list[Adapter]:
-        """In the order they were added."""
+        """In the order of their adding."""
         return list(self._by_name.values())
 
     def has(self, adapter: Adapter) -> bool:
-        """Whether its name still means this adapter, and not none or one that was loaded later."""
+        """Whether the name still means this adapter: it was not removed, nor loaded again."""
         return self._by_name.get(adapter.name) == adapter
 
     def add(self, asked: LoraPath) -> Adapter:
@@ -40,7 +40,7 @@ class Registry:
             raise AdapterError(f"'{asked.name}' is the base model's name; take another for this adapter.")
         if asked.name in (BASE_LABEL, OTHER_LABEL):
             raise AdapterError(
-                f"An adapter cannot be called '{asked.name}': metrics and logs have that word for something else; take "
+                f"An adapter cannot be called '{asked.name}': metrics and logs use that word for something else; take "
                 "another name for this adapter."
             )
         if asked.name.startswith(self._prefix):
@@ -65,7 +65,7 @@ class Registry:
         return adapter
 
     def forget(self, name: str) -> Adapter:
-        """From now on the name is unknown."""
+        """Forget a name; raises AdapterError if it is not known."""
         adapter = self._by_name.pop(name, None)
         if adapter is None:
             listed = ", ".join(sorted(self._by_name)) or "none"
@@ -73,11 +73,11 @@ class Registry:
         return adapter
 
     def discard(self, adapter_id: AdapterId) -> None:
-        """Forget the name that has this id, if one still has."""
+        """Forget the name that has this id, if there is one."""
         self._by_name = {name: one for name, one in self._by_name.items() if one.adapter_id != adapter_id}
 
     def name_of(self, adapter_id: AdapterId) -> str | None:
-        """The name that means this id now; looks through all of them."""
+        """The name that means this id now; searches all names."""
         return next((one.name for one in (self.base, *self._by_name.values()) if one.adapter_id == adapter_id), None)
 
     def get(self, model: str | None) -> Adapter | None:
@@ -87,7 +87,7 @@ class Registry:
         return self._by_name.get(model.removeprefix(self._prefix))
 
     def find(self, model: str | None) -> Adapter:
-        """Whom a client asks for: the base model, also by None; an adapter's name; or `base:adapter`.
+        """The base model for None or its name; an adapter for its name or `base:adapter`.
 
         An unknown name is refused, never served by the base model.
         """

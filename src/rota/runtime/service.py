@@ -1,4 +1,4 @@
-"""A service takes messages and gives events back: all that a server knows of scheduler, loop and engine."""
+"""A service takes messages and returns events: a server knows nothing else of scheduler, loop and engine."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BuildDevice = Callable[[], Device[Any]]
 class Phase(StrEnum):
     STARTING = "starting"
     READY = "ready"
-    CLOSING = "draining"  # those it has are served, and no others
+    CLOSING = "draining"  # open requests are served, new requests are refused
     DOWN = "down"
-    STOPPED = "stopped"  # down because it was told so, and for good
+    STOPPED = "stopped"  # down because `stop` was called; stays down
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
-    """Whether a service serves: with what capacity if it does, why not if it is down."""
+    """Whether a service serves: its capacity if it does, the reason if it is down."""
 
     phase: Phase
     capacity: Capacity | None = None
@@ -41,10 +41,10 @@ class ServiceState:
 
 
 class Service(Protocol):
-    """Whoever asks is answered, whatever happens to the engine.
+    """Every message gets its answer, whatever happens to the engine.
 
-    A `Submit` ends in exactly one `Finished`; an adapter to be added in `AdapterAdded` or `AdapterRefused`; one to be
-    removed in `AdapterRemoved`, or `AdapterRefused` if it was not known.
+    A `Submit` ends in exactly one `Finished`. An `AddAdapter` ends in `AdapterAdded` or `AdapterRefused`. A
+    `RemoveAdapter` ends in `AdapterRemoved`, or in `AdapterRefused` if the adapter was not known.
     """
 
     @property
@@ -55,20 +55,20 @@ class Service(Protocol):
         ...
 
     def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
-        """Block until requests are served; raises RotaError with the reason when they will not be."""
+        """Block until requests are served; raises RotaError with the reason if they will not be."""
         ...
 
     def send(self, message: Message) -> None:
-        """Hand a message over, from any thread, without blocking; raises RequestError when it is down."""
+        """Send a message, from any thread, without blocking; raises RequestError if the service is down."""
         ...
 
     def stop(self) -> None:
-        """End within seconds, aborting whoever is open; blocks until it is done."""
+        """End within seconds and abort open requests; blocks until that is done."""
         ...
 
 
 class StateBoard:
-    """The current state, for threads that ask and threads that wait."""
+    """The current state, for threads that read it and threads that wait for it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -95,12 +95,12 @@ class StateBoard:
 
 
 def refuse(reason: str) -> RequestError:
-    """What `send` raises when nobody would answer."""
+    """What `send` raises when no engine would answer."""
     return RequestError(Fault(FaultCode.ENGINE_DIED, reason))
 
 
 class InProcessService:
-    """The loop in a thread of this process: for tests, and wherever a second process is not wanted."""
+    """The loop in a thread of this process, for tests and for programs that want no second process."""
 
     def __init__(self, build_device: BuildDevice, config: EngineConfig) -> None:
         self._build_device = build_device
@@ -146,7 +146,7 @@ class InProcessService:
             self._board.set(ServiceState(phase=Phase.READY, capacity=device.capacity))
             run(scheduler, LiveWorld(device, self._inbox), emit, self._config.scheduler.overlap_depth)
             reason = "The engine was stopped."
-        except Exception as error:  # whatever it is, those who wait must hear of it
+        except Exception as error:  # the border of a thread: all waiting clients must hear of any failure
             reason = explain(error)
         with self._lock:
             self._board.set(ServiceState(phase=Phase.DOWN, reason=reason))
@@ -156,8 +156,8 @@ class InProcessService:
 
 
 def explain(error: Exception) -> str:
-    """One sentence about an error that ends an engine; what is not our own is also told with its trace."""
+    """One sentence about an error that ends an engine; an error that is not Rota's own is printed with its trace."""
     if isinstance(error, RotaError):
         return str(error)
-    sys.excepthook(type(error), error, error.__traceback__)  # on stderr, or in the log if it holds everything
+    sys.excepthook(type(error), error, error.__traceback__)  # on stderr, or in the log if stderr goes there
     return f"The engine failed with {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The supervisor keeps an engine process alive, and keeps its promises when it dies."""
+"""The supervisor restarts an engine process that dies, and keeps its promises."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from rota.runtime.wire import Stop
 class SupervisedService:
     """The engine in its own process, started again whenever it dies.
 
-    Requests that come while it starts wait for it: a restart takes seconds, and a client that waits is better
-    off than one that must learn to ask again. Should the engine die once more, they end like all open ones.
-    Adapters outlive the engine: each new one reads them again, before it sees a request.
+    Requests that come during a start wait for it: a restart takes seconds, and to wait is easier for a client than to
+    send again. If the engine dies once more, they end like all open requests. Adapters outlive the engine: each new
+    engine reads them again, before its first request.
     """
 
     def __init__(self, build_device: BuildDevice, config: EngineConfig, patience: Patience | None = None) -> None:
@@ -30,7 +30,7 @@ class SupervisedService:
         self._patience = patience or Patience()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._board = StateBoard()
-        # Guards who is open together with the engine that has them: a request belongs to one life only.
+        # Guards open requests together with their engine: a request belongs to one engine process only.
         self._lock = threading.Lock()
         self._promises = Promises()
         self._stopping = threading.Event()
@@ -65,7 +65,7 @@ class SupervisedService:
             if self.state.phase is Phase.READY:
                 self._engine.send(Stop())
             elif self.state.phase is Phase.STARTING:
-                self._engine.kill()  # it reads no message before it has loaded
+                self._engine.kill()  # it reads no message before it is ready
         self._thread.join(self._patience.stop_s)
         self._engine.kill()
         self._thread.join()
@@ -73,7 +73,7 @@ class SupervisedService:
     def _serve(self) -> None:
         try:
             self._supervise()
-        except Exception as error:  # no room for a new process, say: those who wait must hear of it
+        except Exception as error:  # the border of a thread: clients must hear of any failure, such as no memory
             self._go_down(explain(error))
 
     def _supervise(self) -> None:
@@ -86,7 +86,7 @@ class SupervisedService:
             was_ever_ready = was_ever_ready or death.was_ready
             quick_deaths = quick_deaths + 1 if death.served_s < self._patience.quick_death_s else 0
             if death.last_words and not was_ever_ready:
-                # What it says about the model or the flags would be as true the next time.
+                # The model or the flags are wrong, and would be so the next time.
                 return self._go_down(death.reason)
             if quick_deaths >= self._patience.quick_deaths:
                 return self._go_down(
@@ -99,7 +99,7 @@ class SupervisedService:
         self._go_down("The engine was stopped.")
 
     def _start_engine(self) -> bool:
-        """False once stopping; under the lock, so that `stop` either finds it started or prevents it."""
+        """False once stopping; under the lock, so that `stop` either finds the engine started or prevents the start."""
         with self._lock:
             if self._stopping.is_set():
                 return False
@@ -119,7 +119,7 @@ class SupervisedService:
         self._deliver(events)
 
     def _replace_engine(self, death: Death) -> None:
-        """End whoever was open in the dead engine; from here on messages wait in the next one's socket."""
+        """End the dead engine's open requests; from now on messages wait in the next engine's socket."""
         with self._lock:
             self._board.set(ServiceState(phase=Phase.STARTING))
             self._engine.close()
@@ -136,7 +136,7 @@ class SupervisedService:
         with self._lock:
             self._board.set(ServiceState(phase=Phase.DOWN, reason=reason))
             self._engine.close()
-            self._context.destroy(linger=0)  # also of an engine that came to nothing halfway
+            self._context.destroy(linger=0)  # also the sockets of an engine that failed during its start
             failed = self._promises.break_all(reason)
         self._deliver(failed)
 

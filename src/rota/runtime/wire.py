@@ -1,4 +1,4 @@
-"""Records cross between server and engine process as tagged lists in msgpack, one list a ZeroMQ message.
+"""Records travel between server and engine process as tagged lists in msgpack, one list in a ZeroMQ message.
 
 server   PUSH ── Submit, Abort, Stop ──────────────▶ PULL   engine
 server   PULL ◀── Ready, Failed, Event … ────── PUSH   engine
@@ -22,19 +22,19 @@ from rota.runtime.doorbell import Doorbell
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The server wants the engine to end: nothing comes after it."""
+    """The server wants the engine to end; the last record to the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine serves from now on; the first thing it says when all went well."""
+    """The engine serves from now on; its first record if the start went well."""
 
     capacity: Capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine cannot start or go on, and why; the last thing it says."""
+    """Why the engine cannot start or go on; its last record."""
 
     reason: str
 
@@ -43,7 +43,7 @@ Record = Message | Stop | Ready | Failed | Event
 
 _DECODERS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in get_args(Record)}
 _ENCODER = msgspec.msgpack.Encoder()
-# Bodies stay raw until their tag has said what they are.
+# Bodies stay raw until their tag says how to decode them.
 _TAGGED: msgspec.msgpack.Decoder[list[tuple[str, msgspec.Raw]]] = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
 
 
@@ -65,7 +65,7 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_s: fl
 
 
 def receive_all(socket: zmq.Socket[bytes], wait_s: float = 0.0) -> list[Any]:
-    """Every record that has arrived, or arrives within `wait_s` of the one before."""
+    """Every record that has arrived, or arrives within `wait_s` after the record before."""
     records: list[Any] = []
     while socket.poll(math.ceil(wait_s * 1000.0)):
         records.extend(decode(socket.recv()))
@@ -73,7 +73,7 @@ def receive_all(socket: zmq.Socket[bytes], wait_s: float = 0.0) -> list[Any]:
 
 
 class SocketInbox:
-    """An inbox that another process sends messages into, and this one's threads too; `Stop` closes it."""
+    """An inbox for messages from another process and from threads of this process; `Stop` closes it."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -89,7 +89,7 @@ class SocketInbox:
     def take(self, wait_s: float) -> list[Message] | None:
         if self._is_closed:
             return None
-        # ZeroMQ counts whole milliseconds, and None is for ever.
+        # ZeroMQ takes whole milliseconds; None means without end.
         self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000.0))
         messages: list[Message] = self._doorbell.take()
         for record in receive_all(self._socket):

@@ -1,4 +1,4 @@
-"""The waist: what the loop may ask of a world, live or virtual."""
+"""The waist: what the loop needs from a world, live or virtual."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class World(Protocol[Ticket]):
     def now(self) -> float: ...
 
     def receive(self, until: float) -> list[Message] | None:
-        """What came; waits for something until `until`. None: nothing will ever come."""
+        """New messages; waits for the first until `until`. None: no message will ever come."""
         ...
 
     def submit(self, plan: StepPlan) -> Ticket:
-        """Start a step on the device; does not wait for it."""
+        """Start a step on the device; does not wait for its end."""
         ...
 
     def collect(self, ticket: Ticket) -> StepResult:
-        """Wait for a step's tokens. Tickets are collected in the order they were given."""
+        """Wait for a step's tokens. Tickets are collected in the order of their steps."""
         ...
 
 
 class Device(Protocol[Ticket]):
-    """The half of a live world that computes; the engine is one, a test's fake another."""
+    """The part of a live world that computes: the engine, or a fake in tests."""
 
     @property
     def capacity(self) -> Capacity: ...
 
     def listen(self, post: Callable[[Message], None]) -> None:
-        """From now on tell of adapters through `post`, from whatever thread."""
+        """From now on report adapters through `post`, from any thread."""
         ...
 
     def submit(self, plan: StepPlan) -> Ticket: ...
