@@ -90,7 +90,7 @@ def test_whoever_writes_while_it_serves_writes_json(tmp_path):
         assert any(level == "warning" and f"UserWarning: a warning of {where}" in text for level, text in messages)
     assert ("info", "request") in messages
     assert ("warning", "Invalid HTTP request received.") in messages
-    uncaught = [line for line in lines if line["message"] == "Nobody caught ZeroDivisionError."]
+    uncaught = [line for line in lines if line["message"] == "Uncaught ZeroDivisionError."]
     assert len(uncaught) == 2
     assert all("in a thread" in line["error"] and line["level"] == "error" for line in uncaught)
     assert server.returncode == 0

@@ -39,7 +39,7 @@ def test_an_arm_processor_with_dot_products_has_a_quick_product_in_four_bits():
 def test_an_emulated_precision_is_not_taken_for_arithmetic_whatever_the_library_says(monkeypatch):
     import torch
 
-    monkeypatch.setattr(processor, "slowdown", lambda dtype: 2.3)
+    monkeypatch.setattr(processor, "slowdown", lambda _: 2.3)
     this_processor.cache_clear()
     try:
         assert this_processor().multiplies == frozenset()

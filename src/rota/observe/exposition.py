@@ -26,7 +26,7 @@ Labels = Sequence[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What one scrape shows. Histograms and sums in it may move on by a token while they are written."""
+    """What one scrape shows. Its histograms and sums may grow by a token while they are written."""
 
     is_up: bool
     loaded: int
@@ -38,7 +38,7 @@ class Snapshot:
 
 
 def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool) -> Snapshot:
-    """To be taken in the thread that moves the meters. `inspected` is None if the engine did not answer."""
+    """For the thread that moves the meters. `inspected` is None if the engine did not answer."""
     adapters = tuple(metrics.adapters)
     standings: dict[str, list[AdapterStanding]] = {one.label: [] for one in adapters}
     for standing in inspected.adapters if inspected else ():
@@ -55,7 +55,7 @@ def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool) -> Snap
 
 
 def render(taken: Snapshot) -> bytes:
-    """The text, from any thread: it takes tens of milliseconds for fifty adapters, which tokens shall not wait for."""
+    """The text, from any thread: for fifty adapters it takes tens of milliseconds, and tokens must not wait for it."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collected(taken))
     return generate_latest(registry)
@@ -70,7 +70,7 @@ class _Collected(Collector):
         yield _gauges(table.ADAPTERS, [((), self._taken.loaded)])
         yield from _of_engines(self._taken)
         yield from _of_adapters(self._taken.adapters)
-        # What only the engine knows is left out when it did not answer: the last answer may be wrong by now.
+        # Without the engine's answer its own numbers are left out: older numbers may be wrong by now.
         if self._taken.inspected:
             yield from _of_inspection(self._taken, self._taken.inspected)
 
@@ -139,7 +139,7 @@ def _counters(metric: Metric, samples: Sequence[tuple[Labels, float]]) -> Family
 
 
 def _histograms(metric: Metric, samples: Sequence[tuple[Labels, Histogram]]) -> Family:
-    """Prometheus counts in every bucket what lies below it, too."""
+    """A bucket of Prometheus also counts all values below it."""
     family = HistogramMetricFamily(metric.name, metric.sentence, labels=metric.labels)
     for labels, histogram in samples:
         bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]

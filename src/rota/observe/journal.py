@@ -1,4 +1,4 @@
-"""The journal writes what happens as JSON, a line an event, in order of time.
+"""The journal writes events as JSON, one line for each event, in order of time.
 
 {"event":"asked","at":1.25,"request_id":"0-0000003","adapter_id":2,"adapter":"adapter2"}
 {"event":"slot_changed","at":1.26,"slot":0,"adapter_id":2,"state":"loading","reason":"a slot was empty",…}
@@ -22,13 +22,13 @@ from rota.core.ids import AdapterId, RequestId
 
 
 class Journal:
-    """Writes to an open file of bytes; close the journal before the file."""
+    """Writes to an open binary file; close the journal before the file."""
 
     def __init__(self, file: IO[bytes], name_of: Callable[[AdapterId], str] = str) -> None:
         self._file = file
         self._name_of = name_of
         self._encode = msgspec.json.Encoder().encode
-        self._coming: list[tuple[float, RequestId, AdapterId]] = []  # asks whose time has not come
+        self._coming: list[tuple[float, RequestId, AdapterId]] = []  # requests whose time has not come
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         heapq.heappush(self._coming, (at, request_id, adapter))

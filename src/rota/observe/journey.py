@@ -1,4 +1,4 @@
-"""A journey is an open request: whose it is, where it is counted, and what became of it so far."""
+"""A journey is an open request: its adapter, its owner, its meters, and its times so far."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rota.observe.meters import AdapterMeters
 @dataclass(slots=True)
 class Journey:
     adapter_id: AdapterId
-    label: str  # the adapter's name, also where it is counted as one of the others
+    label: str  # the adapter's name, also if its meters are the shared ones
     asked_at: float
     meters: AdapterMeters
     owner: str = ""  # the name of the key that asked
     call: str = ""  # the client's own name for the call it belongs to
     admitted_at: float | None = None
-    reasons: tuple[str, ...] = ()  # what it waited for
+    reasons: tuple[str, ...] = ()  # why it waited
     first_at: float | None = None
     last_at: float = 0.0
     tokens: int = 0
 
 
-# Hears of every end, with the journey that led there.
+# Called at every end, with the request's journey.
 OnEnd = Callable[[RequestId, Journey, Finished], None]

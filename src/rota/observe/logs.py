@@ -29,7 +29,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 @contextmanager
 def logs_as(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> Iterator[None]:
-    """A server's logs while it serves: as JSON, everything on stderr is, also the sentence that ends the server."""
+    """A server's logs while it serves. With JSON, all of stderr is JSON, also the sentence that ends the server."""
     hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
     handler = set_up_logs(form, level, is_quiet)
     if form == "text":
@@ -42,7 +42,7 @@ def logs_as(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> Iterato
         except RotaError as error:
             LOG.error("%s", error)
             raise SystemExit(2) from None
-        except Exception as error:  # the process ends here, and its last line is JSON too
+        except Exception as error:  # the process border: the last line of stderr must be JSON too
             LOG.critical("The server failed.", exc_info=error)
             raise SystemExit(1) from None
         finally:
@@ -52,9 +52,9 @@ def logs_as(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> Iterato
 
 
 def set_up_logs(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> logging.StreamHandler[TextIO]:
-    """Let all be written so: what is under `rota` from this level on, or warnings for the quiet, and others' warnings.
+    """Write Rota's logs from this level on (if quiet, from warnings on), and the warnings of other libraries.
 
-    As JSON, also what Python itself would print: warnings, and errors that nobody caught.
+    With JSON, also what Python itself would print: warnings, and uncaught errors.
     """
     handler = _Lines()
     handler.setFormatter(JsonLines() if form == "json" else TextLines())
@@ -73,15 +73,15 @@ def set_up_logs(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> log
 
 class _Lines(logging.StreamHandler[TextIO]):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing: a log that cannot be written has nowhere to say so."""
+        """Do nothing: a log that cannot be written cannot say so."""
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    LOG.error("Nobody caught %s.", kind.__name__, exc_info=(kind, error or kind(), trace))
+    LOG.error("Uncaught %s.", kind.__name__, exc_info=(kind, error or kind(), trace))
 
 
 def _take_in(handler: logging.StreamHandler[TextIO], line: str) -> None:
-    """A stray line as a log line; one that a child process has made for the log stays as it is."""
+    """Write a stray line as a log line; a line that a child process wrote as a log line stays as it is."""
     if _is_log_line(line):
         with handler.lock or nullcontext():
             handler.stream.write(f"{line}\n")
@@ -127,6 +127,6 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """As it is if it is one plain word, else as JSON: no value can look like the next pair, or begin a new line."""
+    """A plain word as it is, other text as JSON: no value can look like the next pair, or begin a new line."""
     text = "; ".join(value) if isinstance(value, list) else str(value)
     return text if _PLAIN.fullmatch(text) else msgspec.json.encode(text).decode()

@@ -1,7 +1,7 @@
-"""Meters are plain numbers that events move: nothing is locked or formatted before somebody asks for them.
+"""Meters are plain numbers that events change; they are formatted only when they are scraped.
 
-A library's histogram takes a lock and walks its buckets; at 256 tokens a step that would be time taken from answers.
-Whoever moves meters does so in one thread.
+A library's histogram takes a lock and walks its buckets; at 256 tokens a step that would delay answers. So meters have
+no lock, and only one thread changes them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# Seconds, from what a client cannot feel to what it gives up at.
+# Seconds, from what a client does not notice to what it gives up at.
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 GAPS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 DURATIONS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-# End to end takes as long as an answer is.
+# End to end includes the whole answer.
 LIFETIMES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0)
 
 
 class Histogram:
-    """How many values lie between one bound and the next, and their sum."""
+    """The number of values between one bound and the next, and the sum of all values."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -36,10 +36,10 @@ class Histogram:
 
 @dataclass(slots=True)
 class AdapterMeters:
-    """What became of one adapter's requests, or of all that have no meters of their own."""
+    """The numbers of one adapter's requests, or of all adapters without meters of their own."""
 
     label: str
-    open: int = 0  # requests whose end is still to come
+    open: int = 0  # requests that have not ended
     used_at: float = -math.inf
     ttft: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
     queue_wait: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
@@ -56,7 +56,7 @@ class AdapterMeters:
 
 @dataclass(slots=True)
 class EngineMeters:
-    """What is counted for an engine as a whole."""
+    """The numbers of one engine as a whole."""
 
     delay_passes: Histogram
     delay_wait: Histogram

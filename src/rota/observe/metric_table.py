@@ -1,4 +1,4 @@
-"""Every metric there is, in one table: name, kind, labels and meaning; code, documentation and tests read it here."""
+"""All metrics are in one table, with name, kind, labels and meaning, for code, documentation and tests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One metric as those who scrape it see it."""
+    """One metric as a scraper sees it."""
 
     kind: Kind
     name: str
     labels: tuple[str, ...]
     sentence: str
-    is_asked: bool = False  # only the engine knows it, and is asked at every scrape
+    is_asked: bool = False  # only the engine knows the value, and each scrape asks for it
 
 
 def _metric(kind: Kind, name: str, sentence: str, *labels: str) -> Metric:
@@ -45,12 +45,14 @@ OLDEST_WAIT = _asked("oldest_wait_seconds", "How long the longest waiting reques
 TTFT = _metric("histogram", "ttft_seconds", "From a request's arrival to its first token.", "adapter")
 QUEUE_WAIT = _metric("histogram", "queue_wait_seconds", "From a request's arrival to its admission.", "adapter")
 TOKEN_GAP = _metric("histogram", "token_gap_seconds", "Between two tokens of the same request.", "adapter")
-E2E = _metric("histogram", "e2e_seconds", "From arrival to end, of requests that ended well.", "adapter")
+E2E = _metric(
+    "histogram", "e2e_seconds", "From arrival to end, of requests that ended by `stop` or `length`.", "adapter"
+)
 
 PROMPT_TOKENS = _metric(
     "counter", "prompt_tokens_total", "Prompt tokens of requests that had been admitted.", "adapter"
 )
-CACHED_TOKENS = _metric("counter", "cached_tokens_total", "Those of them whose KV was already there.", "adapter")
+CACHED_TOKENS = _metric("counter", "cached_tokens_total", "Prompt tokens whose KV was already in the cache.", "adapter")
 OUTPUT_TOKENS = _metric("counter", "output_tokens_total", "Tokens produced.", "adapter")
 PREEMPTIONS = _metric(
     "counter", "preemptions_total", "Requests that gave their KV back to be computed again.", "adapter"
@@ -61,9 +63,11 @@ SLOTS = _asked("slots", "Adapters that a step may hold.", "engine")
 SLOTS_USED = _asked("slots_used", "Adapters that are ready in a slot.", "engine")
 SLOTS_LOADING = _asked("slots_loading", "Adapters on their way into a slot.", "engine")
 LOADS = _metric("counter", "adapter_loads_total", "Copies of an adapter into a slot.", "adapter")
-LOAD_TIME = _metric("histogram", "adapter_load_seconds", "From the order of such a copy to its arrival.", "engine")
+LOAD_TIME = _metric(
+    "histogram", "adapter_load_seconds", "From the order of a copy into a slot to its arrival.", "engine"
+)
 EVICTIONS = _metric("counter", "adapter_evictions_total", "Adapters that left their slot, for any reason.", "adapter")
-ROTATIONS = _metric("counter", "rotations_total", "Adapters that took a slot from one which still had work.", "engine")
+ROTATIONS = _metric("counter", "rotations_total", "Adapters that took a slot from an adapter with work left.", "engine")
 DRAINS = _metric(
     "counter", "drains_total", "Drains that were `started`, `finished`, `called_off` or `expired`.", "engine", "state"
 )
@@ -81,9 +85,9 @@ DELAYER_WAIT = _metric(
     "histogram", "prefill_delayer_wait_seconds", "Seconds that prompts were held back, if they were.", "engine"
 )
 
-KV_BLOCKS = _asked("kv_blocks", "KV blocks there are.", "engine")
+KV_BLOCKS = _asked("kv_blocks", "KV blocks of the cache.", "engine")
 KV_BLOCKS_USED = _asked("kv_blocks_used", "KV blocks that requests hold.", "engine")
-STEP_TIME = _metric("histogram", "step_seconds", "How long the device was at a step.", "engine")
+STEP_TIME = _metric("histogram", "step_seconds", "How long a step took on the device.", "engine")
 COMPUTED_TOKENS = _metric(
     "counter", "computed_prompt_tokens_total", "Prompt tokens computed, also for a second time.", "engine"
 )

@@ -1,4 +1,4 @@
-"""Metrics follow every open request and turn what becomes of it into numbers."""
+"""Metrics follow every open request and turn its events into numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Metrics:
         policy: PolicyConfig | None = None,
         on_end: OnEnd | None = None,
     ) -> None:
-        """`policy` says which buckets the prefill delayer's histograms have."""
+        """`policy` has the buckets of the prefill delayer's histograms."""
         policy = policy or PolicyConfig()
         self._name_of = name_of
         self._on_end = on_end
@@ -69,11 +69,11 @@ class Metrics:
 
     @property
     def adapters(self) -> list[AdapterMeters]:
-        """The base model's meters, those of adapters with a place, and those all others share."""
+        """The base model's meters, those of adapters with a place, and those that all other adapters share."""
         return self._places.shown
 
     def meters_of(self, adapter: AdapterId) -> AdapterMeters:
-        """Where an adapter is counted now."""
+        """The meters that count an adapter now."""
         return self._places.find(self._label(adapter))
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
@@ -83,7 +83,7 @@ class Metrics:
         self.journeys[request_id] = Journey(adapter, label, at, meters)
 
     def owned(self, request_ids: Iterable[RequestId], owner: str, call: str) -> None:
-        """Say who asked for requests that are open, and in which call of theirs."""
+        """Note the key that sent these open requests, and the client's name for the call."""
         for request_id in request_ids:
             if journey := self.journeys.get(request_id):
                 journey.owner, journey.call = owner, call
@@ -97,7 +97,7 @@ class Metrics:
 
     def _admitted(self, event: Admitted) -> None:
         journey = self.journeys.get(event.request_id)
-        if journey is None or journey.admitted_at is not None:  # it was preempted and comes back
+        if journey is None or journey.admitted_at is not None:  # it was preempted, and is admitted again
             return
         journey.admitted_at, journey.reasons = event.at, event.reasons
         journey.meters.queue_wait.add(event.at - journey.asked_at)
@@ -107,7 +107,7 @@ class Metrics:
             journey.meters.preemptions += 1
 
     def _produced(self, event: Produced) -> None:
-        """The only place where work is done for every token."""
+        """Only this handler works for every token."""
         engine = self._engine(event.engine_id)
         engine.step_time.add(event.step_s)
         engine.computed_tokens += event.prompt_tokens
@@ -139,14 +139,14 @@ class Metrics:
         if event.reason in (FinishReason.STOP, FinishReason.LENGTH):
             meters.e2e.add(event.at - journey.asked_at)
         if event.fault and event.fault.code is FaultCode.UNKNOWN_ADAPTER:
-            self._labels.pop(journey.adapter_id, None)  # it was asked for when its removal was already heard of
+            self._labels.pop(journey.adapter_id, None)  # the request came after the adapter's removal
         if self._on_end:
             self._on_end(event.request_id, journey, event)
 
     # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _label(self, adapter: AdapterId) -> str:
-        """Of one that was asked for it is remembered: names are unknown sooner than the last requests have ended."""
+        """An adapter's name, kept from its first request on: the name may be gone before the last request ends."""
         return self._labels.get(adapter) or self._name_of(adapter) or OTHER_LABEL
 
     def _added(self, event: AdapterAdded) -> None:

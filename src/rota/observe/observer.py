@@ -1,4 +1,4 @@
-"""An observer is told what was asked and what became of it, and changes nothing."""
+"""An observer is told of every request and every event, and changes nothing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rota.core.ids import AdapterId, RequestId
 
 
 class Observer(Protocol):
-    """Summaries, journals and pictures are made by observers."""
+    """Observers make summaries, journals, metrics and pictures."""
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
-        """Somebody asks at `at`; a simulation may tell this a little ahead of its time."""
+        """A request arrives at `at`; a simulation may say so a little before that time."""
         ...
 
     def observe(self, events: Iterable[Event]) -> None: ...

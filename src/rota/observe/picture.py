@@ -1,4 +1,4 @@
-"""What every picture of a run is made of: a dot for each first token, a colour for each adapter, a file."""
+"""A picture of a run has a dot for each first token and a colour for each adapter, and is saved as a file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def colours_of(*recorders: Recorder) -> Colours:
 
 
 def draw_first_tokens(axes: Axes, name: str, recorder: Recorder, colours: Colours, starts_at: float) -> None:
-    """A dot a request, when it was asked and how long it waited; higher is worse."""
+    """A dot for each request: when it arrived, and its time to first token; higher is worse."""
     served = [one for one in recorder.records.values() if one.tokens]
     waits = [one.first_at - one.asked_at for one in served]
     asked = [one.asked_at - starts_at for one in served]
@@ -49,7 +49,7 @@ def draw_first_tokens(axes: Axes, name: str, recorder: Recorder, colours: Colour
 
 
 def name_colours(figure: Figure, colours: Colours, name_of: Callable[[AdapterId], str]) -> None:
-    """A legend below, unless there is one colour only or more than one can tell apart."""
+    """A legend below, unless there is only one colour or more than a reader can tell apart."""
     if 1 < len(colours) <= MOST_NAMED:
         dots = [Line2D([], [], color=colour, marker="o", linestyle="") for colour in colours.values()]
         names = [name_of(adapter) for adapter in colours]
@@ -57,7 +57,7 @@ def name_colours(figure: Figure, colours: Colours, name_of: Callable[[AdapterId]
 
 
 def save(figure: Figure, title: str, path: Path) -> None:
-    """Write a picture file; its ending says of what kind (.png, .svg, .pdf, .html)."""
+    """Write a picture file; its suffix says the format (.png, .svg, .pdf, .html)."""
     figure.suptitle(title)
     try:
         if path.suffix == ".html":
@@ -69,7 +69,7 @@ def save(figure: Figure, title: str, path: Path) -> None:
 
 
 def _page(figure: Figure, title: str) -> str:
-    """The picture as a page of its own that needs nothing else."""
+    """The picture as an HTML page that needs no other file."""
     drawn = io.StringIO()
     figure.savefig(drawn, format="svg")
     svg = drawn.getvalue()

@@ -1,4 +1,4 @@
-"""Places bound how many adapters have meters of their own, however many come and go in the weeks a server runs."""
+"""Places limit how many adapters have meters of their own, however many adapters a server has in its life."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rota.observe.meters import AdapterMeters
 
 MOST_ADAPTERS = 50
 
-# Several scrapes long: what an adapter counted last has been seen before its meters go.
+# Several scrapes long: an adapter's last numbers are scraped before its meters go.
 IDLE_S = 600.0
 
 
 class Places:
-    """Whoever is asked for takes a place while there is one; later comers take that of one long idle, or share `other`.
+    """An adapter takes a free place at its first request, else the place of a long idle one, else it shares `other`.
 
-    Numbers are never moved from one place to another: a sum that jumps would look like traffic. An adapter that loses
-    its place and comes back begins at zero, which scrapers take for a restart.
+    Numbers never move from one place to another: a sum that jumps would look like traffic. An adapter that loses its
+    place and comes back begins at zero; scrapers treat that as a restart.
     """
 
     def __init__(self, most: int, idle_s: float = IDLE_S) -> None:
@@ -30,16 +30,16 @@ class Places:
 
     @property
     def shown(self) -> list[AdapterMeters]:
-        """All meters there are; `other` only once it counts somebody."""
+        """All meters; `other` only once it has counted a request."""
         others = [self.other] if self.other.used_at > -math.inf else []
         return [self.base, *self._taken.values(), *others]
 
     def find(self, label: str) -> AdapterMeters:
-        """Where an adapter is counted now."""
+        """The meters that count an adapter now."""
         return self.base if label == BASE_LABEL else self._taken.get(label, self.other)
 
     def take(self, label: str, at: float) -> AdapterMeters:
-        """Where an adapter that is asked for is counted: in a place of its own if it has one or finds one."""
+        """The meters for an adapter's new request: in a place of its own if it has one or finds one."""
         meters = self.find(label)
         if meters is self.other and label != OTHER_LABEL and self._make_room(at):
             meters = self._taken[label] = AdapterMeters(label)
@@ -52,7 +52,7 @@ class Places:
             self._taken.move_to_end(meters.label)
 
     def release(self, label: str) -> None:
-        """An adapter is gone: its meters stay until somebody else needs the place, and then go first."""
+        """An adapter is gone: its meters stay until another adapter needs a place, and then go first."""
         if meters := self._taken.get(label):
             meters.used_at = -math.inf
             self._taken.move_to_end(label, last=False)

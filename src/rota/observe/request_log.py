@@ -1,4 +1,4 @@
-"""The request log is one line a request, written at its end; what ends many at once is a line of its own."""
+"""The request log has a line for each request, written at its end, and a line for each restart of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stray lines are written to stderr past the log: by C code, other libraries or child processes; here they join it."""
+"""Stray lines reach stderr past the log, from C code, other libraries or child processes; here they join the log."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _READ_BYTES = 65_536
 
 @contextmanager
 def stray_lines(tell: Callable[[str], None]) -> Iterator[TextIO]:
-    """While it lasts, `tell` hears every line on stderr, from a thread; gives the stream that stderr was.
+    """Inside the `with` block a thread calls `tell` with every line on stderr; yields the former stderr.
 
-    Descriptor 2 itself leads to a pipe, so nothing that this process or its children write can pass by.
+    Descriptor 2 itself is a pipe, so every line of this process and its children goes through it.
     """
     sys.stderr.flush()
     before = os.dup(STDERR)
     outlet, inlet = os.pipe()
     os.dup2(inlet, STDERR)
     os.close(inlet)
-    # A child may keep its end of the pipe open for longer: whoever reads cannot wait for the end of the file.
+    # A child may keep its end of the pipe open for longer: the reader cannot wait for the end of the file.
     wake, bell = os.pipe()
     reader = threading.Thread(target=_read, args=(outlet, wake, tell), name="rota-stray-lines", daemon=True)
     reader.start()
@@ -46,10 +46,10 @@ def _read(outlet: int, wake: int, tell: Callable[[str], None]) -> None:
     poll.register(outlet, select.POLLIN)
     poll.register(wake, select.POLLIN)
     rest = b""
-    # Woken with nothing left to be read, or with nobody left to write, it ends.
+    # The loop ends when it is woken with nothing left to read, or when all writers have closed the pipe.
     while outlet in dict(poll.poll()) and (read := os.read(outlet, _READ_BYTES)):
         *lines, rest = (rest + read).split(b"\n")
-        # A progress bar goes back to the beginning of its line; the last it drew is enough.
+        # A progress bar returns to the beginning of its line; its last state is enough.
         rest = rest.rpartition(b"\r")[2]
         for line in lines:
             _tell(line, tell)
@@ -59,5 +59,5 @@ def _read(outlet: int, wake: int, tell: Callable[[str], None]) -> None:
 def _tell(line: bytes, tell: Callable[[str], None]) -> None:
     text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
     if text.strip():
-        with suppress(Exception):  # what cannot be told is lost; a pipe that is not read would hold up its writers
+        with suppress(Exception):  # a line that cannot be told is lost: a reader that stops would block the writers
             tell(text)

@@ -1,4 +1,4 @@
-"""A summary says how requests fared: percentiles of what their clients felt, in all and per adapter."""
+"""A summary has percentiles of the times that clients saw, in all and per adapter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Record:
 
     adapter_id: AdapterId
     asked_at: float
-    gaps: array[float]  # where the times between its tokens go if it is answered; all of its adapter's share it
+    gaps: array[float]  # of its adapter: the times between its tokens are added here once it is answered
     first_at: float = math.nan
     last_at: float = math.nan
     ended_at: float = math.nan
@@ -38,7 +38,7 @@ class Record:
         return self.reason in (FinishReason.STOP, FinishReason.LENGTH)
 
     def note_token(self, at: float) -> None:
-        """A token came, or several that nobody could tell apart."""
+        """A token came, or several at the same time."""
         if self.tokens:
             gap = at - self.last_at
             self.own_gaps.append(gap)
@@ -52,7 +52,7 @@ class Record:
     def note_end(self, event: Finished) -> None:
         self.ended_at, self.reason = event.at, event.reason
         self.prompt_tokens = event.prompt_tokens
-        # A stream may carry several tokens at a time; who counted them knows better.
+        # A stream may carry several tokens at a time; then the event's count is right.
         self.tokens = max(self.tokens, event.output_tokens)
         if self.is_answered:
             self.gaps.extend(self.own_gaps)
@@ -65,7 +65,7 @@ class Recorder:
 
     records: dict[RequestId, Record] = field(default_factory=dict)
     gaps: dict[AdapterId, array[float]] = field(default_factory=dict)
-    transients: set[AdapterId] = field(default_factory=set)  # come to be asked once
+    transients: set[AdapterId] = field(default_factory=set)  # adapters that come for one request
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         gaps = self.gaps.get(adapter)
@@ -88,9 +88,9 @@ class Recorder:
     def summary(self, name_of: Callable[[AdapterId], str] = str) -> dict[str, Any]:
         """The shape that `bench` and `simulate` both write as JSON.
 
-        `fairness` is Jain's index of mean TTFT over the adapters that share slots: not the base model, which needs
-        none, nor transient adapters. An adapter without an answered request has no TTFT and is left out of the index;
-        its failed requests, and those whose clients left, are counted beside its name.
+        `fairness` is Jain's index of mean TTFT over the adapters that share slots: not the base model, which needs no
+        slot, nor transient adapters. An adapter without an answered request has no TTFT and is left out of the index.
+        Its failed and aborted requests are still counted beside its name.
         """
         by_adapter: dict[AdapterId, list[Record]] = {adapter: [] for adapter in sorted(self.gaps)}
         for record in self.records.values():
@@ -135,7 +135,7 @@ def _summarise(records: list[Record], gaps: list[array[float]]) -> dict[str, Any
 
 
 def spread(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
-    """Mean, percentiles (nearest rank) and maximum; zeros where there is nothing."""
+    """Mean, percentiles (nearest rank) and maximum; zeros if there are no values."""
     ordered = np.sort(np.asarray(values, dtype=np.float64))
     if not len(ordered):
         return {"mean": 0.0, **dict.fromkeys(PERCENTILES, 0.0), "max": 0.0}
@@ -144,7 +144,7 @@ def spread(values: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
 
 
 def mean_of(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One summary in which every number is the mean of theirs; an adapter counts where somebody asked for it."""
+    """One summary with the mean of every number; an adapter's numbers are means over the summaries that have it."""
     if len(summaries) == 1:
         return summaries[0]
     merged: dict[str, Any] = {}
@@ -155,6 +155,6 @@ def mean_of(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def jain(values: list[float]) -> float:
-    """Jain's fairness index: 1 when all are equal or there is nobody, 1/n when one has everything."""
+    """Jain's fairness index: 1 if all values are equal or there are none, 1/n if only one is not zero."""
     squares = sum(value * value for value in values)
     return sum(values) ** 2 / (len(values) * squares) if squares else 1.0

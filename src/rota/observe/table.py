@@ -1,4 +1,4 @@
-"""Tables say how servers, policies or adapters fared, a line each: what `bench` and `simulate` print."""
+"""Tables compare servers, policies or adapters, one line each; `bench` and `simulate` print them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COUNTS = {
     "requests/s": ("requests_per_s", "{:,.2f}"),
     "input tok/s": ("input_tokens_per_s", "{:,.0f}"),
     "output tok/s": ("output_tokens_per_s", "{:,.0f}"),
-    "fairness": ("fairness", "{:.3f}"),  # only a whole summary has it, not one of an adapter
+    "fairness": ("fairness", "{:.3f}"),  # only a whole summary has it, not an adapter's
 }
 TIMES = {
     "time to first token (TTFT)": "ttft_s",
@@ -29,12 +29,12 @@ TIMES = {
     "worst pause of an answer": "gap_s",
 }
 FIGURES = {"mean": "mean", "median": "median", "P90": "p90", "P95": "p95", "P99": "p99", "max": "max"}
-WIDEST = 1000  # a figure that is cut off says nothing, so a narrow terminal has to break lines
+WIDEST = 1000  # a narrow terminal breaks lines, since a figure that is cut off says nothing
 
 
 def print_table(summaries: Summaries, is_per_adapter: bool = False) -> None:
-    """How many and how fast, and every kind of time, a line a summary; on request the same for each one's adapters."""
-    # Names are not ours: what looks like markup in them is meant as it stands.
+    """Counts, rates and times, one line for each summary; if `is_per_adapter`, also the same for its adapters."""
+    # Names come from users: text that looks like markup is not markup.
     console = Console(highlight=False, markup=False, emoji=False, width=WIDEST)
     console.print(*_tables(summaries), sep="")
     for name, summary in summaries.items() if is_per_adapter else ():
@@ -42,7 +42,7 @@ def print_table(summaries: Summaries, is_per_adapter: bool = False) -> None:
 
 
 def _tables(summaries: Summaries, title: str | None = None) -> Iterator[Table]:
-    """Two narrow ones, since one with all of it would be as wide as three terminals."""
+    """Two narrow tables, since one with all figures would be as wide as three terminals."""
     yield _counts(summaries, title)
     yield _times(summaries)
 
@@ -57,7 +57,7 @@ def _counts(summaries: Summaries, title: str | None) -> Table:
 
 
 def _times(summaries: Summaries) -> Table:
-    """A block a kind of time, so that what is to be compared stands below each other."""
+    """A block for each kind of time, so that figures to compare are below each other."""
     made = _table("", "", *FIGURES)
     for kind, key in TIMES.items():
         for index, (name, summary) in enumerate(summaries.items()):
@@ -68,7 +68,7 @@ def _times(summaries: Summaries) -> Table:
 
 
 def _figures(spread: Mapping[str, float]) -> Iterator[str]:
-    """Where nothing was measured, zeros would look like a record."""
+    """A dash if nothing was measured: zeros would look like a record."""
     return (seconds(spread[figure]) if spread["max"] else "–" for figure in FIGURES.values())
 
 
@@ -80,7 +80,7 @@ def _table(*heads: str, title: str | None = None) -> Table:
 
 
 def seconds(value: float) -> str:
-    """A duration with as many digits as matter."""
+    """A duration with the digits that matter."""
     if value < 0.9995:
         return f"{value * 1000:.0f} ms" if value >= 0.00995 else f"{value * 1000:.1f} ms"
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0

@@ -41,7 +41,7 @@ def run(scheduler: Scheduler, world: World[Ticket], emit: Emit, depth: int = 2) 
             in_flight.append((plan, world.submit(plan)))
         else:
             # A plan without work is done at once; its commit gives the events of refused and aborted requests.
-            _emit(emit, scheduler.commit(plan, StepResult(world.now())))
+            _emit(emit, scheduler.commit(plan, StepResult(at=world.now())))
 
         if not in_flight:
             idle_passes = 0 if messages or plan.wake_at > world.now() else idle_passes + 1

@@ -45,7 +45,7 @@ class Weights:
 
 def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
     """The size of a model's weights."""
-    return _build(spec, torch.device("meta"), dtype, lambda name, target: None).size_bytes
+    return _build(spec, torch.device("meta"), dtype, lambda *_: None).size_bytes
 
 
 def load_weights(
