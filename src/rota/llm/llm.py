@@ -179,7 +179,7 @@ class LLM:
     def _run_loop(self, inbox: OfflineInbox, emit: Emit) -> None:
         try:
             run(self._scheduler, LiveWorld(self._device, inbox), emit, self._config.scheduler.overlap_depth)
-        # An interrupted run leaves its requests in the books: end them, so that the next run finds them clean.
+        # Also KeyboardInterrupt: an interrupted run leaves its requests in the scheduler. The next needs an empty one.
         except BaseException:
             self._scheduler.abandon(time.monotonic())
             raise
