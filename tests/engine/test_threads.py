@@ -44,7 +44,7 @@ def test_one_or_all_whichever_was_quicker_for_small_steps_and_for_larger_ones(fe
 def test_a_neighbour_that_is_busy_for_a_moment_does_not_decide():
     turns = itertools.count()
 
-    def seconds(tokens: int, threads: int) -> float:
+    def seconds(_tokens: int, threads: int) -> float:
         busy = next(turns) < 2
         return (4.0 if threads > 1 else 10.0) * (5.0 if busy and threads > 1 else 1.0)
 
