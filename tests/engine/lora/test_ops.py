@@ -243,19 +243,16 @@ def test_rows_may_lie_apart(way):
 @pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
 def test_a_captured_graph_serves_an_assignment_it_was_not_captured_with():
     frame = BatchFrame(tokens=6, slots=3, tile_size=16)
-    array = np.zeros(frame.numbers, np.int32)
-    frame.write(np.array([], np.int32), array)
-    numbers = torch.from_numpy(array).to(DEVICE)
+    numbers = torch.from_numpy(frame.pack(np.array([], np.int32))[0]).to(DEVICE)
     factors = random_factors(QKV, [8, 16, 0], 16, torch.float32, DEVICE)
-    batch, (y, x) = frame.view(numbers), random_rows(6, QKV, torch.float32, DEVICE)
+    batch, (y, x) = frame.unpack(numbers), random_rows(6, QKV, torch.float32, DEVICE)
     triton_ops.add_lora(y.clone(), x, factors, batch)  # compiles
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         triton_ops.add_lora(y, x, factors, batch)
 
     for token_slots in ([1, 0, 3, 1, 2], [0, 0, 0, 0, 0, 1]):
-        frame.write(np.array(token_slots, np.int32), array)
-        numbers.copy_(torch.from_numpy(array))
+        numbers.copy_(torch.from_numpy(frame.pack(np.array(token_slots, np.int32))[0]))
         expected = token_by_token(y, x, factors, token_slots)
         graph.replay()
         assert relative_error(y, expected) < 2e-6
