@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -81,7 +81,15 @@ def _step(cache: PagedCache, rows: list[int], lengths: list[int], longest: int, 
     )
 
 
-def attend(query: Tensor, cache: PagedCache, row: int, start: int, scale: float) -> Tensor:
+def without_left(cache: PagedCache, before: list[int]) -> PagedCache:
+    """The cache after each row's pages that lie wholly before a position were given back, and belong to nobody."""
+    tables, block_size = cache.tables.clone(), cache.keys.shape[2]
+    for row, position in enumerate(before):
+        tables[row, : max(0, position) // block_size] = cache.keys.shape[0] - 1
+    return replace(cache, tables=tables)
+
+
+def attend(query: Tensor, cache: PagedCache, row: int, start: int, scale: float, window: int = 0) -> Tensor:
     """Causal softmax attention in float64 of query [tokens, heads, head_dim], its first token at position `start`."""
     tokens, heads, _ = query.shape
     group = heads // cache.dense_keys[row].shape[1]
@@ -89,7 +97,10 @@ def attend(query: Tensor, cache: PagedCache, row: int, start: int, scale: float)
     v = cache.dense_values[row].repeat_interleave(group, 1)
     logits = torch.einsum("qhd,khd->hqk", query.double().cpu(), k) * scale
     own = start + torch.arange(tokens)
-    logits.masked_fill_(torch.arange(k.shape[0])[None, :] > own[:, None], float("-inf"))
+    position = torch.arange(k.shape[0])[None, :]
+    logits.masked_fill_(position > own[:, None], float("-inf"))
+    if window:
+        logits.masked_fill_(position <= own[:, None] - window, float("-inf"))
     return torch.einsum("hqk,khd->qhd", logits.softmax(-1), v)
 
 

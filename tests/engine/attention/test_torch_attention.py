@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rota.engine.attention import torch_attention, torch_long_row
 from rota.engine.attention.torch_attention import TorchAttention, split_by_length
+from rota.engine.attention.torch_long_row import gather
 from rota.engine.ops.reference import storable
 from tests.engine.attention.paged import (
     PagedCache,
@@ -16,6 +18,7 @@ from tests.engine.attention.paged import (
     paged_cache,
     prefill_step,
     relative_error,
+    without_left,
 )
 
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -37,6 +40,12 @@ def cache_of(lengths: list[int], kv_heads: int, head_dim: int, block_size: int, 
     cache = paged_cache(lengths, kv_heads, head_dim, block_size, dtype, "cpu")
     worst = float(storable(torch.tensor(torch.inf, dtype=dtype)))
     return replace(cache, keys=cache.keys.nan_to_num(worst), values=cache.values.nan_to_num(-worst))
+
+
+def poisoned(cache: PagedCache) -> PagedCache:
+    """With one more block, the last, of what is not a number, so that reading it shows."""
+    nan = torch.full_like(cache.keys[:1], torch.nan)
+    return replace(cache, keys=torch.cat([cache.keys, nan]), values=torch.cat([cache.values, nan]))
 
 
 @pytest.mark.parametrize("dtype", BOUNDS)
@@ -96,3 +105,55 @@ def test_a_new_step_is_not_mistaken_for_the_last_one():
     second = attention.decode(query, cache.keys, cache.values, decode_step(cache, [1]))
     assert relative_error(first, attend(query, cache, 0, 19, 0.2)) < 1e-5
     assert relative_error(second, attend(query, cache, 1, 32, 0.2)) < 1e-5
+
+
+@pytest.mark.parametrize("window", [1, 7, 40, 150, 1000])
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_what_lies_before_a_window_is_not_seen(window, dtype):
+    lengths = [1, 17, 150, 64, 17]
+    chunks = [(2, 100, 50), (1, 0, 17), (3, 63, 1), (4, 5, 12)]
+    whole = cache_of(lengths, 2, 32, 8, dtype)
+    attention = TorchAttention(0.2, padding_per_call=60)
+
+    cache = without_left(poisoned(whole), [length - window for length in lengths])
+    query = torch.randn(len(lengths), 6, 32).to(dtype)
+    found = attention.decode(query, cache.keys, cache.values, decode_step(cache, list(range(5))), window)
+    for row, length in enumerate(lengths):
+        own = slice(row, row + 1)
+        assert relative_error(found[own], attend(query[own], cache, row, length - 1, 0.2, window)) < BOUNDS[dtype]
+
+    starts = {row: start for row, start, _ in chunks}
+    cache = without_left(poisoned(whole), [starts.get(row, 0) - window + 1 for row in range(5)])
+    query = torch.randn(sum(length for _, _, length in chunks), 6, 32).to(dtype)
+    found = attention.prefill(query, cache.keys, cache.values, prefill_step(cache, chunks), window)
+    begin = 0
+    for row, start, length in chunks:
+        own = slice(begin, begin + length)
+        begin += length
+        assert relative_error(found[own], attend(query[own], cache, row, start, 0.2, window)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("threads", [1, 7])
+@pytest.mark.parametrize("window", [0, 2500])
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_long_rows_are_read_in_pieces_and_nobody_is_padded_to_them(window, dtype, threads, monkeypatch):
+    lengths = [30, 5003, 4096, 12, 2049]
+    cache = cache_of(lengths, 2, 16, 16, dtype)
+    query = torch.randn(len(lengths), 4, 16).to(dtype)
+    gathered: list[int] = []
+
+    def count(cache: torch.Tensor, pages: torch.Tensor, rows: int) -> torch.Tensor:
+        gathered.append(pages.numel() * 16 // 2)
+        return gather(cache, pages, rows)
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(torch_attention, "gather", count)
+    monkeypatch.setattr(torch_long_row, "gather", count)
+
+    found = TorchAttention(0.25).decode(query, cache.keys, cache.values, decode_step(cache, [0, 1, 2, 3, 4]), window)
+
+    for row, length in enumerate(lengths):
+        own = slice(row, row + 1)
+        assert relative_error(found[own], attend(query[own], cache, row, length - 1, 0.25, window)) < BOUNDS[dtype]
+    seen = sum(min(length, window or length) for length in lengths)
+    assert sum(gathered) < 2 * (seen + 100)  # keys and values

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rota.engine.attention.torch_long_row import LONG, LongRow, gather, lines, long_row
 from rota.engine.padding import pad_rows, padded_rows
 from rota.engine.step.device_step import DeviceStep
 
@@ -23,8 +24,8 @@ class _Group:
 
     members: Tensor  # [members], their places among the decodes
     pages: Tensor  # [members * kv_heads * pages], lines of block_size * head_dim numbers in the cache
-    longest: int
-    mask: Tensor | None  # [members, 1, 1, longest], added to the scores; None: all are equally long
+    longest: int  # tokens from the first page on
+    mask: Tensor | None  # [members, 1, 1, longest], added to the scores; None: all are seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,13 @@ class _Chunk:
     end: int
     pages: Tensor  # [kv_heads * pages]
     padded: int  # tokens attended to, cached prefix included, and masked tokens behind them
-    mask: Tensor | None  # [padded tokens, padded], added to the scores where a prefix is cached; None: plainly causal
+    mask: Tensor | None  # [padded tokens, padded], added to the scores; None: plainly causal
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    groups: list[_Group]
+    long_rows: list[LongRow]
 
 
 class TorchAttention:
@@ -46,24 +53,28 @@ class TorchAttention:
     step is known by identity, so its tensors must not change under way.
     """
 
-    def __init__(self, scale: float, padding_per_call: int = PADDING_PER_CALL) -> None:
+    def __init__(self, scale: float, padding_per_call: int = PADDING_PER_CALL, longest: int = LONG) -> None:
+        """Rows of more than `longest` tokens are read piece by piece."""
         self._scale = scale
         self._padding_per_call = padding_per_call
-        self._decode_step: DeviceStep | None = None
-        self._prefill_step: DeviceStep | None = None
-        self._groups: list[_Group] = []
-        self._chunks: list[_Chunk] = []
+        self._longest = longest
+        self._step: DeviceStep | None = None
+        self._decodes: dict[int, _Decodes] = {}  # by window
+        self._chunks: dict[int, list[_Chunk]] = {}
 
-    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep) -> Tensor:
-        if step is not self._decode_step:
-            self._groups = list(_groups(step, keys, query.dtype, self._padding_per_call))
-            self._decode_step = step
-        if len(self._groups) == 1:
-            return self._decode_group(query, keys, values, self._groups[0])
+    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
+        self._forget_but(step)
+        if window not in self._decodes:
+            self._decodes[window] = _prepare(step, keys, query.dtype, self._padding_per_call, self._longest, window)
+        decodes = self._decodes[window]
+        if len(decodes.groups) == 1 and not decodes.long_rows:
+            return self._decode_group(query, keys, values, decodes.groups[0])
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        for group in self._groups:
+        for group in decodes.groups:
             attended = self._decode_group(query[group.members], keys, values, group)
             output.index_copy_(0, group.members, attended)
+        for row in decodes.long_rows:
+            output[row.member] = row.attend(query[row.member], keys, values, self._scale)
         return output
 
     def _decode_group(self, query: Tensor, keys: Tensor, values: Tensor, group: _Group) -> Tensor:
@@ -72,24 +83,26 @@ class TorchAttention:
         # The heads that share keys stand where a prompt's tokens would: [rows, kv_heads, heads / kv_heads, head_dim].
         attended = functional.scaled_dot_product_attention(
             query.reshape(rows, kv_heads, heads // kv_heads, head_dim),
-            _gather(keys, group.pages, rows)[:, :, : group.longest],
-            _gather(values, group.pages, rows)[:, :, : group.longest],
+            gather(keys, group.pages, rows)[:, :, : group.longest],
+            gather(values, group.pages, rows)[:, :, : group.longest],
             attn_mask=group.mask,
             scale=self._scale,
         )
         return attended.reshape(rows, heads, head_dim)
 
-    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep) -> Tensor:
-        if step is not self._prefill_step:
-            self._chunks, self._prefill_step = list(_chunks(step, keys, query.dtype)), step
-        parts = [self._prefill_chunk(query[chunk.begin : chunk.end], keys, values, chunk) for chunk in self._chunks]
+    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
+        self._forget_but(step)
+        if window not in self._chunks:
+            self._chunks[window] = list(_chunks(step, keys, query.dtype, window))
+        chunks = self._chunks[window]
+        parts = [self._prefill_chunk(query[chunk.begin : chunk.end], keys, values, chunk) for chunk in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _prefill_chunk(self, query: Tensor, keys: Tensor, values: Tensor, chunk: _Chunk) -> Tensor:
         attended = functional.scaled_dot_product_attention(
             pad_rows(query).transpose(0, 1)[None],
-            _gather(keys, chunk.pages, 1)[:, :, : chunk.padded],
-            _gather(values, chunk.pages, 1)[:, :, : chunk.padded],
+            gather(keys, chunk.pages, 1)[:, :, : chunk.padded],
+            gather(values, chunk.pages, 1)[:, :, : chunk.padded],
             attn_mask=chunk.mask,
             is_causal=chunk.mask is None,
             scale=self._scale,
@@ -97,35 +110,55 @@ class TorchAttention:
         )
         return attended[0].transpose(0, 1)[: len(query)]
 
-
-def _gather(cache: Tensor, pages: Tensor, rows: int) -> Tensor:
-    """[rows, kv_heads, tokens, head_dim], copied page by page."""
-    blocks, kv_heads, block_size, head_dim = cache.shape
-    # In words of 8 bytes: torch wakes its other threads by the number of elements, too early for these small copies
-    # (8 instead of 16 µs for 200 tokens of SmolLM2).
-    words = cache.view(blocks * kv_heads, block_size * head_dim).view(torch.int64)
-    return words.index_select(0, pages).view(cache.dtype).view(rows, kv_heads, -1, head_dim)
+    def _forget_but(self, step: DeviceStep) -> None:
+        if step is not self._step:
+            self._step, self._decodes, self._chunks = step, {}, {}
 
 
-def _pages(tables: Tensor, keys: Tensor) -> Tensor:
-    """Page tables [rows, pages] as lines of the cache, head by head: [rows * kv_heads * pages]."""
-    heads = torch.arange(keys.shape[1], device=keys.device)
-    return (tables[:, None, :] * keys.shape[1] + heads[:, None]).flatten()
+def _prepare(step: DeviceStep, keys: Tensor, dtype: torch.dtype, padding: int, longest: int, window: int) -> _Decodes:
+    """Short rows in groups; long rows each alone, on a CPU: padding others to them would take longest."""
+    lengths: list[int] = step.decode_lengths.tolist()
+    lows = [max(0, length - window) if window else 0 for length in lengths]
+    is_long = [keys.device.type == "cpu" and high - low > longest for low, high in zip(lows, lengths, strict=True)]
+    rows: list[int] = step.decode_rows.tolist()
+    long_rows = [
+        long_row(place, step.tables[rows[place]], lows[place], lengths[place], keys)
+        for place, alone in enumerate(is_long)
+        if alone
+    ]
+    short = [place for place, alone in enumerate(is_long) if not alone]
+    return _Decodes(list(_groups(step, keys, dtype, padding, short, lows, lengths)), long_rows)
 
 
-def _groups(step: DeviceStep, keys: Tensor, dtype: torch.dtype, padding: int) -> Iterator[_Group]:
-    lengths = step.decode_lengths.tolist()
-    block_size = keys.shape[2]
-    for batch in split_by_length(lengths, padding):
-        members = torch.tensor(batch, device=keys.device)
-        longest = max(lengths[member] for member in batch)
-        tables = step.tables[step.decode_rows[members].long(), : -(-longest // block_size)]
+def _groups(
+    step: DeviceStep,
+    keys: Tensor,
+    dtype: torch.dtype,
+    padding: int,
+    short: list[int],
+    lows: list[int],
+    highs: list[int],
+) -> Iterator[_Group]:
+    """Rows are gathered from the page on in which their windows begin."""
+    block_size, device = keys.shape[2], keys.device
+    pages = [low // block_size for low in lows]
+    spans = [highs[place] - pages[place] * block_size for place in short]
+    for batch in split_by_length(spans, padding):
+        places = [short[each] for each in batch]
+        longest = max(spans[each] for each in batch)
+        members = torch.tensor(places, device=device)
+        first = torch.tensor([pages[place] for place in places], device=device)[:, None]
+        last = step.tables.shape[1] - 1  # the last page again where another row needs more of them
+        page = (first + torch.arange(-(-longest // block_size), device=device)).clamp_(max=last)
+        tables = step.tables[step.decode_rows[members].long()[:, None], page]
         mask = None
-        if any(lengths[member] != longest for member in batch):
-            hidden = torch.arange(longest, device=keys.device) >= step.decode_lengths[members, None]
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=keys.device).masked_fill_(hidden, -torch.inf)
+        if any(highs[place] - lows[place] != longest for place in places):
+            position = first * block_size + torch.arange(longest, device=device)
+            low, high = (torch.tensor([ends[place] for place in places], device=device) for ends in (lows, highs))
+            hidden = (position >= high[:, None]) | (position < low[:, None])
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
             mask = mask[:, None, None, :]
-        yield _Group(members, _pages(tables, keys), longest, mask)
+        yield _Group(members, lines(tables, keys), longest, mask)
 
 
 def split_by_length(lengths: list[int], most_padding: int) -> list[list[int]]:
@@ -141,20 +174,26 @@ def split_by_length(lengths: list[int], most_padding: int) -> list[list[int]]:
     return [sorted(batch) for batch in batches]
 
 
-def _chunks(step: DeviceStep, keys: Tensor, dtype: torch.dtype) -> Iterator[_Chunk]:
+def _chunks(step: DeviceStep, keys: Tensor, dtype: torch.dtype, window: int) -> Iterator[_Chunk]:
     assert step.prefill is not None
     begin, block_size = 0, keys.shape[2]
     for row, start, tokens in zip(
         step.prefill.host_rows, step.prefill.host_starts, step.prefill.host_lengths, strict=True
     ):
         length = start + tokens
-        padded = padded_rows(length)
+        first = max(0, start - window + 1) // block_size if window else 0
+        padded = padded_rows(length - first * block_size)
         # The last page again where the padding needs more of them.
-        page = torch.arange(-(-padded // block_size)).clamp_(max=(length - 1) // block_size)
+        page = (first + torch.arange(-(-padded // block_size))).clamp_(max=(length - 1) // block_size)
         mask = None
-        if start > 0:
-            shape = (padded_rows(tokens), padded)
-            mask = torch.full(shape, -torch.inf, dtype=dtype, device=keys.device).triu_(start + 1)
-        pages = _pages(step.tables[row : row + 1, page.to(keys.device)], keys)
+        if start > 0 or 0 < window < length:
+            # Padded queries see what the last one does: one that saw nothing would be NaN.
+            own = start + torch.arange(padded_rows(tokens)).clamp_(max=tokens - 1)[:, None]
+            position = first * block_size + torch.arange(padded)
+            hidden = position > own
+            if window:
+                hidden |= position <= own - window
+            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf).to(keys.device)
+        pages = lines(step.tables[row : row + 1, page.to(keys.device)], keys)
         yield _Chunk(begin, begin + tokens, pages, padded, mask)
         begin += tokens
