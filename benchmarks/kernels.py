@@ -28,7 +28,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from rota.engine.attention.triton_attention import DecodeTuning, PrefillTuning, TritonAttention
+from rota.engine.attention.triton_attention import TritonAttention
+from rota.engine.attention.triton_tuning import DecodeTuning, PrefillTuning
 from rota.engine.ops import fused, reference
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
@@ -127,7 +128,7 @@ def check_attention(dice: random.Random) -> tuple[str, float, float]:
     keys, values = cache(blocks, kv_heads, block_size, head_dim, dtype)
     tables = page_tables(lengths, block_size, dice.sample(range(blocks), blocks))
     scale, errors = head_dim**-0.5, []
-    attention = TritonAttention(scale, DecodeTuning(splits=dice.choice([None, 1, 2, 5])))
+    attention = TritonAttention(scale, DecodeTuning(processors=dice.choice([None, 1, 5]), spare=dice.choice([0, 256])))
 
     def compare(found: Tensor, query: Tensor, row: int, start: int, end: int) -> None:
         k, v = dense(keys, tables, row, end), dense(values, tables, row, end)
@@ -354,21 +355,10 @@ def run_sweep(report: dict[str, Any]) -> None:
         for tile, warps, stages in product((32, 64, 128), (2, 4, 8), (2, 3, 4))
         if tile * stages <= 384
     ]
-    report["sweep"]["decode"] = table = compare(
+    report["sweep"]["decode"] = compare(
         "decode tile/warps/stages",
         decodes,
         {f"{t}/{w}/{s}": TritonAttention(scale, DecodeTuning(tile=t, warps=w, stages=s)) for t, w, s in shapes},
-    )
-    # Splits matter where programs are few; try them on the shape that does best overall.
-    best = min(table, key=lambda label: statistics.fmean(math.log(time) for time in table[label].values()))
-    tile, warps, stages = map(int, best.split("/"))
-    report["sweep"]["splits"] = compare(
-        f"splits at {best}",
-        decodes,
-        {
-            f"splits {n}": TritonAttention(scale, DecodeTuning(tile, warps, stages, splits=n))
-            for n in (1, 2, 3, 4, 6, 8, 16, 32, 64)
-        },
     )
     prefills = {name: prefill_calls(*shape)[0] for name, shape in PREFILLS.items()}
     blocks = [*product((128,), (32, 64, 128), (8,), (2, 3, 4)), *product((64,), (32, 64), (4,), (2, 3)),
@@ -382,7 +372,7 @@ def run_sweep(report: dict[str, Any]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sweep", action="store_true", help="also compare tile, warp, stage and split choices")
+    parser.add_argument("--sweep", action="store_true", help="also compare tile, warp and stage choices")
     parser.add_argument("--output", type=Path, help="write everything as JSON here")
     options = parser.parse_args()
     if not torch.cuda.is_available():

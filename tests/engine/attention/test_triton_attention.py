@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.engine.attention.paged import attend, decode_step, paged_cache, prefill_step, relative_error
+from tests.engine.attention.paged import attend, decode_step, paged_cache, prefill_step, relative_error, without_left
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_attention = load("rota.engine.attention.triton_attention")
-DecodeTuning, PrefillTuning = triton_attention.DecodeTuning, triton_attention.PrefillTuning
-TritonAttention, choose_splits = triton_attention.TritonAttention, triton_attention.choose_splits
+triton_tuning = load("rota.engine.attention.triton_tuning")
+DecodeTuning, PrefillTuning = triton_tuning.DecodeTuning, triton_tuning.PrefillTuning
+choose_programs, Bounds = triton_tuning.choose_programs, triton_tuning.Bounds
+TritonAttention = triton_attention.TritonAttention
 
 BOUNDS = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 # Small tiles: loops of several tiles without long sequences.
 SMALL_DECODE = DecodeTuning(tile=32, stages=2)
 SMALL_PREFILL = PrefillTuning(queries=32, tile=32, warps=4, stages=2)
+# As many processors as there are programs at once, and a row that has more than its share of them is cut.
+CUTTING = {"programs": 1, "shortest": 32, "spare": 0, "stages": 2}
+CUTS = {
+    "whole": DecodeTuning(tile=32, stages=2, spare=10_000, apart=0),
+    "cut": DecodeTuning(tile=32, processors=16, apart=0, resident=1, **CUTTING),
+    "cut and combined apart": DecodeTuning(tile=32, processors=16, apart=8, spare_of_few=0, **CUTTING),
+}
 
 SHAPES = [
     # kv_heads, group, head_dim, block_size, dtype
@@ -37,13 +50,13 @@ def random_query(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> 
     return torch.randn(tokens, heads, head_dim).to(dtype).to(DEVICE)
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize(("kv_heads", "group", "head_dim", "block_size", "dtype"), SHAPES)
-def test_a_decode_attends_to_all_its_row_has_cached(kv_heads, group, head_dim, block_size, dtype, splits):
+def test_a_decode_attends_to_all_its_row_has_cached(kv_heads, group, head_dim, block_size, dtype, cut):
     cache = paged_cache([1, 17, 150, 64], kv_heads, head_dim, block_size, dtype, DEVICE)
     rows = [2, 0, 3, 1]
     query = random_query(len(rows), kv_heads * group, head_dim, dtype)
-    attention = TritonAttention(scale=head_dim**-0.5, decode_tuning=DecodeTuning(tile=32, stages=2, splits=splits))
+    attention = TritonAttention(head_dim**-0.5, CUTS[cut])
 
     found = attention.decode(query, cache.keys, cache.values, decode_step(cache, rows))
 
@@ -84,11 +97,11 @@ def test_the_default_tiles_serve_the_shape_they_were_chosen_for():
     assert relative_error(found[100:], attend(query[100:], cache, 1, 100, 0.1)) < 1e-2
 
 
-@pytest.mark.parametrize("splits", [1, 2])
-def test_a_padding_row_gets_zeros_and_disturbs_nobody(splits):
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_padding_row_gets_zeros_and_disturbs_nobody(cut):
     cache = paged_cache([50], 2, 64, 16, torch.float32, DEVICE)
     query = random_query(2, 4, 64, torch.float32)
-    attention = TritonAttention(scale=0.125, decode_tuning=DecodeTuning(tile=32, splits=splits))
+    attention = TritonAttention(0.125, CUTS[cut])
 
     found = attention.decode(query, cache.keys, cache.values, decode_step(cache, [-1, 0]))
 
@@ -96,24 +109,106 @@ def test_a_padding_row_gets_zeros_and_disturbs_nobody(splits):
     assert relative_error(found[1:], attend(query[1:], cache, 0, 49, 0.125)) < 1e-5
 
 
-@pytest.mark.parametrize("longest", [1, 4000])
-def test_rows_shorter_or_longer_than_the_host_expected_are_still_right(longest):
-    """A captured graph is launched with the split count of another step's lengths."""
-    cache = paged_cache([200, 5], 1, 64, 16, torch.float32, DEVICE)
-    query = random_query(2, 2, 64, torch.float32)
-    attention = TritonAttention(scale=0.125, decode_tuning=SMALL_DECODE)
+def test_layers_share_a_step_s_shares_and_leave_no_trace():
+    """More entries than programs, so the list is handed out anew to every layer; a row of its own window between."""
+    cache = paged_cache([200, 90, 5], 1, 64, 16, torch.float32, DEVICE)
+    query = random_query(3, 2, 64, torch.float32)
+    attention = TritonAttention(0.125, CUTS["cut"])
+    step = decode_step(cache, [0, 1, 2])
 
-    found = attention.decode(query, cache.keys, cache.values, decode_step(cache, [0, 1], longest=longest))
+    found = [attention.decode(query, cache.keys, cache.values, step, window) for window in (0, 33, 0, 33, 0)]
 
-    assert relative_error(found[:1], attend(query[:1], cache, 0, 199, 0.125)) < 1e-5
-    assert relative_error(found[1:], attend(query[1:], cache, 1, 4, 0.125)) < 1e-5
-
-
-def test_few_rows_are_cut_into_many_splits_and_many_rows_into_none():
-    few = choose_splits(programs=8, longest=8000, tile=64, wanted=528, most=64)
-    many = choose_splits(programs=512, longest=8000, tile=64, wanted=528, most=64)
-    assert (few, many) == (64, 1)
+    assert torch.equal(found[0], found[2]) and torch.equal(found[0], found[4]) and torch.equal(found[1], found[3])
+    for row, length in enumerate((200, 90, 5)):
+        assert (
+            relative_error(found[4][row : row + 1], attend(query[row : row + 1], cache, row, length - 1, 0.125)) < 1e-5
+        )
 
 
-def test_no_split_is_smaller_than_a_tile():
-    assert choose_splits(programs=8, longest=130, tile=64, wanted=528, most=64) == 3
+@st.composite
+def tunings(draw: st.DrawFn) -> dict[str, int]:
+    """How finely units are cut, in every combination that may come up."""
+    return {
+        "processors": draw(st.integers(1, 24)),
+        "programs": draw(st.integers(1, 3)),
+        "cuts": draw(st.integers(1, 4)),
+        "shortest": draw(st.sampled_from([32, 96])),
+        "most_pieces": draw(st.integers(1, 9)),
+        "spare": draw(st.sampled_from([0, 40])),
+        "stages": 2,
+    }
+
+
+LENGTHS = st.lists(st.integers(1, 260), min_size=1, max_size=5)
+WINDOWS = st.sampled_from([0, 1, 7, 33, 100, 1000])
+
+
+@settings(max_examples=20)
+@given(LENGTHS, WINDOWS, tunings(), st.integers(1, 4), st.sampled_from([0, 8]), st.sampled_from([8, 16]))
+def test_rows_of_any_lengths_and_window_attend_the_same_however_they_are_cut(
+    lengths, window, tuning, resident, apart, block_size
+):
+    whole = paged_cache(lengths, 2, 64, block_size, torch.float32, DEVICE)
+    cache = without_left(whole, [length - window for length in lengths] if window else [])
+    query = random_query(len(lengths), 6, 64, torch.float32)
+    attention = TritonAttention(0.125, DecodeTuning(tile=64, resident=resident, apart=apart, spare_of_few=0, **tuning))
+
+    found = attention.decode(query, cache.keys, cache.values, decode_step(cache, list(range(len(lengths)))), window)
+
+    for row, length in enumerate(lengths):
+        own = slice(row, row + 1)
+        assert relative_error(found[own], attend(query[own], cache, row, length - 1, 0.125, window)) < 1e-5
+
+
+CHUNKS = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), min_size=1, max_size=3)
+
+
+@settings(max_examples=15)
+@given(CHUNKS, WINDOWS, tunings(), st.sampled_from([8, 16]))
+def test_chunks_behind_any_prefix_attend_the_same_however_they_are_cut(chunks, window, tuning, block_size):
+    whole = paged_cache([sum(chunk) for chunk in chunks], 2, 64, block_size, torch.float32, DEVICE)
+    cache = without_left(whole, [start - window + 1 for start, _ in chunks] if window else [])
+    query = random_query(sum(length for _, length in chunks), 6, 64, torch.float32)
+    attention = TritonAttention(0.125, None, PrefillTuning(queries=32, tile=64, warps=4, **tuning))
+    step = prefill_step(cache, [(row, start, length) for row, (start, length) in enumerate(chunks)])
+
+    found = attention.prefill(query, cache.keys, cache.values, step, window)
+
+    first = 0
+    for row, (start, length) in enumerate(chunks):
+        own = slice(first, first + length)
+        first += length
+        assert relative_error(found[own], attend(query[own], cache, row, start, 0.125, window)) < 1e-5
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU; CI has none")
+def test_a_graph_captured_for_one_partition_serves_another():
+    """Captured while every row has a token, as the engine does; then one row is very long, then another, then none."""
+    lengths = [600] * 15 + [20_000, 9_000]
+    cache = paged_cache(lengths, 8, 128, 16, torch.bfloat16, DEVICE)
+    query = random_query(len(lengths), 32, 128, torch.bfloat16)
+    attention = TritonAttention(0.1)
+    step = decode_step(cache, list(range(len(lengths))))
+    step.decode_lengths.fill_(1)
+    attention.decode(query, cache.keys, cache.values, step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers = [attention.decode(query, cache.keys, cache.values, step) for _ in range(3)]
+    for now in (lengths, [600] * 16 + [9_000], [1] * 17, [20 * row + 1 for row in range(17)], lengths):
+        step.decode_lengths.copy_(torch.tensor(now))
+        graph.replay()
+        for row, length in enumerate(now):
+            short = replace(
+                cache,
+                dense_keys=tuple(k[:length] for k in cache.dense_keys),
+                dense_values=tuple(v[:length] for v in cache.dense_values),
+            )
+            expected = attend(query[row : row + 1], short, row, length - 1, 0.1)
+            assert all(relative_error(layer[row : row + 1], expected) < 1e-2 for layer in layers)
+
+
+def test_a_grid_has_as_many_programs_as_run_at_once_or_full_rounds_of_rows():
+    bounds = Bounds(slots=66, cuts=2, shortest=320, most_pieces=64, spare=256)
+    assert choose_programs(64, bounds, resident=82) == 82
+    assert choose_programs(128, bounds, resident=82) == 64
+    assert choose_programs(1, replace(bounds, slots=4), resident=82) == 9

@@ -6,7 +6,6 @@ right when it is replayed with other lengths than it was captured with.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 
@@ -15,9 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rota.engine.attention.triton_decode import combine_kernel, decode_kernel
-from rota.engine.attention.triton_prefill import prefill_kernel
-from rota.engine.step.device_step import DeviceStep
+from rota.engine.attention.triton_decode import combine_heads_kernel, decode_kernel
+from rota.engine.attention.triton_prefill import COMBINED_ROWS, combine_kernel, prefill_kernel
+from rota.engine.attention.triton_shares import Bounds, share_chunks, share_decodes
+from rota.engine.attention.triton_tuning import DecodeTuning, PrefillTuning, bounds_of, choose_programs, slots_of
+from rota.engine.step.device_step import DeviceStep, PrefillPart
 
 # The smallest number of rows a matrix instruction takes.
 SMALLEST_DOT = 16
@@ -26,31 +27,22 @@ LARGEST_FLOAT32_BLOCK = 32
 _OPERANDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeTuning:
-    """Shapes of the decode kernel; `benchmarks/kernels.py --sweep` compares them."""
+@dataclass(slots=True)
+class _DecodeShares:
+    """What `share_decodes` wrote, and how many layers have used it."""
 
-    tile: int = 32  # tokens per iteration
-    warps: int = 2
-    stages: int = 3
-    # Programs to aim for per processor: enough to keep its share of the memory bus busy.
-    programs: int = 4
-    most_splits: int = 64
-    splits: int | None = None  # None: chosen from batch, length bound and processors
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillTuning:
-    """Shapes of the prefill kernel."""
-
-    queries: int = 128  # packed (token, head) rows per program
-    tile: int = 64  # keys per iteration
-    warps: int = 8
-    stages: int = 3
+    entries: Tensor
+    ranges: Tensor
+    taken: Tensor
+    calls: int = 0
 
 
 class TritonAttention:
-    """Paged attention for GPUs, or for a CPU under Triton's interpreter (TRITON_INTERPRET=1)."""
+    """Paged attention for GPUs, or for a CPU under Triton's interpreter (TRITON_INTERPRET=1).
+
+    Shares of a step are written once for all layers of one window. The newest step is known by identity, so its
+    tensors must not change under way, and no two graphs are captured with the same one.
+    """
 
     def __init__(
         self,
@@ -63,68 +55,112 @@ class TritonAttention:
         self._prefill_tuning = prefill_tuning or PrefillTuning()
         # The interpreter keeps bfloat16 as integers and multiplies those; it is right only in float32.
         self._is_interpreted = triton.knobs.runtime.interpret
+        self._step: DeviceStep | None = None
+        self._is_captured = False
+        self._decodes: dict[int, _DecodeShares] = {}  # by window
+        self._chunks: dict[int, Tensor] = {}
+        self._ended: Tensor | None = None  # counters of the decode kernel, which leaves them at zero
 
-    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep) -> Tensor:
+    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
         assert query.shape[0] == step.decodes
-        tuning = self._decode_tuning
-        decodes, heads, head_dim = query.shape
-        kv_heads = keys.shape[1]
-        tile = _tile(tuning.tile, keys)
-        splits = tuning.splits or choose_splits(
-            decodes * kv_heads,
-            step.longest_decode,
-            tile,
-            _processors(query.device) * tuning.programs,
-            tuning.most_splits,
-        )
-        output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        if splits == 1:
-            partial, logs = output, output
-        else:
-            partial = torch.empty(decodes, heads, splits, head_dim, dtype=torch.float32, device=query.device)
-            logs = torch.empty(decodes, heads, splits, dtype=torch.float32, device=query.device)
-        dims = triton.next_power_of_2(head_dim)
-        group = heads // kv_heads
-        decode_kernel[(kv_heads, decodes, splits)](
-            query, keys, values, step.tables, step.decode_rows, step.decode_lengths, partial, logs,
-            self._scale, splits, *_strides(query, keys, values, step.tables),
-            HEADS=heads, GROUP=group, GROUP_TILE=max(SMALLEST_DOT, triton.next_power_of_2(group)),
-            HEAD_DIM=head_dim, DIMS=dims, BLOCK_SIZE=keys.shape[2], TILE=tile, SPLIT=splits > 1,
-            OPERAND=self._operand(keys), num_warps=tuning.warps, num_stages=tuning.stages,
-        )  # fmt: skip
-        if splits > 1:
-            combine_kernel[(heads, decodes)](
-                partial, logs, step.decode_lengths, output, splits, HEADS=heads, HEAD_DIM=head_dim, DIMS=dims,
-                SPLITS=triton.next_power_of_2(splits), TILE=tile, num_warps=4,
-            )  # fmt: skip
-        return output
-
-    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep) -> Tensor:
-        assert step.prefill is not None
-        part, tuning = step.prefill, self._prefill_tuning
+        tuning, device = self._decode_tuning, query.device
         _, heads, head_dim = query.shape
         kv_heads = keys.shape[1]
         group = heads // kv_heads
-        queries = min(tuning.queries, LARGEST_FLOAT32_BLOCK) if keys.dtype == torch.float32 else tuning.queries
+        tile = _tile(tuning.tile, keys)
+        is_apart = step.decodes <= tuning.apart
+        bounds = bounds_of(tuning, device, kv_heads, tuning.spare_of_few if is_apart else tuning.spare)
+        shares = self._decode_shares(step, window, bounds, tile, kv_heads)
+        if self._ended is None or self._ended.numel() < bounds.pieces * kv_heads:
+            self._ended = torch.zeros(bounds.pieces * kv_heads, dtype=torch.int32, device=device)
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
-        grid = (kv_heads, part.rows.shape[0], triton.cdiv(part.longest * group, queries))
-        prefill_kernel[grid](
-            query, keys, values, step.tables, part.rows, part.starts, part.offsets, output,
-            self._scale, *_strides(query, keys, values, step.tables),
-            HEADS=heads, GROUP=group, HEAD_DIM=head_dim, DIMS=triton.next_power_of_2(head_dim),
-            BLOCK_SIZE=keys.shape[2], QUERIES=queries, TILE=_tile(tuning.tile, keys), OPERAND=self._operand(keys),
+        partial = torch.empty(bounds.pieces, heads, head_dim, dtype=torch.float32, device=device)
+        logs = torch.empty(bounds.pieces, heads, dtype=torch.float32, device=device)
+        shape = {"HEADS": heads, "HEAD_DIM": head_dim, "DIMS": triton.next_power_of_2(head_dim)}
+        programs = choose_programs(step.decodes, bounds, slots_of(tuning.resident, tuning, device, kv_heads))
+        decode_kernel[(kv_heads, programs)](
+            query, keys, values, step.tables, shares.entries, shares.taken, output, partial, logs, self._ended,
+            self._scale, shares.calls, *_strides(query, keys, values, step.tables),
+            **shape, GROUP=group, GROUP_TILE=max(SMALLEST_DOT, triton.next_power_of_2(group)),
+            GROUP_ROWS=triton.next_power_of_2(group), BLOCK_SIZE=keys.shape[2], TILE=tile, APART=is_apart,
+            OPERAND=self._operand(keys), num_warps=tuning.warps, num_stages=tuning.stages, maxnreg=tuning.registers,
+        )  # fmt: skip
+        shares.calls += 1
+        if is_apart:
+            combine_heads_kernel[(heads, step.decodes)](shares.ranges, output, partial, logs, **shape, num_warps=4)
+        return output
+
+    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
+        assert step.prefill is not None
+        part, tuning, device = step.prefill, self._prefill_tuning, query.device
+        tokens, heads, head_dim = query.shape
+        kv_heads = keys.shape[1]
+        group = heads // kv_heads
+        queries = min(tuning.queries, LARGEST_FLOAT32_BLOCK) if keys.dtype == torch.float32 else tuning.queries
+        tile = _tile(tuning.tile, keys)
+        bounds = bounds_of(tuning, device, kv_heads, tuning.spare)
+        units = triton.cdiv(tokens * group, queries) + part.rows.shape[0]
+        shares = self._chunk_shares(step, part, window, bounds, units, group, queries, tile)
+        output = torch.empty_like(query, memory_format=torch.contiguous_format)
+        partial = torch.empty(bounds.pieces, kv_heads, queries, head_dim, dtype=torch.float32, device=device)
+        logs = torch.empty(bounds.pieces, kv_heads, queries, dtype=torch.float32, device=device)
+        shape = {"HEADS": heads, "GROUP": group, "HEAD_DIM": head_dim, "DIMS": triton.next_power_of_2(head_dim)}
+        prefill_kernel[(kv_heads, bounds.shares(units))](
+            query, keys, values, step.tables, shares, part.rows, part.starts, part.offsets, output, partial, logs,
+            self._scale, window, *_strides(query, keys, values, step.tables), **shape, BLOCK_SIZE=keys.shape[2],
+            QUERIES=queries, TILE=tile, WINDOWED=window > 0, OPERAND=self._operand(keys),
             num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
+        combine_kernel[(kv_heads, queries // COMBINED_ROWS)](
+            shares, part.offsets, output, partial, logs, **shape, QUERIES=queries, ROWS=COMBINED_ROWS, num_warps=4
+        )
         return output
+
+    def _decode_shares(self, step: DeviceStep, window: int, bounds: Bounds, tile: int, kv_heads: int) -> _DecodeShares:
+        self._forget_but(step)
+        if window not in self._decodes:
+            entries, ranges, taken = (
+                torch.empty(size, dtype=torch.int32, device=step.tables.device)
+                for size in (bounds.numbers(step.decodes), 2 * step.decodes, kv_heads)
+            )
+            self._decodes[window] = _DecodeShares(entries, ranges, taken)
+            # As many units as there can be rows: one kernel for every batch.
+            units = triton.next_power_of_2(max(step.decodes, step.tables.shape[0]))
+            share_decodes[(1,)](
+                entries, ranges, taken, step.decode_rows, step.decode_lengths, step.decodes, window, *bounds.arguments,
+                UNITS=units, KV_HEADS=kv_heads, TILE=tile, num_warps=4,
+            )  # fmt: skip
+        return self._decodes[window]
+
+    def _chunk_shares(
+        self,
+        step: DeviceStep,
+        part: PrefillPart,
+        window: int,
+        bounds: Bounds,
+        units: int,
+        group: int,
+        queries: int,
+        tile: int,
+    ) -> Tensor:
+        self._forget_but(step)
+        if window not in self._chunks:
+            numbers = bounds.numbers(units)
+            self._chunks[window] = shares = torch.empty(numbers, dtype=torch.int32, device=step.tables.device)
+            share_chunks[(1,)](
+                shares, part.starts, part.offsets, part.rows.shape[0], window, *bounds.arguments,
+                UNITS=triton.next_power_of_2(units), GROUP=group, QUERIES=queries, TILE=tile, num_warps=4,
+            )  # fmt: skip
+        return self._chunks[window]
+
+    def _forget_but(self, step: DeviceStep) -> None:
+        # Shares that were written before a capture would not be written in its graph.
+        is_captured = torch.cuda.is_current_stream_capturing()
+        if step is not self._step or is_captured is not self._is_captured:
+            self._step, self._is_captured, self._decodes, self._chunks = step, is_captured, {}, {}
 
     def _operand(self, cache: Tensor) -> tl.dtype:
         return tl.float32 if self._is_interpreted else _OPERANDS[cache.dtype]
-
-
-def choose_splits(programs: int, longest: int, tile: int, wanted: int, most: int) -> int:
-    """How many shares to cut each row into, so that about `wanted` programs run; no share below one tile."""
-    tiles = -(-longest // tile)
-    return max(1, min(round(wanted / max(programs, 1)), tiles, most))
 
 
 def _tile(tile: int, cache: Tensor) -> int:
@@ -136,8 +172,3 @@ def _strides(query: Tensor, keys: Tensor, values: Tensor, tables: Tensor) -> tup
     assert keys.stride() == values.stride()
     assert query.stride(2) == keys.stride(3) == tables.stride(1) == 1
     return (*query.stride()[:2], *keys.stride()[:3], tables.stride(0))
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1

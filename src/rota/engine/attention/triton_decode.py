@@ -1,11 +1,13 @@
-"""Decode attention reads each row's cache once, in parallel shares whose results are combined afterwards.
+"""Decode attention reads each row's cache once, in shares whose results the last one to end combines.
 
-    row's tokens   0 .................................. length
-    splits         |--- share ---|--- share ---|- rest -|          share: a multiple of TILE
+    row's tokens   0 ........ low .............................. length
+                     window's | piece | piece | piece | rest |          a piece: a multiple of TILE
 
-A program serves one (row, kv head, split) for all query heads of the group, so keys and values leave memory
-once. Decode is bound by that reading; the arithmetic hides behind it on tensor cores, with the few query heads
-padded to the 16 rows a matrix instruction takes.
+A program serves one (share, kv head) for all query heads of the group, so keys and values leave memory once; then it
+takes the next share, if there is one. Decode is bound by that reading; the arithmetic hides behind it on tensor cores,
+with the few query heads padded to the 16 rows a matrix instruction takes. A row that is not cut is written by the
+program that read it. There are never more programs than run at once: those that found nothing to do would push the
+others together onto a part of the processors (64 x 2,000 tokens: 138 instead of 124 us).
 """
 
 # Kernel parameters are pointers and device scalars, which Python's types do not describe.
@@ -16,13 +18,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rota.engine.attention.triton_tile import absorb, load_tile, locate
+from rota.engine.attention.triton_shares import entry_of, next_entry
+from rota.engine.attention.triton_tile import absorb, combine, load_tile, locate, log_total
 
-
-@triton.jit
-def _share(length, splits, TILE: tl.constexpr):
-    """Tokens per split. From the length on the device: a captured graph serves rows of any length."""
-    return tl.cdiv(tl.cdiv(length, splits), TILE) * TILE
+# Pieces that a program combines at a time: with 16 of them it takes 193 registers instead of 128, so that four programs
+# and not six run at once on a processor (80 x 600 tokens: 65 instead of 53 us).
+AT_ONCE = tl.constexpr(8)
+# The same of `combine_heads_kernel`, which does nothing else.
+AT_ONCE_APART = tl.constexpr(32)
 
 
 @triton.jit
@@ -60,18 +63,20 @@ def _read_share(
 
 
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
-@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tables", "rows", "lengths"])
+@triton.jit(do_not_specialize=["call"], do_not_specialize_on_alignment=["tables", "shares", "taken"])
 def decode_kernel(
     query,  # -> [decodes, heads, head_dim]
     keys,  # -> [blocks, kv_heads, block_size, head_dim]
     values,
     tables,  # -> [rows + 1, pages] int32
-    rows,  # -> [decodes] int32
-    lengths,  # -> [decodes] int32
-    output,  # -> [decodes, heads, head_dim], or with SPLIT [decodes, heads, splits, head_dim] float32
-    logs,  # -> with SPLIT [decodes, heads, splits] float32: log2 of each split's softmax denominator
+    shares,  # -> the list of `share_decodes`
+    taken,  # -> [kv_heads] int32: see `next_entry`
+    output,  # -> [decodes, heads, head_dim]
+    partial,  # -> [pieces, heads, head_dim] float32
+    logs,  # -> [pieces, heads] float32: log2 of each piece's softmax denominator
+    ended,  # -> [pieces, kv_heads] int32: of the row whose first piece this is, how many pieces have ended
     scale,
-    splits,
+    call,  # how many times the list was used before
     query_stride,
     query_head_stride,
     page_stride,
@@ -81,71 +86,100 @@ def decode_kernel(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads per kv head
     GROUP_TILE: tl.constexpr,  # GROUP padded to what tl.dot takes
+    GROUP_ROWS: tl.constexpr,  # GROUP, or the next power of two
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
-    SPLIT: tl.constexpr,
+    APART: tl.constexpr,  # `combine_heads_kernel` follows
     OPERAND: tl.constexpr,  # what tl.dot multiplies
 ):
-    # Splits vary slowest: those a short row leaves empty come last and end at once.
-    kv_head, decode, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(lengths + decode)
-    share = _share(length, splits, TILE)
-    begin = split * share
-    end = tl.minimum(begin + share, length)
-    if (split > 0) & (begin >= length):  # split 0 always writes: zeros for a padded row of length 0
-        return
-
+    kv_head, index = tl.program_id(0), tl.program_id(1)
     in_group = tl.arange(0, GROUP_TILE)
     dims = tl.arange(0, DIMS)
     heads = kv_head * GROUP + in_group
     is_real = (in_group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    q_offsets = heads[:, None] * query_head_stride + dims[None, :]
-    q = tl.load(query + decode * query_stride + q_offsets, mask=is_real, other=0.0).to(OPERAND)
-    table = tables + tl.load(rows + decode) * table_stride
+    keys += kv_head * head_stride
+    values += kv_head * head_stride
+    count = tl.load(shares)
+    while index < count:
+        decode, row, begin, end, first, pieces, slot = entry_of(shares, index)
+        q_offsets = heads[:, None] * query_head_stride + dims[None, :]
+        q = tl.load(query + decode * query_stride + q_offsets, mask=is_real, other=0.0).to(OPERAND)
+        table = tables + row * table_stride
+        top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
+        total = tl.zeros([GROUP_TILE], tl.float32)
+        mixed = tl.zeros([GROUP_TILE, DIMS], tl.float32)
+        positions = begin + tl.arange(0, TILE)
+        at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
+        for _ in range(begin, end, TILE):
+            inside = positions < end
+            k = load_tile(keys, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
+            v = load_tile(values, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
+            positions += TILE
+            at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
+            top, total, mixed = absorb(q, k, v, inside[None, :], top, total, mixed, scale, True, False)
 
-    top, total, mixed = _read_share(
-        begin, end, q, keys + kv_head * head_stride, values + kv_head * head_stride, table, scale,
-        page_stride, token_stride, GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
-    )  # fmt: skip
-    denominator = tl.where(total > 0, total, 1.0)
-    mixed = mixed / denominator[:, None]
-    if SPLIT:
-        places = (decode * HEADS + heads) * splits + split
-        tl.store(logs + places, top + tl.log2(denominator), mask=in_group < GROUP)
-    else:
-        places = decode * HEADS + heads
-    pointers = output + places[:, None].to(tl.int64) * HEAD_DIM + dims[None, :]
-    tl.store(pointers, mixed.to(output.dtype.element_ty), mask=is_real)
+        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # zeros for a padded row of length 0
+        if pieces == 1:
+            pointers = output + (decode * HEADS + heads)[:, None].to(tl.int64) * HEAD_DIM + dims[None, :]
+            tl.store(pointers, mixed.to(output.dtype.element_ty), mask=is_real)
+        else:
+            place = slot * HEADS + heads
+            tl.store(partial + place[:, None].to(tl.int64) * HEAD_DIM + dims[None, :], mixed, mask=is_real)
+            tl.store(logs + place, log_total(top, total), mask=in_group < GROUP)
+            if not APART:
+                # All threads have stored before one of them counts.
+                tl.debug_barrier()
+                counter = ended + first * (HEADS // GROUP) + kv_head
+                if tl.atomic_add(counter, 1, sem="acq_rel") == pieces - 1:
+                    tl.store(counter, 0)  # for the next layer
+                    _combine_heads(
+                        partial, logs, output, decode, first, pieces, kv_head * GROUP,
+                        HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIMS, AT_ONCE,
+                    )  # fmt: skip
+        index = next_entry(taken + kv_head, count, call)
 
 
-@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["lengths"])
-def combine_kernel(
-    partial,  # -> [decodes, heads, splits, head_dim] float32
-    logs,  # -> [decodes, heads, splits] float32
-    lengths,  # -> [decodes] int32
-    output,  # -> [decodes, heads, head_dim]
-    splits,
+@triton.jit
+def combine_heads_kernel(
+    ranges,  # -> [units, 2] int32: a row's first piece, how many it has
+    output,
+    partial,
+    logs,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIMS: tl.constexpr,
-    SPLITS: tl.constexpr,  # splits, or the next power of two
-    TILE: tl.constexpr,
 ):
-    """Weigh the shares of one (row, head) by their softmax denominators; empty splits wrote nothing."""
+    """Combine the pieces of one (row, head): for few rows, all of which are cut, quicker than their last programs."""
     head, decode = tl.program_id(0), tl.program_id(1)
-    length = tl.load(lengths + decode)
-    split = tl.arange(0, SPLITS)
-    dims = tl.arange(0, DIMS)
-    is_used = (split < splits) & (split * _share(length, splits, TILE) < length)
+    first, pieces = tl.load(ranges + 2 * decode), tl.load(ranges + 2 * decode + 1)
+    if pieces > 1:
+        _combine_heads(partial, logs, output, decode, first, pieces, head, HEADS, 1, 1, HEAD_DIM, DIMS, AT_ONCE_APART)
 
-    place = (decode * HEADS + head).to(tl.int64)
-    # Finite where nothing was written: a row of length 0 has no split at all, and -inf - -inf would be NaN.
-    log = tl.load(logs + place * splits + split, mask=is_used, other=-1.0e30)
-    weights = tl.where(is_used, tl.exp2(log - tl.max(log, 0)), 0.0)
-    pointers = partial + (place * splits + split)[:, None] * HEAD_DIM + dims[None, :]
-    shares = tl.load(pointers, mask=is_used[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
-    total = tl.sum(weights, 0)
-    mixed = tl.sum(shares * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(output + place * HEAD_DIM + dims, mixed.to(output.dtype.element_ty), mask=dims < HEAD_DIM)
+
+@triton.jit
+def _combine_heads(
+    partial,
+    logs,
+    output,
+    decode,
+    first,
+    pieces,
+    first_head,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    PIECES: tl.constexpr,
+):
+    """Write the result of GROUP heads of one row, all of whose pieces have ended."""
+    in_group = tl.arange(0, GROUP_ROWS)
+    dims = tl.arange(0, DIMS)
+    heads = first_head + in_group
+    is_head = in_group < GROUP
+    mixed = combine(partial, logs, first * HEADS + heads, HEADS, pieces, is_head, GROUP_ROWS, HEAD_DIM, DIMS, PIECES)
+    pointers = output + (decode * HEADS + heads)[:, None].to(tl.int64) * HEAD_DIM + dims[None, :]
+    is_real = is_head[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(pointers, mixed.to(output.dtype.element_ty), mask=is_real)

@@ -1,4 +1,4 @@
-"""One tile of the paged cache joins a running softmax: the step that the decode and prefill kernels share."""
+"""Tiles of the paged cache join a running softmax, and so do pieces: what the decode and prefill kernels share."""
 
 # Kernel parameters are pointers and device scalars, which Python's types do not describe.
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -60,6 +60,7 @@ def absorb(
     mixed,  # [ROWS, DIMS] values weighted the same way
     scale,  # softmax scale * log2(e): the softmax runs on powers of two, which the hardware has
     MASKED: tl.constexpr,
+    BLIND: tl.constexpr,  # whether a row may have seen nothing so far
 ):
     """The running softmax (top, total, mixed) after one more tile of keys and values."""
     logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [ROWS, TILE]
@@ -67,8 +68,54 @@ def absorb(
         logits = tl.where(visible, logits, float("-inf"))
     # Scaling the maximum instead of every logit lets `logits * scale - top` become one fused multiply-add.
     new_top = tl.maximum(top, tl.max(logits, 1) * scale)
-    weights = tl.exp2(logits * scale - new_top[:, None])
-    fade = tl.exp2(top - new_top)
+    base = new_top
+    if BLIND:  # -inf - -inf would be NaN
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weights = tl.exp2(logits * scale - base[:, None])
+    fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weights, 1)
     mixed = tl.dot(weights.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
     return new_top, total, mixed
+
+
+@triton.jit
+def log_total(top, total):
+    """log2 of a running softmax's denominator; -inf where nothing was seen."""
+    return tl.where(total > 0, top + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+
+
+@triton.jit
+def combine(
+    partial,  # -> [.., head_dim] float32: what pieces came to
+    logs,  # -> [..] float32: their `log_total`
+    places,  # [ROWS] where the first piece's rows lie
+    stride,  # from there to the next piece's
+    pieces,
+    is_real,  # [ROWS] bool
+    ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # pieces whose numbers are in registers
+):
+    """[ROWS, DIMS]: pieces weighed by their softmax denominators. Read around L1, where old ones may lie."""
+    dims = tl.arange(0, DIMS)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, DIMS], tl.float32)
+    for begin in range(0, pieces, AT_ONCE):
+        piece = begin + tl.arange(0, AT_ONCE)
+        at = places[None, :] + (piece * stride)[:, None]
+        is_there = (piece < pieces)[:, None] & is_real[None, :]
+        log = tl.load(logs + at, mask=is_there, other=float("-inf"), cache_modifier=".cg")
+        some = tl.load(
+            partial + at[:, :, None].to(tl.int64) * HEAD_DIM + dims[None, None, :],
+            mask=is_there[:, :, None] & (dims < HEAD_DIM)[None, None, :], other=0.0, cache_modifier=".cg",
+        )  # fmt: skip
+        new_top = tl.maximum(top, tl.max(log, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weights = tl.exp2(log - base[None, :])
+        fade = tl.exp2(top - base)
+        total = total * fade + tl.sum(weights, 0)
+        mixed = mixed * fade[:, None] + tl.sum(some * weights[:, :, None], 0)
+        top = new_top
+    return mixed / tl.where(total > 0, total, 1.0)[:, None]
