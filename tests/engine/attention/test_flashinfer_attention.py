@@ -50,6 +50,7 @@ class StandIn:
         *,
         causal: bool,
         sm_scale: float,
+        window_left: int = -1,
         q_data_type: torch.dtype,
         kv_data_type: torch.dtype,
     ) -> None:
@@ -64,6 +65,7 @@ class StandIn:
         self.group = num_qo_heads // num_kv_heads
         self.shape = (num_kv_heads, page_size, head_dim_qk)
         self.scale = sm_scale
+        self.window_left = window_left
         self.queries = list(pairwise(qo_indptr.tolist()))
         indices = paged_kv_indices.tolist()
         self.pages = [
@@ -80,6 +82,8 @@ class StandIn:
             k, v = (self._dense(cache[pages], length) for cache in (keys, values))
             scores = torch.einsum("qhd,khd->hqk", q[begin:end].double(), k) * self.scale
             hidden = torch.ones(end - begin, length).triu(length - (end - begin) + 1).bool()
+            if self.window_left >= 0:
+                hidden |= torch.ones(end - begin, length).tril(length - (end - begin) - self.window_left - 1).bool()
             weights = scores.masked_fill(hidden.to(q.device), -torch.inf).softmax(-1)
             output[begin:end] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
         return output
@@ -102,16 +106,17 @@ def new_attention() -> Any:
     return flashinfer_attention.FlashInferAttention(64**-0.5, 64, torch.bfloat16, torch.device(DEVICE))
 
 
+@pytest.mark.parametrize("window", [0, 1, 25])
 @pytest.mark.parametrize(("kv_heads", "group", "block_size"), [(2, 4, 16), (1, 1, 8)])
-def test_chunks_attend_to_their_cached_prefix_and_causally_to_themselves(kv_heads, group, block_size):
+def test_chunks_attend_to_their_cached_prefix_and_causally_to_themselves(kv_heads, group, block_size, window):
     cache = paged_cache([40, 3, 130, 1, 77], kv_heads, 64, block_size, torch.bfloat16, DEVICE)
     query = torch.randn(sum(tokens for _, _, tokens in CHUNKS), kv_heads * group, 64).bfloat16().to(DEVICE)
 
-    found = new_attention().prefill(query, cache.keys, cache.values, prefill_step(cache, CHUNKS))
+    found = new_attention().prefill(query, cache.keys, cache.values, prefill_step(cache, CHUNKS), window)
 
     begin = 0
     for row, start, tokens in CHUNKS:
-        expected = attend(query[begin : begin + tokens], cache, row, start, SCALE)
+        expected = attend(query[begin : begin + tokens], cache, row, start, SCALE, window)
         assert relative_error(found[begin : begin + tokens], expected) < 1e-2
         begin += tokens
 
@@ -126,6 +131,18 @@ def test_layers_share_a_step_s_plan_and_steps_take_turns_with_planners():
     assert all(torch.equal(found[0], one) for one in found)
     if not HAS_FLASHINFER:
         assert [planner.plans for planner in StandIn.made] == [2, 1]
+
+
+def test_layers_of_another_window_have_a_plan_of_their_own():
+    cache = paged_cache([40, 9], 2, 64, 16, torch.bfloat16, DEVICE)
+    query = torch.randn(40, 4, 64).bfloat16().to(DEVICE)
+    attention, step = new_attention(), prefill_step(cache, [(0, 0, 40)])
+    found = [attention.prefill(query, cache.keys, cache.values, step, window) for window in (0, 5, 0, 5)]
+
+    assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[3])
+    assert relative_error(found[3], attend(query, cache, 0, 0, SCALE, 5)) < 1e-2
+    if not HAS_FLASHINFER:
+        assert [planner.plans for planner in StandIn.made] == [1, 0, 1, 0]
 
 
 def test_a_step_that_the_host_knows_nothing_of_and_decodes_are_triton_s():

@@ -7,6 +7,7 @@ own kernels, and so do all decodes: what remains are the steps with the longest 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,24 +48,30 @@ class FlashInferAttention:
         self._triton = TritonAttention(scale)
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper
-        self._planners = itertools.cycle([_Planner(wrapper(workspace, "HND")) for _ in range(PLANNERS)])
-        self._planned: tuple[DeviceStep, Any] | None = None
+        self._new_planner = lambda: _Planner(wrapper(workspace, "HND"))
+        self._planners: dict[int, Iterator[_Planner]] = {}  # by window
+        self._step: DeviceStep | None = None
+        self._planned: dict[int, Any] = {}  # by window
 
-    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep) -> Tensor:
-        return self._triton.decode(query, keys, values, step)
+    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
+        return self._triton.decode(query, keys, values, step, window)
 
-    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep) -> Tensor:
+    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
         assert step.prefill is not None
         if not step.prefill.host_lengths:
-            return self._triton.prefill(query, keys, values, step)
-        if self._planned is None or self._planned[0] is not step:
-            self._planned = step, self._plan(query, keys, step.tables, step.prefill)
-        attended: Tensor = self._planned[1].run(query, (keys, values))
+            return self._triton.prefill(query, keys, values, step, window)
+        if self._step is not step:
+            self._step, self._planned = step, {}
+        if window not in self._planned:
+            self._planned[window] = self._plan(query, keys, step.tables, step.prefill, window)
+        attended: Tensor = self._planned[window].run(query, (keys, values))
         return attended
 
-    def _plan(self, query: Tensor, keys: Tensor, tables: Tensor, part: PrefillPart) -> Any:
-        """What all layers of a step share. Numbers that the host knows stay there, so that nothing waits for them."""
-        planner = next(self._planners)
+    def _plan(self, query: Tensor, keys: Tensor, tables: Tensor, part: PrefillPart, window: int) -> Any:
+        """What layers of one window share. Numbers that the host knows stay there, so that nothing waits for them."""
+        if window not in self._planners:
+            self._planners[window] = itertools.cycle([self._new_planner() for _ in range(PLANNERS)])
+        planner = next(self._planners[window])
         if planner.is_copied is not None:
             planner.is_copied.synchronize()
         _, kv_heads, block_size, head_dim = keys.shape
@@ -81,6 +88,7 @@ class FlashInferAttention:
             block_size,
             causal=True,
             sm_scale=self._scale,
+            window_left=window - 1,  # FlashInfer does not count the query's own token; -1: no window
             q_data_type=query.dtype,
             kv_data_type=keys.dtype,
         )
