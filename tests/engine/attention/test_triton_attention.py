@@ -118,7 +118,9 @@ def test_layers_share_a_step_s_shares_and_leave_no_trace():
 
     found = [attention.decode(query, cache.keys, cache.values, step, window) for window in (0, 33, 0, 33, 0)]
 
-    assert torch.equal(found[0], found[2]) and torch.equal(found[0], found[4]) and torch.equal(found[1], found[3])
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[0], found[4])
+    assert torch.equal(found[1], found[3])
     for row, length in enumerate((200, 90, 5)):
         assert (
             relative_error(found[4][row : row + 1], attend(query[row : row + 1], cache, row, length - 1, 0.125)) < 1e-5

@@ -26,7 +26,8 @@ def share_out(lengths: list[int], bounds: Any, window: int = 0) -> tuple[list[li
         shares, ranges, taken, int32(list(range(100, 100 + len(lengths))), DEVICE), int32(lengths, DEVICE),
         len(lengths), window, *bounds.arguments, UNITS=64, KV_HEADS=4, TILE=TILE,
     )  # fmt: skip
-    assert shares[size] == -7 and taken.tolist() == [0] * 4
+    assert shares[size] == -7
+    assert taken.tolist() == [0] * 4
     count, pieces = shares[:2].tolist()
     entries = shares[ENTRY : ENTRY * (count + 1)].view(count, ENTRY).tolist()
     assert [ranges[2 * unit + 1].item() for unit, *_ in entries] == [entry[5] for entry in entries]
@@ -48,7 +49,8 @@ LENGTHS = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 131_072)), min
 def test_every_key_of_every_row_is_in_one_share(lengths, bounds, window):
     entries, pieces = share_out(lengths, bounds, window)
 
-    assert len(entries) <= bounds.shares(len(lengths)) and pieces <= bounds.pieces
+    assert len(entries) <= bounds.shares(len(lengths))
+    assert pieces <= bounds.pieces
     numbers = []
     for decode, length in enumerate(lengths):
         mine = sorted(entry[2:7] for entry in entries if entry[0] == decode)
@@ -82,7 +84,8 @@ def test_long_shares_come_first(lengths, bounds):
     is_piece = [count > 1 for _, _, _, _, _, count, *_ in entries]
     longest = max((span for span, piece in zip(spans, is_piece, strict=True) if piece), default=0)
     order = [2 if piece else 3 if span > longest else 1 for span, piece in zip(spans, is_piece, strict=True)]
-    assert sum(is_piece) == pieces and order == sorted(order, reverse=True)
+    assert sum(is_piece) == pieces
+    assert order == sorted(order, reverse=True)
 
 
 def test_rows_of_one_length_stay_whole_and_a_long_one_among_them_is_cut():

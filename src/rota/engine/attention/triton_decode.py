@@ -28,40 +28,6 @@ AT_ONCE = tl.constexpr(8)
 AT_ONCE_APART = tl.constexpr(32)
 
 
-@triton.jit
-def _read_share(
-    begin,
-    end,
-    q,  # [GROUP_TILE, DIMS]
-    keys,
-    values,
-    table,
-    scale,
-    page_stride,
-    token_stride,
-    GROUP_TILE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIMS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    OPERAND: tl.constexpr,
-):
-    """The running softmax (top, total, mixed) over the keys and values [begin, end)."""
-    top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_TILE], tl.float32)
-    mixed = tl.zeros([GROUP_TILE, DIMS], tl.float32)
-    positions = begin + tl.arange(0, TILE)
-    at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
-    for _ in range(begin, end, TILE):
-        inside = positions < end
-        k = load_tile(keys, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
-        v = load_tile(values, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
-        positions += TILE
-        at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
-        top, total, mixed = absorb(q, k, v, inside[None, :], top, total, mixed, scale, True)
-    return top, total, mixed
-
-
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
 @triton.jit(do_not_specialize=["call"], do_not_specialize_on_alignment=["tables", "shares", "taken"])
 def decode_kernel(

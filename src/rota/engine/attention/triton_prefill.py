@@ -69,42 +69,6 @@ def _sweep(
     return top, total, mixed
 
 
-@triton.jit
-def _attend(
-    first_end,  # the keys that the first query of the block sees end here
-    end,  # the keys that its last query sees end here
-    q,  # [QUERIES, DIMS]
-    last_seen,  # [QUERIES]
-    keys,
-    values,
-    table,
-    scale,
-    page_stride,
-    token_stride,
-    HEAD_DIM: tl.constexpr,
-    DIMS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    QUERIES: tl.constexpr,
-    TILE: tl.constexpr,
-    OPERAND: tl.constexpr,
-):
-    """The softmax's denominators [QUERIES] and the values weighted by its numerators [QUERIES, DIMS]."""
-    clear = first_end // TILE * TILE
-    # Every query sees key 0, so after its first tile no `top` is -inf any more, padded queries included.
-    top = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, DIMS], tl.float32)
-    top, total, mixed = _sweep(
-        0, clear, q, last_seen, top, total, mixed, keys, values, table, scale,
-        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, False, OPERAND,
-    )  # fmt: skip
-    top, total, mixed = _sweep(
-        clear, end, q, last_seen, top, total, mixed, keys, values, table, scale,
-        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, True, OPERAND,
-    )  # fmt: skip
-    return total, mixed
-
-
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
 @triton.jit(
     do_not_specialize=["window"], do_not_specialize_on_alignment=["tables", "shares", "rows", "starts", "offsets"]
