@@ -67,9 +67,10 @@ def decode_kernel(
     is_real = (in_group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     keys += kv_head * head_stride
     values += kv_head * head_stride
+    # Both at once: a program without a share reads past the list's end, but not past its room.
     count = tl.load(shares)
+    decode, row, begin, end, first, pieces, slot = entry_of(shares, index)
     while index < count:
-        decode, row, begin, end, first, pieces, slot = entry_of(shares, index)
         q_offsets = heads[:, None] * query_head_stride + dims[None, :]
         q = tl.load(query + decode * query_stride + q_offsets, mask=is_real, other=0.0).to(OPERAND)
         table = tables + row * table_stride
@@ -105,6 +106,7 @@ def decode_kernel(
                         HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIMS, AT_ONCE,
                     )  # fmt: skip
         index = next_entry(taken + kv_head, count, call)
+        decode, row, begin, end, first, pieces, slot = entry_of(shares, tl.minimum(index, count - 1))
 
 
 @triton.jit
