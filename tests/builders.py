@@ -57,6 +57,7 @@ def capacity(
     max_sequence_tokens: int = 512,
     slots: int = 2,
     vocabulary: int | None = None,
+    window: int | None = None,
 ) -> Capacity:
     return Capacity(
         blocks=blocks,
@@ -65,4 +66,5 @@ def capacity(
         max_sequence_tokens=max_sequence_tokens,
         slots=slots,
         vocabulary=vocabulary,
+        window=window,
     )

@@ -30,11 +30,13 @@ def alphabet(tokens: Sequence[int]) -> int:
     return ord("a") + len(tokens) % 26
 
 
-def continuation(prompt: Sequence[int], length: int, next_token: NextToken = folded) -> list[int]:
-    """What a faultless run of the fake model answers."""
+def continuation(
+    prompt: Sequence[int], length: int, next_token: NextToken = folded, window: int | None = None
+) -> list[int]:
+    """What a faultless run of the fake model answers; with a window it sees only so many of the last tokens."""
     tokens = list(prompt)
     for _ in range(length):
-        tokens.append(next_token(tokens))
+        tokens.append(next_token(tokens[-window:] if window else tokens))
     return tokens[len(prompt) :]
 
 
@@ -140,22 +142,27 @@ class FakeDevice:
             assert end <= len(self._rows[row].tokens), f"row {row} computes tokens it does not know"
             adapter = self._rows[row].adapter_id
             assert adapter == BASE or adapter in self._slots.values(), f"row {row} runs without its adapter {adapter}"
+            self._read(row, start + 1 - (self.capacity.window or start + 1), start)
             for position in range(start, end):
                 self._kv[self._slot(row, position)] = (adapter, self._rows[row].tokens[position])
             ends[row] = end
         return ends
 
     def _sample(self, row: Row, end: int) -> int:
+        token = self.next_token(self._read(row, end - (self.capacity.window or end), end))
+        self._rows[row].tokens.append(token)
+        return token
+
+    def _read(self, row: Row, start: int, end: int) -> list[int]:
+        """The tokens whose KV a row finds at these positions."""
         context = []
-        for position in range(end):
+        for position in range(max(0, start), end):
             slot = self._slot(row, position)
             assert slot in self._kv, f"row {row} reads position {position}, which nobody computed"
             adapter, token = self._kv[slot]
             assert adapter == self._rows[row].adapter_id, f"row {row} reads KV of adapter {adapter}"
             context.append(token)
-        token = self.next_token(context)
-        self._rows[row].tokens.append(token)
-        return token
+        return context
 
     def _scores(self, plan: StepPlan, scoring: Scoring) -> list[TokenLogprobs]:
         """Each token is the likeliest, and its neighbours follow."""

@@ -47,7 +47,8 @@ def expected(asked: Request, found: Capacity) -> list[int]:
     """What the fake model answers on its own, with nobody else about."""
     longest = min(found.max_sequence_tokens, found.blocks * found.block_size)
     answer: list[int] = []
-    for token in continuation(asked.prompt, min(asked.sampling.max_new_tokens, longest - len(asked.prompt))):
+    length = min(asked.sampling.max_new_tokens, longest - len(asked.prompt))
+    for token in continuation(asked.prompt, length, window=found.window):
         answer.append(token)
         if token in asked.sampling.stop_token_ids:
             break
@@ -87,11 +88,12 @@ def policies(draw: st.DrawFn) -> PolicyConfig:
         lora_eviction_policy=st.sampled_from(["lru", "fifo"]),
         enable_lora_overlap_loading=st.booleans(),
     ),
+    st.sampled_from([None, None, 1, 8, 13, 40]),
 )
 def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_lost(
-    messages, blocks, rows, step_tokens, is_caching, depth, slots, policy, lora
+    messages, blocks, rows, step_tokens, is_caching, depth, slots, policy, lora, window
 ):
-    found = Capacity(blocks=blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots)
+    found = Capacity(blocks=blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots, window=window)
     config = SchedulerConfig(chunked_prefill_size=step_tokens, enable_prefix_caching=is_caching)
 
     events = serve(messages, FakeDevice(found), config, depth, policy, lora)

@@ -216,6 +216,7 @@ class Capacity:
     max_sequence_tokens: int
     slots: int = 0  # adapters a step may hold
     vocabulary: int | None = None  # token ids lie below it; None: any id may come
+    window: int | None = None  # tokens that the layer with the longest view sees, its own included; None: all of them
 
     @property
     def places(self) -> int:

@@ -45,6 +45,7 @@ class Books:
         self.slots = SlotLedger(capacity.slots, eviction)
         self.hosts = HostLedger(host_adapters)
         self.longest = min(capacity.max_sequence_tokens, capacity.blocks * capacity.block_size)
+        self.window = capacity.window
         self.base = Group(None)
         self.groups: dict[AdapterId, Group] = {BASE: self.base}
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
@@ -135,8 +136,17 @@ class Books:
         assert sequence.row is not None
         self.group_of(sequence).part(sequence)
         self.rows.give_back(sequence.row)
-        self.blocks.release(sequence.blocks)
+        self.blocks.release(sequence.held_blocks)
         sequence.stand_up()
+
+    def leave_window(self, sequence: Sequence) -> None:
+        """Give back the blocks that no layer sees from the next token on. A step in flight may still read them."""
+        if self.window is None:
+            return
+        unseen = max(0, sequence.computed - self.window + 1) // self.blocks.block_size
+        if unseen > sequence.given_back:
+            self.blocks.release(sequence.blocks[sequence.given_back : unseen])
+            sequence.given_back = unseen
 
     def note_users(self, group: Group) -> None:
         """Keep `absent` and `parked` correct after a group's users or slot changed."""
@@ -167,7 +177,7 @@ class Books:
     def check(self) -> None:
         """Assert that everything is accounted for: rows, blocks, slots, sequences, users."""
         running = list(self.running())
-        self.blocks.check(sequence.blocks for sequence in running)
+        self.blocks.check(sequence.held_blocks for sequence in running)
         self.slots.check()
         assert len(running) == self.running_count, "a row is lost or shared"
         assert len({sequence.row for sequence in running}) == len(running), "two sequences share a row"

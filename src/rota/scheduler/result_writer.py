@@ -116,15 +116,17 @@ class ResultWriter:
         )
 
     def _publish(self, sequence: Sequence) -> None:
-        """Let other sequences find the full blocks of this sequence."""
-        if not self._is_caching or sequence.row is None:
+        """Let other sequences find the full blocks of this sequence, and give back what no layer sees any more."""
+        if sequence.row is None:
             return
         size = self._books.blocks.block_size
         while sequence.next_full <= sequence.computed:
-            index = sequence.next_full // size - 1
-            extend_keys(sequence, index + 1, size)
-            self._books.blocks.publish(sequence.blocks[index], sequence.block_keys[index])
+            if self._is_caching:
+                index = sequence.next_full // size - 1
+                extend_keys(sequence, index + 1, size)
+                self._books.blocks.publish(sequence.blocks[index], sequence.block_keys[index])
             sequence.next_full += size
+        self._books.leave_window(sequence)
 
 
 def _renumber(sequences: list[Sequence], result: StepResult) -> tuple[tuple[int, TokenLogprobs], ...]:

@@ -44,6 +44,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "flights",
+        "given_back",
         "held_s",
         "limit",
         "next_full",
@@ -89,10 +90,15 @@ class Sequence:
         self.phase = Phase.WAITING
         self.row = None
         self.blocks = []
+        self.given_back = 0  # of its blocks, the first ones that no layer's window reaches any more
         self.room = 0  # tokens that its blocks can hold
         self.computed = 0
         self.planned = 0
         self.next_full = 0  # value of `computed` at which one more block is full
+
+    @property
+    def held_blocks(self) -> list[BlockId]:
+        return self.blocks[self.given_back :] if self.given_back else self.blocks
 
     @property
     def output_length(self) -> int:
