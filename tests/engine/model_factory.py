@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -22,7 +24,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "smollm2", "olmo2", "granite")
+# Those with a window have one of 24 tokens, which the tests' prompts and answers leave far behind.
+WINDOW = 24
+WINDOWED = ("mistral, windowed", "qwen2, windowed", "gemma3")
+FAMILIES = ("llama2", "llama3", "mistral", "qwen2", "qwen3", "smollm2", "olmo2", "granite", *WINDOWED)
 
 _SMALL = {
     "vocab_size": 256,
@@ -66,6 +71,28 @@ _KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
             "residual_multiplier": 0.4,
             "logits_scaling": 2.5,
             "tie_word_embeddings": False,
+        },
+    ),
+    "mistral, windowed": (MistralConfig, MistralForCausalLM, {"sliding_window": WINDOW, "head_dim": 16}),
+    "qwen2, windowed": (
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "query_pre_attn_scalar": 24,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10_000.0},
+            },
+            "final_logit_softcapping": 5.0,
         },
     ),
 }

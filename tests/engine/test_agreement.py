@@ -16,6 +16,7 @@ from rota.core.events import Admitted, Event, Preempted
 from rota.core.ids import RequestId
 from rota.core.request import Request, SamplingParams
 from rota.engine.build import build_engine
+from rota.engine.families.table import read_spec
 from rota.engine.folders.builtin import builtin_model_folder
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
@@ -119,7 +120,7 @@ def test_a_tiny_model_of_every_family_answers_as_transformers_does(family, way):
     answers, events = serve(folder, prompts, WAYS[way])
 
     assert answers == right
-    if "preempted" in way:
+    if "preempted" in way and read_spec(folder).widest_window is None:  # with windows, blocks are given back in time
         assert any(isinstance(event, Preempted) for event in events)
     if way == "cached prefix":
         assert all(event.cached_tokens for event in events if isinstance(event, Admitted) and event.request_id == "r3")

@@ -21,7 +21,7 @@ from rota.scheduler import Scheduler
 from tests.builders import request
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.lora.test_mixed_batch import Server, adapter
-from tests.engine.model_factory import make_tiny_model
+from tests.engine.model_factory import WINDOWED, make_tiny_model
 from tests.worlds import outputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
@@ -58,7 +58,7 @@ def agrees(model: torch.nn.Module, prompt: tuple[int, ...], answer: list[int]) -
 
 
 @pytest.mark.parametrize("annexes", ["apart", "below the matrices"])
-@pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3", "smollm2"])
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3", "smollm2", "olmo2", "granite", *WINDOWED])
 def test_every_token_is_the_references_wherever_that_is_sure(family, annexes, tmp_path, monkeypatch):
     # Any bank is large beside a tiny model's matrices.
     monkeypatch.setattr(annex, "LARGEST_SHARE", 0.0 if annexes == "apart" else 100.0)

@@ -77,6 +77,7 @@ def _assemble(config: EngineConfig, chosen: Choices, weights: Weights, adapters:
         max_sequence_tokens=spec.context_length,
         slots=chosen.slots,
         vocabulary=spec.vocab_size,
+        window=spec.widest_window,
     )
     return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters)
 

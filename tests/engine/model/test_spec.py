@@ -46,11 +46,11 @@ def test_a_folder_saved_by_transformers_is_understood(tmp_path, family):
         config.num_attention_heads,
     )
     assert spec.kv_heads == config.num_key_value_heads
-    assert spec.has_qkv_bias == (family == "qwen2")
-    assert (("self_attn.q_norm", spec.head_dim) in spec.layer_norms) == (family == "qwen3")
-    assert (spec.attention_scale == spec.head_dim**-0.5) == (family != "granite")
-    assert spec.has_tied_embeddings == (family == "smollm2")
-    assert spec.rotary.kind == ("llama3" if family == "llama3" else "default")
+    assert spec.has_qkv_bias == family.startswith("qwen2")
+    assert (("self_attn.q_norm", spec.head_dim) in spec.layer_norms) == (family in ("qwen3", "gemma3"))
+    assert (spec.attention_scale == spec.head_dim**-0.5) == (family not in ("granite", "gemma3"))
+    assert spec.has_tied_embeddings == (family in ("smollm2", "gemma3"))
+    assert spec.rotary.kind == {"llama3": "llama3", "gemma3": "linear"}.get(family, "default")
     assert (spec.dtype, spec.context_length, spec.eos_token_ids) == (torch.float32, 512, (2,))
 
 
@@ -71,12 +71,28 @@ def test_ends_of_sequence_come_from_both_files(tmp_path):
     assert read(tmp_path, eos_token_id=[9, 5]).eos_token_ids == (9, 5, 7)
 
 
-def test_the_context_ends_where_a_sliding_window_would_begin_to_hide(tmp_path):
-    assert read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128).context_length == 128
-    assert read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).context_length == 512
-    qwen = {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 128}
-    assert read(tmp_path, **qwen, use_sliding_window=True).context_length == 128
-    assert read(tmp_path, **qwen, use_sliding_window=False).context_length == 512
+def windows(folder: Path, architecture: str, **fields: Any) -> tuple[int | None, ...]:
+    return read(folder, architectures=[architecture], num_hidden_layers=4, sliding_window=128, **fields).windows
+
+
+def test_a_window_hides_tokens_and_leaves_the_context_as_it_is(tmp_path):
+    spec = read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=128)
+    assert (spec.context_length, spec.widest_window, set(spec.windows)) == (512, 128, {128})
+    assert read(tmp_path, architectures=["MistralForCausalLM"], sliding_window=None).widest_window is None
+
+
+def test_qwen_has_windows_from_a_layer_on_where_it_uses_them(tmp_path):
+    assert windows(tmp_path, "Qwen2ForCausalLM", use_sliding_window=False) == ()
+    assert windows(tmp_path, "Qwen2ForCausalLM", use_sliding_window=True) == (None,) * 4
+    assert windows(tmp_path, "Qwen2ForCausalLM", use_sliding_window=True, max_window_layers=2) == (None, None, 128, 128)
+
+
+def test_layer_types_go_before_the_familys_own_rule(tmp_path):
+    types = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    asked = {"use_sliding_window": True, "max_window_layers": 1, "layer_types": types}
+    assert windows(tmp_path, "Qwen3ForCausalLM", **asked) == (128, None, 128, None)
+    with pytest.raises(ModelError, match=r"'layer_types' must name .* for each of 4 layers"):
+        windows(tmp_path, "Qwen3ForCausalLM", **{**asked, "layer_types": ["chunked_attention"] * 4})
 
 
 def test_yarn_lengthens_the_context_and_other_scalings_leave_it(tmp_path):

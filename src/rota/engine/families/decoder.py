@@ -28,7 +28,17 @@ class Decoder:
         self.operations = kernels.operations
         self._attention = kernels.attention
         self._with_adapters = kernels.with_adapters
-        self._rotary = rotary_table(spec.rotary, spec.head_dim, spec.context_length, weights.embedding.device)
+        self._windows = [window or 0 for window in spec.windows] or [0] * spec.layers  # as attention takes it
+        self._rotaries = self._tables(weights.embedding.device)
+
+    def _tables(self, device: torch.device) -> list[Tensor]:
+        """The rotary table of each layer; layers share what they have in common."""
+        spec = self.spec
+        whole = rotary_table(spec.rotary, spec.head_dim, spec.context_length, device)
+        if spec.window_rotary is None:
+            return [whole] * spec.layers
+        local = rotary_table(spec.window_rotary, spec.head_dim, spec.context_length, device)
+        return [local if window else whole for window in self._windows]
 
     def tune(self, rows: Sequence[int]) -> None:
         """Find the fastest products for these numbers of rows; before graphs are captured."""
@@ -63,19 +73,19 @@ class Decoder:
         qkv: Tensor,
         step: DeviceStep,
         cache: tuple[Tensor, Tensor],
+        layer: int,
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """[tokens, queries | keys | values] -> [tokens, heads * head_dim]; writes keys and values to the cache."""
-        query = self.operations.rotate_and_store(qkv, self._rotary, step, *cache, norms)
-        attention, decodes = self._attention, step.decodes
+        query = self.operations.rotate_and_store(qkv, self._rotaries[layer], step, *cache, norms)
+        attention, decodes, window = self._attention, step.decodes, self._windows[layer]
         if step.prefill is None:
-            attended = attention.decode(query, *cache, step)
-        elif decodes == 0:
-            attended = attention.prefill(query, *cache, step)
-        else:
-            parts = attention.decode(query[:decodes], *cache, step), attention.prefill(query[decodes:], *cache, step)
-            attended = torch.cat(parts)
-        return attended.flatten(1)
+            return attention.decode(query, *cache, step, window).flatten(1)
+        if decodes == 0:
+            return attention.prefill(query, *cache, step, window).flatten(1)
+        decoded = attention.decode(query[:decodes], *cache, step, window)
+        prefilled = attention.prefill(query[decodes:], *cache, step, window)
+        return torch.cat((decoded, prefilled)).flatten(1)
 
     def feed_forward(self, layer: LayerWeights, x: Tensor, step: DeviceStep, index: int) -> Tensor:
         """The gated MLP with silu."""

@@ -1,11 +1,12 @@
-"""Mistral: Llama without biases; the context ends at the sliding window."""
+"""Mistral: Llama without biases, with a window in every layer where the folder names one."""
 
 from __future__ import annotations
 
 from rota.engine.families.family import Family
 from rota.engine.families.pre_norm import PreNormModel, pre_norms
 from rota.engine.model.config_file import ConfigFile
-from rota.engine.model.spec import ModelSpec, common_fields, only_silu, within_window
+from rota.engine.model.spec import ModelSpec, common_fields, only_silu
+from rota.engine.model.windows import read_windows
 
 ARCHITECTURE = "MistralForCausalLM"
 
@@ -13,7 +14,7 @@ ARCHITECTURE = "MistralForCausalLM"
 def read(config: ConfigFile) -> ModelSpec:
     only_silu(config)
     fields = common_fields(config, ARCHITECTURE)
-    fields["context_length"] = within_window(config, fields["context_length"])
+    fields["windows"] = read_windows(config, fields["layers"], lambda _: True)
     return ModelSpec(**fields, layer_norms=pre_norms(fields["hidden_size"]))
 
 

@@ -41,7 +41,7 @@ class Olmo2Model(Decoder):
         x = self.embed(step)
         for index, (layer, layer_cache) in enumerate(zip(self.weights.layers, cache, strict=True)):
             qkv = self._norm_queries_and_keys(layer, self.project(layer.qkv, x, step, index, "qkv"))
-            attended = self.project(layer.output, self.attend(qkv, step, layer_cache), step, index, "o")
+            attended = self.project(layer.output, self.attend(qkv, step, layer_cache, index), step, index, "o")
             x = x + self._norm(attended, layer.norms[ATTENTION_NORM])
             x = x + self._norm(self.feed_forward(layer, x, step, index), layer.norms[MLP_NORM])
         return self._norm(x, self.weights.norm)

@@ -36,7 +36,7 @@ class PreNormModel(Decoder):
         x = self.operations.rms_norm(residual, layers[0].norms[ATTENTION_NORM], self.spec.norm_epsilon)
         for index, (layer, layer_cache, next_norm) in enumerate(zip(layers, cache, self._next_norms, strict=True)):
             qkv = self.project(layer.qkv, x, step, index, "qkv")
-            attended = self.attend(qkv, step, layer_cache, self._head_norms(layer))
+            attended = self.attend(qkv, step, layer_cache, index, self._head_norms(layer))
             x = self.project(layer.output, attended, step, index, "o")
             x, residual = self.add_norm(x, residual, layer.norms[MLP_NORM])
             x = self.feed_forward(layer, x, step, index)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from rota.engine.families.family import Family
 from rota.engine.families.pre_norm import KEY_NORM, QUERY_NORM, PreNormModel, pre_norms
 from rota.engine.model.config_file import ConfigFile
-from rota.engine.model.spec import ModelSpec, common_fields, only_silu, within_window
+from rota.engine.model.spec import ModelSpec, common_fields, only_silu
+from rota.engine.model.windows import read_windows
 
 ARCHITECTURE = "Qwen3ForCausalLM"
+# Layers from here on have a window, where config.json does not say from which.
+MAX_WINDOW_LAYERS = 28
 
 
 def read(config: ConfigFile) -> ModelSpec:
     only_silu(config)
     fields = common_fields(config, ARCHITECTURE)
     if config.flag("use_sliding_window"):
-        fields["context_length"] = within_window(config, fields["context_length"])
+        first = config.get("max_window_layers", MAX_WINDOW_LAYERS)
+        fields["windows"] = read_windows(config, fields["layers"], lambda layer: layer >= first)
     head_norms = ((QUERY_NORM, fields["head_dim"]), (KEY_NORM, fields["head_dim"]))
     return ModelSpec(
         **fields,

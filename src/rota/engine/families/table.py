@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rota.core.errors import ModelError
-from rota.engine.families import granite, llama, mistral, olmo2, qwen2, qwen3
+from rota.engine.families import gemma3, granite, llama, mistral, olmo2, qwen2, qwen3
 from rota.engine.families.family import Family, Kernels
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.protocol import Model
@@ -13,7 +13,7 @@ from rota.engine.model.spec import ModelSpec
 from rota.engine.weights.load import Weights
 
 FAMILIES: dict[str, Family] = {
-    module.FAMILY.architecture: module.FAMILY for module in (llama, mistral, qwen2, qwen3, olmo2, granite)
+    module.FAMILY.architecture: module.FAMILY for module in (llama, mistral, qwen2, qwen3, olmo2, granite, gemma3)
 }
 
 

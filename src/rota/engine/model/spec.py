@@ -10,6 +10,7 @@ import torch
 from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.rotary import RotarySpec, read_rotary
+from rota.engine.model.windows import Windows, widest
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -31,6 +32,8 @@ class ModelSpec:
     rotary: RotarySpec
     attention_scale: float  # the factor of the scores before the softmax
     layer_norms: tuple[tuple[str, int], ...]  # (name, width) of each layer's norms
+    windows: Windows = ()  # empty: every layer sees all tokens
+    window_rotary: RotarySpec | None = None  # of layers with a window, where they have their own
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     has_mlp_bias: bool = False
@@ -38,8 +41,13 @@ class ModelSpec:
     dtype: torch.dtype
     eos_token_ids: tuple[int, ...]
 
+    @property
+    def widest_window(self) -> int | None:
+        """How many of the last tokens any layer sees; None if one sees all."""
+        return widest(self.windows)
 
-def common_fields(config: ConfigFile, architecture: str) -> dict[str, Any]:
+
+def common_fields(config: ConfigFile, architecture: str, rotary: RotarySpec | None = None) -> dict[str, Any]:
     """The fields that all families read alike; a family adds its own, or replaces one."""
     if config.get("quantization_config"):
         raise ModelError(
@@ -54,7 +62,7 @@ def common_fields(config: ConfigFile, architecture: str) -> dict[str, Any]:
             f"{config.path} has {heads} heads, {kv_heads} key-value heads and a head_dim of {head_dim}; heads must be "
             "a multiple of key-value heads and head_dim must be even."
         )
-    rotary = read_rotary(config)
+    rotary = rotary or read_rotary(config)
     return {
         "architecture": architecture,
         "vocab_size": config.whole("vocab_size"),
@@ -78,14 +86,6 @@ def only_silu(config: ConfigFile) -> None:
     """Refuse an activation other than silu."""
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{config.path} asks for the activation '{config.get('hidden_act')}'; Rota has only 'silu'.")
-
-
-def within_window(config: ConfigFile, length: int) -> int:
-    """The context, cut to the sliding window: within its length the window hides no token.
-
-    So the answers are the model's own. A longer prompt is refused like any prompt that exceeds the context.
-    """
-    return min(length, config.whole("sliding_window", length))
 
 
 def _context_length(config: ConfigFile, rotary: RotarySpec) -> int:

@@ -16,7 +16,6 @@ from rota.engine.step.device_step import DeviceStep
 class _StepRotation:
     """What all layers of a step share: the rotation of its tokens, and where their keys and values are stored."""
 
-    step: DeviceStep
     cosine: Tensor  # [tokens, 1, 2, head_dim / 2], the model's dtype, both halves alike
     sine: Tensor  # the same shape, its first half negative
     places: Tensor  # [tokens * kv_heads], in the cache as lines of head_dim numbers
@@ -26,7 +25,8 @@ class CPUOperations:
     """One model's operations; the newest step is known by identity, so its tensors must not change meanwhile."""
 
     def __init__(self) -> None:
-        self._rotation: _StepRotation | None = None
+        self._step: DeviceStep | None = None
+        self._rotations: dict[int, _StepRotation] = {}  # by a rotary table's id(): layers may have different tables
         # By a weight's id(): the weight, so that no other object gets its id, and the weight twice.
         self._doubled: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -56,9 +56,11 @@ class CPUOperations:
         norms: tuple[Tensor, Tensor, float] | None,
     ) -> Tensor:
         kv_heads, _, head_dim = keys.shape[1:]
-        rotation = self._rotation
-        if rotation is None or rotation.step is not step:
-            rotation = self._rotation = _step_rotation(step, rotary, keys, qkv.dtype)
+        if self._step is not step:
+            self._step, self._rotations = step, {}
+        rotation = self._rotations.get(id(rotary))
+        if rotation is None:
+            rotation = self._rotations[id(rotary)] = _step_rotation(step, rotary, keys, qkv.dtype)
         heads = qkv.view(qkv.shape[0], -1, 2, head_dim // 2)
         query_key, value = heads[:, :-kv_heads], heads[:, -kv_heads:]
         if norms is not None:
@@ -78,7 +80,7 @@ def _step_rotation(step: DeviceStep, rotary: Tensor, keys: Tensor, dtype: torch.
     cosine, sine = rotary[step.positions].to(dtype).view(-1, 1, 2, head_dim // 2).chunk(2, dim=2)
     blocks, offsets = step.addresses[:, None] // block_size, step.addresses[:, None] % block_size
     places = (blocks * kv_heads + torch.arange(kv_heads)) * block_size + offsets
-    return _StepRotation(step, torch.cat((cosine, cosine), 2), torch.cat((-sine, sine), 2), places.flatten())
+    return _StepRotation(torch.cat((cosine, cosine), 2), torch.cat((-sine, sine), 2), places.flatten())
 
 
 def _normed(heads: Tensor, kv_heads: int, norms: tuple[Tensor, Tensor, float]) -> Tensor:

@@ -13,6 +13,8 @@ LARGEST_STORED = 1e30
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    if weight.dtype is not x.dtype:  # kept more precisely than the model computes
+        return functional.rms_norm(x.float(), weight.shape, weight.float(), epsilon).to(x.dtype)
     return functional.rms_norm(x, weight.shape, weight, epsilon)
 
 
