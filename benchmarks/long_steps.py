@@ -61,16 +61,25 @@ class Author:
             pages = -(-(length + COUNTED + SETTLING + 2) // BLOCK_SIZE)
             seat = seat_of(row, length, range(first, first + pages))
             first += pages
-            yield StepPlan(0, seats=(seat,), chunks=(Chunk(Row(row), length - 1, 1, samples=True),))
+            chunk = Chunk(row=Row(row), start=length - 1, length=1, samples=True)
+            yield StepPlan(step_id=0, seats=(seat,), chunks=(chunk,))
 
     def decode(self, step_id: int, rows: int) -> StepPlan:
-        return StepPlan(step_id, decodes=tuple(Row(row) for row in range(rows)))
+        return StepPlan(step_id=step_id, decodes=tuple(Row(row) for row in range(rows)))
 
 
 def seat_of(row: int, length: int, blocks: range) -> Seat:
     tokens = tuple((row * 7919 + place * 31) % 1000 for place in range(length))
     granted = tuple(BlockId(block) for block in blocks)
-    return Seat(RequestId(f"r{row}"), Row(row), BASE, tokens, length, granted, SamplingParams(temperature=0.0))
+    return Seat(
+        request_id=RequestId(f"r{row}"),
+        row=Row(row),
+        adapter_id=BASE,
+        tokens=tokens,
+        prompt_length=length,
+        blocks=granted,
+        sampling=SamplingParams(temperature=0.0),
+    )
 
 
 def drive(engine: Engine, plans: list[StepPlan]) -> float:
@@ -99,10 +108,12 @@ def chunk_ms(engine: Engine, tokens: int, prefix: int) -> float:
         engine.collect(engine.submit(plan))
     pages = -(-(prefix + tokens) // BLOCK_SIZE)
     seat = seat_of(63, prefix + tokens, range(4000, 4000 + pages))
-    engine.collect(engine.submit(StepPlan(0, seats=(seat,), chunks=(Chunk(Row(63), prefix, tokens, samples=True),))))
-    chunk = Chunk(Row(63), prefix, tokens, samples=True)
+    chunk = Chunk(row=Row(63), start=prefix, length=tokens, samples=True)
+    engine.collect(engine.submit(StepPlan(step_id=0, seats=(seat,), chunks=(chunk,))))
     decodes = tuple(Row(row) for row in range(48))
-    return drive(engine, [StepPlan(step, chunks=(chunk,), decodes=decodes) for step in range(COUNTED + SETTLING + 1)])
+    return drive(
+        engine, [StepPlan(step_id=step, chunks=(chunk,), decodes=decodes) for step in range(COUNTED + SETTLING + 1)]
+    )
 
 
 def start(folder: Path) -> Engine:

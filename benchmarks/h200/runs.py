@@ -37,6 +37,7 @@ def all_runs() -> list[Run]:
         Run("closed-six", _closed(6), ENOUGH, 24),
         Run("closed-base", _closed(0), ENOUGH, 20),
         Run("closed-range", _closed(6, ratio=0.1), ENOUGH, 17),
+        *(Run(f"long-rows-{count}", _long_rows(count), ENOUGH, 10) for count in (0, 1, 8)),
         Run("tail-all-4", _tail(ENOUGH, 4.0), ENOUGH, 55),
         Run("isolation-alone", _isolation(beside=False), ENOUGH, 38),
         Run("isolation", _isolation(beside=True), ENOUGH, 42),
@@ -107,6 +108,15 @@ def _closed(adapters: int, ratio: float = 1.0) -> Scenario:
     lengths = (int(512 * ratio), 512)
     client = Client(requests=256, concurrency=64, prompt_tokens=lengths, output_tokens=lengths, adapters=adapters)
     return Scenario(name="closed-loop", slots=ENOUGH, clients=(client,))
+
+
+def _long_rows(count: int) -> Scenario:
+    """63 short rows of 600 tokens on average, alone or beside rows of 7,300 that last as long as all of them."""
+    short = Client(requests=252, concurrency=63, prompt_tokens=(472, 472), output_tokens=(256, 256))
+    if not count:
+        return Scenario(name="long-rows-0", slots=ENOUGH, clients=(short,))
+    long = Client(requests=count, concurrency=count, prompt_tokens=(6800, 6800), output_tokens=(1000, 1000))
+    return Scenario(name=f"long-rows-{count}", slots=ENOUGH, clients=(long, short))
 
 
 def _length_runs() -> list[Run]:

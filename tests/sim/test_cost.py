@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -73,3 +74,19 @@ def test_a_cost_file_that_is_wrong_is_refused_with_a_sentence(tmp_path, changes,
 def test_an_unknown_name_is_answered_with_those_that_are_known():
     with pytest.raises(ConfigError, match="known are a100-llama8b"):
         read_cost("b300")
+
+
+def test_a_chunk_behind_a_long_prefix_costs_what_it_attends_to():
+    cost = replace(COST, prefix_pair_s=1e-9)
+    first = StepPlan(step_id=1, chunks=(Chunk(row=Row(0), start=0, length=100, samples=False),), context_tokens=100)
+    later = replace(first, chunks=(Chunk(row=Row(0), start=50_000, length=100, samples=False),))
+    assert cost.step_s(first) == COST.step_s(first)
+    assert cost.step_s(later) - cost.step_s(first) == pytest.approx(50_000 * 100 * 1e-9)
+
+
+def test_decodes_cost_the_tokens_of_all_rows_whichever_row_has_them():
+    rows = tuple(Row(row) for row in range(64))
+    even = StepPlan(step_id=1, decodes=rows, context_tokens=64 * 600)
+    assert COST.step_s(replace(even, context_tokens=63 * 600 + 7300)) - COST.step_s(even) == pytest.approx(
+        COST.context_token_s * 6700
+    )

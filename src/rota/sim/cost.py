@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Protocol
@@ -55,11 +55,13 @@ class LinearCost:
     adapter_s: float  # each different adapter
     load_s: float
     fetch_s: float
+    prefix_pair_s: float = 0.0  # each prompt token with each token before its chunk: a chunk behind a long prefix
 
     def step_s(self, plan: StepPlan) -> float:
-        return self.seconds(
-            len(plan.decodes), sum(chunk.length for chunk in plan.chunks), plan.context_tokens, plan.adapters
-        )
+        prompt_tokens = sum(chunk.length for chunk in plan.chunks)
+        pairs = sum(chunk.start * chunk.length for chunk in plan.chunks) if self.prefix_pair_s else 0
+        step_s = self.seconds(len(plan.decodes), prompt_tokens, plan.context_tokens, plan.adapters)
+        return step_s + self.prefix_pair_s * pairs if pairs else step_s
 
     def seconds(self, decodes: int, prompt_tokens: int, context_tokens: int, adapters: int) -> float:
         """How long a step with these counts takes."""
@@ -86,7 +88,8 @@ def read_cost(name: str) -> LinearCost:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}.") from None
     wanted = [one.name for one in fields(LinearCost) if one.name != "name"]
-    for problem, names in (("lacks", set(wanted) - table.keys()), ("has the unknown", table.keys() - set(wanted))):
+    needed = {one.name for one in fields(LinearCost) if one.default is MISSING and one.name != "name"}
+    for problem, names in (("lacks", needed - table.keys()), ("has the unknown", table.keys() - set(wanted))):
         if names:
             raise ConfigError(f"{path} {problem} {', '.join(sorted(names))}; a cost model has {', '.join(wanted)}.")
     for field, value in table.items():
