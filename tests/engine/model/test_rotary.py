@@ -81,3 +81,16 @@ def test_the_table_is_that_of_transformers_in_either_spelling(tmp_path, variant,
 def test_the_oldest_spelling_calls_the_kind_type(tmp_path):
     spec = spec_of(tmp_path, rope_scaling={"type": "linear", "factor": 2.0})
     assert (spec.rotary.kind, spec.rotary.factor, spec.rotary.theta) == ("linear", 2.0, 10_000.0)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_table_is_that_of_transformers_to_the_last_of_128k_positions(tmp_path, variant):
+    longest = 131_072
+    fields = {"rope_theta": 500_000.0, "rope_scaling": VARIANTS[variant] or None, "max_position_embeddings": longest}
+    spec = spec_of(tmp_path, **fields)
+
+    found, wanted = rotary_table(spec.rotary, spec.head_dim, longest), table_of_transformers(tmp_path, longest)
+
+    # An angle of 131,071 radians is known to 1/128 in float32, and both tables take it from the same product.
+    assert float((found[-4096:] - wanted[-4096:]).abs().max()) < 1e-2
+    assert float((found[::997] - wanted[::997]).abs().max()) < 1e-2
