@@ -122,10 +122,10 @@ def start(folder: Path) -> Engine:
     blocks = max(sum(lengths) for lengths in STEPS.values()) // BLOCK_SIZE + 8 * ROWS
     engine = build_engine(
         EngineConfig(
-            ModelConfig(str(model), load_format="dummy", enable_cuda_graphs=False),
-            CacheConfig(kv_blocks=blocks),
-            SchedulerConfig(max_running_requests=ROWS),
-            LoraConfig(max_loras_per_batch=1, max_lora_rank=8),
+            model=ModelConfig(model_path=str(model), load_format="dummy", enable_cuda_graphs=False),
+            cache=CacheConfig(kv_blocks=blocks),
+            scheduler=SchedulerConfig(max_running_requests=ROWS),
+            lora=LoraConfig(max_loras_per_batch=1, max_lora_rank=8),
             quiet=True,
         )
     )
@@ -143,7 +143,7 @@ def capture(engine: Engine) -> None:
     engine._model.tune([frame.tokens for frame in frames])
     logits = torch.empty(ROWS + MOST_CHUNKS, engine.spec.vocab_size, dtype=engine._cache.dtype, device=device)
     with torch.inference_mode():
-        engine._graphs = capture_graphs(body.compute, body.padding, frames, logits, quiet=True)
+        body.graphs = capture_graphs(body.compute, body.padding, frames, logits, quiet=True)
 
 
 def measure_steps(report: Any, folder: Path, kinds: dict[str, Any]) -> None:

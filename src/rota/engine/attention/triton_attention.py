@@ -155,7 +155,7 @@ class TritonAttention:
 
     def _forget_but(self, step: DeviceStep) -> None:
         # Shares that were written before a capture would not be written in its graph.
-        is_captured = torch.cuda.is_current_stream_capturing()
+        is_captured = step.tables.is_cuda and torch.cuda.is_current_stream_capturing()
         if step is not self._step or is_captured is not self._is_captured:
             self._step, self._is_captured, self._decodes, self._chunks = step, is_captured, {}, {}
 

@@ -28,6 +28,51 @@ AT_ONCE = tl.constexpr(8)
 AT_ONCE_APART = tl.constexpr(32)
 
 
+@triton.jit
+def _attend(
+    q,  # [GROUP_TILE, DIMS]
+    begin,
+    end,
+    keys,
+    values,
+    table,
+    scale,
+    page_stride,
+    token_stride,
+    GROUP_TILE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """Absorb the keys [begin, end) of one row, all of which its token sees."""
+    top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_TILE], tl.float32)
+    mixed = tl.zeros([GROUP_TILE, DIMS], tl.float32)
+    positions = begin + tl.arange(0, TILE)
+    at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
+    for _ in range(begin, end, TILE):
+        inside = positions < end
+        k = load_tile(keys, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
+        v = load_tile(values, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
+        positions += TILE
+        at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
+        top, total, mixed = absorb(q, k, v, inside[None, :], top, total, mixed, scale, True, False)
+    return top, total, mixed
+
+
+@triton.jit
+def _is_last(counter, pieces):
+    """Count a piece that has ended; if it is its row's last, the counter is left at zero for the next layer."""
+    # All threads have stored before one of them counts.
+    tl.debug_barrier()
+    is_last = tl.atomic_add(counter, 1, sem="acq_rel") == pieces - 1
+    if is_last:
+        tl.store(counter, 0)
+    return is_last
+
+
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
 @triton.jit(do_not_specialize=["call"], do_not_specialize_on_alignment=["tables", "shares", "taken"])
 def decode_kernel(
@@ -61,46 +106,29 @@ def decode_kernel(
     OPERAND: tl.constexpr,  # what tl.dot multiplies
 ):
     kv_head, index = tl.program_id(0), tl.program_id(1)
-    in_group = tl.arange(0, GROUP_TILE)
-    dims = tl.arange(0, DIMS)
+    in_group, dims = tl.arange(0, GROUP_TILE), tl.arange(0, DIMS)
     heads = kv_head * GROUP + in_group
     is_real = (in_group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    keys += kv_head * head_stride
-    values += kv_head * head_stride
+    keys, values = keys + kv_head * head_stride, values + kv_head * head_stride
     # Both at once: a program without a share reads past the list's end, but not past its room.
     count = tl.load(shares)
     decode, row, begin, end, first, pieces, slot = entry_of(shares, index)
     while index < count:
         q_offsets = heads[:, None] * query_head_stride + dims[None, :]
         q = tl.load(query + decode * query_stride + q_offsets, mask=is_real, other=0.0).to(OPERAND)
-        table = tables + row * table_stride
-        top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
-        total = tl.zeros([GROUP_TILE], tl.float32)
-        mixed = tl.zeros([GROUP_TILE, DIMS], tl.float32)
-        positions = begin + tl.arange(0, TILE)
-        at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
-        for _ in range(begin, end, TILE):
-            inside = positions < end
-            k = load_tile(keys, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
-            v = load_tile(values, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
-            positions += TILE
-            at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
-            top, total, mixed = absorb(q, k, v, inside[None, :], top, total, mixed, scale, True, False)
-
+        top, total, mixed = _attend(
+            q, begin, end, keys, values, tables + row * table_stride, scale, page_stride, token_stride,
+            GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
+        )  # fmt: skip
         mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # zeros for a padded row of length 0
         if pieces == 1:
-            pointers = output + (decode * HEADS + heads)[:, None].to(tl.int64) * HEAD_DIM + dims[None, :]
-            tl.store(pointers, mixed.to(output.dtype.element_ty), mask=is_real)
+            _store_heads(output, decode * HEADS + heads, dims, mixed, is_real, HEAD_DIM)
         else:
             place = slot * HEADS + heads
-            tl.store(partial + place[:, None].to(tl.int64) * HEAD_DIM + dims[None, :], mixed, mask=is_real)
+            _store_heads(partial, place, dims, mixed, is_real, HEAD_DIM)
             tl.store(logs + place, log_total(top, total), mask=in_group < GROUP)
-            if not APART:
-                # All threads have stored before one of them counts.
-                tl.debug_barrier()
-                counter = ended + first * (HEADS // GROUP) + kv_head
-                if tl.atomic_add(counter, 1, sem="acq_rel") == pieces - 1:
-                    tl.store(counter, 0)  # for the next layer
+            if not APART:  # noqa: SIM102 - a constexpr: with `and`, the rest would be compiled too
+                if _is_last(ended + first * (HEADS // GROUP) + kv_head, pieces):
                     _combine_heads(
                         partial, logs, output, decode, first, pieces, kv_head * GROUP,
                         HEADS, GROUP, GROUP_ROWS, HEAD_DIM, DIMS, AT_ONCE,
@@ -148,6 +176,12 @@ def _combine_heads(
     heads = first_head + in_group
     is_head = in_group < GROUP
     mixed = combine(partial, logs, first * HEADS + heads, HEADS, pieces, is_head, GROUP_ROWS, HEAD_DIM, DIMS, PIECES)
-    pointers = output + (decode * HEADS + heads)[:, None].to(tl.int64) * HEAD_DIM + dims[None, :]
     is_real = is_head[:, None] & (dims < HEAD_DIM)[None, :]
-    tl.store(pointers, mixed.to(output.dtype.element_ty), mask=is_real)
+    _store_heads(output, decode * HEADS + heads, dims, mixed, is_real, HEAD_DIM)
+
+
+@triton.jit
+def _store_heads(target, places, dims, mixed, is_real, HEAD_DIM: tl.constexpr):
+    """Write one line of HEAD_DIM numbers for each head, at its place."""
+    pointers = target + places[:, None].to(tl.int64) * HEAD_DIM + dims[None, :]
+    tl.store(pointers, mixed.to(target.dtype.element_ty), mask=is_real)

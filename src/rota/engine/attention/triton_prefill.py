@@ -69,6 +69,58 @@ def _sweep(
     return top, total, mixed
 
 
+@triton.jit
+def _attend(
+    q,  # [QUERIES, DIMS]
+    last_seen,  # see `_sweep`
+    start,  # of the chunk
+    length,
+    block,
+    begin,
+    end,
+    window,
+    keys,
+    values,
+    table,
+    scale,
+    page_stride,
+    token_stride,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """Absorb the keys [begin, end) of one block of a chunk's queries, with a mask only where one is needed."""
+    # Tiles are counted from `low`, in pieces too.
+    low, high = block_span(start, length, block, window, GROUP, QUERIES)
+    clear = low + (start + block * QUERIES // GROUP + 1 - low) // TILE * TILE
+    top = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    mixed = tl.zeros([QUERIES, DIMS], tl.float32)
+    if WINDOWED:
+        # From here on the block's last query sees every key too.
+        edge = low + tl.cdiv(tl.maximum(high - window - low, 0), TILE) * TILE
+        top, total, mixed = _sweep(
+            begin, tl.minimum(end, edge), q, last_seen, window, top, total, mixed, keys, values, table, scale,
+            page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, True, True, OPERAND,
+        )  # fmt: skip
+        begin = tl.maximum(begin, edge)
+        clear = tl.maximum(clear, edge)
+    top, total, mixed = _sweep(
+        begin, tl.minimum(end, clear), q, last_seen, window, top, total, mixed, keys, values, table, scale,
+        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, False, False, OPERAND,
+    )  # fmt: skip
+    top, total, mixed = _sweep(
+        tl.maximum(begin, clear), end, q, last_seen, window, top, total, mixed, keys, values, table, scale,
+        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, True, WINDOWED, OPERAND,
+    )  # fmt: skip
+    return top, total, mixed
+
+
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
 @triton.jit(
     do_not_specialize=["window"], do_not_specialize_on_alignment=["tables", "shares", "rows", "starts", "offsets"]
@@ -120,34 +172,11 @@ def prefill_kernel(
     q_offsets = query_row * query_stride + head * query_head_stride
     q = tl.load(query + q_offsets[:, None] + dims[None, :], mask=is_real, other=0.0).to(OPERAND)
     table = tables + tl.load(rows + chunk) * table_stride
-
-    last_seen = start + token
-    # Tiles are counted from `low`, in pieces too.
-    low, high = block_span(start, length, block, window, GROUP, QUERIES)
-    clear = low + (start + block * QUERIES // GROUP + 1 - low) // TILE * TILE
-    keys += kv_head * head_stride
-    values += kv_head * head_stride
-    top = tl.full([QUERIES], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES], tl.float32)
-    mixed = tl.zeros([QUERIES, DIMS], tl.float32)
-    if WINDOWED:
-        # From here on the block's last query sees every key too.
-        edge = low + tl.cdiv(tl.maximum(high - window - low, 0), TILE) * TILE
-        top, total, mixed = _sweep(
-            begin, tl.minimum(end, edge), q, last_seen, window, top, total, mixed, keys, values, table, scale,
-            page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, True, True, OPERAND,
-        )  # fmt: skip
-        begin = tl.maximum(begin, edge)
-        clear = tl.maximum(clear, edge)
-    top, total, mixed = _sweep(
-        begin, tl.minimum(end, clear), q, last_seen, window, top, total, mixed, keys, values, table, scale,
-        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, False, False, OPERAND,
+    keys, values = keys + kv_head * head_stride, values + kv_head * head_stride
+    top, total, mixed = _attend(
+        q, start + token, start, length, block, begin, end, window, keys, values, table, scale,
+        page_stride, token_stride, GROUP, HEAD_DIM, DIMS, BLOCK_SIZE, QUERIES, TILE, WINDOWED, OPERAND,
     )  # fmt: skip
-    top, total, mixed = _sweep(
-        tl.maximum(begin, clear), end, q, last_seen, window, top, total, mixed, keys, values, table, scale,
-        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, True, WINDOWED, OPERAND,
-    )  # fmt: skip
-
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # in its piece a query may see nothing
     if pieces == 1:
         out_offsets = (query_row * HEADS + head) * HEAD_DIM
