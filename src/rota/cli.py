@@ -36,11 +36,7 @@ def make_app(serve: Serve, followers: Collection[str] = ()) -> typer.Typer:
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
     @app.callback()
-    def rota(
-        version: bool = typer.Option(
-            False, "--version", help="Print the version and end.", callback=_print_version, is_eager=True
-        ),
-    ) -> None:
+    def rota(version: bool = _VERSION) -> None:
         """Rota serves many LoRA fine-tunes of one base model, and every adapter gets its turn."""
 
     app.command(name="serve")(serve_command(serve, followers))
@@ -55,3 +51,6 @@ def _print_version(is_asked: bool) -> None:
     if is_asked:
         print(f"rota {__version__}")
         raise typer.Exit
+
+
+_VERSION = typer.Option(False, "--version", help="Print the version and end.", callback=_print_version, is_eager=True)

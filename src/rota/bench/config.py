@@ -109,8 +109,10 @@ class BenchConfig:
             raise ConfigError(f"scenario does not go with dataset_name '{self.dataset_name}'.")
         if self.dataset_path is not None and self.dataset_name != "trace":
             raise ConfigError("dataset_path is the file of a trace; say --dataset-name trace.")
-        if self.source in ("random", "random-ids"):
-            return
+        if self.source not in ("random", "random-ids"):
+            self._check_no_random_fields()
+
+    def _check_no_random_fields(self) -> None:
         for one in fields(self):
             if one.name in RANDOM_ONLY and getattr(self, one.name) != one.default:
                 raise ConfigError(f"{one.name} is for random prompts; a {self.source} has its own value.")

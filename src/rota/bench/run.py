@@ -81,11 +81,14 @@ class Run:
             return
         asking = asyncio.create_task(self._ask(transient.question, name))
         await asyncio.wait({asking}, timeout=transient.stays_s)
+        await self._unload(name)
+        await asking
+
+    async def _unload(self, name: str) -> None:
         try:
             await self.server.tell(self.server.backend.unload_path, {"lora_name": name})
         except AnswerFailed as error:
             self.problems[str(error)] += 1
-        await asking
 
     def _note_refused(self, question: Question, problem: str) -> None:
         """A question that could not be sent has failed too."""
@@ -106,12 +109,9 @@ class Run:
 
 async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]]) -> Run:
     """Run a config's workload. `begin` gets the number of requests and returns a call for each request that ends."""
-    headers = {"Content-Type": "application/json"}
-    if config.api_key:
-        headers["Authorization"] = f"Bearer {config.api_key}"
     timeout = aiohttp.ClientTimeout(total=None, sock_read=config.stall_timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
+    async with aiohttp.ClientSession(connector=connector, headers=_headers(config), timeout=timeout) as session:
         server = Server(session, config.url, BACKENDS[config.backend])
         models = await list_models(server, config.model)
         workload = read_workload(config, models.adapters)
@@ -121,6 +121,11 @@ async def bench(config: BenchConfig, begin: Callable[[int], Callable[[], None]])
         run = Run(workload, server, models, not config.disable_ignore_eos, begin(workload.requests))
         await run.ask_all()
     return run
+
+
+def _headers(config: BenchConfig) -> dict[str, str]:
+    authorization = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+    return {"Content-Type": "application/json", **authorization}
 
 
 async def _warm_up(config: BenchConfig, server: Server, models: ServerList) -> None:

@@ -31,12 +31,8 @@ def make_command(act: Act, sentence: str, options: Iterable[Option], *others: in
 
     def command(context: typer.Context, **values: Any) -> None:
         given = {name: value for name, value in values.items() if _is_given(context, name)}
-        act(
-            {
-                name: known[name].check(_plain(known[name], given[name])) if name in known else given[name]
-                for name in given
-            }
-        )
+        checked = {name: known[name].check(_plain(known[name], given[name])) for name in given if name in known}
+        act(given | checked)
 
     parameters = [parameter("context", typer.Context), *others, *map(flag, known.values())]
     command.__doc__ = sentence

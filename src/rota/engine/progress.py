@@ -33,8 +33,7 @@ class Progress:
     ) -> None:
         self._title, self._total, self._unit = title, total, unit
         self._stream = stream or sys.stderr
-        self._clock = clock
-        self._is_quiet = is_quiet
+        self._clock, self._is_quiet = clock, is_quiet
         self._done = 0
         self._told = 0  # what the last line said
         self._line_at = clock() + LINE_EVERY_S

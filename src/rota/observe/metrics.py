@@ -126,8 +126,7 @@ class Metrics:
             journey.meters.output_tokens += 1
 
     def _finished(self, event: Finished) -> None:
-        journey = self.journeys.pop(event.request_id, None)
-        if journey is None:
+        if (journey := self.journeys.pop(event.request_id, None)) is None:
             return
         meters = journey.meters
         meters.open -= 1

@@ -44,9 +44,7 @@ class GracefulServer(uvicorn.Server):
                 timeout_graceful_shutdown=_READ_S,
             )
         )
-        self._service = service
-        self._drain_s = drain_s
-        self._say = say
+        self._service, self._drain_s, self._say = service, drain_s, say
         self._signals = 0
         self._tasks: list[asyncio.Task[None]] = []
 

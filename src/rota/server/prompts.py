@@ -117,14 +117,18 @@ def _as_list(prompt: Any, param: str) -> list[str] | list[list[Any]]:
         case [int(), *_]:
             return [prompt]
         case [str() | list() as first, *_]:
-            for index, one in enumerate(prompt):
-                if type(one) is not type(first):
-                    wanted = "a text" if isinstance(first, str) else "a list of token ids"
-                    place = f"{param}.{index}"
-                    raise RequestError.bad_field(place, f"{place} must be {wanted}, as {param}.0 is.")
+            _check_alike(prompt, first, param)
             return prompt
     wanted = "must be a text, a list of texts, a list of token ids or a list of such lists"
     raise RequestError.bad_field(param, f"{param} {wanted}.")
+
+
+def _check_alike(prompts: list[Any], first: str | list[Any], param: str) -> None:
+    for index, one in enumerate(prompts):
+        if type(one) is not type(first):
+            wanted = "a text" if isinstance(first, str) else "a list of token ids"
+            place = f"{param}.{index}"
+            raise RequestError.bad_field(place, f"{place} must be {wanted}, as {param}.0 is.")
 
 
 def checked_tokens(tokenizer: Tokenizer, tokens: list[Any], param: str) -> Tokens:

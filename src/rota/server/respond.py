@@ -72,8 +72,7 @@ async def _packets(answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIter
             if answer.is_finished:
                 break
             parts = await answer.next()
-        last = shape.last_event(answer)
-        yield (sse_event(last) if last else b"") + DONE
+        yield (sse_event(last) if (last := shape.last_event(answer)) else b"") + DONE
     except RequestError as error:
         yield sse_event(msgspec.json.encode(error_body(error.fault))) + DONE
     except ClientGone:

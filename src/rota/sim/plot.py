@@ -37,9 +37,8 @@ def plot(pictures: Mapping[str, Picture], title: str, path: Path) -> None:
         if has_places:
             _draw_places(axes[1][column], picture.tenures, colours)
         axes[-1][column].set_xlabel("seconds")
-    axes[0][0].set_ylabel("time to first token")
-    if has_places:
-        axes[1][0].set_ylabel("place on the device")
+    for left, label in zip(axes[:, 0], ("time to first token", "place on the device"), strict=False):
+        left.set_ylabel(label)
     name_colours(figure, colours, adapter_name)
     save(figure, title, path)
 

@@ -108,17 +108,20 @@ def _load(folder: Path) -> LibraryTokenizer:
         library = LibraryTokenizer.from_file(str(path)) if path.is_file() else _convert(folder)
     # Broad: the library raises a bare Exception for a file that it cannot parse, and transformers may raise any error.
     except Exception as error:
-        problem = (
-            f"{path} is not a tokenizer ({error}); restore it from the model's source."
-            if path.is_file()
-            else f"There is no tokenizer.json in {folder}, and transformers finds no other tokenizer there; "
-            "add the model's tokenizer.json."
-        )
-        raise ModelError(problem) from error
+        raise ModelError(_problem(path, error)) from error
     # A folder may have been saved with limits, and those would cut prompts short silently.
     library.no_truncation()
     library.no_padding()
     return library
+
+
+def _problem(path: Path, error: Exception) -> str:
+    if path.is_file():
+        return f"{path} is not a tokenizer ({error}); restore it from the model's source."
+    return (
+        f"There is no tokenizer.json in {path.parent}, and transformers finds no other tokenizer there; "
+        "add the model's tokenizer.json."
+    )
 
 
 def _convert(folder: Path) -> LibraryTokenizer:

@@ -84,14 +84,7 @@ class Scenario:
 
 def read_scenario(path: Path) -> Scenario:
     """Read a scenario file; unknown names and values of a wrong type are errors."""
-    try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"There is no scenario file {path}.") from None
-    except OSError as error:
-        raise ConfigError(f"Cannot read the scenario {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}.") from None
+    table = _read_table(path)
     listed = table.pop("clients", [])
     if not isinstance(listed, list) or not all(isinstance(client, dict) for client in listed):
         raise ConfigError(f"{path}: clients must be tables: write [[clients]] above the fields of each.")
@@ -99,6 +92,17 @@ def read_scenario(path: Path) -> Scenario:
         raise ConfigError(f"{path} has no [[clients]], so there would be no requests.")
     clients = tuple(_build(Client, client, f"{path}, client {number}") for number, client in enumerate(listed, start=1))
     return _build(Scenario, {"name": path.stem, **table}, str(path), clients=clients)
+
+
+def _read_table(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no scenario file {path}.") from None
+    except OSError as error:
+        raise ConfigError(f"Cannot read the scenario {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}.") from None
 
 
 def _build(kind: type[Kind], table: Mapping[str, Any], place: str, **made: Any) -> Kind:

@@ -37,18 +37,22 @@ class TraceLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_trace(path: Path) -> list[TraceLine]:
     """Every request of a trace in order of time; errors name the number of the line."""
-    decoder = msgspec.json.Decoder(TraceLine)
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ConfigError(f"Cannot read the trace {path}: {error.strerror}.") from error
-    found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            if line.strip():
-                found.append(decoder.decode(line))
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{path}, line {number}: {error}.") from error
+    numbered = enumerate(lines, start=1)
+    found = [_decode(line, f"{path}, line {number}") for number, line in numbered if line.strip()]
     if not found:
         raise ConfigError(f"{path} is empty, so there would be no requests.")
     return sorted(found, key=lambda line: line.at)
+
+
+def _decode(line: bytes, place: str) -> TraceLine:
+    try:
+        return _DECODER.decode(line)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{place}: {error}.") from error
+
+
+_DECODER = msgspec.json.Decoder(TraceLine)

@@ -44,8 +44,7 @@ class FlashInferAttention:
                 f"attention_backend is 'flashinfer', which has no kernels for heads of {head_dim} numbers in {dtype}, "
                 f"but for {', '.join(map(str, HEAD_DIMS))} in bfloat16 and float16; use --attention-backend triton."
             )
-        self._scale = scale
-        self._triton = TritonAttention(scale)
+        self._scale, self._triton = scale, TritonAttention(scale)
         workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper
         self._new_planner = lambda: _Planner(wrapper(workspace, "HND"))

@@ -38,20 +38,23 @@ def read(config: ConfigFile) -> Gemma3Spec:
     _refuse_what_is_not_computed(config)
     rotary, local_rotary = _read_rotaries(config)
     fields = common_fields(config, ARCHITECTURE, rotary)
-    hidden_size, head_dim = fields["hidden_size"], fields["head_dim"]
     pattern = config.whole("sliding_window_pattern", config.whole("_sliding_window_pattern", PATTERN))
     fields["attention_scale"] = config.number("query_pre_attn_scalar", 256.0) ** -0.5
     fields["has_tied_embeddings"] = config.flag("tie_word_embeddings", True)
     fields["windows"] = read_windows(config, fields["layers"], lambda layer: (layer + 1) % pattern != 0)
-    names = (ATTENTION_NORM, ATTENDED_NORM, MLP_NORM, MLP_OUTPUT_NORM)
     return Gemma3Spec(
         **fields,
-        layer_norms=(*((name, hidden_size) for name in names), (QUERY_NORM, head_dim), (KEY_NORM, head_dim)),
+        layer_norms=_layer_norms(fields["hidden_size"], fields["head_dim"]),
         has_qkv_bias=config.flag("attention_bias"),
         has_output_bias=config.flag("attention_bias"),
         window_rotary=local_rotary,
         logits_cap=config.number("final_logit_softcapping") if config.get("final_logit_softcapping") else None,
     )
+
+
+def _layer_norms(hidden_size: int, head_dim: int) -> tuple[tuple[str, int], ...]:
+    names = (ATTENTION_NORM, ATTENDED_NORM, MLP_NORM, MLP_OUTPUT_NORM)
+    return (*((name, hidden_size) for name in names), (QUERY_NORM, head_dim), (KEY_NORM, head_dim))
 
 
 def _refuse_what_is_not_computed(config: ConfigFile) -> None:

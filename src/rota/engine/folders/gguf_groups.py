@@ -31,9 +31,8 @@ def group_parts(name: str, data: Bytes, kind: gguf.GGMLQuantizationType, shape: 
         blocks = data.reshape(shape[0], -1, 20)
         halves = blocks[:, :, 4:]
         codes = np.concatenate((halves & 15, halves >> 4), axis=2).reshape(shape)
-        packed = codes[:, 0::2] | (codes[:, 1::2] << 4)
         return [
-            _part(name + CODES, "U8", packed),
+            _part(name + CODES, "U8", codes[:, 0::2] | (codes[:, 1::2] << 4)),
             _part(name + SCALES, "F16", _numbers(blocks, 0)),
             _part(name + MINIMA, "F16", _numbers(blocks, 2)),
         ]

@@ -49,13 +49,9 @@ def stacked_sites(
     for shape, rank in zip(shapes, site_ranks, strict=True):
         end = at + layers * rank * _width(shape)
         middle = end - layers * rank * shape.outputs
-        a, b = run[at:middle], run[middle:end]
-        sites.append(
-            StackedSite(
-                a.view(layers, len(shape.parts), rank, shape.inputs),
-                b.view(layers, rank, shape.outputs),
-            )
-        )
+        a = run[at:middle].view(layers, len(shape.parts), rank, shape.inputs)
+        b = run[middle:end].view(layers, rank, shape.outputs)
+        sites.append(StackedSite(a, b))
         at = end
     return sites
 

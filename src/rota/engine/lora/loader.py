@@ -49,9 +49,7 @@ class AdapterLoader:
         self, bank: Bank, read: Callable[[Adapter], HostAdapter], post: Callable[[Message], None], overlaps: bool = True
     ) -> None:
         """Without overlap, `load` waits for its copy."""
-        self._bank = bank
-        self._post = post
-        self._overlaps = overlaps
+        self._bank, self._post, self._overlaps = bank, post, overlaps
         self._adapters: dict[AdapterId, Adapter] = {}
         self._copies: dict[AdapterId, Future[Copy]] = {}
         # Adapters that could not be fetched, and are still to be forgotten.

@@ -79,9 +79,7 @@ class Sampler:
             tokens = self._choose(penalised, tokens, rows, indices, self._parameters, self._seeds, has_filters)
         if needs & PENALTIES:
             self._penalties.count(rows, tokens)
-        if not needs & LOGPROBS:
-            return Sampled(tokens)
-        return Sampled(tokens, self._logprobs_of(logits, tokens, host_rows))
+        return Sampled(tokens, self._logprobs_of(logits, tokens, host_rows) if needs & LOGPROBS else None)
 
     def _logprobs_of(self, logits: Tensor, tokens: Tensor, host_rows: NDArray[np.integer]) -> Logprobs:
         positions = np.flatnonzero(self._needs[host_rows] & LOGPROBS)
