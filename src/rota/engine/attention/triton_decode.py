@@ -6,8 +6,8 @@
 A program serves one (share, kv head) for all query heads of the group, so keys and values leave memory once; then it
 takes the next share, if there is one. Decode is bound by that reading; the arithmetic hides behind it on tensor cores,
 with the few query heads padded to the 16 rows a matrix instruction takes. A row that is not cut is written by the
-program that read it. There are never more programs than run at once: those that found nothing to do would push the
-others together onto a part of the processors (64 x 2,000 tokens: 138 instead of 124 us).
+program that read it. There are never more programs than run at once: beside programs that
+found nothing to do, the others took longer (64 x 2,000 tokens: 138 instead of 124 us).
 """
 
 # Kernel parameters are pointers and device scalars, which Python's types do not describe.
