@@ -55,7 +55,7 @@ def unpacked(packed: PackedStep, step: StepPlan) -> StepInputs:
 def step_of(state: Rows, step: StepPlan, frame: Frame | None = None) -> DeviceStep:
     """What the forward pass of a plan gets."""
     packed = accept(state, step, frame)
-    return state.device_step(unpacked(packed, step), packed.longest_decode)
+    return state.device_step(unpacked(packed, step))
 
 
 def test_a_chunk_reads_its_tokens_from_its_seat_and_writes_where_its_blocks_say():
@@ -91,7 +91,6 @@ def test_a_decode_computes_the_newest_token_behind_everything_computed_so_far():
         assert step.positions.tolist() == [length - 1]
         assert step.decode_lengths.tolist() == [length]
         assert step.addresses.tolist() == [5 * 8 + length - 1 - 8]
-        assert step.longest_decode == length
 
 
 def test_a_grant_adds_one_block_to_the_row_s_table():
@@ -123,7 +122,7 @@ def test_decodes_come_first_then_the_chunks_that_sample():
     both = plan(*newcomers, chunks=chunks, decodes=(5, 0))
     packed = accept(state, both)
     inputs = unpacked(packed, both)
-    step = state.device_step(inputs, packed.longest_decode)
+    step = state.device_step(inputs)
     assert both.sampled_rows == (5, 0, 2, 3)
     assert inputs.rows.tolist() == [5, 0]
     assert inputs.sampled_rows.tolist() == [2, 3]
@@ -132,7 +131,6 @@ def test_decodes_come_first_then_the_chunks_that_sample():
     assert packed.token_rows.tolist() == [5, 0, 1, 1, 1, 1, 1, 2, 2, 2, 3]
     assert step.decode_rows.tolist() == [5, 0]
     assert step.decode_lengths.tolist() == [9, 5]
-    assert step.longest_decode == 9
     assert step.token_ids.tolist() == [55, 10, 100, 101, 102, 103, 104, 100, 101, 102, 101]
     assert step.positions.tolist() == [8, 4, 0, 1, 2, 3, 4, 0, 1, 2, 1]
     assert inputs.chunks is not None
@@ -148,8 +146,7 @@ def test_a_graph_s_inputs_are_padded_with_what_touches_only_the_scratch_block():
     inputs = unpacked(packed, StepPlan(step_id=1))
     assert inputs.rows.tolist() == packed.token_rows.tolist() == [4, 2, ROWS, ROWS]
     assert inputs.lengths.tolist() == [4, 9, 1, 1]
-    step = state.device_step(inputs, packed.longest_decode)
-    assert step.longest_decode == 9
+    step = state.device_step(inputs)
     assert step.addresses.tolist() == [5 * 8 + 3, 7 * 8, SCRATCH * 8, SCRATCH * 8]
     assert step.tables[2, :3].tolist() == [1, 7, SCRATCH]
     assert step.tables[ROWS].unique().tolist() == [SCRATCH]

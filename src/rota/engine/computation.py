@@ -29,7 +29,6 @@ class HostInputs:
 
     numbers: Numbers  # the frame's, and behind them the adapters' if the step has any
     has_adapters: bool
-    longest_decode: int
     chunks: Sequence[Chunk] = ()
     groups: Groups = ()
 
@@ -37,11 +36,10 @@ class HostInputs:
 class Computation:
     """The model over rows, cache and adapters: a graph's replay where a graph holds the step, kernel by kernel else."""
 
-    def __init__(self, model: Model, rows: Rows, cache: KVCache, longest: int, adapters: Adapters | None) -> None:
+    def __init__(self, model: Model, rows: Rows, cache: KVCache, adapters: Adapters | None) -> None:
         self._model = model
         self._rows = rows
         self._cache = cache
-        self._longest = longest
         self._adapters = adapters
         self.graphs: StepGraphs | None = None  # until `capture`
 
@@ -71,8 +69,7 @@ class Computation:
         """
         step_inputs = frame.unpack(inputs[: frame.numbers], host.chunks if host else ())
         lora = self._lora(inputs, frame, host.groups if host else ()) if has_adapters else None
-        longest = host.longest_decode if host else self._longest
-        hidden = self._model.forward(self._rows.device_step(step_inputs, longest, lora), self._cache.layers)
+        hidden = self._model.forward(self._rows.device_step(step_inputs, lora), self._cache.layers)
         sampling = _sampling(hidden, step_inputs)
         rows, lengths = _sampled_rows(step_inputs)
         logits = self._model.logits(sampling, None if logits is None else logits[: len(sampling)])
@@ -97,7 +94,7 @@ class Computation:
         """The inputs of a packed plan; with adapters only if one of its rows has one."""
         slots = self._adapters.slots_of(packed.token_rows) if self._adapters is not None else None
         numbers, groups = self._with_slots(packed.line, slots) if slots is not None else (packed.line, ())
-        return HostInputs(numbers, slots is not None, packed.longest_decode, plan.chunks, groups)
+        return HostInputs(numbers, slots is not None, plan.chunks, groups)
 
     def _with_slots(self, line: Numbers, slots: Numbers) -> tuple[Numbers, Groups]:
         assert self._adapters is not None

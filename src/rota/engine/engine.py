@@ -53,7 +53,7 @@ class Engine:
         self._device = cache.device
         pages = -(-capacity.max_sequence_tokens // capacity.block_size)
         self._rows = Rows(capacity.rows, pages, capacity.block_size, cache.scratch_block, self._device)
-        self._computation = Computation(model, self._rows, cache, capacity.max_sequence_tokens, adapters)
+        self._computation = Computation(model, self._rows, cache, adapters)
         self._sampler = Sampler(capacity.rows, spec.vocab_size, self._device)
         self._scored_at_once = tokens_at_once(spec.vocab_size)
         self._threads: Threads | None = None

@@ -43,10 +43,10 @@ def paged_cache(
     return PagedCache(keys.to(device), values.to(device), tables.to(device), dense_keys, dense_values)
 
 
-def decode_step(cache: PagedCache, rows: list[int], longest: int | None = None) -> DeviceStep:
+def decode_step(cache: PagedCache, rows: list[int]) -> DeviceStep:
     """Each of `rows` attends to all it has; -1 is a padding row that attends to nothing."""
     lengths = [0 if row < 0 else cache.dense_keys[row].shape[0] for row in rows]
-    return _step(cache, rows, lengths, max(lengths) if longest is None else longest, None)
+    return _step(cache, rows, lengths, None)
 
 
 def prefill_step(cache: PagedCache, chunks: list[tuple[int, int, int]]) -> DeviceStep:
@@ -63,10 +63,10 @@ def prefill_step(cache: PagedCache, chunks: list[tuple[int, int, int]]) -> Devic
         host_starts=starts,
         host_lengths=lengths,
     )
-    return _step(cache, [], [], 0, part)
+    return _step(cache, [], [], part)
 
 
-def _step(cache: PagedCache, rows: list[int], lengths: list[int], longest: int, part: PrefillPart | None) -> DeviceStep:
+def _step(cache: PagedCache, rows: list[int], lengths: list[int], part: PrefillPart | None) -> DeviceStep:
     device = str(cache.keys.device)
     nothing = torch.empty(0, dtype=torch.int64, device=device)  # attention reads none of these
     return DeviceStep(
@@ -76,7 +76,6 @@ def _step(cache: PagedCache, rows: list[int], lengths: list[int], longest: int, 
         tables=cache.tables,
         decode_rows=int32([row % cache.tables.shape[0] for row in rows], device),
         decode_lengths=int32(lengths, device),
-        longest_decode=longest,
         prefill=part,
     )
 

@@ -65,7 +65,6 @@ class Sequences:
             tables=self.tables,
             decode_rows=int32(list(decodes)),
             decode_lengths=int32(lengths),
-            longest_decode=max(lengths, default=0),
             prefill=self._prefill(chunks) if chunks else None,
         )
         for row in rows:

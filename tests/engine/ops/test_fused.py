@@ -103,4 +103,4 @@ def test_queries_and_keys_are_rotated_and_the_cache_gets_keys_and_values(
 
 def step_of(positions: Tensor, slots: Tensor) -> DeviceStep:
     nobody = int32([], DEVICE)
-    return DeviceStep(positions, positions, slots, nobody, nobody, nobody, longest_decode=0)
+    return DeviceStep(positions, positions, slots, nobody, nobody, nobody)

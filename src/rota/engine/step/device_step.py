@@ -51,7 +51,6 @@ class DeviceStep:
     tables: Tensor  # [rows + 1, pages] int32, the page table of every row; the last row is padding's
     decode_rows: Tensor  # [decodes] int32
     decode_lengths: Tensor  # [decodes] int32, tokens attended to, the new one included
-    longest_decode: int  # an upper bound of decode_lengths known on the host
     prefill: PrefillPart | None = None
     lora: LoraBatch | None = None  # None where every token is the base model's
 

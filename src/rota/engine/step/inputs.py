@@ -33,7 +33,6 @@ class PackedStep:
     frame: Frame
     line: Numbers  # [frame.numbers]
     token_rows: Numbers  # [frame.tokens] each token's row, decodes first; padding's is the padding row
-    longest_decode: int  # tokens that a decode attends to at most
 
 
 class Rows:
@@ -61,10 +60,9 @@ class Rows:
         self._computed[decodes] += 1
         chunks = self._chunk_sections(plan.chunks, frame.decodes)
         sampled = np.array([chunk.row for chunk in plan.chunks if chunk.samples], np.int32)
-        lengths = self._computed[decodes]
         values = {
             "rows": decodes,
-            "lengths": lengths,
+            "lengths": self._computed[decodes],
             "places": places,
             "blocks": blocks,
             **chunks,
@@ -75,7 +73,7 @@ class Rows:
         token_rows = np.full(frame.tokens, self._padding, np.int32)
         token_rows[: len(decodes)] = decodes
         token_rows[frame.decodes : frame.decodes + len(chunks["token_rows"])] = chunks["token_rows"]
-        return PackedStep(frame, line, token_rows, int(lengths.max(initial=0)))
+        return PackedStep(frame, line, token_rows)
 
     def known(self, row: Row, start: int, end: int) -> Numbers:
         """Tokens [start, end) that a row's seat brought."""
@@ -85,7 +83,7 @@ class Rows:
         """Change the page tables."""
         self.tables.view(-1).scatter_(0, places.to(torch.int64), blocks)
 
-    def device_step(self, inputs: StepInputs, longest_decode: int, lora: LoraBatch | None = None) -> DeviceStep:
+    def device_step(self, inputs: StepInputs, lora: LoraBatch | None = None) -> DeviceStep:
         """What the forward pass needs; page changes that came with the inputs are written first."""
         if inputs.places.numel():
             self.write_pages(inputs.places, inputs.blocks)
@@ -99,9 +97,7 @@ class Rows:
         pages = token_rows * self._pages + positions // self._block_size
         addresses = self.tables.view(-1)[pages] * self._block_size + positions % self._block_size
         part = chunks.part if chunks is not None else None
-        return DeviceStep(
-            token_ids, positions, addresses, self.tables, rows, inputs.lengths, longest_decode, part, lora
-        )
+        return DeviceStep(token_ids, positions, addresses, self.tables, rows, inputs.lengths, part, lora)
 
     def _page_changes(self, seats: Sequence[Seat], grants: Sequence[Grant]) -> tuple[Numbers, Numbers]:
         """Where the page tables change, and to what. Seats before grants: a newcomer may be granted more at once."""
