@@ -116,14 +116,18 @@ def chunk_ms(engine: Engine, tokens: int, prefix: int) -> float:
     )
 
 
+def block_count() -> int:
+    """Enough for the largest step, with room for each row's new tokens."""
+    return max(sum(lengths) for lengths in STEPS.values()) // BLOCK_SIZE + 8 * ROWS
+
+
 def start(folder: Path) -> Engine:
     begun_at = time.monotonic()
     model = make_model(folder / "model", SHAPES["llama-8b"].config | {"max_position_embeddings": LONGEST})
-    blocks = max(sum(lengths) for lengths in STEPS.values()) // BLOCK_SIZE + 8 * ROWS
     engine = build_engine(
         EngineConfig(
             model=ModelConfig(model_path=str(model), load_format="dummy", enable_cuda_graphs=False),
-            cache=CacheConfig(kv_blocks=blocks),
+            cache=CacheConfig(kv_blocks=block_count()),
             scheduler=SchedulerConfig(max_running_requests=ROWS),
             lora=LoraConfig(max_loras_per_batch=1, max_lora_rank=8),
             quiet=True,
