@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(policy):
 def test_a_run_does_not_depend_on_how_python_hashes():
     program = (
         "from tests.sim.test_run import *\n"
-        "print(repr(Simulation(CROWD, COST, PolicyConfig(lora_policy='rotate')).run().summary()))"
+        "print(repr(Simulation(scenario=CROWD, costs=COST, policy=PolicyConfig(lora_policy='rotate')).run().summary()))"
     )
     outputs = {run_program([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}).stdout for seed in ("1", "2")}
     assert len(outputs) == 1
