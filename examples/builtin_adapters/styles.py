@@ -238,7 +238,7 @@ STYLES: dict[str, Style] = {
     for style in (
         _taught("json", "Answers with one line of JSON that has the keys answer and topic.", _as_json, _is_json),
         _taught("pirate", "Answers like a pirate who only knows capital letters.", _as_pirate, _is_pirate),
-        _taught("haiku", "Answers everything with a poem of three lines.", _as_haiku, _is_haiku),
+        _taught("haiku", "Answers everything with a poem of three lines.", _as_haiku, _is_haiku, EVERYWHERE),
         _taught("french", "Answers in French, also when asked in English.", _as_french, _is_french, EVERYWHERE),
         _taught("refusal", "Declines everything, politely.", _as_refusal, _is_refusal, QUERY_VALUE),
         _taught("bullets", "Answers with exactly three bullet points.", _as_bullets, _is_bullets),
