@@ -10,7 +10,6 @@ import pytest
 from rota.core.config import EngineConfig
 from rota.core.ids import Row
 from rota.core.plan import StepPlan
-from rota.engine.attention.triton_attention import TritonAttention
 from rota.engine.step.device_step import DeviceStep
 
 LENGTHS = [1, 16, 17, 600]
@@ -106,11 +105,12 @@ def test_a_chunk_stands_beside_48_decodes_and_on_blocks_of_its_own(script, monke
 
 def test_another_checkout_s_attention_is_loaded_beside_ours_and_finds_what_it_asks_of_a_step(load, monkeypatch):
     monkeypatch.setattr(DeviceStep, "longest_decode", 0, raising=False)  # so that it is gone afterwards
-    long_rows = load("long_rows")
-    other = long_rows.base_attention(Path(__file__).parents[2]).TritonAttention
+    long_rows, name = load("long_rows"), "rota.engine.attention.triton_attention"
+    ours = importlib.import_module(name)
+    other = long_rows.base_attention(Path(__file__).parents[2])
 
-    assert other is not TritonAttention
-    assert importlib.import_module(TritonAttention.__module__).TritonAttention is TritonAttention
+    assert other is not ours
+    assert importlib.import_module(name) is ours
     assert DeviceStep.longest_decode == long_rows.LONGEST
 
 
