@@ -19,6 +19,7 @@ TRIED_FEW, TRIED_MANY = 1, 16
 # All threads must take at most this share of one thread's time: one thread leaves the other cores free.
 WORTH_IT = 0.95
 # One and all are tried in turns, because a neighbour that is busy for a moment must not decide for the whole day.
+# The first turn warms up, and the quickest one counts.
 TURNS = 3
 
 # (tokens, threads) -> seconds of a step.
