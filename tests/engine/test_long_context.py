@@ -39,7 +39,8 @@ SCALINGS: dict[str, dict[str, Any]] = {
 def answer(folder: Path, prompt: list[int], tokens: int) -> list[int]:
     config = SchedulerConfig(max_running_requests=1)
     model = ModelConfig(model_path=str(folder), dtype="float32", device="cpu")
-    engine = build_engine(EngineConfig(model, CacheConfig(kv_blocks=LONGEST // 16), config, quiet=True))
+    cache = CacheConfig(kv_blocks=LONGEST // 16)
+    engine = build_engine(EngineConfig(model=model, cache=cache, scheduler=config, quiet=True))
     inbox, events = OfflineInbox([request("long", prompt=tuple(prompt), max_new_tokens=tokens)], max_open=1), []
 
     def emit(batch: list[Event]) -> None:
