@@ -113,7 +113,7 @@ def test_a_slot_that_is_ready_is_there_for_what_it_was_loaded_for(feed):
     feed.observe([slot(1.0, 0, 2, "loading", SlotReason.TURN_COME), slot(1.5, 0, 2, "ready")])
     frame = frame_of(feed, 2.0)
 
-    assert [(one.state, one.reason, one.begun_at) for one in frame.tenants] == [("ready", "its turn has come", 1.5)]
+    assert [(one.state, one.reason, one.begun_at) for one in frame.residents] == [("ready", "its turn has come", 1.5)]
     assert [(one.state, one.ended_at) for one in frame.tenures] == [("loading", 1.5)]
 
 
@@ -150,10 +150,10 @@ def test_a_drain_lasts_from_its_start_to_its_end(feed):
     assert [(one.state, one.begun_at, one.ended_at) for one in after] == [("finished", 1.0, 3.0)]
 
 
-def test_the_same_slot_of_two_engines_has_two_tenants(feed):
+def test_the_same_slot_of_two_engines_has_two_residents(feed):
     feed.observe([replace(slot(1.0, 0, 1 + engine, "ready"), engine_id=EngineId(engine)) for engine in (0, 1)])
 
-    assert [(one.engine, one.slot, one.adapter) for one in frame_of(feed, 2.0).tenants] == [(0, 0, 1), (1, 0, 2)]
+    assert [(one.engine, one.slot, one.adapter) for one in frame_of(feed, 2.0).residents] == [(0, 0, 1), (1, 0, 2)]
 
 
 def test_an_engine_that_is_down_has_nobody_in_its_slots(feed, board):
@@ -162,7 +162,7 @@ def test_an_engine_that_is_down_has_nobody_in_its_slots(feed, board):
     frame = frame_of(feed, 2.0)
 
     assert (frame.phase, frame.phase_reason) == ("down", "It ran out of memory.")
-    assert (frame.tenants, frame.running) == ((), 0)
+    assert (frame.residents, frame.running) == ((), 0)
     assert [one.ended_at for one in frame.tenures] == [2.0]
 
 

@@ -109,7 +109,7 @@ def test_it_moves_with_traffic_and_shows_the_rotation(on_stage, open_page):
     wait_for_text(page, '[data-figure="Parked"] .value', "[1-9]")
     wait_for_text(page, '[data-figure="Output"] .value', "[1-9]")
     wait_for_text(page, '[data-figure="First token"] .value', "ms|s")
-    wait_for_text(page, ".lane .why", "its turn has come|a slot was empty|a tenant was idle")
+    wait_for_text(page, ".lane .why", "its turn has come|a slot was empty|a resident was idle")
     page.get_by_role("button", name="10 s").click()
     wait_for_text(page, ".chart .legend-line", r"P99\s*\d")
 

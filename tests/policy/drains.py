@@ -17,10 +17,10 @@ class Observed:
     policy: DrainingPolicy
     news: list[DrainChanged] = field(default_factory=list)
 
-    def see(self, absent: list[View], tenants: list[View], now: float, free: int = 0) -> None:
-        """One pass: `absent` wait for a slot and for nothing else, `tenants` have one."""
+    def see(self, absent: list[View], residents: list[View], now: float, free: int = 0) -> None:
+        """One pass: `absent` wait for a slot and for nothing else, `residents` have one."""
         waiting = Absent(sorted(absent, key=lambda one: (one.oldest_at, one.adapter_id)))
-        self.policy.observe(Slots(tenants, waiting, free), now)
+        self.policy.observe(Slots(residents, waiting, free), now)
         self.news += [news for news in self.policy.take_news() if isinstance(news, DrainChanged)]
 
     def told(self, state: str) -> int:

@@ -24,10 +24,10 @@ class NewestFirst(SlotPolicy):
         return -view.oldest_at if view.waiting else view.ran_at
 
     def turns(self, slots: SlotsView, now: float) -> list[Turn]:
-        over = [tenant for tenant in slots.tenants if now >= tenant.slot_since + self._quantum_s]
+        over = [resident for resident in slots.residents if now >= resident.slot_since + self._quantum_s]
         leaving = sorted((one for one in over if slots.may_leave(one.adapter_id)), key=lambda one: one.slot_since)
         pairs = zip(leaving, slots.claimants(), strict=False)
-        return [Turn(tenant.adapter_id, claimant.adapter_id) for tenant, claimant in pairs]
+        return [Turn(resident.adapter_id, claimant.adapter_id) for resident, claimant in pairs]
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:
         return now + self._quantum_s

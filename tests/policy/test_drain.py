@@ -26,11 +26,11 @@ def draining(victim=B, beneficiary=A, remaining: int = 15, now: float = 3.1) -> 
 # ── who drains for whom ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_starving_adapters_longest_wait_first_get_the_tenants_with_the_least_left():
+def test_starving_adapters_longest_wait_first_get_the_residents_with_the_least_left():
     one = drain(slots=2)
     absent = [view(D, waiting_since=0.04), view(A, waiting_since=0.0)]
-    tenants = [view(C, running=1, remaining=100), view(B, running=1, remaining=5)]
-    one.see(absent, tenants, now=3.05)
+    residents = [view(C, running=1, remaining=100), view(B, running=1, remaining=5)]
+    one.see(absent, residents, now=3.05)
 
     assert one.policy.draining_for == {B: A, C: D}
     assert one.told("started") == 2
@@ -51,7 +51,7 @@ def test_it_asks_again_when_the_next_adapter_starves():
     assert one.policy.ask_again_at(Slots(busy(B), Absent(starving(A))), now=3.1) == math.nextafter(3.5, 4.0)
 
 
-def test_no_tenant_drains_while_a_slot_can_be_had():
+def test_no_resident_drains_while_a_slot_can_be_had():
     one = drain()
     one.see(starving(A), busy(B), now=9.0, free=1)
 
@@ -93,10 +93,10 @@ def test_no_adapter_drains_for_itself():
     assert one.policy.draining_for == {A: C}
 
 
-def test_of_the_tenants_that_may_drain_the_lowest_priority_does_before_the_least_work():
+def test_of_the_residents_that_may_drain_the_lowest_priority_does_before_the_least_work():
     one = drain()
-    tenants = [view(B, running=1, remaining=5, priority=1), view(C, running=1, remaining=90)]
-    one.see(starving(A), tenants, now=9.0)
+    residents = [view(B, running=1, remaining=5, priority=1), view(C, running=1, remaining=90)]
+    one.see(starving(A), residents, now=9.0)
 
     assert one.policy.draining_for == {C: A}
 
@@ -109,7 +109,7 @@ def test_a_pinned_adapter_is_never_the_victim_however_little_it_has_left():
     assert one.policy.draining_for == {C: A}
 
 
-def test_with_nothing_but_pinned_tenants_none_drains():
+def test_with_nothing_but_pinned_residents_none_drains():
     one = drain()
     one.see(starving(A), [view(B, running=1, is_pinned=True)], now=9.0)
 

@@ -77,7 +77,7 @@ class Absent(list[View]):
 class Slots:
     """Has the shape of `policy.views.SlotsView`; every absent adapter lacks nothing but a slot."""
 
-    tenants: list[View] = field(default_factory=list)
+    residents: list[View] = field(default_factory=list)
     absent: Absent = field(default_factory=Absent)
     free: int = 0
     landings: int = 9
@@ -85,7 +85,7 @@ class Slots:
     has_priorities: bool = True
 
     def may_leave(self, adapter_id: AdapterId) -> bool:
-        return not next(tenant for tenant in self.tenants if tenant.adapter_id == adapter_id).is_pinned
+        return not next(resident for resident in self.residents if resident.adapter_id == adapter_id).is_pinned
 
     def can_start(self, adapter_id: AdapterId) -> bool:
         return True

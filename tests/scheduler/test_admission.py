@@ -210,7 +210,7 @@ def test_the_urgent_of_a_cold_adapter_claim_a_slot_before_those_who_came_earlier
 
 
 @pytest.mark.parametrize("policy", [WAIT, DRAIN], ids=lambda policy: policy.lora_policy)
-def test_where_nobody_takes_turns_a_patient_tenant_drains_at_once_for_the_urgent_of_a_cold_adapter(policy):
+def test_where_nobody_takes_turns_a_patient_resident_drains_at_once_for_the_urgent_of_a_cold_adapter(policy):
     """A stream of patient requests for adapter 1 would keep the slot for ever."""
     stage = Stage(adapters=2, slots=1, policy=policy)
     stage.seat(1, max_new_tokens=6)
@@ -225,7 +225,7 @@ def test_where_nobody_takes_turns_a_patient_tenant_drains_at_once_for_the_urgent
 
 @pytest.mark.parametrize("policy", [WAIT, DRAIN], ids=lambda policy: policy.lora_policy)
 @pytest.mark.parametrize("patient", [1, 2])
-def test_where_nobody_takes_turns_the_patient_tenant_drains_and_not_the_urgent_one(policy, patient):
+def test_where_nobody_takes_turns_the_patient_resident_drains_and_not_the_urgent_one(policy, patient):
     stage = Stage(adapters=3, slots=2, policy=policy)
     for adapter in (1, 2):
         priority = 0 if adapter == patient else 1

@@ -20,20 +20,20 @@ def test_an_adapter_goes_from_nowhere_through_loading_to_ready_and_out_again():
     assert ledger.empty == 2
 
     slot = ledger.begin_load(1)
-    assert not ledger.tenancies[1].is_ready
+    assert not ledger.residencies[1].is_ready
     assert ledger.empty == 1
     assert ledger.finish_load(1) is None
-    assert ledger.tenancies[1].is_ready
+    assert ledger.residencies[1].is_ready
 
     assert ledger.vacate(1) == slot
-    assert 1 not in ledger.tenancies
+    assert 1 not in ledger.residencies
     assert ledger.empty == 2
     ledger.check()
 
 
 def test_the_lowest_empty_slot_is_taken_first_so_that_a_rerun_takes_the_same():
     ledger = slots(3, 1, 2, 3)
-    second = ledger.tenancies[2].slot
+    second = ledger.residencies[2].slot
     ledger.vacate(3)
     ledger.vacate(2)
 
@@ -46,7 +46,7 @@ def test_an_adapter_lands_beside_the_one_it_replaces_and_they_change_places_when
     landing = ledger.begin_load(2, replaces=1)
     ledger.check()
 
-    assert landing != ledger.tenancies[1].slot
+    assert landing != ledger.residencies[1].slot
     assert ledger.is_replaced(1)
     assert ledger.empty == 0
     assert not ledger.landings
@@ -87,7 +87,7 @@ def test_when_the_one_on_its_way_is_lost_the_present_one_stays():
     ledger.check()
 
     assert not ledger.is_replaced(1)
-    assert ledger.tenancies.keys() == {1}
+    assert ledger.residencies.keys() == {1}
     assert ledger.landings
 
 
@@ -110,7 +110,7 @@ def test_one_that_comes_back_is_new_to_the_eviction_policy():
 
 def test_a_lost_slot_does_not_go_unnoticed():
     ledger = slots(2, 1)
-    del ledger.tenancies[1]
+    del ledger.residencies[1]
     with pytest.raises(AssertionError, match="lost or shared"):
         ledger.check()
 
@@ -118,4 +118,4 @@ def test_a_lost_slot_does_not_go_unnoticed():
 def test_there_are_as_many_places_as_slots_and_landings():
     ledger = slots(2, 1, 2)
     ledger.begin_load(3, replaces=1)
-    assert {tenancy.slot for tenancy in ledger.tenancies.values()} == set(range(2 + LANDINGS))
+    assert {residency.slot for residency in ledger.residencies.values()} == set(range(2 + LANDINGS))

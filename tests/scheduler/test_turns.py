@@ -33,7 +33,7 @@ def test_an_empty_slot_is_taken_before_an_idle_one():
 
 
 @pytest.mark.parametrize(("policy", "leaver"), [("lru", 2), ("fifo", 1)])
-def test_of_idle_tenants_the_eviction_policy_says_who_leaves(policy, leaver):
+def test_of_idle_residents_the_eviction_policy_says_who_leaves(policy, leaver):
     stage = Stage(slots=2, lora=LoraConfig(lora_eviction_policy=policy))
     stage.seat(1, 2, max_new_tokens=1)
     stage.ask("again", adapter=1, max_new_tokens=1)
@@ -44,7 +44,7 @@ def test_of_idle_tenants_the_eviction_policy_says_who_leaves(policy, leaver):
     assert left(stage) == [leaver]
 
 
-def test_a_tenant_that_runs_never_leaves_under_wait():
+def test_a_resident_that_runs_never_leaves_under_wait():
     stage = Stage(slots=1, policy=WAIT)
     stage.seat(1)
     stage.ask("newcomer", adapter=2)
@@ -55,7 +55,7 @@ def test_a_tenant_that_runs_never_leaves_under_wait():
 
 
 @pytest.mark.parametrize("policy", [ROTATE, DRAIN, WAIT])
-def test_a_pinned_tenant_keeps_its_slot_though_it_is_idle(policy):
+def test_a_pinned_resident_keeps_its_slot_though_it_is_idle(policy):
     stage = Stage(adapters=3, slots=2, pinned=(1,), policy=policy)
     stage.step()
     stage.arrive(1)
@@ -144,7 +144,7 @@ def test_a_turn_is_called_off_when_those_it_came_for_are_gone():
     assert loads(stage.step(at=2.0)) == [3], "the landing is free again"
 
 
-def test_a_turn_that_fails_leaves_the_present_tenant_where_it_is():
+def test_a_turn_that_fails_leaves_the_present_resident_where_it_is():
     stage = Stage(slots=1, policy=ROTATE)
     stage.seat(1)
     stage.ask("unlucky", adapter=2)
@@ -155,7 +155,7 @@ def test_a_turn_that_fails_leaves_the_present_tenant_where_it_is():
     assert left(stage) == [2]
 
 
-def test_a_tenant_that_is_unloaded_while_its_successor_lands_leaves_for_good():
+def test_a_resident_that_is_unloaded_while_its_successor_lands_leaves_for_good():
     stage = Stage(slots=1, policy=ROTATE)
     stage.seat(1)
     stage.ask("newcomer", adapter=2)

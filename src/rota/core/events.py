@@ -118,7 +118,7 @@ class SlotReason(StrEnum):
     """Why an adapter comes into a slot, or leaves it."""
 
     SLOT_EMPTY = "a slot was empty"
-    TENANT_IDLE = "a tenant was idle"
+    RESIDENT_IDLE = "a resident was idle"
     TURN_COME = "its turn has come"  # it takes the slot of an adapter that still has work
     TURN_OVER = "its turn is over"
     IDLE = "idle"

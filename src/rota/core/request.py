@@ -9,6 +9,7 @@ from typing import Any
 
 from rota.core.errors import RequestError
 from rota.core.ids import BASE, AdapterId, RequestId
+from rota.core.tenant import SOLE_TENANT, Tenant
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
@@ -86,6 +87,8 @@ class Request:
     sampling: SamplingParams
     arrived_at: float
     adapter_id: AdapterId = BASE
+    tenant: Tenant = SOLE_TENANT
+    cache_scope: str = ""  # KV of earlier prompts is found only within the same scope
     priority: int = 0  # a higher one goes first, as if it had arrived earlier; a low one never waits for ever
 
     def __post_init__(self) -> None:

@@ -105,7 +105,7 @@ class Feed:
             ttft=self._window.ttft,
             gap=self._window.gap,
             step=self._window.step,
-            tenants=self._lanes.tenants,
+            residents=self._lanes.residents,
             is_whole=seen == Seen(),
             tenures=tuple(self._lanes.since(seen.tenures)),
             drains=self._lanes.drains,
@@ -154,7 +154,7 @@ class Feed:
         """One row per adapter, by id. If there are too many, adapters in slots or with requests go first."""
         loaded = {one.adapter_id: one for one in (self._base, *self._loaded())}
         # An adapter that was just unloaded may still have requests or a slot.
-        seated = {tenure.adapter for tenure in self._lanes.tenants}
+        seated = {tenure.adapter for tenure in self._lanes.residents}
         known = {*loaded, *standings, *seated}
         ids = sorted(known, key=lambda id: (id != BASE, id not in seated, not _users(standings.get(id)), id))
         rows = [self._row(id, loaded.get(id), standings.get(id)) for id in sorted(ids[:MOST_ROWS])]

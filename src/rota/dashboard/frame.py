@@ -95,7 +95,7 @@ class Frame:
     ttft: Spread
     gap: Spread
     step: Spread
-    tenants: tuple[Tenure, ...]
+    residents: tuple[Tenure, ...]
     is_whole: bool  # `tenures` holds the whole last minute, not only the new ones
     tenures: tuple[Tenure, ...]
     drains: tuple[Drain, ...]

@@ -22,17 +22,17 @@ class Lanes:
 
     def __init__(self) -> None:
         self.ended = 0
-        self._tenants: dict[tuple[EngineId, Slot], Tenure] = {}
+        self._residents: dict[tuple[EngineId, Slot], Tenure] = {}
         self._past: deque[Tenure] = deque(maxlen=MOST_TENURES)
         self._drains: dict[tuple[EngineId, AdapterId], Drain] = {}  # by victim
         self._past_drains: deque[Drain] = deque(maxlen=MOST_DRAINS)
 
     @property
-    def tenants(self) -> tuple[Tenure, ...]:
-        return tuple(self._tenants.values())
+    def residents(self) -> tuple[Tenure, ...]:
+        return tuple(self._residents.values())
 
     def has_ready(self, adapter_id: AdapterId) -> bool:
-        return any(one.adapter == adapter_id and one.state is SlotState.READY for one in self._tenants.values())
+        return any(one.adapter == adapter_id and one.state is SlotState.READY for one in self._residents.values())
 
     @property
     def drains(self) -> tuple[Drain, ...]:
@@ -46,7 +46,7 @@ class Lanes:
         # A completed copy has no reason of its own: the reason of its load still holds.
         is_same = before is not None and before.adapter == event.adapter_id
         reason = event.reason or (before.reason if before and is_same else "")
-        self._tenants[place] = Tenure(
+        self._residents[place] = Tenure(
             slot=event.slot,
             adapter=event.adapter_id,
             state=event.state,
@@ -72,7 +72,7 @@ class Lanes:
 
     def clear(self, at: float) -> None:
         """The engine is gone, and all its slots with it."""
-        for place in list(self._tenants):
+        for place in list(self._residents):
             self._end(place, at)
         for drain in self._drains.values():
             self._past_drains.append(replace(drain, state=DrainState.CALLED_OFF, ended_at=at))
@@ -91,7 +91,7 @@ class Lanes:
         return islice(self._past, max(0, known - (self.ended - seen)), known)
 
     def _end(self, place: tuple[EngineId, Slot], at: float) -> Tenure | None:
-        tenure = self._tenants.pop(place, None)
+        tenure = self._residents.pop(place, None)
         if tenure is not None:
             self._past.append(replace(tenure, ended_at=at))
             self.ended += 1

@@ -1,8 +1,9 @@
-"""A drain empties a slot without a pause in any answer: the tenant finishes its sequences and admits few others.
+"""A drain empties a slot without a pause in any answer: the resident finishes its sequences and admits few others.
 
-The deadline of a drain is fixed when the drain starts: 1.2 × the steps that the tenant's longest sequence still needs.
-Requests that the tenant admits meanwhile must fit into the steps that are left, so a drain always ends. The freed slot
-is kept for the adapter for which the drain was started. The base model needs no slot and is never seen here.
+The deadline of a drain is fixed when the drain starts: 1.2 × the steps that the resident's longest sequence still
+needs. Requests that the resident admits meanwhile must fit into the steps that are left, so a drain always ends. The
+freed slot is kept for the adapter for which the drain was started. The base model needs no slot and is never seen
+here.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rota.policy.views import AdapterView, SlotsView
 
 TOLERANCE = 1.2
 RESERVATION_S = 1.0
-# This many absent adapters are looked at to find one that should have a tenant's slot.
+# This many absent adapters are looked at to find one that should have a resident's slot.
 LOOK_AHEAD = 64
 
 Views = Mapping[AdapterId, AdapterView]
@@ -28,10 +29,10 @@ Views = Mapping[AdapterId, AdapterView]
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """A tenant that is to leave, for an adapter that needs its slot."""
+    """A resident that is to leave, for an adapter that needs its slot."""
 
     beneficiary: AdapterId
-    last_step: int  # the tenant's step count at which it should be empty
+    last_step: int  # the resident's step count at which it should be empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class Reservation:
 
 
 class DrainingPolicy(SlotPolicy):
-    """A policy under which tenants drain; a subclass says which tenants, and for which adapters."""
+    """A policy under which residents drain; a subclass says which residents, and for which adapters."""
 
     def __init__(self, slots: int) -> None:
         # Half of the slots stay open to all adapters. Of two slots both may drain: otherwise the second of two starving
@@ -59,8 +60,8 @@ class DrainingPolicy(SlotPolicy):
         """Absent adapters that lack only a slot and may get a drain; adapters in `kept` have one already."""
 
     @abstractmethod
-    def goes_before(self, absent: AdapterView, tenant: AdapterView, now: float) -> bool:
-        """May this tenant drain for this adapter?"""
+    def goes_before(self, absent: AdapterView, resident: AdapterView, now: float) -> bool:
+        """May this resident drain for this adapter?"""
 
     # ── what the scheduler asks ──────────────────────────────────────────────────────────────────────────────────
 
@@ -70,22 +71,22 @@ class DrainingPolicy(SlotPolicy):
         self._called_off.clear()
         if not slots.absent and not self.beneficiaries:
             return
-        # A drain goes on while KV is short for a moment: a new drain would give the tenant a later deadline.
+        # A drain goes on while KV is short for a moment: a new drain would give the resident a later deadline.
         found = map(slots.absent.get, self.beneficiaries)
         kept = {view.adapter_id: view for view in found if view and view.waiting}
         blocked = kept | self.blocked(slots, kept, now)
-        tenants = {tenant.adapter_id: tenant for tenant in slots.tenants}
+        residents = {resident.adapter_id: resident for resident in slots.residents}
         self._end_reservations(blocked, now)
-        self._end_drains(blocked, tenants, now)
+        self._end_drains(blocked, residents, now)
         if slots.free <= len(self._reservations):
-            self._start_drains(blocked, tenants, now)
+            self._start_drains(blocked, residents, now)
 
     @property
     def reserved(self) -> frozenset[AdapterId]:
         return frozenset(self._reservations)
 
     def admits(self, view: AdapterView, steps_needed: int) -> bool:
-        """A draining tenant admits only requests that end before its drain does."""
+        """A draining resident admits only requests that end before its drain does."""
         if any(reservation.giver == view.adapter_id for reservation in self._reservations.values()):
             return False
         drain = self._drains.get(view.adapter_id)
@@ -115,17 +116,17 @@ class DrainingPolicy(SlotPolicy):
 
     @property
     def beneficiaries(self) -> frozenset[AdapterId]:
-        """Adapters for which a tenant drains, or has drained."""
+        """Adapters for which a resident drains, or has drained."""
         return self.reserved.union(drain.beneficiary for drain in self._drains.values())
 
-    def _start_drains(self, blocked: Views, tenants: Views, now: float) -> None:
+    def _start_drains(self, blocked: Views, residents: Views, now: float) -> None:
         for view in self._unserved(blocked):
             if len(self._drains) >= self.most_drains:
                 return
-            victims = [tenant for tenant in tenants.values() if self._may_drain(tenant, view, now)]
+            victims = [resident for resident in residents.values() if self._may_drain(resident, view, now)]
             if not victims:
                 continue
-            victim = min(victims, key=lambda tenant: (tenant.priority, tenant.remaining, tenant.adapter_id))
+            victim = min(victims, key=lambda resident: (resident.priority, resident.remaining, resident.adapter_id))
             last_step = victim.steps + math.ceil(TOLERANCE * victim.remaining)
             self._drains[victim.adapter_id] = Drain(view.adapter_id, last_step)
             self._tell(victim.adapter_id, view.adapter_id, DrainState.STARTED, now)
@@ -136,10 +137,10 @@ class DrainingPolicy(SlotPolicy):
         waiting = sorted(blocked.values(), key=lambda view: (view.oldest_at, view.adapter_id))
         return (view for view in waiting if view.adapter_id not in passed_by)
 
-    def _may_drain(self, tenant: AdapterView, view: AdapterView, now: float) -> bool:
-        if not tenant.running or tenant.is_pinned or tenant.adapter_id in self._drains:
+    def _may_drain(self, resident: AdapterView, view: AdapterView, now: float) -> bool:
+        if not resident.running or resident.is_pinned or resident.adapter_id in self._drains:
             return False
-        return self.goes_before(view, tenant, now)
+        return self.goes_before(view, resident, now)
 
     def _end_reservations(self, blocked: Views, now: float) -> None:
         for beneficiary, reservation in list(self._reservations.items()):
@@ -149,12 +150,12 @@ class DrainingPolicy(SlotPolicy):
                 self._tell(reservation.giver, beneficiary, DrainState.EXPIRED, now)
             del self._reservations[beneficiary]
 
-    def _end_drains(self, blocked: Views, tenants: Views, now: float) -> None:
+    def _end_drains(self, blocked: Views, residents: Views, now: float) -> None:
         for victim, drain in list(self._drains.items()):
-            tenant = tenants.get(victim)
+            resident = residents.get(victim)
             if drain.beneficiary not in blocked:
                 self._tell(victim, drain.beneficiary, DrainState.CALLED_OFF, now)
-            elif tenant is None or not tenant.running:
+            elif resident is None or not resident.running:
                 self._tell(victim, drain.beneficiary, DrainState.FINISHED, now)
                 self._reservations[drain.beneficiary] = Reservation(victim, now + RESERVATION_S)
             else:
@@ -166,10 +167,10 @@ class DrainingPolicy(SlotPolicy):
 
 
 def outranking(slots: SlotsView) -> Iterator[AdapterView]:
-    """Adapters that lack only a slot and have a higher priority than some tenant, among those that are due first."""
+    """Adapters that lack only a slot and have a higher priority than some resident, among those that are due first."""
     if not slots.has_priorities:
         return
-    least = min((tenant.priority for tenant in slots.tenants), default=math.inf)
+    least = min((resident.priority for resident in slots.residents), default=math.inf)
     for view in islice(slots.absent, LOOK_AHEAD):
         if view.priority > least and slots.can_start(view.adapter_id):
             yield view

@@ -25,7 +25,7 @@ class SlotPolicy(Protocol):
 
     `observe` comes first in every pass. The other methods are questions and change nothing, except `forget` and
     `take_news`. A policy inherits from this class and overrides what it decides. By default the longest wait is due
-    first, busy tenants keep their slots, and every request is admitted.
+    first, busy residents keep their slots, and every request is admitted.
     """
 
     def observe(self, slots: SlotsView, now: float) -> None:
@@ -47,11 +47,11 @@ class SlotPolicy(Protocol):
         return frozenset()
 
     def turns(self, slots: SlotsView, now: float) -> Sequence[Turn]:
-        """Which busy tenants leave now, and for which claimants; as many as there are landings begin."""
+        """Which busy residents leave now, and for which claimants; as many as there are landings begin."""
         return ()
 
     def admits(self, view: AdapterView, steps_needed: int) -> bool:
-        """May a tenant take on a request that needs `steps_needed` steps?"""
+        """May a resident take on a request that needs `steps_needed` steps?"""
         return True
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:

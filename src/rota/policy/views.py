@@ -89,10 +89,10 @@ class DueView(Protocol):
 
 
 class SlotsView(Protocol):
-    """The slots, the adapters in them (tenants) and the adapters that have work and no slot (absent)."""
+    """The slots, the adapters in them (residents) and the adapters that have work and no slot (absent)."""
 
     @property
-    def tenants(self) -> Sequence[AdapterView]:
+    def residents(self) -> Sequence[AdapterView]:
         """Adapters whose weights are in a slot."""
         ...
 
@@ -101,12 +101,12 @@ class SlotsView(Protocol):
 
     @property
     def free(self) -> int:
-        """Slots that can be given away at once: empty slots, and slots of tenants that run nothing and may leave."""
+        """Slots that can be given away at once: empty slots, and slots of residents that run nothing and may leave."""
         ...
 
     @property
     def landings(self) -> int:
-        """How many copies into slots of busy tenants can begin now."""
+        """How many copies into slots of busy residents can begin now."""
         ...
 
     @property
@@ -120,7 +120,7 @@ class SlotsView(Protocol):
         ...
 
     def may_leave(self, adapter_id: AdapterId) -> bool:
-        """Whether a tenant can be made to leave: not pinned, not leaving already, not waiting for its first step."""
+        """Whether a resident can be made to leave: not pinned, not leaving already, not waiting for its first step."""
         ...
 
     def can_start(self, adapter_id: AdapterId) -> bool:

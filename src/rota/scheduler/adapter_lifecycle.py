@@ -91,8 +91,8 @@ class AdapterLifecycle:
         self.retire_if_done(group, at)
 
     def _ready(self, adapter_id: AdapterId, at: float) -> None:
-        tenancy = self._books.slots.tenancies.get(adapter_id)
-        if tenancy is None or tenancy.is_ready:
+        residency = self._books.slots.residencies.get(adapter_id)
+        if residency is None or residency.is_ready:
             return  # a step waited for this copy, and the adapter counted as arrived then
         arrive(self._books, adapter_id, at)
         self.retire_if_done(self._books.groups[adapter_id], at)
@@ -105,7 +105,7 @@ class AdapterLifecycle:
         if group is None:
             return  # a step waited for this copy, and the adapter has been removed since
         self._drop(adapter_id)
-        if adapter_id in books.slots.tenancies:
+        if adapter_id in books.slots.residencies:
             vacate(books, group, at, SlotReason.FAILED, detail=reason)
         self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, reason, "model"), at)
         if adapter_id in self._unanswered:
@@ -137,9 +137,9 @@ class AdapterLifecycle:
         is_on_its_way = group.adapter_id in self._unanswered or books.hosts.is_fetching(group.adapter_id)
         if group.standing is not Standing.LEAVING or group.users or is_on_its_way:
             return
-        tenancy = books.slots.tenancies.get(group.adapter_id)
-        if tenancy:
-            if not tenancy.is_ready:
+        residency = books.slots.residencies.get(group.adapter_id)
+        if residency:
+            if not residency.is_ready:
                 return
             vacate(books, group, at, SlotReason.UNLOADED)
         self._drop(group.adapter_id)

@@ -62,8 +62,8 @@ class Admission:
 
     def _has_fresh_slot(self, group: Group) -> bool:
         """Has the adapter not run yet in its slot? A slot that was given up for it must not stand idle."""
-        tenancy = self._books.slots.tenancies.get(group.adapter_id)
-        return tenancy is not None and not tenancy.has_run
+        residency = self._books.slots.residencies.get(group.adapter_id)
+        return residency is not None and not residency.has_run
 
     def _offer(self, sequence: Sequence) -> Offer | None:
         blocks = self._books.blocks
@@ -88,6 +88,6 @@ def extend_keys(sequence: Sequence, full: int, block_size: int) -> None:
     """Name the first `full` blocks of a sequence's tokens, once."""
     keys = sequence.block_keys
     while len(keys) < full:
-        previous = keys[-1] if keys else first_key(sequence.request.adapter_id)
+        previous = keys[-1] if keys else first_key(sequence.request.adapter_id, sequence.request.cache_scope)
         start = len(keys) * block_size
         keys.append(next_key(previous, sequence.tokens[start : start + block_size]))

@@ -1,8 +1,9 @@
 """The block ledger knows which sequences hold which KV block, and what a free block still contains.
 
 A full block is named by a chain: its own tokens hashed onto the name of the block before it, starting from the
-adapter. So equal names mean equal text *and* equal weights, and adapters never share KV. A released block keeps its
-name until the block is needed; the block that was unused for longest goes first.
+adapter and the cache scope. So equal names mean equal text, equal weights *and* the same scope: adapters never share
+KV, and neither do tenants, unless the key file says so. A released block keeps its name until the block is needed; the
+block that was unused for longest goes first.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from rota.core.ids import AdapterId, BlockId
 BlockKey = bytes
 
 
-def first_key(adapter: AdapterId) -> BlockKey:
-    """The start of the chain of names of an adapter's blocks."""
-    return adapter.to_bytes(16, "little")
+def first_key(adapter: AdapterId, scope: str = "") -> BlockKey:
+    """The start of the chain of names of an adapter's blocks, within a cache scope."""
+    name = adapter.to_bytes(16, "little")
+    return blake2b(scope.encode(), digest_size=16, key=name).digest() if scope else name
 
 
 def next_key(previous: BlockKey, tokens: Sequence[int]) -> BlockKey:

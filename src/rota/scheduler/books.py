@@ -58,16 +58,16 @@ class Books:
         # Adapters with work and no slot: those a policy may have to choose among.
         self.absent = DueQueue()
         self.parked = DueQueue()  # of these, the ones that hold KV
-        self.tenants: list[Group] = []  # in a slot, with their weights
-        self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and the tenants'
+        self.residents: list[Group] = []  # in a slot, with their weights
+        self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and the residents'
 
     def group_of(self, sequence: Sequence) -> Group:
         return self.groups[sequence.request.adapter_id]
 
     def is_open(self, group: Group) -> bool:
         """May the sequences of a group be in a step?"""
-        tenancy = self.slots.tenancies.get(group.adapter_id)
-        return group is self.base or (tenancy is not None and tenancy.is_ready)
+        residency = self.slots.residencies.get(group.adapter_id)
+        return group is self.base or (residency is not None and residency.is_ready)
 
     def running(self) -> Iterator[Sequence]:
         for group in self.groups.values():
@@ -152,7 +152,7 @@ class Books:
         """Keep `absent` and `parked` correct after a group's users or slot changed."""
         if group is self.base:
             return
-        if group.wants_slot and group.adapter_id not in self.slots.tenancies:
+        if group.wants_slot and group.adapter_id not in self.slots.residencies:
             due_at = self.due_at(group)
             self.absent.place(group, due_at)
             self.parked.place(group, due_at) if group.running else self.parked.remove(group)
@@ -169,10 +169,12 @@ class Books:
             self.note_users(group)
 
     def note_slots(self) -> None:
-        """Keep `tenants` and `open_groups` correct after a slot changed."""
-        tenancies = self.slots.tenancies
-        self.tenants = [self.groups[adapter_id] for adapter_id, tenancy in tenancies.items() if tenancy.is_ready]
-        self.open_groups = [self.base, *self.tenants]
+        """Keep `residents` and `open_groups` correct after a slot changed."""
+        residencies = self.slots.residencies
+        self.residents = [
+            self.groups[adapter_id] for adapter_id, residency in residencies.items() if residency.is_ready
+        ]
+        self.open_groups = [self.base, *self.residents]
 
     def check(self) -> None:
         """Assert that everything is accounted for: rows, blocks, slots, sequences, users."""
@@ -188,10 +190,10 @@ class Books:
         for group in self.groups.values():
             assert group.prefilling == sorted(group.prefilling, key=arrival)
             assert group.decoding == sorted(group.decoding, key=arrival)
-        absent = {a for a, g in self.groups.items() if g.wants_slot and a != BASE and a not in self.slots.tenancies}
+        absent = {a for a, g in self.groups.items() if g.wants_slot and a != BASE and a not in self.slots.residencies}
         assert absent == {group.adapter_id for group in self.absent}
         assert [*self.absent] == sorted(self.absent, key=lambda group: (self.due_at(group), group.adapter_id))
         assert [*self.parked] == [group for group in self.absent if group.running]
-        ready = [a for a, tenancy in self.slots.tenancies.items() if tenancy.is_ready]
-        assert [group.adapter_id for group in self.tenants] == ready
-        assert self.open_groups == [group for group in (self.base, *self.tenants) if self.is_open(group)]
+        ready = [a for a, residency in self.slots.residencies.items() if residency.is_ready]
+        assert [group.adapter_id for group in self.residents] == ready
+        assert self.open_groups == [group for group in (self.base, *self.residents) if self.is_open(group)]

@@ -75,12 +75,12 @@ class Fetching:
 
     def _cost_of_dropping(self, group: Group, wanted_at: WantedAt) -> int | None:
         """Idle adapters first, then those whose weights are in a slot, then those that will be wanted later."""
-        tenancy = self._books.slots.tenancies.get(group.adapter_id)
-        if tenancy and not tenancy.is_ready:
+        residency = self._books.slots.residencies.get(group.adapter_id)
+        if residency and not residency.is_ready:
             return None  # it is being copied from host memory
         if not group.users:
             return 0
-        if tenancy:
+        if residency:
             return 1
         return 2 if self._wanted_at(group) > wanted_at else None
 

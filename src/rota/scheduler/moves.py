@@ -18,7 +18,7 @@ class Moves:
         self.is_overlapped = is_overlapped
 
     def move_in(self, draft: Draft, group: Group, reason: SlotReason, replaces: AdapterId | None = None) -> None:
-        """Order an adapter's copy into a slot; the tenant it replaces runs until the copy is complete."""
+        """Order an adapter's copy into a slot; the resident it replaces runs until the copy is complete."""
         books = self._books
         slot = books.slots.begin_load(group.adapter_id, replaces)
         books.hosts.use(group.adapter_id)
@@ -29,7 +29,7 @@ class Moves:
             arrive(books, group.adapter_id, draft.now)
 
     def replace(self, draft: Draft, leaver: Group, successor: Group) -> None:
-        """A busy tenant's slot goes to another adapter."""
+        """A busy resident's slot goes to another adapter."""
         if self.is_overlapped:
             self.move_in(draft, successor, SlotReason.TURN_COME, replaces=leaver.adapter_id)
         else:
@@ -38,14 +38,14 @@ class Moves:
 
 
 def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
-    """An adapter's weights are in their slot; the tenant it replaces leaves."""
+    """An adapter's weights are in their slot; the resident it replaces leaves."""
     group = books.groups[adapter_id]
     leaver = books.slots.finish_load(adapter_id)
     group.slot_since = at
-    slot = books.slots.tenancies[adapter_id].slot
+    slot = books.slots.residencies[adapter_id].slot
     _tell(books, slot, adapter_id, SlotState.READY, at)
     if leaver is not None and not group.users:
-        # The requests of the new adapter have ended: a tenant with work does not leave for an adapter without work.
+        # The requests of the new adapter have ended: a resident with work does not leave for an adapter without work.
         vacate(books, group, at, SlotReason.CALLED_OFF)
     elif leaver is not None:
         vacate(books, books.groups[leaver], at, SlotReason.TURN_OVER)
@@ -54,7 +54,7 @@ def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
 
 
 def vacate(books: Books, group: Group, at: float, reason: SlotReason, detail: str = "") -> None:
-    """A slot is free from now on; its former tenant's sequences are parked."""
+    """A slot is free from now on; its former resident's sequences are parked."""
     slot = books.slots.vacate(group.adapter_id)
     books.note_users(group)
     books.note_slots()

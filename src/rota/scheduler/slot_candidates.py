@@ -1,4 +1,4 @@
-"""Slot candidates are the tenants that may leave their slot, and the absent adapters that may come into one."""
+"""Slot candidates are the residents that may leave their slot, and the absent adapters that may come into one."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class SlotCandidates:
     # ── who may leave ────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def tenants(self) -> list[Group]:
-        return self._books.tenants
+    def residents(self) -> list[Group]:
+        return self._books.residents
 
     @property
     def free(self) -> int:
@@ -47,14 +47,14 @@ class SlotCandidates:
         return slots.landings if self._is_overlapped else slots.total
 
     def idle(self) -> list[Group]:
-        """Tenants without a running sequence: they can leave and no answer stops."""
-        return [group for group in self._books.tenants if not group.running and self.may_leave(group.adapter_id)]
+        """Residents without a running sequence: they can leave and no answer stops."""
+        return [group for group in self._books.residents if not group.running and self.may_leave(group.adapter_id)]
 
     def may_leave(self, adapter_id: AdapterId) -> bool:
         group, slots = self._books.groups[adapter_id], self._books.slots
         if group.is_pinned or slots.is_replaced(adapter_id):
             return False
-        return slots.tenancies[adapter_id].has_run or not self._admission.can_work(group)
+        return slots.residencies[adapter_id].has_run or not self._admission.can_work(group)
 
     # ── who may come ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -18,7 +18,7 @@ from rota.scheduler.slot_candidates import SlotCandidates
 
 
 class Turns:
-    """Gives away empty slots first, then slots of idle tenants, then slots that the policy takes from busy tenants."""
+    """Gives away empty slots first, then idle residents' slots, then those that the policy takes from busy ones."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Turns:
     # ── free slots ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _fill(self, draft: Draft, idle: list[Group]) -> None:
-        """Give away empty slots and those of idle tenants."""
+        """Give away empty slots and those of idle residents."""
         books, reserved = self._books, self._policy.reserved
         kept = sum(
             adapter_id in books.absent for adapter_id in reserved
@@ -75,7 +75,7 @@ class Turns:
             elif leaver := self._leaver(idle, group, is_reserved):
                 idle.remove(leaver)
                 vacate(books, leaver, draft.now, SlotReason.IDLE)
-                self._moves.move_in(draft, group, SlotReason.TENANT_IDLE)
+                self._moves.move_in(draft, group, SlotReason.RESIDENT_IDLE)
             elif not is_reserved and self._admission.can_work(group):
                 return  # adapters that are due later have no better claim
             else:
@@ -87,13 +87,13 @@ class Turns:
         books = self._books
         yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
         for group in self._candidates.at_hand():
-            if not books.slots.empty and all(tenant.users for tenant in idle):
+            if not books.slots.empty and all(resident.users for resident in idle):
                 break
             yield group
         yield from self._candidates.claimants()
 
     def _leaver(self, idle: list[Group], successor: Group, is_reserved: bool) -> Group | None:
-        """The idle tenant that makes room for `successor`, if there is one."""
+        """The idle resident that makes room for `successor`, if there is one."""
         unused = [group.adapter_id for group in idle if not group.users]
         if unused:
             return self._books.groups[self._books.slots.first_to_leave(unused)]
@@ -107,11 +107,11 @@ class Turns:
     # ── busy slots ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def _replace(self, draft: Draft) -> None:
-        """Busy tenants make room for the adapters that the policy prefers."""
+        """Busy residents make room for the adapters that the policy prefers."""
         groups, candidates, now = self._books.groups, self._candidates, draft.now
         draft.ask_again(self._policy.ask_again_at(candidates, now))
         for turn in self._policy.turns(candidates, now)[: candidates.landings]:
             leaver, successor = groups[turn.leaver], groups[turn.successor]
-            assert candidates.may_leave(turn.leaver), "a policy took the slot of a tenant that may not leave"
+            assert candidates.may_leave(turn.leaver), "a policy took the slot of a resident that may not leave"
             assert candidates.is_at_hand(successor), "a policy chose an adapter that is no claimant"
             self._moves.replace(draft, leaver, successor)

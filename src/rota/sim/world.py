@@ -66,7 +66,7 @@ class VirtualWorld:
         for load in plan.loads:
             if load.is_awaited:
                 continue
-            # The former tenant of the slot may still be in the step that runs now.
+            # The former resident of the slot may still be in the step that runs now.
             at = max(self._now, self._device_free_at, self._copies_free_at) + self._costs.load_s
             self._copies_free_at = at
             self.post(at, AdapterReady(load.adapter_id, at))

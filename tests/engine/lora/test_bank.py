@@ -1,4 +1,4 @@
-"""A slot holds its newest tenant and nothing of the former ones, whatever their ranks."""
+"""A slot holds its newest resident and nothing of the former ones, whatever their ranks."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ def test_the_operations_find_an_adapter_as_the_layout_says(model, spec, tmp_path
     assert bank.factors(0, "down").ranks.tolist() == [0, 4, 0]
 
 
-Tenancies = st.lists(
+Residencies = st.lists(
     st.tuples(st.integers(0, 1), st.tuples(*[st.integers(0, MAX_RANK)] * len(SITES))), min_size=1, max_size=6
 )
 
 
-@given(Tenancies)
-def test_a_slot_forgets_its_former_tenants(tenancies):
+@given(Residencies)
+def test_a_slot_forgets_its_former_residents(residencies):
     bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU)
     newest = {}
-    for number, (slot, ranks) in enumerate(tenancies, start=1):
+    for number, (slot, ranks) in enumerate(residencies, start=1):
         bank.copy_in(Slot(slot), host_adapter(ranks, fill=number))
         newest[slot] = (number, ranks)
 

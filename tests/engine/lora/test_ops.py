@@ -48,7 +48,7 @@ def add_from_annex(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch,
     y += triton_ops.project_widened(annex, x, factors, batch, tuning)
 
 
-class FirstTenants:
+class FirstResidents:
     """A bank into whose slots one adapter each has come."""
 
     def generation(self, slot: int) -> int:
@@ -56,7 +56,7 @@ class FirstTenants:
 
 
 def add_stacked(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:
-    StackedProjector(FirstTenants())(lambda _: y, x, factors, batch)
+    StackedProjector(FirstResidents())(lambda _: y, x, factors, batch)
 
 
 WAYS = {

@@ -114,8 +114,8 @@ export class Adapters {
 function whereIs(one, frame) {
   if (one.id === 0) return "needs no slot";
   const drain = frame.drains.find((other) => other.victim === one.id && isOn(other, frame.now));
-  const tenant = frame.tenants.find((other) => other.adapter === one.id);
-  if (!tenant) return one.is_loaded ? "out" : "unloaded";
-  if (tenant.state === "loading") return `loading, slot ${tenant.slot + 1}`;
-  return drain ? `drains, slot ${tenant.slot + 1}` : `slot ${tenant.slot + 1}`;
+  const resident = frame.residents.find((other) => other.adapter === one.id);
+  if (!resident) return one.is_loaded ? "out" : "unloaded";
+  if (resident.state === "loading") return `loading, slot ${resident.slot + 1}`;
+  return drain ? `drains, slot ${resident.slot + 1}` : `slot ${resident.slot + 1}`;
 }

@@ -194,8 +194,8 @@ export class Journal {
   frame(now) {
     const { bins, rows, ...minute } = this.minute(Math.min(this.bins.length, Math.floor((now - this.begin) / BIN_S)));
     const isNear = (one) => one.begun_at <= now + AHEAD_S && one.ended_at > now - KEPT_S;
-    const tenants = this.tenures.filter((one) => isOn(one, now));
-    const ready = new Set(tenants.filter((one) => one.state === "ready").map((one) => one.adapter));
+    const residents = this.tenures.filter((one) => isOn(one, now));
+    const ready = new Set(residents.filter((one) => one.state === "ready").map((one) => one.adapter));
     const adapters = [...this.groups].sort(([a], [b]) => a - b).map(([id, group]) => {
       const { waiting, admitted, oldest } = group.changes[lastBefore(group.changes, now, (change) => change.at)];
       if (!rows.has(id)) rows.set(id, shareOf(bins, id));
@@ -221,7 +221,7 @@ export class Journal {
       waiting: total("waiting"),
       running: total("running"),
       parked: total("parked"),
-      tenants,
+      residents,
       is_whole: true,
       tenures: this.tenures.filter(isNear),
       drains: this.drains.filter(isNear),

@@ -36,7 +36,7 @@ export class Strip {
     for (const row of frame.adapters) this.names.set(row.id, row.name);
     this.past = (frame.is_whole ? frame.tenures : this.past.concat(frame.tenures)).filter((one) => one.ended_at > frame.now - KEPT_S);
     const isNew = (one) => !this.past.some((other) => other.slot === one.slot && other.begun_at === one.begun_at);
-    this.all = this.past.concat(frame.tenants.filter(isNew));
+    this.all = this.past.concat(frame.residents.filter(isNew));
     this.drains = frame.drains;
     this.keepLanes(frame);
     this.note(frame);
@@ -44,7 +44,7 @@ export class Strip {
   }
 
   keepLanes(frame) {
-    const places = Math.max(frame.places, ...frame.tenants.map((one) => one.slot + 1), 0);
+    const places = Math.max(frame.places, ...frame.residents.map((one) => one.slot + 1), 0);
     if (this.lanes.length === places) return;
     this.lanes = Array.from({ length: places }, (_, slot) => this.makeLane(slot));
     find("lanes").replaceChildren(...this.lanes.map((lane) => lane.element));
@@ -70,14 +70,14 @@ export class Strip {
   }
 
   label(lane, frame) {
-    const tenant = frame.tenants.find((one) => one.slot === lane.slot);
-    lane.element.dataset.state = tenant?.state ?? "empty";
-    lane.swatch.style.background = tenant ? colour(tenant.adapter) : "";
-    write(lane.name, tenant ? this.nameOf(tenant.adapter) : "");
-    const drain = tenant && this.drains.find((one) => one.victim === tenant.adapter && isOn(one, frame.now));
-    const [state, since] = drain ? ["draining", drain.begun_at] : [tenant?.state, tenant?.begun_at];
-    write(lane.state, tenant ? `${state} ${seconds(Math.max(0, frame.now - since))}` : "empty");
-    write(lane.why, drain ? `makes room for ${this.nameOf(drain.beneficiary)}` : (tenant?.reason ?? ""));
+    const resident = frame.residents.find((one) => one.slot === lane.slot);
+    lane.element.dataset.state = resident?.state ?? "empty";
+    lane.swatch.style.background = resident ? colour(resident.adapter) : "";
+    write(lane.name, resident ? this.nameOf(resident.adapter) : "");
+    const drain = resident && this.drains.find((one) => one.victim === resident.adapter && isOn(one, frame.now));
+    const [state, since] = drain ? ["draining", drain.begun_at] : [resident?.state, resident?.begun_at];
+    write(lane.state, resident ? `${state} ${seconds(Math.max(0, frame.now - since))}` : "empty");
+    write(lane.why, drain ? `makes room for ${this.nameOf(drain.beneficiary)}` : (resident?.reason ?? ""));
     lane.canvas.setAttribute("aria-label", `Slot ${lane.slot + 1}: ${lane.name.textContent} ${lane.state.textContent}`);
   }
 

@@ -41,7 +41,7 @@ class Adapters:
         self._factors = [{site: bank.factors(layer, site) for site in SITES} for layer in range(bank.layers)]
         self._post: Callable[[Message], None] | None = None
         self._loader = AdapterLoader(bank, read, self._tell, overlaps)
-        self._tenant_of: dict[Slot, AdapterId] = {}
+        self._resident_of: dict[Slot, AdapterId] = {}
         self._adapter_of_row: NDArray[np.int64] = np.full(rows + 1, BASE)
         # Base rows and the padding row have the number one past the last slot.
         self._slot_of_row: Numbers = np.full(rows + 1, bank.slots, np.int32)
@@ -92,21 +92,21 @@ class Adapters:
             return
         is_free: torch.cuda.Event | None = None
         if self.bank.device.type == "cuda":
-            # Earlier steps may still read the slots' former tenants.
+            # Earlier steps may still read the slots' former residents.
             is_free = torch.cuda.Event()
             is_free.record()
         for load in plan.loads:
             # The adapter leaves its former slot: the next adapter in that slot must not take over its rows.
-            self._tenant_of = {slot: one for slot, one in self._tenant_of.items() if one != load.adapter_id}
-            former = self._tenant_of.get(load.slot)
+            self._resident_of = {slot: one for slot, one in self._resident_of.items() if one != load.adapter_id}
+            former = self._resident_of.get(load.slot)
             if former is not None:
                 self._slot_of_row[self._adapter_of_row == former] = NO_SLOT
-            self._tenant_of[load.slot] = load.adapter_id
+            self._resident_of[load.slot] = load.adapter_id
             self._slot_of_row[self._adapter_of_row == load.adapter_id] = load.slot
             loader.load(load.adapter_id, load.slot, is_free)
 
     def _slot_of(self, adapter_id: AdapterId) -> int:
-        for slot, tenant in self._tenant_of.items():
-            if tenant == adapter_id:
+        for slot, resident in self._resident_of.items():
+            if resident == adapter_id:
                 return slot
         return NO_SLOT

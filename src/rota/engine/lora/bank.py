@@ -29,7 +29,7 @@ def slot_bytes(spec: ModelSpec, max_rank: int, dtype: torch.dtype) -> int:
 def count_slots(
     config: LoraConfig, spec: ModelSpec, dtype: torch.dtype, memory: DeviceMemory, device: torch.device
 ) -> int:
-    """Slots whose tenants may run: the configured number, or as many as the memory share holds."""
+    """Slots whose residents may run: the configured number, or as many as the memory share holds."""
     size = slot_bytes(spec, config.max_lora_rank, dtype)
     more = LANDINGS + _staged_slots(device)
     if config.max_loras_per_batch != "auto":

@@ -30,7 +30,7 @@ from rota.engine.step.lora_batch import LoraBatch
 MOST_RANKS = 96
 
 # A slot and its generation: how many adapters were copied into it.
-Tenant = tuple[int, int]
+Resident = tuple[int, int]
 # Adds to y what each token's adapter makes of x.
 Add = Callable[[Tensor, Tensor, LoraBatch], None]
 
@@ -49,9 +49,9 @@ class StackedProjector:
 
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
-        self._tenants: tuple[Tenant, ...] = ()
-        # By the id() of factors, which live as long as the bank; each with the tenants of its stack.
-        self._adds: dict[int, tuple[tuple[Tenant, ...], Add]] = {}
+        self._residents: tuple[Resident, ...] = ()
+        # By the id() of factors, which live as long as the bank; each with the residents of its stack.
+        self._adds: dict[int, tuple[tuple[Resident, ...], Add]] = {}
         self._batch: LoraBatch | None = None
         self._masks: dict[bytes, Tensor] = {}
 
@@ -60,10 +60,10 @@ class StackedProjector:
         y = project(x)
         if batch is not self._batch:
             self._take_batch(batch)
-        tenants, add = self._adds.get(id(factors), (None, _add_nothing))
-        if tenants is not self._tenants:
+        residents, add = self._adds.get(id(factors), (None, _add_nothing))
+        if residents is not self._residents:
             add = self._add_for(factors)
-            self._adds[id(factors)] = (self._tenants, add)
+            self._adds[id(factors)] = (self._residents, add)
         add(y, x, batch)
         return y
 
@@ -71,13 +71,13 @@ class StackedProjector:
         """Stacks stay while they have all adapters of the batch, and the batch has at least half of theirs."""
         self._batch = batch
         self._masks = {}
-        tenants = tuple((slot, self._bank.generation(slot)) for slot, _, _ in batch.groups)
-        if 2 * len(tenants) < len(self._tenants) or not set(tenants) <= set(self._tenants):
-            self._tenants = tenants
+        residents = tuple((slot, self._bank.generation(slot)) for slot, _, _ in batch.groups)
+        if 2 * len(residents) < len(self._residents) or not set(residents) <= set(self._residents):
+            self._residents = residents
 
     def _add_for(self, factors: SiteFactors) -> Add:
         ranks = factors.ranks.tolist()
-        present = [(slot, ranks[slot]) for slot, _ in self._tenants if ranks[slot]]
+        present = [(slot, ranks[slot]) for slot, _ in self._residents if ranks[slot]]
         if not present:
             return _add_nothing
         if sum(rank for _, rank in present) > MOST_RANKS:

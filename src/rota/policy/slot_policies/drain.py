@@ -1,6 +1,6 @@
-"""`drain` makes room for an adapter that has waited too long: the tenant that needs the fewest steps drains for it.
+"""`drain` makes room for an adapter that has waited too long: the resident that needs the fewest steps drains for it.
 
-An adapter with a request of higher priority than all requests of a tenant need not wait that long.
+An adapter with a request of higher priority than all requests of a resident need not wait that long.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Drain(DrainingPolicy):
     def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
         return self._starving(slots, kept, now) | {view.adapter_id: view for view in outranking(slots)}
 
-    def goes_before(self, absent: AdapterView, tenant: AdapterView, now: float) -> bool:
-        return self._starves(absent, now) or absent.priority > tenant.priority
+    def goes_before(self, absent: AdapterView, resident: AdapterView, now: float) -> bool:
+        return self._starves(absent, now) or absent.priority > resident.priority
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:
         """When a reservation lapses, or the next adapter starves."""

@@ -1,9 +1,9 @@
 """`rotate` gives every adapter with work its turn in a slot; sequences of an adapter that leaves keep their KV.
 
-A tenant may be asked to leave once its quantum is over. The adapters that may take its place are ranked. Adapters that
-are due come first (a first token is due, or the stall limit has passed), the longest wait first. Then comes the largest
-claim: the sum of the square roots of the ages of an adapter's sequences. It keeps the batch full and old sequences
-moving. A claim falls in a slot and grows outside, so equal claims take equal turns.
+A resident may be asked to leave once its quantum is over. The adapters that may take its place are ranked. Adapters
+that are due come first (a first token is due, or the stall limit has passed), the longest wait first. Then comes the
+largest claim: the sum of the square roots of the ages of an adapter's sequences. It keeps the batch full and old
+sequences moving. A claim falls in a slot and grows outside, so equal claims take equal turns.
 
 The more adapters wait for a slot, the longer a round of turns takes. If the stall limit were shorter than a round, all
 adapters would be due at once, and first tokens would wait behind all of them. So the limit grows with the round, within
@@ -76,12 +76,14 @@ class Rotate(SlotPolicy):
     # ── who leaves for which claimant ────────────────────────────────────────────────────────────────────────────────
 
     def turns(self, slots: SlotsView, now: float) -> list[Turn]:
-        """Tenants whose turn is over leave, lowest rank first, for the claimants of the highest rank."""
-        over = [tenant for tenant in slots.tenants if now >= self.turn_over_at(tenant)] if slots.landings else []
+        """Residents whose turn is over leave, lowest rank first, for the claimants of the highest rank."""
+        over = (
+            [resident for resident in slots.residents if now >= self.turn_over_at(resident)] if slots.landings else []
+        )
         leaving = [
-            self._rank(tenant, now, 1.0 / self._wear(tenant.slot_since, now))
-            for tenant in over
-            if slots.may_leave(tenant.adapter_id)
+            self._rank(resident, now, 1.0 / self._wear(resident.slot_since, now))
+            for resident in over
+            if slots.may_leave(resident.adapter_id)
         ]
         if not leaving:
             return []
@@ -90,15 +92,15 @@ class Rotate(SlotPolicy):
         pairs = zip(sorted(leaving, reverse=True), sorted(coming), strict=False)
         return [Turn(leaver, successor) for (*_, leaver), (*_, successor) in takewhile(_deserves_it, pairs)]
 
-    def turn_over_at(self, tenant: AdapterView) -> float:
-        """When a tenant may be asked to leave."""
-        return tenant.slot_since + self._quantum_s * tenant.weight
+    def turn_over_at(self, resident: AdapterView) -> float:
+        """When a resident may be asked to leave."""
+        return resident.slot_since + self._quantum_s * resident.weight
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:
         """When the next turn is over."""
         if not slots.landings:
             return math.inf
-        over_at = map(self.turn_over_at, slots.tenants)
+        over_at = map(self.turn_over_at, slots.residents)
         return min((at for at in over_at if at > now), default=math.inf)
 
     def _first_claimants(self, slots: SlotsView, most: int, now: float) -> list[AdapterView]:

@@ -1,6 +1,6 @@
-"""`wait` lets a busy tenant keep its slot, unless an absent adapter has a request of higher priority.
+"""`wait` lets a busy resident keep its slot, unless an absent adapter has a request of higher priority.
 
-Slots must not reverse priorities: a tenant whose requests all have a lower priority drains at once.
+Slots must not reverse priorities: a resident whose requests all have a lower priority drains at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rota.policy.views import AdapterView, SlotsView
 
 
 class Wait(DrainingPolicy):
-    """Only the priority of an adapter makes a tenant drain for it, however long the adapter waits."""
+    """Only the priority of an adapter makes a resident drain for it, however long the adapter waits."""
 
     @classmethod
     def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
@@ -24,5 +24,5 @@ class Wait(DrainingPolicy):
     def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
         return {view.adapter_id: view for view in outranking(slots)}
 
-    def goes_before(self, absent: AdapterView, tenant: AdapterView, now: float) -> bool:
-        return absent.priority > tenant.priority
+    def goes_before(self, absent: AdapterView, resident: AdapterView, now: float) -> bool:
+        return absent.priority > resident.priority
