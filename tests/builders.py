@@ -10,6 +10,7 @@ from rota.core.config import Capacity
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, Submit
 from rota.core.request import Request, SamplingParams
+from rota.core.tenant import SOLE_TENANT, Tenant
 
 # Prompts stay below it, so that a tiny model with this vocabulary can run them.
 VOCABULARY = 256
@@ -21,6 +22,8 @@ def request(
     max_new_tokens: int = 4,
     arrived_at: float = 0.0,
     adapter: AdapterId = BASE,
+    tenant: Tenant | str = SOLE_TENANT,
+    cache_scope: str = "",
     **sampling: Any,
 ) -> Request:
     """A greedy request; a number as prompt means that many tokens, different for every id."""
@@ -34,6 +37,8 @@ def request(
         sampling=SamplingParams.from_fields(fields),
         arrived_at=arrived_at,
         adapter_id=adapter,
+        tenant=Tenant(name=tenant) if isinstance(tenant, str) else tenant,
+        cache_scope=cache_scope,
     )
 
 

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import gc
 
+from rota.core.tenant import SOLE_TENANT
+from rota.scheduler.accounts import Account
 from rota.scheduler.queue import WaitingQueue
 from rota.scheduler.sequence import Sequence
 from tests.builders import request
 
 
 def sequence(id: str, arrived_at: float) -> Sequence:
-    return Sequence(request(id, arrived_at=arrived_at), limit=10)
+    return Sequence(request(id, arrived_at=arrived_at), limit=10, account=Account(SOLE_TENANT))
 
 
 def test_the_first_is_who_arrived_first_and_then_by_id():

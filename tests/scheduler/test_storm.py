@@ -13,17 +13,25 @@ from rota.core.ids import AdapterId
 from rota.core.messages import Abort, Message, Submit
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
+from rota.core.tenant import SOLE_TENANT, Tenant
 from tests.builders import abort, add_adapter, request
 from tests.fakes import FakeDevice, continuation
 from tests.worlds import endings, outputs, serve
 
 # Few different tokens and shared beginnings, so that prefixes meet in the cache.
 ADAPTERS = range(1, 4)
+TENANTS = [
+    SOLE_TENANT,
+    Tenant(name="heavy", weight=3.0),
+    Tenant(name="light", weight=0.5, priority=1),
+    Tenant(name="narrow", max_running=1),
+]
 PREFIXES = [(), tuple(range(8)), tuple(range(17)), (1,) * 24]
 
 
 @st.composite
 def traffic(draw: st.DrawFn) -> list[tuple[float, Message]]:
+    tenants = draw(st.sampled_from([TENANTS[:1], TENANTS]))
     messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in ADAPTERS]
     for number in range(draw(st.integers(1, 12))):
         at = float(draw(st.integers(0, 40)))
@@ -35,6 +43,8 @@ def traffic(draw: st.DrawFn) -> list[tuple[float, Message]]:
             arrived_at=at,
             adapter=AdapterId(draw(st.integers(0, 3))),
             stop_token_ids=frozenset(draw(st.sets(st.integers(3, 255), max_size=20))),
+            tenant=draw(st.sampled_from(tenants)),
+            cache_scope=draw(st.sampled_from(["", "other"])),
         )
         messages.append((at, Submit(replace(asked, priority=draw(st.sampled_from([0, 0, 1]))))))
         if draw(st.integers(0, 3)) == 0:

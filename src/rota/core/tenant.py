@@ -13,6 +13,7 @@ class Tenant:
 
     name: str
     weight: float = 1.0  # its share of rows, KV, prefill budget and slots relative to other tenants
+    priority: int = 0  # a tenant with a higher one goes first for a while
     max_running: int | None = None  # sequences that may hold a row; the others wait
     max_queued: int | None = None  # requests that may wait; more are refused
 

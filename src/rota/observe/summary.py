@@ -23,7 +23,9 @@ class Record:
 
     adapter_id: AdapterId
     asked_at: float
-    gaps: array[float]  # of its adapter: the times between its tokens are added here once it is answered
+    # Of its adapter and of its tenant: the times between its tokens are added here once it is answered.
+    gaps: tuple[array[float], ...]
+    tenant: str = ""
     first_at: float = math.nan
     last_at: float = math.nan
     ended_at: float = math.nan
@@ -55,7 +57,8 @@ class Record:
         # A stream may carry several tokens at a time; then the event's count is right.
         self.tokens = max(self.tokens, event.output_tokens)
         if self.is_answered:
-            self.gaps.extend(self.own_gaps)
+            for gaps in self.gaps:
+                gaps.extend(self.own_gaps)
         self.own_gaps = array("d")
 
 
@@ -65,13 +68,20 @@ class Recorder:
 
     records: dict[RequestId, Record] = field(default_factory=dict)
     gaps: dict[AdapterId, array[float]] = field(default_factory=dict)
+    tenant_gaps: dict[str, array[float]] = field(default_factory=dict)  # only of named tenants
     transients: set[AdapterId] = field(default_factory=set)  # adapters that come for one request
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         gaps = self.gaps.get(adapter)
         if gaps is None:
             gaps = self.gaps[adapter] = array("d")
-        self.records[request_id] = Record(adapter, at, gaps)
+        self.records[request_id] = Record(adapter, at, (gaps,))
+
+    def note_tenant(self, request_id: RequestId, tenant: str) -> None:
+        """A request that was just asked is this tenant's."""
+        record = self.records[request_id]
+        record.tenant = tenant
+        record.gaps += (self.tenant_gaps.setdefault(tenant, array("d")),)
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -98,6 +108,8 @@ class Recorder:
         total = _summarise(list(self.records.values()), list(self.gaps.values()))
         parts = {adapter: _summarise(records, [self.gaps[adapter]]) for adapter, records in by_adapter.items()}
         total["adapters"] = {name_of(adapter): part for adapter, part in parts.items()}
+        if self.tenant_gaps:
+            total["tenants"] = {tenant: self._summary_of(tenant) for tenant in sorted(self.tenant_gaps)}
         sharing = [
             adapter
             for adapter, records in by_adapter.items()
@@ -105,6 +117,10 @@ class Recorder:
         ]
         total["fairness"] = jain([parts[adapter]["ttft_s"]["mean"] for adapter in sharing])
         return total
+
+    def _summary_of(self, tenant: str) -> dict[str, Any]:
+        own = [record for record in self.records.values() if record.tenant == tenant]
+        return _summarise(own, [self.tenant_gaps[tenant]])
 
 
 def _summarise(records: list[Record], gaps: list[array[float]]) -> dict[str, Any]:

@@ -33,12 +33,16 @@ WIDEST = 1000  # a narrow terminal breaks lines, since a figure that is cut off 
 
 
 def print_table(summaries: Summaries, is_per_adapter: bool = False) -> None:
-    """Counts, rates and times, one line for each summary; if `is_per_adapter`, also the same for its adapters."""
+    """Counts, rates and times, one line for each summary; also the same for its tenants, and if
+    `is_per_adapter` for its adapters."""
     # Names come from users: text that looks like markup is not markup.
     console = Console(highlight=False, markup=False, emoji=False, width=WIDEST)
     console.print(*_tables(summaries), sep="")
-    for name, summary in summaries.items() if is_per_adapter else ():
-        console.print(*_tables(summary["adapters"], title=name), sep="")
+    for name, summary in summaries.items():
+        if "tenants" in summary:
+            console.print(*_tables(summary["tenants"], title=f"{name}, by tenant"), sep="")
+        if is_per_adapter:
+            console.print(*_tables(summary["adapters"], title=name), sep="")
 
 
 def _tables(summaries: Summaries, title: str | None = None) -> Iterator[Table]:

@@ -37,6 +37,8 @@ class Admission:
         """May `sequence`, whose adapter is at hand, start now?"""
         if not self._books.rows.free:
             return Reason.NO_ROW
+        if sequence.account.is_full:
+            return Reason.TENANT_FULL
         if sequence.flights:
             return Reason.IN_FLIGHT
         if not self._policy.admits(group, 1 + group.expected_tokens(sequence)):
@@ -47,7 +49,11 @@ class Admission:
 
     def has_room(self, sequence: Sequence) -> bool:
         """Could `sequence` start if its adapter were at hand?"""
-        if sequence.flights or not self._books.rows.free or sequence.arrival > self._books.line_ends_at:
+        account = sequence.account
+        if sequence.flights or account.is_full or not self._books.rows.free:
+            return False
+        line_ends_at = self._books.line_ends_at.get(account.name)
+        if line_ends_at is not None and sequence.arrival > line_ends_at:
             return False
         return self._offer(sequence) is not None
 
@@ -55,22 +61,24 @@ class Admission:
         """Would an adapter run if it were in a slot? It holds KV already, or there is KV for its first request."""
         return bool(group.running or ((first := group.queue.first()) and self.has_room(first)))
 
-    def lacks_kv(self, sequence: Sequence) -> bool:
-        """Are there too few free blocks for `sequence`, wherever its adapter is?"""
-        spare = self._books.blocks.free - self._books.running_count
-        return self._books.blocks.blocks_for(len(sequence.tokens)) > spare and self._offer(sequence) is None
+    def lacks_kv(self, sequence: Sequence, promised: int = 0) -> bool:
+        """Are there too few free blocks for `sequence`, wherever its adapter is? Some may be promised to others."""
+        spare = self._books.blocks.free - self._books.running_count - promised
+        if self._books.blocks.blocks_for(len(sequence.tokens)) <= spare:
+            return False
+        return self._offer(sequence, promised) is None
 
     def _has_fresh_slot(self, group: Group) -> bool:
         """Has the adapter not run yet in its slot? A slot that was given up for it must not stand idle."""
         residency = self._books.slots.residencies.get(group.adapter_id)
         return residency is not None and not residency.has_run
 
-    def _offer(self, sequence: Sequence) -> Offer | None:
+    def _offer(self, sequence: Sequence, promised: int = 0) -> Offer | None:
         blocks = self._books.blocks
         cached = blocks.find(self._findable_keys(sequence, blocks)) if self._is_caching else []
         needed = blocks.blocks_for(len(sequence.tokens))
         # One block is left for each running sequence, or the new sequence would soon be preempted when they grow.
-        if blocks.free - blocks.cost_of(cached, needed) < self._books.running_count:
+        if blocks.free - promised - blocks.cost_of(cached, needed) < self._books.running_count:
             return None
         return Offer(cached, needed - len(cached))
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rota.core.plan import Chunk, Grant, Scoring
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
+from rota.scheduler.prefill_shares import prefill_shares
 from rota.scheduler.sequence import Phase, Sequence
 
 
@@ -39,6 +42,15 @@ class Batch:
                 draft.context_tokens += context_tokens
                 self._note_run(draft, group, len(rows) - before)
         draft.budget -= len(rows)
+        self._charge_decodes(flight)
+
+    def _charge_decodes(self, decodes: list[Sequence]) -> None:
+        accounts = self._books.accounts
+        if accounts.are_shared:
+            for account, count in Counter(sequence.account for sequence in decodes).items():
+                accounts.charge(account, 0, count)
+        elif decodes:
+            accounts.charge(decodes[0].account, 0, len(decodes))
 
     def _grow(self, draft: Draft, sequence: Sequence) -> bool:
         """Grant one more block. If none is free, a sequence is preempted; False if that is `sequence` itself."""
@@ -49,6 +61,7 @@ class Batch:
                 return False
         block = self._books.blocks.allocate_one()
         sequence.blocks.append(block)
+        sequence.account.blocks += 1
         sequence.room += self._books.blocks.block_size
         assert sequence.row is not None
         draft.grants.append(Grant(sequence.row, block))
@@ -64,16 +77,22 @@ class Batch:
 
     def plan_chunks(self, draft: Draft) -> None:
         """Continue prompts that have begun; the prefill delayer does not hold these back."""
+        shares = prefill_shares(self._books, draft.budget) if self._books.accounts.are_shared else None
         for group in self._books.open_groups:
             for sequence in group.prefilling:
-                self.plan_chunk(draft, sequence, group)
+                if shares is None:
+                    self.plan_chunk(draft, sequence, group)
+                else:
+                    shares[sequence.account] -= self.plan_chunk(draft, sequence, group, shares[sequence.account])
 
-    def plan_chunk(self, draft: Draft, sequence: Sequence, group: Group) -> None:
-        """Plan as much of a sequence's prompt as the step has room for."""
+    def plan_chunk(self, draft: Draft, sequence: Sequence, group: Group, most: int | None = None) -> int:
+        """Plan as much of a sequence's prompt as the step has room for, up to `most` tokens; tells how much."""
         start = sequence.planned
         length = min(draft.budget, len(sequence.tokens) - start)
+        if most is not None:
+            length = min(length, most)
         if length <= 0:
-            return
+            return 0
         samples = start + length == len(sequence.tokens)
         assert sequence.row is not None
         draft.chunks.append(Chunk(row=sequence.row, start=start, length=length, samples=samples))
@@ -89,6 +108,8 @@ class Batch:
         if sequence.scored < sequence.prompt_length:
             _plan_scores(draft, sequence)
         self._note_run(draft, group, length)
+        self._books.accounts.charge(sequence.account, length, 0)
+        return length
 
     def _note_run(self, draft: Draft, group: Group, tokens: int) -> None:
         group.attained += tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -12,18 +11,17 @@ from rota.core.events import Event, Finished, FinishReason, Preempted
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.request import Request
 from rota.policy.eviction import Eviction
+from rota.scheduler.accounts import Accounts
 from rota.scheduler.blocks import BlockLedger
 from rota.scheduler.due_queue import DueQueue
 from rota.scheduler.group import Group, arrival
 from rota.scheduler.hosts import HostLedger
 from rota.scheduler.rows import RowLedger
-from rota.scheduler.sequence import Phase, Sequence
+from rota.scheduler.sequence import Arrival, Phase, Sequence
 from rota.scheduler.slots import SlotLedger
 
 # The mean step time covers about this many steps.
 REMEMBERED_STEPS = 16
-# Later than every arrival: the line has no end.
-NO_LINE_END = (math.inf, RequestId(""))
 
 
 class Books:
@@ -52,8 +50,9 @@ class Books:
         self.waiting = 0
         self.priorities: Counter[int] = Counter()  # of the open ones
         self.step_s = 0.0  # how long steps took recently
-        # In the last pass, requests that arrived later than this had to wait behind requests that lacked KV.
-        self.line_ends_at = NO_LINE_END
+        self.accounts = Accounts()
+        # In the last pass, a tenant's requests that arrived later than this had to wait behind those that lacked KV.
+        self.line_ends_at: dict[str, Arrival] = {}
         self.outbox: list[Event] = []
         # Adapters with work and no slot: those a policy may have to choose among.
         self.absent = DueQueue()
@@ -80,7 +79,9 @@ class Books:
     def open(self, request: Request) -> None:
         """A request begins to wait."""
         limit = min(len(request.prompt) + request.sampling.max_new_tokens, self.longest)
-        sequence = Sequence(request, limit)
+        account = self.accounts.open(request.tenant)
+        sequence = Sequence(request, limit, account)
+        self.group_of(sequence).enter(account)
         self.sequences[request.request_id] = sequence
         self.priorities[request.priority] += 1
         self._enqueue(sequence)
@@ -104,6 +105,8 @@ class Books:
             self.stand_up(sequence)
         sequence.phase = Phase.FINISHED
         del self.sequences[sequence.request_id]
+        group.exit(sequence.account)
+        self.accounts.close(sequence.account)
         self._forget_priority(sequence.request.priority)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             group.lengths.append(sequence.output_length)
@@ -137,6 +140,8 @@ class Books:
         self.group_of(sequence).part(sequence)
         self.rows.give_back(sequence.row)
         self.blocks.release(sequence.held_blocks)
+        sequence.account.rows -= 1
+        sequence.account.blocks -= len(sequence.held_blocks)
         sequence.stand_up()
 
     def leave_window(self, sequence: Sequence) -> None:
@@ -146,6 +151,7 @@ class Books:
         unseen = max(0, sequence.computed - self.window + 1) // self.blocks.block_size
         if unseen > sequence.given_back:
             self.blocks.release(sequence.blocks[sequence.given_back : unseen])
+            sequence.account.blocks -= unseen - sequence.given_back
             sequence.given_back = unseen
 
     def note_users(self, group: Group) -> None:
@@ -183,6 +189,7 @@ class Books:
         self.slots.check()
         assert len(running) == self.running_count, "a row is lost or shared"
         assert len({sequence.row for sequence in running}) == len(running), "two sequences share a row"
+        self._check_accounts(running)
         waiting = [sequence for group in self.groups.values() for sequence in group.queue]
         assert len(waiting) == self.waiting
         assert self.priorities == Counter(sequence.request.priority for sequence in self.sequences.values())
@@ -197,3 +204,10 @@ class Books:
         ready = [a for a, residency in self.slots.residencies.items() if residency.is_ready]
         assert [group.adapter_id for group in self.residents] == ready
         assert self.open_groups == [group for group in (self.base, *self.residents) if self.is_open(group)]
+
+    def _check_accounts(self, running: list[Sequence]) -> None:
+        blocks: Counter[str] = Counter()
+        for sequence in running:
+            blocks[sequence.account.name] += len(sequence.held_blocks)
+        rows = Counter(sequence.account.name for sequence in running)
+        self.accounts.check(rows, blocks, Counter(one.account.name for one in self.sequences.values()))

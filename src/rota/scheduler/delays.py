@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from rota.core.events import PrefillsReleased
-from rota.core.ids import RequestId
 from rota.policy.prefill_delayer import Outcome, PrefillDelayer, Verdict
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
-from rota.scheduler.sequence import Sequence
+from rota.scheduler.sequence import Arrival, Sequence
 
-# The first in an adapter's queue; no two share an arrival, so sequences are never compared.
-Head = tuple[tuple[float, RequestId], Sequence, Group]
+# The first of an adapter's queue: the rank of its tenant, and its arrival. No two share an arrival, so sequences are
+# never compared.
+Head = tuple[float, Arrival, Sequence, Group]
 
 
 class Delays:
@@ -28,7 +28,7 @@ class Delays:
         if not self._delayer:
             return None
         books = self._books
-        firsts = [first for _, first, _ in sorted(heads)]
+        firsts = [first for _, _, first, _ in sorted(heads)]
         for sequence in self._held_back:
             sequence.held_s += draft.now - self._held_back_at
         verdict = self._delayer.decide(

@@ -33,6 +33,7 @@ class Draft:
     now: float
     budget: int  # tokens that the step may still take
     flight: Flight = field(init=False)
+    invited: list[Sequence] = field(default_factory=list)  # waiting sequences for which others made room
     seats: list[Seat] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from enum import Enum
 
 from rota.core.adapter import Adapter
 from rota.core.ids import BASE, AdapterId, RequestId
-from rota.scheduler.queue import WaitingQueue
+from rota.scheduler.accounts import Account
+from rota.scheduler.fair_queue import FairQueue
 from rota.scheduler.sequence import Phase, Sequence
 
 REMEMBERED_LENGTHS = 64
@@ -29,6 +30,7 @@ class Group:
     """Keeps its counts up to date; policies read them through `policy.views.AdapterView`."""
 
     __slots__ = (
+        "accounts",
         "adapter",
         "adapter_id",
         "attained",
@@ -51,7 +53,8 @@ class Group:
         self.weight = adapter.weight if adapter else 1.0
         self.is_pinned = adapter.is_pinned if adapter else False
         self.standing = Standing.NEW if adapter else Standing.KNOWN
-        self.queue = WaitingQueue()
+        self.queue = FairQueue()
+        self.accounts: Counter[Account] = Counter()  # open requests by tenant
         self.prefilling: list[Sequence] = []  # both lists are sorted by arrival, so the newest is last
         self.decoding: list[Sequence] = []
         self.lengths: deque[int] = deque(maxlen=REMEMBERED_LENGTHS)  # of answers that ended by themselves
@@ -72,6 +75,11 @@ class Group:
     @property
     def users(self) -> int:
         return len(self.queue) + len(self.prefilling) + len(self.decoding)
+
+    @property
+    def main_account(self) -> Account | None:
+        """The tenant with most open requests here: the slot of this adapter counts as its slot."""
+        return max(self.accounts, key=lambda one: (self.accounts[one], one.name), default=None)
 
     @property
     def wants_slot(self) -> bool:
@@ -114,6 +122,18 @@ class Group:
     def running_sequences(self) -> Iterator[Sequence]:
         yield from self.prefilling
         yield from self.decoding
+
+    def enter(self, account: Account) -> None:
+        """A tenant has one open request more here."""
+        self.accounts[account] += 1
+        if self.adapter is not None:
+            account.adapters[self.adapter_id] = None
+
+    def exit(self, account: Account) -> None:
+        self.accounts[account] -= 1
+        if not self.accounts[account]:
+            del self.accounts[account]
+            account.adapters.pop(self.adapter_id, None)
 
     def join(self, sequence: Sequence, phase: Phase) -> None:
         """Take part in steps from now on."""

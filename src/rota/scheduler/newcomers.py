@@ -9,17 +9,18 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from rota.core.events import Admitted
-from rota.core.ids import RequestId
 from rota.core.plan import Seat
 from rota.policy.prefill_delayer import Verdict
+from rota.scheduler.accounts import Account
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer
 from rota.scheduler.batch import Batch
-from rota.scheduler.books import NO_LINE_END, Books
+from rota.scheduler.books import Books
 from rota.scheduler.delays import Delays, Head
 from rota.scheduler.draft import Draft
+from rota.scheduler.fair_queue import Place
 from rota.scheduler.group import Group
 from rota.scheduler.reasons import EFFECT_AFTER_SKIPS, EFFECT_OF, Effect, Reason
-from rota.scheduler.sequence import Phase, Refusal, Sequence
+from rota.scheduler.sequence import Arrival, Phase, Refusal, Sequence
 
 # How often a request that waits for KV may be overtaken.
 MOST_OVERTAKES = 64
@@ -31,18 +32,26 @@ class Pass:
 
     draft: Draft
     delay: Verdict | None
-    heads: list[Head]  # a heap, by arrival
+    heads: list[Head]  # a heap, by the rank of the tenant and then by arrival
     # Sequences that the next ones in their queue may overtake; they go back into their queue after the pass.
     skipped: defaultdict[Reason, list[Sequence]] = field(default_factory=lambda: defaultdict(list))
     # Sequences that are due a slot and lack KV too; looked up when a sequence is about to take KV.
     line_for_both: list[Sequence] | None = None
-    admitted: int = 0
+    admitted: list[Sequence] = field(default_factory=list)
     held_s: float = 0.0  # the longest time that a delay has held back an admitted sequence
     why_others_wait: Reason = Reason.STEP_FULL
+    # Tenants of which no other sequence starts, and why.
+    stopped: dict[Account, Reason] = field(default_factory=dict)
+    # Places of tenants that others in the same adapter's queue may overtake; they go back into it after the pass.
+    passed_over: list[tuple[Group, Place]] = field(default_factory=list)
 
     def add_head(self, group: Group) -> None:
-        if first := group.queue.first():
-            heapq.heappush(self.heads, (first.arrival, first, group))
+        if head := head_of(group):
+            heapq.heappush(self.heads, head)
+
+    def pass_over_tenant(self, group: Group) -> None:
+        self.passed_over.append((group, group.queue.pass_over()))
+        self.add_head(group)
 
 
 class Newcomers:
@@ -56,40 +65,63 @@ class Newcomers:
 
     def admit(self, draft: Draft) -> None:
         groups = self._books.open_groups
-        heads = [(first.arrival, first, group) for group in groups if (first := group.queue.first())]
+        heads = [head for group in groups if (head := head_of(group))]
         delay = self._delays.ask(draft, heads)
-        self._books.line_ends_at = NO_LINE_END
+        self._books.line_ends_at = {}
         if not heads:
             return
         current = Pass(draft=draft, delay=delay, heads=heads)
+        self._admit_invited(current)
         if draft.budget > 0 and not self._books.rows.free:
             current.why_others_wait = Reason.NO_ROW  # whatever else the sequences lack
         else:
             self._admit_heads(current)
         self._refuse_the_rest(current)
-        self._delays.note_admitted(current.admitted)
+        self._delays.note_admitted(len(current.admitted))
+
+    def _admit_invited(self, current: Pass) -> None:
+        """Sequences for which other tenants made room go first."""
+        for sequence in current.draft.invited:
+            group = self._books.group_of(sequence)
+            if isinstance(verdict := self._consider(current, sequence, group), Offer) and current.draft.budget > 0:
+                self._start(current, sequence, group, verdict)
+        if current.admitted:
+            current.heads = [head for group in self._books.open_groups if (head := head_of(group))]
 
     def _admit_heads(self, current: Pass) -> None:
         heads, draft = current.heads, current.draft
         heapq.heapify(heads)
         while heads and draft.budget > 0:
-            _, sequence, group = heapq.heappop(heads)
-            verdict = self._consider(current, sequence, group)
-            if isinstance(verdict, Offer):
+            rank, _, sequence, group = heapq.heappop(heads)
+            if sequence.account.rank > rank:  # its tenant has got something meanwhile
+                current.add_head(group)
+            elif sequence.account in current.stopped:
+                self._refuse(current, sequence, current.stopped[sequence.account])
+                current.pass_over_tenant(group)
+            elif isinstance(verdict := self._consider(current, sequence, group), Offer):
                 self._start(current, sequence, group, verdict)
                 current.add_head(group)
-                continue
-            self._refuse(current, sequence, verdict)
-            match self._effect_of(verdict, sequence, current):
-                case Effect.STOP:
-                    self._stop(current, sequence, verdict)
-                    return
-                case Effect.SKIP_GROUP:
-                    continue
-                case Effect.SKIP_ONE:
-                    group.queue.remove(sequence)
-                    current.skipped[verdict].append(sequence)
-                    current.add_head(group)
+            elif not self._goes_on(current, sequence, group, verdict):
+                return
+
+    def _goes_on(self, current: Pass, sequence: Sequence, group: Group, reason: Reason) -> bool:
+        """Refuse a sequence; False if no other sequence starts in this pass."""
+        self._refuse(current, sequence, reason)
+        match self._effect_of(reason, sequence, current):
+            case Effect.STOP:
+                current.why_others_wait = reason
+                return False
+            case Effect.STOP_TENANT:
+                self._stop_tenant(current, sequence, reason)
+                current.pass_over_tenant(group)
+                return len(current.stopped) <= LOOK_AHEAD
+            case Effect.SKIP_TENANT:
+                current.pass_over_tenant(group)
+            case Effect.SKIP_ONE:
+                group.queue.remove(sequence)
+                current.skipped[reason].append(sequence)
+                current.add_head(group)
+        return True
 
     def _consider(self, current: Pass, sequence: Sequence, group: Group) -> Offer | Reason:
         verdict = self._admission.consider(sequence, group, current.delay)
@@ -105,17 +137,19 @@ class Newcomers:
         if effect is not Effect.SKIP_ONE:
             return effect
         is_overtaken_enough = reason is Reason.NO_KV and sequence.overtaken >= MOST_OVERTAKES
-        if is_overtaken_enough or len(current.skipped[reason]) == LOOK_AHEAD:
+        skipped = sum(one.account is sequence.account for one in current.skipped[reason])
+        if is_overtaken_enough or skipped == LOOK_AHEAD:
             return EFFECT_AFTER_SKIPS[reason]
         return Effect.SKIP_ONE
 
-    def _stop(self, current: Pass, sequence: Sequence, reason: Reason) -> None:
-        """No other sequence starts in this pass; behind a sequence that waits for KV, later ones stand in line."""
-        current.why_others_wait = Reason.NO_ROW if reason is Reason.NO_ROW else Reason.IN_LINE
+    def _stop_tenant(self, current: Pass, sequence: Sequence, reason: Reason) -> None:
+        """No other sequence of this tenant starts; behind a sequence that waits for KV, later ones stand in line."""
+        account, line = sequence.account, self._books.line_ends_at
+        current.stopped[account] = reason if reason is Reason.TENANT_FULL else Reason.IN_LINE
         if reason is Reason.IN_LINE:
-            self._books.line_ends_at = min(_not_to_be_overtaken(current.line_for_both or [], sequence))
+            line[account.name] = min(_not_to_be_overtaken(current.line_for_both or [], sequence))
         elif reason is Reason.NO_KV:
-            self._books.line_ends_at = sequence.arrival
+            line[account.name] = sequence.arrival
 
     def _line_for_both(self) -> list[Sequence]:
         """Sequences that are next due a slot and lack KV too; their overtakes are counted, as they get no slot."""
@@ -127,7 +161,7 @@ class Newcomers:
     def _start(self, current: Pass, sequence: Sequence, group: Group, offer: Offer) -> None:
         self._sit_down(current.draft, sequence, group, offer)
         self._batch.plan_chunk(current.draft, sequence, group)
-        current.admitted += 1
+        current.admitted.append(sequence)
         current.held_s = max(current.held_s, sequence.held_s)
         for other in (*current.skipped[Reason.NO_KV], *(current.line_for_both or [])):
             other.overtaken += other.arrival < sequence.arrival
@@ -139,6 +173,8 @@ class Newcomers:
         sequence.blocks = offer.cached + blocks.allocate(offer.fresh)
         sequence.room = len(sequence.blocks) * blocks.block_size
         sequence.row = self._books.rows.take()
+        sequence.account.rows += 1
+        sequence.account.blocks += len(sequence.blocks)
         cached_tokens = len(offer.cached) * blocks.block_size
         sequence.computed = sequence.planned = cached_tokens
         sequence.next_full = cached_tokens + blocks.block_size
@@ -164,8 +200,8 @@ class Newcomers:
         sequence.refusal = Refusal(reason, since, ask_again_at)
 
     def _refuse_the_rest(self, current: Pass) -> None:
-        for _, first, _ in current.heads:
-            self._refuse(current, first, current.why_others_wait)
+        for _, _, first, _ in current.heads:
+            self._refuse(current, first, self._why_it_waits(current, first))
             if current.why_others_wait is Reason.STEP_FULL:
                 # It could have started beside the delayed sequences that fill the step now: so it was delayed too.
                 waited_s = current.draft.now - first.request.arrived_at
@@ -173,11 +209,33 @@ class Newcomers:
         for reason in EFFECT_AFTER_SKIPS if current.skipped else ():
             for sequence in current.skipped[reason]:
                 self._books.group_of(sequence).queue.push(sequence)
+        for group, place in current.passed_over:
+            group.queue.give_back(place)
+
+    def _why_it_waits(self, current: Pass, first: Sequence) -> Reason:
+        """The reason of a sequence that was not looked at in this pass."""
+        account, accounts = first.account, self._books.accounts
+        if account in current.stopped:
+            return current.stopped[account]
+        if not accounts.are_shared:
+            return current.why_others_wait
+        if current.why_others_wait is Reason.NO_ROW:
+            is_others_turn = account.rows >= accounts.share(account, self._books.rows.total)
+        else:
+            is_others_turn = any(one.account is not account and one.arrival > first.arrival for one in current.admitted)
+        return Reason.OTHER_TENANT if is_others_turn else current.why_others_wait
 
 
-def _not_to_be_overtaken(line: list[Sequence], sequence: Sequence) -> list[tuple[float, RequestId]]:
-    """Arrivals of sequences in line that came before `sequence` and were overtaken often enough."""
-    return [one.arrival for one in line if one.overtaken >= MOST_OVERTAKES and one.arrival < sequence.arrival]
+def head_of(group: Group) -> Head | None:
+    """The sequence of an adapter's queue that would start next."""
+    first = group.queue.next()
+    return (first.account.rank, first.arrival, first, group) if first else None
+
+
+def _not_to_be_overtaken(line: list[Sequence], sequence: Sequence) -> list[Arrival]:
+    """Arrivals of sequences of the same tenant in line that came before `sequence` and were overtaken often enough."""
+    own = (one for one in line if one.account is sequence.account)
+    return [one.arrival for one in own if one.overtaken >= MOST_OVERTAKES and one.arrival < sequence.arrival]
 
 
 def _reasons(sequence: Sequence, group: Group) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from itertools import count
 
 from rota.core.ids import RequestId
-from rota.scheduler.sequence import Sequence
+from rota.scheduler.sequence import Arrival, Sequence
 
-Entry = tuple[tuple[float, RequestId], int, Sequence]  # the number keeps sequences from being compared
+Entry = tuple[Arrival, int, Sequence]  # the number keeps sequences from being compared
 
 # Entries of sequences that left stay in the heap; they are cleared away when they are more than this, and more than
 # those of sequences that wait.

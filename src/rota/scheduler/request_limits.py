@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rota.core.errors import Fault, FaultCode
 from rota.core.request import Request
+from rota.core.tenant import Tenant
 from rota.scheduler.books import Books
 from rota.scheduler.group import Standing
 
@@ -29,7 +30,7 @@ class RequestLimits:
             return fault
         if books.waiting >= self.max_queued:
             return Fault(FaultCode.QUEUE_FULL, f"{self.max_queued} requests already wait; try again later.")
-        return None
+        return _fault_of_tenant(request.tenant, books)
 
     def _fault_of_prompt(self, request: Request, kv_tokens: int) -> Fault | None:
         length = len(request.prompt)
@@ -55,3 +56,11 @@ class RequestLimits:
                 "prompt",
             )
         return None
+
+
+def _fault_of_tenant(tenant: Tenant, books: Books) -> Fault | None:
+    account = books.accounts.get(tenant)
+    if account is None or tenant.max_queued is None or account.waiting < tenant.max_queued:
+        return None
+    message = f"{tenant.max_queued} requests of this key already wait, as many as may (max_queued); try again later."
+    return Fault(FaultCode.QUEUE_FULL, message)

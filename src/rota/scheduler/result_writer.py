@@ -101,8 +101,9 @@ class ResultWriter:
         # At depth 2 the device begins a step when the step before it is done.
         step_s = at - max(flight.planned_at, self._last_result_at)
         self._last_result_at = at
-        self._books.note_step(step_s)
         engine_id, prompt_tokens = self._books.engine_id, flight.prompt_tokens
+        self._books.note_step(step_s)
+        self._books.accounts.note_step(prompt_tokens, len(flight.decodes), step_s)
         self._books.outbox.append(
             Produced(
                 at=at,

@@ -29,7 +29,9 @@ from rota.scheduler.newcomers import Newcomers
 from rota.scheduler.request_limits import RequestLimits
 from rota.scheduler.result_writer import ResultWriter
 from rota.scheduler.sequence import Refusal, Sequence
+from rota.scheduler.sharing import Sharing
 from rota.scheduler.slot_candidates import SlotCandidates
+from rota.scheduler.slot_shares import SlotShares
 from rota.scheduler.standing import explained, inspected, refusal_of
 from rota.scheduler.turns import Turns
 
@@ -59,12 +61,14 @@ class Scheduler:
         admission = Admission(self._books, config.enable_prefix_caching, slot_policy)
         self._batch = Batch(self._books)
         delays = Delays(self._books, _delayer(policy, capacity))
+        self._sharing = Sharing(self._books, admission)
         self._newcomers = Newcomers(self._books, admission, delays, self._batch)
         is_overlapped = lora.enable_lora_overlap_loading
         fetching = Fetching(self._books, admission)
         candidates = SlotCandidates(self._books, admission, is_overlapped)
         moves = Moves(self._books, is_overlapped)
-        self._turns = Turns(self._books, admission, fetching, candidates, moves, slot_policy)
+        shares = SlotShares(self._books, admission, candidates, moves)
+        self._turns = Turns(self._books, admission, fetching, candidates, moves, shares, slot_policy)
         self._adapters = AdapterLifecycle(self._books, fetching, slot_policy)
         self._flights: dict[int, Flight] = {}
         self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish)
@@ -130,6 +134,7 @@ class Scheduler:
         draft = Draft(step_id=self._steps, now=now, budget=self._config.chunked_prefill_size)
         self._adapters.give_orders(draft)
         self._turns.take(draft)
+        self._sharing.make_room(draft)
         self._batch.plan_decodes(draft)
         self._batch.plan_chunks(draft)
         self._newcomers.admit(draft)

@@ -11,11 +11,15 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from rota.core.ids import BlockId, Row
+from rota.core.ids import BlockId, RequestId, Row
 from rota.core.request import Request
+from rota.scheduler.accounts import Account
 
 # One step of priority counts as an arrival this many seconds earlier.
 PRIORITY_HEAD_START_S = 10.0
+
+
+Arrival = tuple[float, RequestId]
 
 
 class Phase(Enum):
@@ -38,6 +42,7 @@ class Sequence:
     """Mutable on purpose, with __slots__: a step touches every running sequence."""
 
     __slots__ = (
+        "account",
         "arrival",
         "block_keys",
         "blocks",
@@ -63,11 +68,12 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, request: Request, limit: int) -> None:
+    def __init__(self, request: Request, limit: int, account: Account) -> None:
         self.request = request
+        self.account = account
         self.request_id = request.request_id
         # Priority is a bounded head start: it changes the order, and no request starves.
-        self.arrival = (request.arrived_at - request.priority * PRIORITY_HEAD_START_S, request.request_id)
+        self.arrival: Arrival = (request.arrived_at - request.priority * PRIORITY_HEAD_START_S, request.request_id)
         self.prompt_length = len(request.prompt)
         self.limit = limit  # tokens, with the prompt, at which the sequence ends by length
         self.stop_token_ids = request.sampling.stop_token_ids

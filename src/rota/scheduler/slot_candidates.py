@@ -54,7 +54,16 @@ class SlotCandidates:
         group, slots = self._books.groups[adapter_id], self._books.slots
         if group.is_pinned or slots.is_replaced(adapter_id):
             return False
+        if self._keeps_its_share(group):
+            return False
         return slots.residencies[adapter_id].has_run or not self._admission.can_work(group)
+
+    def _keeps_its_share(self, group: Group) -> bool:
+        """Is it the only busy adapter of its tenant? Then no other tenant takes its slot."""
+        account = group.main_account
+        if not self._books.accounts.are_shared or account is None or len(account.adapters) > 1:
+            return False
+        return self._books.accounts.share(account, self._books.slots.total) >= 1.0
 
     # ── who may come ─────────────────────────────────────────────────────────────────────────────────────────────
 

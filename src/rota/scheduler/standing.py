@@ -24,7 +24,9 @@ def explained(books: Books, request_id: RequestId, at: float) -> Explained:
     group = books.group_of(sequence)
     if sequence.phase is Phase.WAITING:
         refusal = _refusal(books, sequence)
-        position = sum(other.arrival < sequence.arrival for other in group.queue)
+        # Only its tenant's requests: how many others ask is their own affair.
+        before = (one for one in group.queue if one.account is sequence.account)
+        position = sum(one.arrival < sequence.arrival for one in before)
         return Explained(
             request_id=request_id,
             at=at,

@@ -15,6 +15,7 @@ from rota.scheduler.fetching import Fetching
 from rota.scheduler.group import Group
 from rota.scheduler.moves import Moves, vacate
 from rota.scheduler.slot_candidates import SlotCandidates
+from rota.scheduler.slot_shares import SlotShares
 
 
 class Turns:
@@ -27,6 +28,7 @@ class Turns:
         fetching: Fetching,
         candidates: SlotCandidates,
         moves: Moves,
+        shares: SlotShares,
         policy: SlotPolicy,
     ) -> None:
         self._books = books
@@ -34,6 +36,7 @@ class Turns:
         self._fetching = fetching
         self._candidates = candidates
         self._moves = moves
+        self._shares = shares
         self._policy = policy
 
     def take(self, draft: Draft) -> None:
@@ -45,6 +48,7 @@ class Turns:
         if idle or self._books.slots.empty:
             self._fill(draft, idle)
         if self._books.absent:
+            self._shares.give(draft)
             self._replace(draft)
 
     def _let_policy_observe(self, draft: Draft) -> None:

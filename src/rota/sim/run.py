@@ -12,6 +12,7 @@ from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, Message, RemoveAdapter, Submit
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
+from rota.core.tenant import SOLE_TENANT, Tenant
 from rota.observe.observer import Observer
 from rota.observe.summary import Recorder
 from rota.runtime.loop import run
@@ -124,17 +125,33 @@ class Simulation:
     def _submit(self, client: int | str, ask: Ask, at: float) -> Submit:
         """A request, and its abort if the client will not wait for the end."""
         request_id = RequestId(f"{client}-{ask.number:07d}")
+        tenant = self._tenant_of(client, ask)
         sampling = SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0)
         for observer in (self.recorder, *self.observers):
             observer.asked(request_id, ask.adapter_id, at)
+        if tenant.name:
+            self.recorder.note_tenant(request_id, tenant.name)
         if ask.leaves_after_s is not None:
             leaves_at = at + ask.leaves_after_s
             self._world.post(leaves_at, Abort(request_id, leaves_at))
         # The first token is the request's own, so no two prompts begin alike.
         prompt = (LONGEST_SEQUENCE + ask.number, *NUMBERS[1 : ask.prompt_tokens])
         return Submit(
-            Request(request_id=request_id, prompt=prompt, sampling=sampling, arrived_at=at, adapter_id=ask.adapter_id)
+            Request(
+                request_id=request_id,
+                prompt=prompt,
+                sampling=sampling,
+                arrived_at=at,
+                adapter_id=ask.adapter_id,
+                tenant=tenant,
+                priority=tenant.priority,
+            )
         )
+
+    def _tenant_of(self, client: int | str, ask: Ask) -> Tenant:
+        if isinstance(client, str):
+            return SOLE_TENANT
+        return self.scenario.tenant_of(self.scenario.clients[client], adapter_name(ask.adapter_id))
 
     def _emit(self, events: list[Event]) -> None:
         for observer in (self.recorder, *self.observers):

@@ -27,7 +27,7 @@ def asks(client: Client, seed: int) -> Iterator[Ask]:
     """A client's requests in order."""
     dice = random.Random(seed)
     weights = list(itertools.accumulate(_weights(client)))
-    at = 0.0
+    at = client.starts_after_s
     for number in range(client.requests):
         if client.rate_per_s is not None:
             at += dice.expovariate(client.rate_per_s)
@@ -37,7 +37,7 @@ def asks(client: Client, seed: int) -> Iterator[Ask]:
                 index = number % client.adapters
             else:
                 index = dice.choices(range(client.adapters), cum_weights=weights)[0]
-            adapter = AdapterId(1 + index)
+            adapter = AdapterId(client.first_adapter + index)
         leaves_after_s = dice.uniform(0.0, client.cancel_within_s) if dice.random() < client.cancel_share else None
         yield Ask(
             number=number,

@@ -11,6 +11,7 @@ from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from rota.core.errors import ConfigError
+from rota.core.tenant import SOLE_TENANT, Tenant
 
 # Which adapter the next request asks for. `uniform`: any. `zipf`: in proportion to 1/rank^exponent. `skewed`: each
 # adapter `skew` times as often as the next one. `distinct`: one after the other.
@@ -30,13 +31,16 @@ class Client:
     concurrency: int | None = None
     prompt_tokens: tuple[int, int] = (1, 512)
     output_tokens: tuple[int, int] = (1, 512)
-    adapters: int = 0  # requests name adapters 1 to this number; 0: only the base model
+    adapters: int = 0  # requests name this many adapters; 0: only the base model
+    first_adapter: int = 1  # the lowest number among them
     distribution: Distribution = "uniform"
     zipf_exponent: float = 1.1
     skew: float = 1.5
     base_share: float = 0.0
     cancel_share: float = 0.0  # share of requests whose client leaves at a random moment
     cancel_within_s: float = 10.0
+    tenant: str = ""  # the tenant that sends the requests; "*": every adapter has a tenant of its own
+    starts_after_s: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.rate_per_s is None) == (self.concurrency is None):
@@ -49,7 +53,16 @@ class Client:
             low, high = getattr(self, name)
             if not 1 <= low <= high:
                 raise ConfigError(f"{name} must be [low, high] with 1 <= low <= high, not [{low}, {high}].")
-        _check_least(self, requests=0, concurrency=1, adapters=0, zipf_exponent=0, cancel_within_s=0)
+        _check_least(
+            self,
+            requests=0,
+            concurrency=1,
+            adapters=0,
+            first_adapter=1,
+            zipf_exponent=0,
+            cancel_within_s=0,
+            starts_after_s=0,
+        )
         _check_above_0(self, "skew")
         if self.rate_per_s is not None and not self.rate_per_s > 0.0:
             raise ConfigError(f"rate_per_s must be above 0, not {self.rate_per_s}.")
@@ -70,16 +83,31 @@ class Scenario:
     clients: tuple[Client, ...] = field(default_factory=tuple)
     transients: int = 0  # adapters that are loaded, asked once and unloaded during the run
     transient_every_s: float = 2.0
+    tenants: tuple[Tenant, ...] = ()  # a tenant that is not here has the weight 1 and no limit
 
     def __post_init__(self) -> None:
         _check_least(self, slots=0, max_running_requests=1, kv_blocks=2, transients=0)
         _check_above_0(self, "transient_every_s")
         if self.transients and not self.adapters:
             raise ConfigError("transients are copies of adapters, and no client asks for one.")
+        named = {client.tenant for client in self.clients}
+        if "*" in named:
+            return
+        for tenant in self.tenants:
+            if tenant.name not in named:
+                raise ConfigError(f"no client has the tenant '{tenant.name}'; those of clients are {sorted(named)}.")
 
     @property
     def adapters(self) -> int:
-        return max((client.adapters for client in self.clients), default=0)
+        return max(
+            (client.first_adapter + client.adapters - 1 for client in self.clients if client.adapters), default=0
+        )
+
+    def tenant_of(self, client: Client, adapter: str) -> Tenant:
+        name = adapter if client.tenant == "*" else client.tenant
+        if not name:
+            return SOLE_TENANT
+        return next((one for one in self.tenants if one.name == name), Tenant(name=name))
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -91,7 +119,14 @@ def read_scenario(path: Path) -> Scenario:
     if not listed:
         raise ConfigError(f"{path} has no [[clients]], so there would be no requests.")
     clients = tuple(_build(Client, client, f"{path}, client {number}") for number, client in enumerate(listed, start=1))
-    return _build(Scenario, {"name": path.stem, **table}, str(path), clients=clients)
+    tenants = _tenants(table.pop("tenants", {}), path)
+    return _build(Scenario, {"name": path.stem, **table}, str(path), clients=clients, tenants=tenants)
+
+
+def _tenants(tables: Any, path: Path) -> tuple[Tenant, ...]:
+    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+        raise ConfigError(f"{path}: tenants must be tables: write [tenants.NAME] above the fields of each.")
+    return tuple(_build(Tenant, one, f"{path}, tenant '{name}'", name=name) for name, one in tables.items())
 
 
 def _read_table(path: Path) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""Accounts say how much of the device each tenant holds, and how much it has got so far."""
+
+from __future__ import annotations
+
+from rota.core.ids import AdapterId
+from rota.core.tenant import Tenant
+from rota.policy.fairness import joins_at, share, units
+
+# One step of a tenant's priority counts as this many seconds of service that it has not got.
+PRIORITY_HEAD_START_S = 10.0
+# The estimate of what a unit of service takes covers about this many steps.
+REMEMBERED_STEPS = 16
+# Such as a token of a prompt takes on a fast GPU; the first steps correct it.
+FIRST_UNIT_S = 2e-5
+
+
+class Account:
+    """One tenant's counts, kept up to date; the fairness policy reads them through `policy.fairness.TenantView`."""
+
+    __slots__ = (
+        "adapters",
+        "blocks",
+        "head_start_s",
+        "max_queued",
+        "max_running",
+        "name",
+        "open",
+        "rows",
+        "service_s",
+        "weight",
+    )
+
+    def __init__(self, tenant: Tenant) -> None:
+        self.name = tenant.name
+        self.service_s = 0.0
+        self.open = 0  # requests that wait or run
+        self.rows = 0
+        # Adapters that its open requests ask for, in the order of the first request; without the base model.
+        self.adapters: dict[AdapterId, None] = {}
+        self.blocks = 0  # a block that several sequences share counts for each
+        self.renew(tenant)
+
+    def renew(self, tenant: Tenant) -> None:
+        """Take over what may have changed since the last request."""
+        self.weight = tenant.weight
+        self.head_start_s = tenant.priority * PRIORITY_HEAD_START_S
+        self.max_running = tenant.max_running
+        self.max_queued = tenant.max_queued
+
+    @property
+    def waiting(self) -> int:
+        return self.open - self.rows
+
+    @property
+    def rank(self) -> float:
+        """The tenant with the lowest rank goes first."""
+        return self.service_s - self.head_start_s
+
+    @property
+    def is_full(self) -> bool:
+        """Do as many of its sequences run as may run?"""
+        return self.max_running is not None and self.rows >= self.max_running
+
+
+class Accounts:
+    """The accounts of all tenants that have open requests, or had them while others had."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, Account] = {}
+        self.active: dict[str, Account] = {}  # those with open requests
+        self.weights = 0.0  # of the active ones
+        self._unit_s = FIRST_UNIT_S
+
+    @property
+    def are_shared(self) -> bool:
+        """Have several tenants open requests?"""
+        return len(self.active) > 1
+
+    def get(self, tenant: Tenant) -> Account | None:
+        return self._accounts.get(tenant.name)
+
+    def open(self, tenant: Tenant) -> Account:
+        """A tenant has one open request more."""
+        account = self._accounts.get(tenant.name) or Account(tenant)
+        if not account.open:
+            account.service_s = joins_at(account.service_s, (one.service_s for one in self.active.values()))
+            self._accounts[account.name] = self.active[account.name] = account
+        account.renew(tenant)
+        account.open += 1
+        self._weigh()
+        return account
+
+    def close(self, account: Account) -> None:
+        """A tenant has one open request less."""
+        account.open -= 1
+        if account.open:
+            return
+        del self.active[account.name]
+        self._weigh()
+        # What a tenant has got ahead of others counts when it comes back, but only while there are others.
+        least_s = min((one.service_s for one in self.active.values()), default=account.service_s)
+        self._accounts = {name: one for name, one in self._accounts.items() if one.open or one.service_s > least_s}
+
+    def charge(self, account: Account, prompt_tokens: int, decodes: int) -> None:
+        """A step is planned with these tokens of a tenant. What they take is estimated from earlier steps."""
+        account.service_s += units(prompt_tokens, decodes) * self._unit_s / account.weight
+
+    def note_step(self, prompt_tokens: int, decodes: int, step_s: float) -> None:
+        """A step with these tokens of all tenants took this long."""
+        measured = units(prompt_tokens, decodes)
+        if measured:
+            self._unit_s += (step_s / measured - self._unit_s) / REMEMBERED_STEPS
+
+    def share(self, account: Account, total: int) -> float:
+        return share(account, self.weights, total)
+
+    def _weigh(self) -> None:
+        # Summed anew: after many additions and subtractions a running sum would be off.
+        self.weights = sum(account.weight for account in self.active.values())
+
+    def check(self, rows: dict[str, int], blocks: dict[str, int], open_requests: dict[str, int]) -> None:
+        """Assert that the accounts agree with the sequences, which are counted here by tenant."""
+        counts = {account.name: account.open for account in self._accounts.values() if account.open}
+        assert counts == open_requests, "an account has lost count of its requests"
+        for account in self._accounts.values():
+            assert account.rows == rows.get(account.name, 0), "an account has lost count of its rows"
+            assert account.blocks == blocks.get(account.name, 0), "an account has lost count of its blocks"
+        assert set(self.active) == set(counts), "an active tenant has open requests"

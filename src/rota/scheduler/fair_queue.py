@@ -1,0 +1,93 @@
+"""The fair queue holds an adapter's waiting sequences, and knows whose turn it is among their tenants."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from itertools import count
+
+from rota.scheduler.accounts import Account
+from rota.scheduler.queue import MOST_LEFT_BEHIND, WaitingQueue
+from rota.scheduler.sequence import Sequence
+
+# The rank that the tenant had when it was put into the line; the number keeps accounts from being compared.
+Place = tuple[float, int, Account, WaitingQueue]
+
+
+class FairQueue:
+    """By arrival for the adapter as a whole, and by rank of their tenants for sequences that may start.
+
+    Ranks grow with every step. A place in the line is corrected only when it comes to the top, so a look at the line
+    costs the same for two tenants and for a thousand.
+    """
+
+    def __init__(self) -> None:
+        self._all = WaitingQueue()
+        self._of: dict[str, WaitingQueue] = {}  # by the tenant's name; none is empty
+        self._line: list[Place] = []  # a heap; it may hold places of tenants that have nothing here any more
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In no particular order; for explanations and checks."""
+        return iter(self._all)
+
+    def push(self, sequence: Sequence) -> None:
+        account = sequence.account
+        queue = self._of.get(account.name)
+        if queue is None:
+            queue = self._of[account.name] = WaitingQueue()
+            self._clear_away()
+            heapq.heappush(self._line, (account.rank, next(self._numbers), account, queue))
+        queue.push(sequence)
+        self._all.push(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        queue = self._of[sequence.account.name]
+        queue.remove(sequence)
+        self._all.remove(sequence)
+        if not queue:
+            del self._of[sequence.account.name]
+
+    def first(self) -> Sequence | None:
+        """The sequence that arrived first, of any tenant; it stays in the queue."""
+        return self._all.first()
+
+    def next(self) -> Sequence | None:
+        """The first sequence of the tenant whose turn it is; it stays in the queue."""
+        line = self._line
+        while line:
+            rank, _, account, queue = line[0]
+            if self._of.get(account.name) is not queue:
+                heapq.heappop(line)
+            elif account.rank > rank:
+                heapq.heapreplace(line, (account.rank, next(self._numbers), account, queue))
+            else:
+                return queue.first()
+        return None
+
+    def pass_over(self) -> Place:
+        """Let the tenants after the one whose turn it is come to the top, until the place is given back."""
+        return heapq.heappop(self._line)
+
+    def give_back(self, place: Place) -> None:
+        heapq.heappush(self._line, place)
+
+    def in_turn(self, most: int) -> Iterator[Sequence]:
+        """The first sequences of up to `most` tenants, by whose turn it is."""
+        passed: list[Place] = []
+        try:
+            while len(passed) < most and (sequence := self.next()):
+                passed.append(self.pass_over())
+                yield sequence
+        finally:
+            for place in passed:
+                self.give_back(place)
+
+    def _clear_away(self) -> None:
+        if len(self._line) > MOST_LEFT_BEHIND + 2 * len(self._of):
+            # While the tenant at the top stays there, places that are left behind never come to the top.
+            self._line = [place for place in self._line if self._of.get(place[2].name) is place[3]]
+            heapq.heapify(self._line)

@@ -1,0 +1,113 @@
+"""Sharing makes room for tenants that hold less than their share: sequences of tenants that hold more are preempted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rota.policy.fairness import gives_up, may_take
+from rota.scheduler.accounts import Account
+from rota.scheduler.admission import LOOK_AHEAD, Admission
+from rota.scheduler.books import Books
+from rota.scheduler.draft import Draft
+from rota.scheduler.reasons import Reason
+from rota.scheduler.sequence import Refusal, Sequence
+
+Held = Callable[[Account], int]
+
+
+class Sharing:
+    """Acts before decodes are planned, since a sequence in the step can no longer be preempted.
+
+    A preempted sequence keeps its tokens. Its KV stays findable until the blocks are needed, so with prefix caching it
+    mostly goes on where it was.
+    """
+
+    def __init__(self, books: Books, admission: Admission) -> None:
+        self._books = books
+        self._admission = admission
+
+    def make_room(self, draft: Draft) -> None:
+        if not self._books.accounts.are_shared:
+            return
+        self._make_room_to_grow(draft)
+        if not self._books.waiting:
+            return
+        for group in self._books.open_groups:
+            for sequence in group.queue.in_turn(LOOK_AHEAD):
+                if self._is_short(draft, sequence) and self._make_room_for(draft, sequence):
+                    draft.invited.append(sequence)
+
+    def _make_room_to_grow(self, draft: Draft) -> None:
+        """Free the blocks that decodes need in this step, before chance decides whose sequence finds none."""
+        blocks = self._books.blocks
+        if blocks.free >= self._books.running_count:
+            return
+        growing = {
+            sequence
+            for group in self._books.open_groups
+            for sequence in group.decoding
+            if sequence.planned == sequence.room and sequence.planned < sequence.limit - 1
+        }
+        while blocks.free < len(growing) and (victim := self._victim(None, blocks.total, _blocks)):
+            self._preempt(draft, victim)
+            growing.discard(victim)
+
+    def _is_short(self, draft: Draft, sequence: Sequence) -> bool:
+        """Does a sequence lack only a row or KV?"""
+        if sequence.flights or sequence.account.is_full:
+            return False
+        return self._lacks_row(draft) or self._lacks_kv(draft, sequence)
+
+    def _make_room_for(self, draft: Draft, sequence: Sequence) -> bool:
+        books, taker = self._books, sequence.account
+        while self._lacks_row(draft):
+            if not self._take(draft, taker, books.rows.total, _rows, 1):
+                return False
+        needed = books.blocks.blocks_for(len(sequence.tokens))
+        while self._lacks_kv(draft, sequence):
+            if not self._take(draft, taker, books.blocks.total, _blocks, needed):
+                return False
+        return True
+
+    def _lacks_row(self, draft: Draft) -> bool:
+        return self._books.rows.free <= len(draft.invited)
+
+    def _lacks_kv(self, draft: Draft, sequence: Sequence) -> bool:
+        blocks = self._books.blocks
+        promised = sum(blocks.blocks_for(len(one.tokens)) for one in draft.invited)
+        # In this step some sequences that run get one more block, before the new one gets its blocks.
+        promised += -(-self._books.running_count // blocks.block_size)
+        return self._admission.lacks_kv(sequence, promised)
+
+    def _take(self, draft: Draft, taker: Account, total: int, held: Held, more: int) -> bool:
+        """Preempt one sequence of another tenant for `taker`; False if `taker` has no right to that."""
+        if not may_take(taker, self._books.accounts.weights, total, held(taker), more):
+            return False
+        victim = self._victim(taker, total, held)
+        if victim:
+            self._preempt(draft, victim)
+        return victim is not None
+
+    def _victim(self, taker: Account | None, total: int, held: Held) -> Sequence | None:
+        """The sequence that gives up its place: of the tenant that holds most, the newest parked one, or the newest."""
+        accounts = self._books.accounts
+        giver = gives_up(accounts.active.values(), taker, accounts.weights, total, held)
+        if giver is None:
+            return None
+        is_open = {group.adapter_id for group in self._books.open_groups}
+        return max(
+            (sequence for sequence in self._books.running() if sequence.account is giver),
+            key=lambda sequence: (sequence.request.adapter_id not in is_open, sequence.arrival),
+        )
+
+    def _preempt(self, draft: Draft, victim: Sequence) -> None:
+        self._books.preempt(victim, draft.now)
+        victim.refusal = Refusal(Reason.OTHER_TENANT, draft.now)
+
+
+def _rows(account: Account) -> int:
+    return account.rows
+
+
+def _blocks(account: Account) -> int:
+    return account.blocks

@@ -1,0 +1,202 @@
+"""Tenants share rows, KV, prompts' part of a step and slots; without limits, no tenant can starve another."""
+
+from __future__ import annotations
+
+from rota.core.config import SchedulerConfig
+from rota.core.errors import FaultCode
+from rota.core.events import Admitted, Finished, Preempted
+from rota.core.tenant import Tenant
+from rota.scheduler.reasons import Reason
+from tests.counting import calls_in
+from tests.scheduler.stage import Stage, seated
+
+LONG = 400
+
+
+def crowd(stage: Stage, count: int, tenant: Tenant | str = "burst", **fields) -> None:
+    for number in range(count):
+        stage.ask(f"burst{number:02d}", tenant=tenant, **{"max_new_tokens": LONG, **fields})
+
+
+def preempted(stage: Stage) -> list[str]:
+    return [event.request_id for event in stage.said(Preempted)]
+
+
+def rows_by(stage: Stage, tenant: str) -> int:
+    account = stage.scheduler._books.accounts.active.get(tenant)
+    return account.rows if account else 0
+
+
+def test_a_neighbour_gets_a_row_at_once_though_another_tenant_has_taken_all():
+    stage = Stage(adapters=0, rows=8)
+    crowd(stage, 20)
+    stage.step()
+
+    stage.ask("neighbour0", tenant="neighbour")
+
+    assert seated(stage.step()) == ["neighbour0"]
+    assert preempted(stage) == ["burst07"], "the newest of those that run"
+    assert stage.why("burst07") == Reason.OTHER_TENANT
+
+
+def test_a_sequence_that_made_room_goes_on_when_the_neighbour_has_ended():
+    stage = Stage(adapters=0, rows=2)
+    crowd(stage, 2)
+    stage.step()
+    stage.ask("neighbour0", tenant="neighbour", max_new_tokens=1)
+    stage.step()
+    for _ in range(3):
+        stage.step()
+
+    assert rows_by(stage, "burst") == 2
+    assert [event.request_id for event in stage.said(Finished)] == ["neighbour0"]
+    back = [event for event in stage.said(Admitted) if event.request_id == "burst01"][-1]
+    assert Reason.OTHER_TENANT in back.reasons
+
+
+def test_rows_are_taken_from_others_only_up_to_a_tenants_share_by_weight():
+    stage = Stage(adapters=0, rows=8)
+    crowd(stage, 20, Tenant(name="burst", weight=3.0))
+    stage.step()
+    for number in range(6):
+        stage.ask(f"late{number}", tenant="late", max_new_tokens=LONG)
+    for _ in range(6):
+        stage.step()
+
+    assert (rows_by(stage, "burst"), rows_by(stage, "late")) == (6, 2)
+    assert stage.why("late2") == Reason.OTHER_TENANT
+
+
+def test_one_tenant_alone_is_never_preempted_for_itself():
+    stage = Stage(adapters=0, rows=2)
+    crowd(stage, 9)
+    for _ in range(5):
+        stage.step()
+
+    assert preempted(stage) == []
+    assert stage.why("burst02") == Reason.NO_ROW
+
+
+def test_free_rows_go_to_the_tenant_that_has_got_least():
+    stage = Stage(adapters=0, rows=5)
+    crowd(stage, 9, max_new_tokens=16)
+    stage.step()
+    for number in range(4):
+        stage.ask(f"late{number}", tenant="late", max_new_tokens=16)
+    order = [request_id for _ in range(20) for request_id in seated(stage.step())]
+
+    assert order[:2] == ["late0", "late1"], "two of five rows are the share of `late`"
+    assert order[2:4] == ["late2", "late3"], "three rows of `burst` have got more than two of `late`"
+
+
+def test_a_neighbour_gets_kv_though_another_tenant_holds_all_of_it():
+    stage = Stage(adapters=0, rows=8, blocks=32, max_sequence_tokens=LONG)
+    crowd(stage, 8, prompt=50)
+    for _ in range(60):
+        stage.step()
+    assert stage.scheduler._books.blocks.free <= 4
+
+    stage.said(Preempted)
+    stage.ask("neighbour0", tenant="neighbour", prompt=40, max_new_tokens=30)
+    waited = 0
+    while "neighbour0" not in seated(stage.step()):
+        waited += 1
+    for _ in range(30):
+        stage.step()
+
+    assert waited <= 1
+    assert "neighbour0" not in preempted(stage)
+    assert "neighbour0" in [event.request_id for event in stage.said(Finished)]
+
+
+def test_a_request_larger_than_its_tenants_share_of_kv_still_gets_its_turn():
+    stage = Stage(adapters=0, rows=8, blocks=32, max_sequence_tokens=LONG)
+    crowd(stage, 8, prompt=40)
+    stage.step()
+    stage.ask("large", tenant="large", prompt=330, max_new_tokens=4)
+    for _ in range(10):
+        stage.step()
+
+    assert "large" in [event.request_id for event in stage.said(Finished)]
+
+
+def test_a_long_prompt_leaves_room_in_the_step_for_another_tenants_prompt():
+    stage = Stage(adapters=0, rows=8, config=SchedulerConfig(chunked_prefill_size=64))
+    stage.ask("long", tenant="burst", prompt=400)
+    stage.step()
+    stage.ask("short", tenant="neighbour", prompt=20)
+
+    plan = stage.step()
+
+    assert seated(plan) == ["short"]
+    assert [chunk.length for chunk in plan.chunks] == [32, 20]
+
+
+def test_a_long_prompt_alone_fills_the_step():
+    stage = Stage(adapters=0, rows=8, config=SchedulerConfig(chunked_prefill_size=64))
+    stage.ask("long", tenant="burst", prompt=400)
+    stage.step()
+
+    assert [chunk.length for chunk in stage.step().chunks] == [64]
+
+
+def test_a_tenant_runs_no_more_than_it_may_and_others_pass_it():
+    stage = Stage(adapters=0, rows=8)
+    crowd(stage, 5, Tenant(name="burst", max_running=2))
+    stage.ask("neighbour0", tenant="neighbour")
+
+    assert sorted(seated(stage.step())) == ["burst00", "burst01", "neighbour0"]
+    assert stage.why("burst02") == Reason.TENANT_FULL
+
+
+def test_a_tenant_queues_no_more_than_it_may_and_others_do():
+    stage = Stage(adapters=0, rows=1)
+    crowd(stage, 4, Tenant(name="burst", max_queued=3))
+    stage.ask("neighbour0", tenant="neighbour")
+    stage.step()
+
+    refused = stage.said(Finished)
+    assert [(event.request_id, event.fault.code) for event in refused] == [("burst03", FaultCode.QUEUE_FULL)]
+    assert "max_queued" in refused[0].fault.message
+
+
+def test_a_tenant_with_one_adapter_keeps_a_slot_while_another_tenant_rotates_many():
+    stage = Stage(adapters=5, slots=2, rows=16)
+    for number in range(1, 5):
+        stage.ask(f"many{number}", number, tenant="many", max_new_tokens=LONG)
+    stage.step()
+    stage.arrive(1, 2)
+    stage.step()
+
+    stage.ask("one", 5, tenant="one", max_new_tokens=LONG)
+
+    assert [load.adapter_id for load in stage.step().loads] == [5], "at once, though the policy is `wait`"
+    stage.arrive(5)
+    assert "one" in seated(stage.step())
+
+
+def test_requests_find_each_others_kv_only_within_one_scope():
+    stage = Stage(adapters=0, rows=8)
+    prompt = tuple(range(100, 140))
+    for scope in ("acme", "other", "acme", ""):
+        stage.ask(f"r{stage.now}", prompt=prompt, cache_scope=scope, max_new_tokens=1)
+        stage.step()
+        stage.now += 1.0
+
+    assert [event.cached_tokens for event in stage.said(Admitted)] == [0, 0, 32, 0]
+
+
+def test_a_pass_over_a_thousand_tenants_costs_as_much_as_over_fifty():
+    def cost(tenants: int) -> int:
+        stage = Stage(adapters=0, rows=8)
+        for number in range(tenants):
+            stage.ask(f"r{number}", tenant=f"tenant{number}", max_new_tokens=LONG)
+        stage.step()
+        costs = []
+        for _ in range(20):
+            calls, plan = calls_in(lambda: stage.scheduler.plan(stage.now))
+            stage.finish(plan)
+            costs.append(calls)
+        return max(costs)
+
+    assert cost(1000) < 1.2 * cost(50)
