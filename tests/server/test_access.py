@@ -200,11 +200,12 @@ def test_a_tenant_loads_and_unloads_under_its_own_names_and_hears_of_no_others(c
     assert unload(client, ACME, "acme-owl").status_code == 200
 
 
-def test_a_keys_weight_goes_to_the_adapters_it_loads(client, device):
-    load(client, ACME, "acme-heavy")
+@pytest.mark.parametrize("route", ["/v1/load_lora_adapter", "/load_lora_adapter"])
+def test_a_keys_weight_is_its_own_and_not_that_of_the_adapters_it_loads(client, device, route):
+    load(client, ACME, "acme-heavy", route)
     fetched = [adapter for plan in device.plans for adapter in plan.fetches]
 
-    assert next(adapter.weight for adapter in fetched if adapter.name == "acme-heavy") == 3.0
+    assert next(adapter.weight for adapter in fetched if adapter.name == "acme-heavy") == 1.0
     unload(client, ACME, "acme-heavy")
 
 

@@ -39,8 +39,15 @@ may_load = true
 may_operate = false
 requests_per_minute = 600
 tokens_per_minute = 200_000
+max_tokens_in_flight = 50_000
+max_running = 32
+max_queued = 256
 weight = 2
 priority = 1
+shares_prefixes_with = "all"
+
+[keys.birds]
+key = "sk-birds"
 """
 
 
@@ -53,9 +60,27 @@ def test_a_key_of_the_file_has_what_the_file_gives(tmp_path):
         may_operate=False,
         requests_per_minute=600,
         tokens_per_minute=200_000,
+        max_tokens_in_flight=50_000,
+        max_running=32,
+        max_queued=256,
         weight=2.0,
         priority=1,
+        shares_prefixes_with=frozenset({"birds"}),
     )
+
+
+def test_keys_share_prefixes_with_keys_that_list_them_and_with_keys_of_the_command_line(tmp_path):
+    text = '[keys.a]\nkey = "a"\nshares_prefixes_with = ["b", "key 1"]\n[keys.b]\nkey = "b"\n[keys.c]\nkey = "c"'
+    ring = read_keys(["first"], key_file(tmp_path, text))
+
+    scopes = {secret: ring.find(secret).cache_scope for secret in ("first", "a", "b", "c")}
+    assert scopes["first"] == scopes["a"] == scopes["b"] != scopes["c"]
+    assert ring.find("b").shares_prefixes_with == {"a", "key 1"}
+
+
+def test_two_keys_of_one_name_would_be_one_tenant_and_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="Two keys are named 'key 1'; rename the key of the key file"):
+        read_keys(["first"], key_file(tmp_path, '[keys."key 1"]\nkey = "x"'))
 
 
 def test_a_right_that_the_file_does_not_give_is_not_there(tmp_path):
@@ -112,6 +137,12 @@ def test_a_digest_in_the_file_stands_for_a_key(tmp_path):
         ('[keys.a]\nkey = "x"\ntokens_per_minute = 1.5', "tokens_per_minute must be a whole number"),
         ('[keys.a]\nkey = "x"\nweight = inf', "weight must be a finite number above 0"),
         ('[keys.a]\nkey = "x"\npriority = "high"', "priority must be a whole number, not 'high'"),
+        ('[keys.a]\nkey = "x"\nmax_running = 0', "max_running must be a whole number of at least 1"),
+        ('[keys.a]\nkey = "x"\nmax_queued = true', "max_queued must be a whole number"),
+        ('[keys.a]\nkey = "x"\nmax_tokens_in_flight = -1', "max_tokens_in_flight must be a whole number"),
+        ('[keys.a]\nkey = "x"\nshares_prefixes_with = "b"', "must be 'all' or a list of keys' names, not 'b'"),
+        ('[keys.a]\nkey = "x"\nshares_prefixes_with = ["b"]', "names 'b', and no key has that name"),
+        ('[keys.""]\nkey = "x"', "A key has an empty name"),
         ('[keys.a]\nkey = "x"\n[keys.b]\nkey = "x"', "'a' and 'b' have the same key"),
         ("[keys", "is not TOML"),
     ],

@@ -74,11 +74,11 @@ def _install_vllm_routes(app: FastAPI, adapters: AdapterManager, access: Access)
     async def load(http: Request) -> Response:
         """Load an adapter, in vLLM's shape. Answers when requests may name it."""
         fields = read_body(LoadFields, await http.body())
-        key = access.loader_of(http, fields.lora_name)
+        access.loader_of(http, fields.lora_name)
         access.refuse_loads()
         fields.refuse_unsupported()
         _check_name(fields.lora_name)
-        await adapters.load(LoraPath(name=fields.lora_name, path=fields.lora_path, weight=key.weight))
+        await adapters.load(LoraPath(name=fields.lora_name, path=fields.lora_path))
         return PlainTextResponse(f"Adapter '{fields.lora_name}' is loaded.")
 
     @app.post("/v1/unload_lora_adapter", openapi_extra=takes(UnloadFields), response_class=PlainTextResponse)
@@ -105,9 +105,7 @@ def _install_sglang_routes(app: FastAPI, adapters: AdapterManager, access: Acces
         fields.refuse_unsupported()
         try:
             _check_name(fields.lora_name)
-            await adapters.load(
-                LoraPath(name=fields.lora_name, path=fields.lora_path, is_pinned=bool(fields.pinned), weight=key.weight)
-            )
+            await adapters.load(LoraPath(name=fields.lora_name, path=fields.lora_path, is_pinned=bool(fields.pinned)))
         except AdapterError as error:
             return _outcome(adapters, key, False, str(error))
         return _outcome(adapters, key, True)

@@ -150,10 +150,16 @@ def _fail_later(reply: Reply, timeout_s: float | None) -> asyncio.TimerHandle | 
 
 
 def requests_for(
-    call: Call, answer_id: str, model: Adapter, prompts: list[Tokens], sampling: SamplingParams, choices: int
+    call: Call,
+    answer_id: str,
+    model: Adapter,
+    prompts: list[Tokens],
+    sampling: SamplingParams,
+    choices: int,
+    cache_salt: str | None = None,
 ) -> tuple[Request, ...]:
     """One request per choice of each prompt. A single request has the answer's name."""
-    now = time.monotonic()
+    now, scope = time.monotonic(), call.key.scope_with(cache_salt)
     is_single = len(prompts) * choices == 1
     return tuple(
         Request(
@@ -162,6 +168,8 @@ def requests_for(
             sampling=seeded(sampling, choice),
             arrived_at=now,
             adapter_id=model.adapter_id,
+            tenant=call.key.tenant,
+            cache_scope=scope,
             priority=call.key.priority,
         )
         for prompt, tokens in enumerate(prompts)

@@ -22,6 +22,8 @@ Unsupported = Annotated[
     Any,
     WithJsonSchema({"enum": list(_NOTHING), "description": "Not supported: only empty values are accepted."}),
 ]
+# vLLM's field: only requests with the same salt find each other's KV.
+CacheSalt = Annotated[str, Field(min_length=1)]
 
 Body = TypeVar("Body", bound=BaseModel)
 

@@ -8,8 +8,12 @@ may_load = true
 may_operate = false
 requests_per_minute = 600
 tokens_per_minute = 200_000
-weight = 2.0
+max_tokens_in_flight = 50_000
+max_running = 32
+max_queued = 256
+weight = 2.0                         # its share as a tenant, not the weight of adapters that it loads
 priority = 1
+shares_prefixes_with = ["birds"]     # or "all"
 """
 
 from __future__ import annotations
@@ -20,10 +24,12 @@ import re
 import stat
 import tomllib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rota.core.errors import ConfigError
+from rota.server.access.cache_scopes import groups_of
 from rota.server.access.keys import Key, KeyRing, digest_of
 
 FIELDS = (
@@ -35,8 +41,12 @@ FIELDS = (
     "may_operate",
     "requests_per_minute",
     "tokens_per_minute",
+    "max_tokens_in_flight",
+    "max_running",
+    "max_queued",
     "weight",
     "priority",
+    "shares_prefixes_with",
 )
 
 
@@ -50,7 +60,19 @@ def read_keys(secrets: Iterable[str], path: str | None) -> KeyRing:
         if digest in keys:
             raise ConfigError(f"'{keys[digest].name}' and '{key.name}' have the same key; give each its own.")
         keys[digest] = key
-    return KeyRing(keys)
+    return KeyRing(_grouped(keys))
+
+
+def _grouped(keys: dict[bytes, Key]) -> dict[bytes, Key]:
+    """The same keys; each lists all keys that it shares prefixes with, also those that list it."""
+    names = [key.name for key in keys.values()]
+    for name in names:
+        if not name:
+            raise ConfigError("A key has an empty name; give it one, as in [keys.NAME].")
+        if names.count(name) > 1:
+            raise ConfigError(f"Two keys are named '{name}'; rename the key of the key file.")
+    groups = groups_of({key.name: key.shares_prefixes_with for key in keys.values()})
+    return {digest: replace(key, shares_prefixes_with=groups[key.name] - {key.name}) for digest, key in keys.items()}
 
 
 def _read_file(path: Path) -> list[tuple[bytes, Key]]:
@@ -104,8 +126,12 @@ def _entry(name: str, table: dict[str, Any]) -> tuple[bytes, Key]:
         may_operate=_flag(name, table, "may_operate"),
         requests_per_minute=_limit(name, table, "requests_per_minute"),
         tokens_per_minute=_limit(name, table, "tokens_per_minute"),
+        max_tokens_in_flight=_limit(name, table, "max_tokens_in_flight"),
+        max_running=_limit(name, table, "max_running"),
+        max_queued=_limit(name, table, "max_queued"),
         weight=_weight(name, table),
         priority=_priority(name, table),
+        shares_prefixes_with=_shares(name, table),
     )
     return _digest(name, table), key
 
@@ -137,6 +163,15 @@ def _adapters(name: str, table: dict[str, Any]) -> frozenset[str] | None:
     for entry in listed:
         if "*" in entry[:-1]:
             raise ConfigError(f"'{name}': '*' may stand at the end of a name only, not as in '{entry}'.")
+    return frozenset(listed)
+
+
+def _shares(name: str, table: dict[str, Any]) -> frozenset[str] | None:
+    listed = table.get("shares_prefixes_with", [])
+    if listed == "all":
+        return None
+    if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
+        raise ConfigError(f"'{name}': shares_prefixes_with must be 'all' or a list of keys' names, not {listed!r}.")
     return frozenset(listed)
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from rota.core.tenant import SOLE_TENANT, Tenant
+from rota.server.access.cache_scopes import group_scope, salted_scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +22,23 @@ class Key:
     may_operate: bool = True  # sees and controls the whole server: metrics, dashboard, caches, all requests
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    weight: float = 1.0  # of the adapters it loads
+    max_tokens_in_flight: int | None = None  # tokens that its open answers may reserve together
+    max_running: int | None = None  # answers that may hold a row; the others wait
+    max_queued: int | None = None  # answers that may wait; more are refused
+    weight: float = 1.0  # its share as a tenant
     priority: int = 0  # of its requests
+    shares_prefixes_with: frozenset[str] | None = frozenset()  # names of other keys; None: all
+    is_anyone: bool = False  # the key of a server without keys
+    # Made once of the fields above.
+    tenant: Tenant = field(init=False, compare=False, repr=False)
+    cache_scope: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        tenant = Tenant(name=self.name, weight=self.weight, max_running=self.max_running, max_queued=self.max_queued)
+        scope = group_scope({self.name, *(self.shares_prefixes_with or ())})
+        # A server without keys has one tenant and one scope, as a simulation has.
+        object.__setattr__(self, "tenant", SOLE_TENANT if self.is_anyone else tenant)
+        object.__setattr__(self, "cache_scope", "" if self.is_anyone else scope)
 
     def may_use(self, adapter: str) -> bool:
         """Whether an adapter's name is on the key's list. The base model has its own right, `may_use_base`."""
@@ -28,9 +46,13 @@ class Key:
             return True
         return any(entry.endswith("*") and adapter.startswith(entry[:-1]) for entry in self.adapters)
 
+    def scope_with(self, salt: str | None) -> str:
+        """The cache scope of a request, which the client's salt makes narrower."""
+        return self.cache_scope if salt is None else salted_scope(self.cache_scope, salt)
+
 
 # The key of every request to a server without keys.
-ANYONE = Key("anyone")
+ANYONE = Key("anyone", is_anyone=True)
 
 
 class KeyRing:

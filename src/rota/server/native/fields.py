@@ -9,7 +9,7 @@ from pydantic import Field, WithJsonSchema
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
-from rota.server.fields import Count, Fields, Unsupported, refuse_unsupported_values, within
+from rota.server.fields import CacheSalt, Count, Fields, Unsupported, refuse_unsupported_values, within
 from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.sampling import CommonSampling
 
@@ -85,6 +85,7 @@ class GenerateFields(Fields):
     logprob_start_len: Count | None = None
     top_logprobs_num: Count | None = within(0, MAX_LOGPROBS)
     return_text_in_logprobs: bool | None = None
+    cache_salt: CacheSalt | None = None
     # These change nothing: every answer counts its tokens, and the operator decides what is logged.
     stream_options: StreamOptions | None = None
     log_metrics: bool | None = None

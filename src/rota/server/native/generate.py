@@ -60,7 +60,7 @@ async def _parse(front: Front, call: Call, fields: GenerateFields) -> ParsedCall
     samplings = _one_each("sampling_params", sent, count)
     check_count(front, count, choices, fields.param, fields.choices_param)
     names = _names(call, fields, count)
-    now = time.monotonic()
+    now, scope = time.monotonic(), call.key.scope_with(fields.cache_salt)
     requests = [
         Request(
             request_id=request_id_for(f"{names[index]}-{choice}" if choices > 1 else names[index]),
@@ -68,6 +68,8 @@ async def _parse(front: Front, call: Call, fields: GenerateFields) -> ParsedCall
             sampling=seeded(samplings[index], choice),
             arrived_at=now,
             adapter_id=models[index].adapter_id,
+            tenant=call.key.tenant,
+            cache_scope=scope,
             priority=call.key.priority,
         )
         for index in range(count)

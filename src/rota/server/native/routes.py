@@ -17,6 +17,7 @@ from rota.core.events import Inspected
 from rota.core.ids import RequestId
 from rota.core.request import Request, SamplingParams
 from rota.runtime.service import Phase
+from rota.server.access.keys import Key
 from rota.server.fields import Fields, read_body
 from rota.server.front import Front
 from rota.server.native.bodies import AbortedBody, HealthBody, ModelInfoBody, ServerInfoBody
@@ -44,12 +45,13 @@ def install_native_routes(app: FastAPI, front: Front, queries: Queries, probe_s:
 
 def _install_health_probe(app: FastAPI, front: Front, probe_s: float) -> None:
     @app.get("/health_generate", responses=gives(HealthBody))
-    async def health_generate() -> Response:
+    async def health_generate(http: HttpRequest) -> Response:
         """200 if a token comes in time."""
+        key = front.access.key_of(http)
         state = front.service.state
         if state.phase is not Phase.READY:
             return JSONResponse({"status": state.phase.value, "reason": state.reason}, 503)
-        reply = front.streams.open([_probe(front)])
+        reply = front.streams.open([_probe(front, key)])
         try:
             deltas = await asyncio.wait_for(reply.next(), probe_s)
         except TimeoutError:
@@ -130,11 +132,18 @@ def _install_abort(app: FastAPI, front: Front) -> None:
         return {"aborted": len(own)}
 
 
-def _probe(front: Front) -> Request:
+def _probe(front: Front, key: Key) -> Request:
     """The shortest possible request."""
     name = RequestId(f"health-{uuid.uuid4().hex}")
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
-    return Request(request_id=name, prompt=front.tokenizer.encode("Hi"), sampling=sampling, arrived_at=time.monotonic())
+    return Request(
+        request_id=name,
+        prompt=front.tokenizer.encode("Hi"),
+        sampling=sampling,
+        arrived_at=time.monotonic(),
+        tenant=key.tenant,
+        cache_scope=key.cache_scope,
+    )
 
 
 def _described(standing: Inspected) -> dict[str, Any]:

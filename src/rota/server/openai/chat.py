@@ -35,7 +35,7 @@ def install_chat_route(app: FastAPI, front: Front) -> None:
         check_count(front, 1, choices)
         prompt = not_empty(await rendered(front, conversation(fields.messages)), "messages")
         answer_id = f"chatcmpl-{call.name}"
-        requests = requests_for(call, answer_id, model, [prompt], sampling, choices)
+        requests = requests_for(call, answer_id, model, [prompt], sampling, choices, fields.cache_salt)
         shape = ChatShape(answer_id, model.name, options, front.tokenizer, logprobs is not None)
         sent_as = (SentAs("messages", fields.model_param),)
         parsed = ParsedCall(call, answer_id, requests, choices, is_continuation=False, sent_as=sent_as)

@@ -38,7 +38,7 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
         parsed = ParsedCall(
             call,
             answer_id,
-            requests_for(call, answer_id, model, prompts, sampling, choices),
+            requests_for(call, answer_id, model, prompts, sampling, choices, fields.cache_salt),
             choices,
             openings=tuple(_echoes(front.tokenizer, fields, prompts)) if fields.echo else (),
             has_output=limit > 0,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rota.core.adapter import Adapter
 from rota.core.errors import RequestError
 from rota.core.request import MAX_SEED, SamplingParams
-from rota.server.fields import Count, Fields, Unsupported, within
+from rota.server.fields import CacheSalt, Count, Fields, Unsupported, within
 from rota.server.front import Front
 from rota.server.open_answers import Call
 from rota.server.sampling import CommonSampling
@@ -32,6 +32,7 @@ class SamplingFields(CommonSampling):
     seed: int | None = within(0, MAX_SEED)
     # The client's own user. It changes nothing about the answer.
     user: str | None = None
+    cache_salt: CacheSalt | None = None
     min_tokens: Unsupported = None
 
     def usage_wanted(self) -> StreamOptions:

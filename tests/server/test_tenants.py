@@ -1,0 +1,157 @@
+"""Keys are tenants: their requests carry their share, and no tenant finds another's KV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rota.core.config import EngineConfig
+from rota.core.messages import Message, Submit
+from rota.core.request import Request
+from rota.core.tenant import SOLE_TENANT, Tenant
+from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService
+from rota.server.access.access import Access
+from rota.server.access.key_file import read_keys
+from rota.server.access.keys import ANYONE, Key, KeyRing, digest_of
+from rota.server.app import create_app
+from rota.text.tokenizer import Tokenizer
+from tests.server.letters import error_of, letters_device, serving
+from tests.server.running import running
+from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
+
+TEXT = "the quick brown fox jumps over the lazy dog, twice and again"
+CALLS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": TEXT, "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 2},
+    "/generate": {"text": TEXT, "sampling_params": {"max_new_tokens": 2}},
+}
+
+
+class HeedfulService(InProcessService):
+    """Remembers the requests that it was sent."""
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, Submit):
+            self.requests = [*getattr(self, "requests", []), message.request]
+        super().send(message)
+
+
+def requests_sent(folder: Path, keys: KeyRing | None, **headers: str) -> list[Request]:
+    """What reaches the engine of one call to each route, and of a probe."""
+    registry = Registry("letters", "/models/letters")
+    service = HeedfulService(letters_device, EngineConfig())
+    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=Access(registry, keys))
+    with running(app) as url, httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
+        answers = [client.post(route, json=body) for route, body in CALLS.items()]
+        assert [answer.status_code for answer in [*answers, client.get("/health_generate")]] == [200] * 4
+    return service.requests
+
+
+def test_a_request_carries_the_share_and_the_limits_of_its_key(tmp_path):
+    acme = Key("acme", weight=2.5, max_running=3, max_queued=9)
+    sent = requests_sent(tmp_path, KeyRing({digest_of("secret"): acme}), **{"x-api-key": "secret"})
+
+    assert {request.tenant for request in sent} == {Tenant(name="acme", weight=2.5, max_running=3, max_queued=9)}
+    assert {request.cache_scope for request in sent} == {acme.cache_scope}
+
+
+def test_a_key_of_the_command_line_is_a_tenant_too(tmp_path):
+    sent = requests_sent(tmp_path, read_keys(["first", "second"], None), **{"x-api-key": "second"})
+
+    assert {request.tenant for request in sent} == {Tenant(name="key 2")}
+
+
+def test_without_keys_there_is_one_tenant_and_one_scope(tmp_path):
+    sent = requests_sent(tmp_path, None)
+
+    assert {(request.tenant, request.cache_scope) for request in sent} == {(SOLE_TENANT, "")}
+
+
+def test_a_key_that_is_called_anyone_is_not_the_key_of_a_server_without_keys():
+    assert Key("anyone") != ANYONE
+    assert Key("anyone").cache_scope != ANYONE.cache_scope
+
+
+def key_file(folder: Path, **shares: str) -> str:
+    """Keys whose secrets are their names."""
+    path = folder / "keys.toml"
+    tables = [
+        f'[keys.{name}]\nkey = "{name}"\nmay_use_base = true\nadapters = "all"\nshares_prefixes_with = {shared}\n'
+        for name, shared in shares.items()
+    ]
+    path.write_text("\n".join(tables))
+    path.chmod(0o600)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("letters")
+    keys = read_keys([], key_file(folder, acme="[]", birds="[]", cats='["dogs"]', dogs="[]"))
+    with serving(folder, letters_device(step_s=0.0), keys=keys, adapters=("pirate",)) as client:
+        yield client
+
+
+def cached(client: httpx.Client, key: str, route: str, **fields: Any) -> int:
+    """Prompt tokens that a call found in the cache."""
+    answer = client.post(route, json=CALLS[route] | fields, headers={"x-api-key": key})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    found = body["meta_info"] if route == "/generate" else body["usage"]["prompt_tokens_details"]
+    tokens: int = found["cached_tokens"]
+    return tokens
+
+
+@pytest.mark.parametrize("route", CALLS)
+@pytest.mark.parametrize("adapter", [{}, {"lora_path": "pirate"}], ids=["base", "adapter"])
+def test_a_right_guess_of_another_tenants_prompt_shows_nothing(client, route, adapter):
+    # The salt is only for this test: the tests of this file share a server.
+    fields = adapter | {"cache_salt": f"guess {route} {adapter}"}
+    assert cached(client, "acme", route, **fields) == 0
+
+    assert cached(client, "birds", route, **fields) == 0
+    assert cached(client, "acme", route, **fields) > 0
+
+
+def test_without_a_salt_too_a_tenant_finds_only_its_own_prompts(client):
+    assert [cached(client, key, "/v1/completions") > 0 for key in ("acme", "birds", "acme")] == [False, False, True]
+
+
+def test_keys_that_share_prefixes_find_each_others_prompts_in_both_directions(client):
+    assert cached(client, "cats", "/v1/completions", cache_salt="one") == 0
+    assert cached(client, "dogs", "/v1/completions", cache_salt="one") > 0
+    assert cached(client, "dogs", "/v1/completions", cache_salt="two") == 0
+    assert cached(client, "cats", "/v1/completions", cache_salt="two") > 0
+    assert cached(client, "acme", "/v1/completions", cache_salt="two") == 0
+
+
+@pytest.mark.parametrize("route", CALLS)
+def test_a_salt_is_a_wall_within_one_key(client, route):
+    def found(salt: str | None) -> bool:
+        return cached(client, "birds", route, cache_salt=salt) > 0
+
+    salt = f"wall {route}"
+    found(None)
+    assert [found(salt), found(salt), found(f"{salt} two"), found(None)] == [False, True, False, True]
+
+
+@pytest.mark.parametrize("route", CALLS)
+def test_a_salt_counts_without_keys_too(tmp_path, route):
+    with serving(tmp_path, letters_device(step_s=0.0)) as client:
+        found = [cached(client, "", route, cache_salt=salt) > 0 for salt in (None, "one", "one", "two", None)]
+
+    assert found == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize("route", CALLS)
+@pytest.mark.parametrize("salt", ["", 7, ["a"]])
+def test_a_salt_that_is_no_text_or_empty_is_refused(client, route, salt):
+    refused = client.post(route, json=CALLS[route] | {"cache_salt": salt}, headers={"x-api-key": "acme"})
+
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "cache_salt")
