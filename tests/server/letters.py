@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,13 +53,15 @@ def serving(
     keys: KeyRing | None = None,
     adapters: tuple[str, ...] = (),
     load_refusal: str = "",
+    now: Callable[[], float] = time.monotonic,
 ) -> Iterator[httpx.Client]:
-    """A client of a server named "letters"."""
+    """A client of a server named "letters". `now` is the clock of the keys' limits."""
     registry = Registry("letters", "/models/letters")
     loaded = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in adapters]
     service = PreloadedService(InProcessService(lambda: device or letters_device(), EngineConfig()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
-    app = create_app(service, tokenizer, registry, access=Access(registry, keys, load_refusal), config=config)
+    access = Access(registry, keys, load_refusal, now)
+    app = create_app(service, tokenizer, registry, access=access, config=config)
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         service.wait_until_ready()
         yield client

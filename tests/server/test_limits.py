@@ -1,64 +1,239 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rota.server.access.keys import ANYONE, Key
-from rota.server.access.limits import Limits
+from rota.server.access.limits import Ask, Bucket, Hold, Limit, Limits, Met
+
+
+def admitted(limits: Limits, key: Key, now: float = 0.0, **asked: Any) -> Hold | Met:
+    """A call that enters and asks."""
+    return limits.enter(key, now) or limits.admit(key, Ask(**asked), now)
+
+
+def wait_s(met: Hold | Met | None) -> int | None:
+    """How long a refused call waits. 0: it was let in."""
+    return met.wait_s if isinstance(met, Met) else 0
 
 
 def test_a_key_without_limits_is_never_refused():
     limits = Limits()
-    limits.spend_tokens(ANYONE, 10**9, 0.0)
+    limits.charge(ANYONE, 10**9, 0.0)
 
-    assert [limits.spend_request(ANYONE, 0.0) for _ in range(1000)] == [0] * 1000
+    assert {wait_s(admitted(limits, ANYONE, answers=9, output_tokens=10**9)) for _ in range(1000)} == {0}
 
 
 def test_a_minutes_worth_may_come_at_once_and_then_one_at_a_time():
     limits, key = Limits(), Key("acme", requests_per_minute=6)
 
-    assert [limits.spend_request(key, 0.0) for _ in range(7)] == [0] * 6 + [10]
-    assert limits.spend_request(key, 9.9) == 1
-    assert limits.spend_request(key, 10.0) == 0
-    assert limits.spend_request(key, 10.0) == 10
+    assert [wait_s(limits.enter(key, 0.0)) for _ in range(7)] == [0] * 6 + [10]
+    assert wait_s(limits.enter(key, 9.9)) == 1
+    assert wait_s(limits.enter(key, 10.0)) == 0
+    assert wait_s(limits.enter(key, 10.0)) == 10
 
 
-def test_tokens_are_charged_when_they_are_known_and_the_debt_is_waited_for():
+def test_every_answer_of_a_call_is_a_request():
+    limits, key = Limits(), Key("acme", requests_per_minute=6)
+
+    assert isinstance(admitted(limits, key, answers=4), Hold)
+    assert admitted(limits, key, answers=4) == Met(Limit.REQUESTS, 4, 20)
+    assert admitted(limits, key, answers=4) == Met(Limit.REQUESTS, 4, 20), "a call that is refused does not count"
+    assert isinstance(admitted(limits, key, answers=2), Hold)
+    assert isinstance(admitted(limits, key, now=40.0, answers=4), Hold)
+
+
+def test_tokens_are_reserved_at_admission_and_what_was_not_used_is_given_back():
     limits, key = Limits(), Key("acme", tokens_per_minute=60)
 
-    assert limits.spend_request(key, 0.0) == 0
-    limits.spend_tokens(key, 80, 0.0)
-    assert limits.spend_request(key, 0.0) == 21
-    assert limits.spend_request(key, 21.0) == 0
+    first = admitted(limits, key, prompt_tokens=10, output_tokens=40)
+    assert admitted(limits, key, prompt_tokens=10, output_tokens=10) == Met(Limit.TOKENS, 20, 10)
+    first.settle(15, 0.0)
+    assert admitted(limits, key, prompt_tokens=10, output_tokens=36) == Met(Limit.TOKENS, 46, 1)
+    assert isinstance(admitted(limits, key, prompt_tokens=10, output_tokens=35), Hold)
+
+
+def test_a_hold_is_settled_once():
+    limits, key = Limits(), Key("acme", tokens_per_minute=60, max_tokens_in_flight=60)
+    hold = admitted(limits, key, output_tokens=60)
+    for _ in range(3):
+        hold.settle(20, 0.0)
+
+    assert wait_s(admitted(limits, key, output_tokens=41)) == 1
+    assert isinstance(admitted(limits, key, output_tokens=40), Hold)
+    assert admitted(limits, key, now=60.0, output_tokens=21) == Met(Limit.IN_FLIGHT, 21, 1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "met"),
+    [
+        ({"tokens_per_minute": 100}, {"prompt_tokens": 1, "output_tokens": 100}, (Limit.TOKENS, 101)),
+        ({"tokens_per_minute": 100}, {"prompt_tokens": 101, "is_open_ended": True}, (Limit.TOKENS, 101)),
+        ({"max_tokens_in_flight": 100}, {"prompt_tokens": 1, "output_tokens": 100}, (Limit.IN_FLIGHT, 101)),
+        ({"requests_per_minute": 100}, {"answers": 101}, (Limit.REQUESTS, 101)),
+        ({"max_running": 2, "max_queued": 3}, {"answers": 6}, (Limit.QUEUE, 6)),
+        ({"max_running": 2, "max_queued": 3}, {"answers": 5}, None),
+        ({"max_queued": 3}, {"answers": 6}, None),
+        ({"tokens_per_minute": 100}, {"prompt_tokens": 1, "output_tokens": 99}, None),
+        ({"max_tokens_in_flight": 100}, {"output_tokens": 900, "is_open_ended": True}, None),
+    ],
+)
+def test_a_call_that_is_larger_than_a_limit_never_fits(limits, asked, met):
+    found = admitted(Limits(), Key("acme", **limits), **asked)
+
+    assert found == Met(*met, None) if met else isinstance(found, Hold)
+
+
+def test_an_answer_without_a_limit_reserves_what_the_key_has_and_may_leave_a_debt():
+    limits, key = Limits(), Key("acme", tokens_per_minute=60, max_tokens_in_flight=40)
+    hold = admitted(limits, key, prompt_tokens=10, output_tokens=500, is_open_ended=True)
+    hold.settle(80, 0.0)
+
+    assert wait_s(limits.enter(key, 0.0)) == 21
+    assert wait_s(limits.enter(key, 21.0)) == 0
+    assert admitted(limits, key, now=90.0, output_tokens=41) == Met(Limit.IN_FLIGHT, 41, None)
+    assert isinstance(admitted(limits, key, now=90.0, output_tokens=40), Hold)
+
+
+def test_tokens_in_flight_are_free_again_when_the_answer_ends():
+    limits, key = Limits(), Key("acme", max_tokens_in_flight=100)
+    first = admitted(limits, key, output_tokens=70)
+
+    assert admitted(limits, key, output_tokens=31) == Met(Limit.IN_FLIGHT, 31, 1)
+    assert isinstance(admitted(limits, key, output_tokens=30), Hold)
+    first.settle(70, 0.0)
+    assert isinstance(admitted(limits, key, output_tokens=70), Hold)
+
+
+def test_a_call_that_one_limit_refuses_takes_nothing_from_the_others():
+    key = Key("acme", requests_per_minute=2, tokens_per_minute=100, max_tokens_in_flight=50)
+    limits = Limits()
+    hold = admitted(limits, key, output_tokens=50)
+    for _ in range(9):
+        assert admitted(limits, key, output_tokens=50) == Met(Limit.IN_FLIGHT, 50, 1)
+    hold.settle(50, 0.0)
+
+    assert isinstance(admitted(limits, key, output_tokens=50), Hold)
+    assert admitted(limits, key) == Met(Limit.REQUESTS, 1, 30)
+
+
+def test_a_limit_that_changes_keeps_the_debt_and_counts_from_the_next_call():
+    limits = Limits()
+    limits.charge(Key("acme", tokens_per_minute=60), 90, 0.0)
+
+    assert wait_s(limits.enter(Key("acme", tokens_per_minute=120), 0.0)) == 16
+    assert wait_s(limits.enter(Key("acme"), 0.0)) == 0
+
+
+def test_what_was_reserved_under_no_limit_is_not_given_back_to_a_new_one():
+    limits, key = Limits(), Key("acme", tokens_per_minute=60)
+    hold = admitted(limits, Key("acme"), output_tokens=1000)
+    limits.charge(key, 50, 0.0)
+    hold.settle(0, 0.0)
+
+    assert wait_s(admitted(limits, key, output_tokens=11)) == 1
 
 
 def test_one_keys_spending_is_not_anothers():
     limits = Limits()
-    assert limits.spend_request(Key("acme", requests_per_minute=1), 0.0) == 0
-    assert limits.spend_request(Key("acme", requests_per_minute=1), 0.0) == 60
-    assert limits.spend_request(Key("other", requests_per_minute=1), 0.0) == 0
+    assert wait_s(limits.enter(Key("acme", requests_per_minute=1), 0.0)) == 0
+    assert wait_s(limits.enter(Key("acme", requests_per_minute=1), 0.0)) == 60
+    assert wait_s(limits.enter(Key("other", requests_per_minute=1), 0.0)) == 0
 
 
 @given(
     st.integers(1, 100_000),
     st.integers(1, 1_000_000),
-    st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(0, 300_000)), max_size=20),
+    st.lists(
+        st.tuples(
+            st.floats(0.0, 30.0),
+            st.integers(1, 2000),
+            st.integers(0, 300_000),
+            st.integers(0, 300_000),
+            st.booleans(),
+        ),
+        max_size=20,
+    ),
 )
-@example(1, 1, [(7.731995831672094, 0), (1.7432239618541843, 0), (0.0, 0)])  # a sum of floats that falls short
-def test_whoever_comes_back_when_told_is_let_in(requests, tokens, calls):
+@example(1, 1, [(7.731995831672094, 1, 0, 0, True), (1.7432239618541843, 1, 0, 0, True), (0.0, 1, 0, 0, True)])
+def test_a_client_that_comes_back_when_told_is_let_in(requests, tokens, calls):
     limits, key, now = Limits(), Key("acme", requests_per_minute=requests, tokens_per_minute=tokens), 0.0
-    for pause_s, spent in calls:
+    for pause_s, answers, reserved, used, is_open_ended in calls:
         now += pause_s
-        if wait_s := limits.spend_request(key, now):
-            now += wait_s
-            assert limits.spend_request(key, now) == 0
-        limits.spend_tokens(key, spent, now)
+        asked = {"answers": answers, "output_tokens": reserved, "is_open_ended": is_open_ended}
+        if met := limits.enter(key, now):
+            now += met.wait_s
+            assert limits.enter(key, now) is None
+        found = limits.admit(key, Ask(**asked), now)
+        if isinstance(found, Met) and found.wait_s is not None:
+            now += found.wait_s
+            found = admitted(limits, key, now, **asked)
+            assert isinstance(found, Hold)
+        if isinstance(found, Hold):
+            found.settle(used, now)
+
+
+# An event: seconds that pass, then either tokens to reserve, or the place of an open hold and what it used.
+EVENTS = st.lists(
+    st.tuples(
+        st.floats(0.0, 90.0),
+        st.one_of(st.integers(0, 1000), st.tuples(st.integers(0, 10), st.integers(0, 1500))),
+    ),
+    max_size=30,
+)
+
+
+@given(st.integers(1, 1000), EVENTS)
+def test_reservations_and_settlements_in_any_order_create_no_token(per_minute, events):
+    limits, now, used_in_all = Limits(), 0.0, 0
+    key = Key("acme", tokens_per_minute=per_minute, max_tokens_in_flight=5000)
+    account, held = limits._account(key, now), []
+    for pause_s, event in events:
+        now += pause_s
+        if isinstance(event, int):
+            if isinstance(hold := limits.admit(key, Ask(output_tokens=event), now), Hold):
+                held.append((hold, event))
+        elif held:
+            hold, _ = held.pop(event[0] % len(held))
+            hold.settle(event[1], now)
+            used_in_all += event[1]
+        assert account.in_flight == sum(reserved for _, reserved in held)
+        spent = used_in_all + sum(reserved for _, reserved in held)
+        assert account.tokens.level(now) <= per_minute
+        assert account.tokens.level(now) + spent <= per_minute * (1.0 + now / 60.0) + 1e-6
+
+
+@given(st.integers(1, 1000), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 300)), max_size=20), st.randoms())
+def test_while_no_time_passes_exactly_what_was_used_is_gone_in_whatever_order_holds_end(per_minute, calls, dice):
+    limits, key = Limits(), Key("acme", tokens_per_minute=per_minute)
+    held = [
+        (hold, used)
+        for reserved, used in calls
+        if isinstance(hold := limits.admit(key, Ask(output_tokens=reserved), 7.0), Hold)
+    ]
+    dice.shuffle(held)
+    for hold, used in held:
+        hold.settle(used, 7.0)
+
+    account = limits._account(key, 7.0)
+    assert account.tokens.level(7.0) == per_minute - sum(used for _, used in held)
+    assert account.in_flight == 0
+
+
+def test_a_bucket_that_is_full_takes_no_more_back():
+    bucket = Bucket(60, 0.0)
+    bucket.spend(30, 0.0)
+    bucket.spend(-30, 45.0)
+
+    assert bucket.level(45.0) == 60.0
 
 
 @pytest.mark.parametrize("limit", [1, 60, 600])
 def test_after_the_first_minutes_worth_no_more_comes_through_than_that_a_minute(limit):
     limits, key = Limits(), Key("acme", requests_per_minute=limit)
-    let_in = sum(limits.spend_request(key, tick * 0.05) == 0 for tick in range(12_000))  # ten minutes
+    let_in = sum(limits.enter(key, tick * 0.05) is None for tick in range(12_000))  # ten minutes
 
     assert let_in == pytest.approx(11 * limit, abs=1)

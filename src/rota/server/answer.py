@@ -10,6 +10,7 @@ from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.request import Request, SamplingParams
 from rota.runtime.seeds import seeded
+from rota.server.access.limits import Ask, Hold
 from rota.server.choices import Choice, Chunk
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswer, name_of, request_id_for
@@ -44,6 +45,18 @@ class ParsedCall:
     has_output: bool = True
     # One per prompt.
     sent_as: tuple[SentAs, ...] = (SentAs(),)
+    # The client's field that limits the output. None: the client set no limit.
+    limit_param: str | None = "max_tokens"
+
+    def ask(self, context: int | None) -> Ask:
+        """The most tokens that the call may take. Without an engine the length of the context is not known."""
+        prompts = self.requests[:: self.choices_per_prompt]
+        return Ask(
+            answers=len(self.requests),
+            prompt_tokens=sum(len(request.prompt) for request in prompts),
+            output_tokens=sum(_most_output(one, context) for one in self.requests) if self.has_output else 0,
+            is_open_ended=self.limit_param is None or context is None,
+        )
 
     def with_client_field(self, fault: Fault, position: int) -> Fault:
         """The engine's fault for one request, with the name of the client's field."""
@@ -73,7 +86,7 @@ class Answer:
     """Opens a call's requests and makes chunks of their tokens. The caller that opens it closes it."""
 
     def __init__(self, front: Front, parsed: ParsedCall, idle_s: float | None = None) -> None:
-        """Raises RequestError if a name is taken or the service is down. `idle_s`: see `next`."""
+        """Raises RequestError if a name is taken, a limit is met or the service is down. `idle_s`: see `next`."""
         self._front = front
         self._parsed = parsed
         self.choices = [
@@ -89,7 +102,12 @@ class Answer:
         self._is_refused = False
         self._usage: Usage | None = None
         front.answers.check_free(parsed.call.key, {parsed.call.name, parsed.answer_id, *map(name_of, parsed.requests)})
-        self.reply = front.streams.open(parsed.requests, idle_s)
+        self._hold = self._reserve()
+        try:
+            self.reply = front.streams.open(parsed.requests, idle_s)
+        except BaseException:  # whatever it is, nothing has been used
+            front.access.admission.settle(self._hold, 0)
+            raise
         self._entry = OpenAnswer(parsed.call, parsed.answer_id, parsed.requests, self.reply)
         front.answers.add(self._entry)
         self._time_out = _fail_later(self.reply, front.request_timeout_s)
@@ -123,7 +141,7 @@ class Answer:
             try:
                 chunk = choice.push(delta)
             except RequestError as error:
-                self._is_refused = not self.usage.output_tokens
+                self._is_refused = not self.reply.produced
                 raise RequestError(self._parsed.with_client_field(error.fault, position)) from None
             if chunk.finish_reason:
                 self.reply.end(position)
@@ -131,13 +149,28 @@ class Answer:
         return parts
 
     def close(self) -> None:
-        """End its requests, charge its tokens, and free its names."""
+        """End its requests, settle its tokens, and free its names."""
         if self._time_out:
             self._time_out.cancel()
         self.reply.close()
         self._front.answers.remove(self._entry)
-        if not self._is_refused:
-            self._front.access.charge_tokens(self._parsed.call.key, self.usage.prompt_tokens + self.usage.output_tokens)
+        self._front.access.admission.settle(self._hold, 0 if self._is_refused else self._used())
+
+    def _reserve(self) -> Hold:
+        parsed, capacity = self._parsed, self._front.service.state.capacity
+        ask = parsed.ask(capacity.max_sequence_tokens if capacity else None)
+        return self._front.access.admission.admit(parsed.call.key, ask, parsed.limit_param, parsed.sent_as[0].prompt)
+
+    def _used(self) -> int:
+        """An answer that is cut short costs what the engine made, also if its client has not read it."""
+        output_tokens = self.usage.output_tokens if self.is_finished else self.reply.produced
+        return self.usage.prompt_tokens + output_tokens
+
+
+def _most_output(request: Request, context: int | None) -> int:
+    """The engine stops at the end of the context."""
+    asked = request.sampling.max_new_tokens
+    return asked if context is None else min(asked, max(0, context - len(request.prompt)))
 
 
 def _fail_later(reply: Reply, timeout_s: float | None) -> asyncio.TimerHandle | None:

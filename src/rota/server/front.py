@@ -9,6 +9,7 @@ from fastapi import Request as HttpRequest
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
+from rota.server.access.keys import Key
 from rota.server.names import name_in
 from rota.server.open_answers import Call, OpenAnswers
 from rota.server.streams import Streams
@@ -32,6 +33,10 @@ class Front:
 
     def identify(self, http: HttpRequest) -> Call:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
+        return Call(self.enter(http), name_in(http))
+
+    def enter(self, http: HttpRequest) -> Key:
+        """The key of a call to a route with limits, which counts as a request. Raises RequestError as `identify`."""
         key = self.access.key_of(http)
-        self.access.charge_request(key)
-        return Call(key, name_in(http))
+        self.access.admission.enter(key)
+        return key

@@ -43,6 +43,7 @@ class Reply:
         self._news = asyncio.Event()
         self._is_abandoned = False
         self.is_cancelled = False
+        self.produced = 0  # tokens that the engine made, also those that no client has read
         self._idle_s = idle_s
         self._waits_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -194,6 +195,7 @@ class Streams:
             reply, position = waiting
             delta = reply.delta(position)
             delta.tokens.append(token)
+            reply.produced += 1
             if index in logprobs:
                 delta.logprobs.append(logprobs[index])
             touched[reply] = None

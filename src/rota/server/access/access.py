@@ -10,10 +10,9 @@ from fastapi import Request
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
+from rota.server.access.admission import Admission
 from rota.server.access.exposure import is_local_name
 from rota.server.access.keys import ANYONE, Key, KeyRing
-from rota.server.access.limits import Limits
-from rota.server.errors import RetryLater
 
 # Open without a key, so that probes need no secret. The dashboard's page holds no data; its data needs a key.
 OPEN_PATHS = frozenset({"/health", "/dashboard", "/docs", "/openapi.json"})
@@ -41,8 +40,7 @@ class Access:
         self._registry = registry
         self._keys = keys or KeyRing()
         self._load_refusal = load_refusal
-        self._limits = Limits()
-        self._now = now
+        self.admission = Admission(now)
         self._own_name = own_name
 
     async def guard(self, http: Request) -> None:
@@ -114,18 +112,6 @@ class Access:
     def visible(self, key: Key) -> list[Adapter]:
         """The models that a key may use: the base model first, then adapters in the order of their loads."""
         return [one for one in (self._registry.base, *self._registry.adapters) if self._is_open(key, one)]
-
-    def charge_request(self, key: Key) -> None:
-        """Count a request. Raises RATE_LIMITED, with the time to wait, if the key has used up its minute."""
-        if wait_s := self._limits.spend_request(key, self._now()):
-            limits = {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
-            described = " and ".join(f"{limit} {kind}" for kind, limit in limits.items() if limit is not None)
-            message = f"Key '{key.name}' may have {described} a minute; come back in {wait_s} seconds."
-            raise RetryLater(Fault(FaultCode.RATE_LIMITED, message), wait_s)
-
-    def charge_tokens(self, key: Key, tokens: int) -> None:
-        """Count an answer's tokens and its prompt's, once they are known."""
-        self._limits.spend_tokens(key, tokens, self._now())
 
     def _refuse_foreign_names(self, http: Request) -> None:
         host = http.headers.get("host", "")

@@ -124,7 +124,16 @@ class GenerateFields(Fields):
 
     @property
     def choices_param(self) -> str:
-        return "sampling_params.0.n" if isinstance(self.sampling_params, list) else "sampling_params.n"
+        return f"{self._first_sampling}.n"
+
+    @property
+    def limit_param(self) -> str:
+        """The field that limits the number of tokens."""
+        return f"{self._first_sampling}.max_new_tokens"
+
+    @property
+    def _first_sampling(self) -> str:
+        return "sampling_params.0" if isinstance(self.sampling_params, list) else "sampling_params"
 
     def prompt(self) -> Any:
         """The texts or the token ids."""

@@ -77,7 +77,7 @@ async def _parse(front: Front, call: Call, fields: GenerateFields) -> ParsedCall
     ]
     places = zip(params_of(fields.prompt(), fields.param), adapters, strict=True)
     sent_as = tuple(SentAs(prompt, model) for prompt, (model, _) in places)
-    return ParsedCall(call, call.name, tuple(requests), choices, sent_as=sent_as)
+    return ParsedCall(call, call.name, tuple(requests), choices, sent_as=sent_as, limit_param=fields.limit_param)
 
 
 def _samplings(front: Front, fields: GenerateFields) -> tuple[list[SamplingParams], int]:

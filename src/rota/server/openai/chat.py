@@ -37,8 +37,15 @@ def install_chat_route(app: FastAPI, front: Front) -> None:
         answer_id = f"chatcmpl-{call.name}"
         requests = requests_for(call, answer_id, model, [prompt], sampling, choices, fields.cache_salt)
         shape = ChatShape(answer_id, model.name, options, front.tokenizer, logprobs is not None)
-        sent_as = (SentAs("messages", fields.model_param),)
-        parsed = ParsedCall(call, answer_id, requests, choices, is_continuation=False, sent_as=sent_as)
+        parsed = ParsedCall(
+            call,
+            answer_id,
+            requests,
+            choices,
+            is_continuation=False,
+            sent_as=(SentAs("messages", fields.model_param),),
+            limit_param=None if fields.asked_tokens() is None else fields.limit_param,
+        )
         return await respond(front, http, parsed, shape, bool(fields.stream))
 
 

@@ -43,6 +43,7 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
             openings=tuple(_echoes(front.tokenizer, fields, prompts)) if fields.echo else (),
             has_output=limit > 0,
             sent_as=tuple(SentAs(param, fields.model_param) for param in params_of(fields.prompt)),
+            limit_param=fields.limit_param,
         )
         logprobs = None
         if fields.logprobs is not None:

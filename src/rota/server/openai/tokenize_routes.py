@@ -46,10 +46,12 @@ def install_tokenize_routes(app: FastAPI, front: Front) -> None:
     @app.post("/tokenize", include_in_schema=False)
     async def tokenize(http: HttpRequest) -> dict[str, Any]:
         """The tokens of a text or a conversation, as the model reads them."""
+        key = front.enter(http)
         fields = read_body(TokenizeFields, await http.body())
-        front.access.find(front.access.key_of(http), fields.model)
+        front.access.find(key, fields.model)
         fields.refuse_unsupported()
         tokens = await _tokens_of(front, fields)
+        front.access.admission.charge(key, len(tokens))
         capacity = front.service.state.capacity
         pieces = front.tokenizer.pieces
         names = [pieces.name_of(token) for token in tokens] if fields.return_token_strs else None
@@ -64,9 +66,11 @@ def install_tokenize_routes(app: FastAPI, front: Front) -> None:
     @app.post("/detokenize", include_in_schema=False)
     async def detokenize(http: HttpRequest) -> dict[str, Any]:
         """The text of tokens."""
+        key = front.enter(http)
         fields = read_body(DetokenizeFields, await http.body())
-        front.access.find(front.access.key_of(http), fields.model)
+        front.access.find(key, fields.model)
         tokens = checked_tokens(front.tokenizer, fields.tokens, "tokens")
+        front.access.admission.charge(key, len(tokens))
         return {"prompt": await in_thread_if_long(len(tokens), lambda: front.tokenizer.decode(tokens))}
 
 

@@ -1,0 +1,179 @@
+"""However an answer ends, its tokens are settled exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rota.core.config import EngineConfig
+from rota.core.errors import RequestError
+from rota.core.request import SamplingParams
+from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService
+from rota.server.access.access import Access
+from rota.server.access.keys import Key
+from rota.server.access.limits import Ask
+from rota.server.answer import Answer, ParsedCall, requests_for
+from rota.server.errors import ClientGone
+from rota.server.front import Front
+from rota.server.open_answers import Call, OpenAnswers
+from rota.server.streams import Streams
+from rota.text.tokenizer import Tokenizer
+from tests.fakes import FakeDevice, alphabet
+from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
+
+MOST = 1000
+ALICE = Key("alice", tokens_per_minute=MOST, max_tokens_in_flight=MOST)
+PROMPT = (97, 98)
+
+
+@asynccontextmanager
+async def front_around(folder: Path, device: FakeDevice, timeout_s: float | None = None) -> AsyncIterator[Front]:
+    """Its clock stands still, so that no token comes back by waiting."""
+    service = InProcessService(lambda: device, EngineConfig())
+    registry = Registry("letters", "/models/letters")
+    streams = Streams(service)
+    access = Access(registry, now=lambda: 0.0)
+    tokenizer = Tokenizer(write_byte_tokenizer(folder))
+    streams.start()
+    try:
+        yield Front(service, streams, tokenizer, registry, access, OpenAnswers(), 15.0, timeout_s)
+    finally:
+        await asyncio.to_thread(service.stop)
+
+
+def call(front: Front, max_new_tokens: int = 400, choices: int = 1) -> ParsedCall:
+    mine = Call(ALICE, "mine")
+    sampling = SamplingParams(max_new_tokens=max_new_tokens)
+    requests = requests_for(mine, "cmpl-mine", front.registry.base, [PROMPT], sampling, choices)
+    return ParsedCall(mine, "cmpl-mine", requests, choices)
+
+
+def left(front: Front) -> int:
+    """The most tokens that the key could reserve now."""
+
+    def fits(tokens: int) -> bool:
+        try:
+            front.access.admission.settle(front.access.admission.admit(ALICE, Ask(output_tokens=tokens), None, ""), 0)
+        except RequestError:
+            return False
+        return True
+
+    return next(tokens for tokens in range(MOST, -1, -1) if fits(tokens))
+
+
+async def finish(_: Front, answer: Answer) -> None:
+    while not answer.is_finished:
+        await answer.next()
+
+
+async def cancel(front: Front, answer: Answer) -> None:
+    await answer.next()
+    (entry,) = front.answers
+    entry.cancel()
+    await finish(front, answer)
+
+
+async def leave(_: Front, answer: Answer) -> None:
+    await answer.next()
+    answer.reply.abandon()
+    with pytest.raises(ClientGone):
+        await answer.next()
+
+
+async def leave_without_reading(_: Front, answer: Answer) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while answer.reply.produced < 5:
+            await asyncio.sleep(0)
+    answer.reply.abandon()
+
+
+async def stop(front: Front, answer: Answer) -> None:
+    await answer.next()
+    await asyncio.to_thread(front.service.stop)
+    with pytest.raises(RequestError, match="stopping"):
+        await finish(front, answer)
+
+
+async def fail(front: Front, answer: Answer, words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        await finish(front, answer)
+
+
+def breaks(tokens: Sequence[int], at: int) -> int:
+    if len(tokens) == at:
+        raise ZeroDivisionError("a kernel went wrong")
+    return alphabet(tokens)
+
+
+@pytest.mark.parametrize(
+    ("end", "device", "timeout_s"),
+    [
+        pytest.param(finish, {}, None, id="by itself"),
+        pytest.param(cancel, {"step_s": 0.005}, None, id="aborted"),
+        pytest.param(leave, {"step_s": 0.005}, None, id="its client left"),
+        pytest.param(leave_without_reading, {"step_s": 0.005}, None, id="its client left and had read nothing"),
+        pytest.param(stop, {"step_s": 0.005}, None, id="the server stopped"),
+        pytest.param(partial(fail, words="did not end within"), {"step_s": 0.02}, 0.5, id="timed out"),
+        pytest.param(partial(fail, words="engine"), {"next_token": partial(breaks, at=20)}, None, id="the engine died"),
+    ],
+)
+@pytest.mark.usefixtures("capsys")
+def test_an_answer_that_has_begun_costs_what_the_engine_made_and_no_more(tmp_path, end, device, timeout_s):
+    async def test() -> None:
+        async with front_around(tmp_path, FakeDevice(**{"next_token": alphabet} | device), timeout_s) as front:
+            answer = Answer(front, call(front))
+            await end(front, answer)
+            for _ in range(2):
+                answer.close()
+            produced = answer.reply.produced
+            assert end is not finish or produced == 400
+            # An error before the first token costs nothing; on a slow machine the time-out may come so early.
+            assert left(front) == (MOST - len(PROMPT) - produced if produced else MOST)
+
+    asyncio.run(test())
+
+
+@pytest.mark.usefixtures("capsys")
+def test_an_answer_that_fails_before_its_first_token_costs_nothing(tmp_path):
+    async def test() -> None:
+        async with front_around(tmp_path, FakeDevice(next_token=partial(breaks, at=len(PROMPT)))) as front:
+            answer = Answer(front, call(front))
+            await fail(front, answer, "engine")
+            answer.close()
+            assert left(front) == MOST
+
+    asyncio.run(test())
+
+
+@pytest.mark.usefixtures("capsys")
+def test_a_call_that_the_service_does_not_take_costs_nothing(tmp_path):
+    async def test() -> None:
+        async with front_around(tmp_path, FakeDevice()) as front:
+            await asyncio.to_thread(front.service.stop)
+            with pytest.raises(RequestError, match="stop"):
+                Answer(front, call(front))
+            assert left(front) == MOST
+
+    asyncio.run(test())
+
+
+def test_while_an_answer_is_open_all_that_it_may_take_is_reserved(tmp_path):
+    async def test() -> None:
+        async with front_around(tmp_path, FakeDevice(step_s=0.005)) as front:
+            asked = call(front, max_new_tokens=100, choices=3)
+            answer = Answer(front, asked)
+            assert left(front) == MOST - len(PROMPT) - 300
+            with pytest.raises(RequestError, match="still open"):
+                Answer(front, replace(asked))
+            assert left(front) == MOST - len(PROMPT) - 300, "a call that is refused holds nothing"
+            answer.close()
+
+    asyncio.run(test())
