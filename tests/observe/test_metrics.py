@@ -34,9 +34,12 @@ def make(**given) -> Metrics:
     return Metrics(lambda adapter: f"adapter{adapter}", **given)
 
 
-def one_request(metrics: Metrics, id: str = "a", adapter: int = BASE, at: float = 10.0, **ending) -> None:
+def one_request(
+    metrics: Metrics, id: str = "a", adapter: int = BASE, at: float = 10.0, key: str = "", **ending
+) -> None:
     """Asked, admitted a quarter of a second later, a token after half a second, two more a tenth apart, ended."""
     metrics.asked(id, adapter, at)
+    metrics.owned([id], key or "anyone", "call", key)
     metrics.observe([Admitted(request_id=id, at=at + 0.25, cached_tokens=16)])
     for step in range(3):
         metrics.observe(
@@ -255,7 +258,8 @@ def test_nothing_is_kept_of_requests_that_ended():
 
 def test_a_whole_scrape_has_exactly_the_names_kinds_and_labels_of_the_table():
     metrics = make()
-    one_request(metrics, adapter=1)
+    one_request(metrics, adapter=1, key="acme")
+    metrics.limit_met("acme", "tokens_per_minute", 1.0)
     metrics.observe(
         [
             DrainChanged(at=1.0, victim=1, beneficiary=2, state=DrainState.STARTED),

@@ -13,6 +13,7 @@ def test_a_full_step_costs_one_call_a_token():
     ids = tuple(f"cmpl-{number:032x}-0-0" for number in range(ROWS))
     for number, id in enumerate(ids):
         metrics.asked(id, number % 40, 0.0)
+        metrics.owned([id], "acme", "call", "acme")
     for step in range(3):
         event = Produced(at=0.02 * step, request_ids=ids, tokens=(7,) * ROWS, step_s=0.02)
         calls, _ = calls_in(lambda event=event: metrics.observe([event]))

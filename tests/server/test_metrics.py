@@ -115,6 +115,52 @@ def test_only_operators_see_everybodys_numbers(tmp_path):
         assert read(client, **{"x-api-key": "boss"})("rota_engine_up", engine="0") == 1
 
 
+def test_what_keys_used_and_the_limits_they_met_can_be_scraped(tmp_path):
+    keys = {"boss": Key("boss"), "secret": Key("acme", may_operate=False, requests_per_minute=3, tokens_per_minute=50)}
+    ring = KeyRing({digest_of(secret): key for secret, key in keys.items()})
+    with serving(tmp_path, keys=ring, now=lambda: 0.0) as client:
+        client.headers["x-api-key"] = "secret"
+        statuses = [
+            complete(client, n=2).status_code,
+            complete(client, max_tokens=90).status_code,
+            complete(client).status_code,
+        ]
+        scrape = read(client, **{"x-api-key": "boss"})
+
+    assert statuses == [200, 400, 429]
+    assert scrape("rota_key_requests_total", key="acme", outcome="length") == 2
+    assert scrape("rota_key_requests_open", key="acme") == 0
+    assert scrape("rota_key_prompt_tokens_total", key="acme") == 6
+    assert scrape("rota_key_output_tokens_total", key="acme") == 10
+    assert scrape("rota_key_queue_wait_seconds_count", key="acme") == 2
+    assert scrape("rota_key_limits_met_total", key="acme", limit="tokens_per_minute") == 1
+    assert scrape("rota_key_limits_met_total", key="acme", limit="requests_per_minute") == 1
+    assert not [sample for sample in scrape.samples if "secret" in sample.labels.values()]
+
+
+def test_a_server_without_keys_has_no_series_of_keys(tmp_path):
+    with serving(tmp_path) as client:
+        complete(client)
+        scrape = read(client)
+
+    assert [name for name in scrape.families if "key" in name] == []
+
+
+def test_keys_that_have_no_place_of_their_own_are_counted_together(tmp_path):
+    names = ("boss", "acme", "birds")
+    ring = KeyRing({digest_of(name): Key(name) for name in names})
+    with serving(tmp_path, config=ServerConfig(metrics_max_keys=1), keys=ring) as client:
+        for name in names:
+            client.headers["x-api-key"] = name
+            complete(client)
+        scrape = read(client)
+
+    counted = {
+        sample.labels["key"]: sample.value for sample in scrape.samples if sample.name == "rota_key_requests_total"
+    }
+    assert counted == {"boss": 1, "other": 2}
+
+
 def breaks_at_ten(tokens):
     if len(tokens) == 10:
         raise ZeroDivisionError("a kernel went wrong")

@@ -168,6 +168,9 @@ class ServerConfig:
     metrics_max_adapters: int = option(
         50, "Adapters with metrics of their own; further adapters count as 'other' while no place is free."
     )
+    metrics_max_keys: int = option(
+        50, "Keys with metrics of their own; further keys count as 'other' while no place is free."
+    )
     journal_dir: str | None = option(
         None, "A folder of journals (.jsonl) that the dashboard replays by name: /dashboard?journal=run.jsonl."
     )
@@ -181,6 +184,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         _at_least("max_body_mb", self.max_body_mb, 1)
         _at_least("metrics_max_adapters", self.metrics_max_adapters, 0)
+        _at_least("metrics_max_keys", self.metrics_max_keys, 0)
         if not 0.0 < self.stream_keep_alive < math.inf:
             raise ConfigError(f"stream_keep_alive must be a finite number above 0, not {self.stream_keep_alive}.")
         if not 0.0 <= self.drain_timeout < math.inf:

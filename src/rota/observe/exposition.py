@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 from rota.core.events import AdapterStanding, Inspected, SlotChanged, SlotState
 from rota.core.ids import EngineId
 from rota.observe import metric_table as table
-from rota.observe.meters import AdapterMeters, EngineMeters, Histogram
+from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, KeyMeters
 from rota.observe.metric_table import Metric
 from rota.observe.metrics import Metrics
 
@@ -33,6 +33,7 @@ class Snapshot:
     slots: tuple[SlotChanged, ...]
     engines: dict[EngineId, EngineMeters]
     adapters: tuple[AdapterMeters, ...]
+    keys: tuple[KeyMeters, ...]
     inspected: Inspected | None
     standings: dict[str, list[AdapterStanding]]  # by label
 
@@ -49,6 +50,7 @@ def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool) -> Snap
         slots=tuple(metrics.slots.values()),
         engines=metrics.engines.copy(),
         adapters=adapters,
+        keys=tuple(metrics.keys),
         inspected=inspected,
         standings=standings,
     )
@@ -70,6 +72,8 @@ class _Collected(Collector):
         yield _gauges(table.ADAPTERS, [((), self._taken.loaded)])
         yield from _of_engines(self._taken)
         yield from _of_adapters(self._taken.adapters)
+        if self._taken.keys:
+            yield from _of_keys(self._taken.keys)
         # Without the engine's answer its own numbers are left out: older numbers may be wrong by now.
         if self._taken.inspected:
             yield from _of_inspection(self._taken, self._taken.inspected)
@@ -103,6 +107,17 @@ def _of_adapters(adapters: Sequence[AdapterMeters]) -> Iterator[Family]:
     yield _counters(table.PREEMPTIONS, [((one.label,), one.preemptions) for one in adapters])
     yield _counters(table.LOADS, [((one.label,), one.loads) for one in adapters])
     yield _counters(table.EVICTIONS, [((one.label,), one.evictions) for one in adapters])
+
+
+def _of_keys(keys: Sequence[KeyMeters]) -> Iterator[Family]:
+    outcomes = [((one.label, what), number) for one in keys for what, number in one.outcomes.copy().items()]
+    yield _counters(table.KEY_REQUESTS, outcomes)
+    yield _gauges(table.KEY_OPEN, [((one.label,), one.open) for one in keys])
+    yield _histograms(table.KEY_QUEUE_WAIT, [((one.label,), one.queue_wait) for one in keys])
+    yield _counters(table.KEY_PROMPT_TOKENS, [((one.label,), one.prompt_tokens) for one in keys])
+    yield _counters(table.KEY_OUTPUT_TOKENS, [((one.label,), one.output_tokens) for one in keys])
+    limits = [((one.label, limit), number) for one in keys for limit, number in one.limits_met.copy().items()]
+    yield _counters(table.KEY_LIMITS, limits)
 
 
 def _of_inspection(taken: Snapshot, inspected: Inspected) -> Iterator[Family]:

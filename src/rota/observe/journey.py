@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rota.core.events import Finished
 from rota.core.ids import AdapterId, RequestId
-from rota.observe.meters import AdapterMeters
+from rota.observe.meters import AdapterMeters, KeyMeters
 
 
 @dataclass(slots=True)
@@ -17,6 +17,7 @@ class Journey:
     asked_at: float
     meters: AdapterMeters
     owner: str = ""  # the name of the key that asked
+    key_meters: KeyMeters | None = None  # None on a server without keys
     call: str = ""  # the client's own name for the call it belongs to
     admitted_at: float | None = None
     reasons: tuple[str, ...] = ()  # why it waited

@@ -55,6 +55,20 @@ class AdapterMeters:
 
 
 @dataclass(slots=True)
+class KeyMeters:
+    """The numbers of one key's requests, or of all keys without meters of their own."""
+
+    label: str
+    open: int = 0  # requests that have not ended
+    used_at: float = -math.inf
+    queue_wait: Histogram = field(default_factory=lambda: Histogram(LATENCIES))
+    outcomes: dict[str, int] = field(default_factory=dict)
+    limits_met: dict[str, int] = field(default_factory=dict)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(slots=True)
 class EngineMeters:
     """The numbers of one engine as a whole."""
 

@@ -58,6 +58,29 @@ PREEMPTIONS = _metric(
     "counter", "preemptions_total", "Requests that gave their KV back to be computed again.", "adapter"
 )
 
+KEY_REQUESTS = _metric(
+    "counter",
+    "key_requests_total",
+    "Requests of a key that ended, by the outcomes of `rota_requests_total`.",
+    "key",
+    "outcome",
+)
+KEY_OPEN = _metric("gauge", "key_requests_open", "Requests of a key that have not ended.", "key")
+KEY_QUEUE_WAIT = _metric(
+    "histogram", "key_queue_wait_seconds", "From the arrival of a key's request to its admission.", "key"
+)
+KEY_PROMPT_TOKENS = _metric(
+    "counter", "key_prompt_tokens_total", "Prompt tokens of a key's requests that had been admitted.", "key"
+)
+KEY_OUTPUT_TOKENS = _metric("counter", "key_output_tokens_total", "Tokens produced for a key.", "key")
+KEY_LIMITS = _metric(
+    "counter",
+    "key_limits_met_total",
+    "Calls that a limit of their key refused, by the limit's name in the key file.",
+    "key",
+    "limit",
+)
+
 ADAPTERS = _metric("gauge", "adapters_loaded", "Adapters that requests may ask for.")
 SLOTS = _asked("slots", "Adapters that a step may hold.", "engine")
 SLOTS_USED = _asked("slots_used", "Adapters that are ready in a slot.", "engine")

@@ -27,8 +27,8 @@ from rota.core.events import (
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
 from rota.core.policy_config import PolicyConfig
 from rota.observe.journey import Journey, OnEnd
-from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, count
-from rota.observe.places import MOST_ADAPTERS, Places
+from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, KeyMeters, count
+from rota.observe.places import MOST_ADAPTERS, MOST_KEYS, Places
 
 
 class Metrics:
@@ -40,13 +40,15 @@ class Metrics:
         most_adapters: int = MOST_ADAPTERS,
         policy: PolicyConfig | None = None,
         on_end: OnEnd | None = None,
+        most_keys: int = MOST_KEYS,
     ) -> None:
         """`policy` has the buckets of the prefill delayer's histograms."""
         policy = policy or PolicyConfig()
         self._name_of = name_of
         self._on_end = on_end
         self._labels = {BASE: BASE_LABEL}
-        self._places = Places(most_adapters)
+        self._places = Places(most_adapters, AdapterMeters, always=(BASE_LABEL,))
+        self._keys = Places(most_keys, KeyMeters)
         self._policy = policy
         self.engines: dict[EngineId, EngineMeters] = {}
         self._engine(FIRST_ENGINE)  # counts from zero, and not from its first event
@@ -72,6 +74,11 @@ class Metrics:
         """The base model's meters, those of adapters with a place, and those that all other adapters share."""
         return self._places.shown
 
+    @property
+    def keys(self) -> list[KeyMeters]:
+        """The meters of keys with a place, and those that all other keys share. Empty on a server without keys."""
+        return self._keys.shown
+
     def meters_of(self, adapter: AdapterId) -> AdapterMeters:
         """The meters that count an adapter now."""
         return self._places.find(self._label(adapter))
@@ -82,11 +89,21 @@ class Metrics:
         meters.open += 1
         self.journeys[request_id] = Journey(adapter, label, at, meters)
 
-    def owned(self, request_ids: Iterable[RequestId], owner: str, call: str) -> None:
-        """Note the key that sent these open requests, and the client's name for the call."""
+    def owned(self, request_ids: Iterable[RequestId], owner: str, call: str, tenant: str = "") -> None:
+        """Note the key that sent these open requests, and the client's name for the call.
+
+        `tenant` is the key's name too, and empty on a server without keys.
+        """
         for request_id in request_ids:
             if journey := self.journeys.get(request_id):
                 journey.owner, journey.call = owner, call
+                if tenant:
+                    journey.key_meters = self._keys.take(tenant, journey.asked_at)
+                    journey.key_meters.open += 1
+
+    def limit_met(self, key: str, limit: str, at: float) -> None:
+        """A call has met a limit of its key, and no request is made of it."""
+        count(self._keys.take(key, at).limits_met, limit)
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -100,7 +117,9 @@ class Metrics:
         if journey is None or journey.admitted_at is not None:  # it was preempted, and is admitted again
             return
         journey.admitted_at, journey.reasons = event.at, event.reasons
-        journey.meters.queue_wait.add(event.at - journey.asked_at)
+        for meters in (journey.meters, journey.key_meters):
+            if meters:
+                meters.queue_wait.add(event.at - journey.asked_at)
 
     def _preempted(self, event: Preempted) -> None:
         if journey := self.journeys.get(event.request_id):
@@ -124,6 +143,8 @@ class Metrics:
             journey.last_at = at
             journey.tokens += 1
             journey.meters.output_tokens += 1
+            if journey.key_meters:
+                journey.key_meters.output_tokens += 1
 
     def _finished(self, event: Finished) -> None:
         if (journey := self.journeys.pop(event.request_id, None)) is None:
@@ -131,7 +152,9 @@ class Metrics:
         meters = journey.meters
         meters.open -= 1
         self._places.touch(meters, event.at)
-        count(meters.outcomes, event.fault.code.value if event.fault else event.reason.value)
+        count(meters.outcomes, _outcome(event))
+        if journey.key_meters:
+            self._finished_of_key(journey.key_meters, event, journey.admitted_at is not None)
         if journey.admitted_at is not None:
             meters.prompt_tokens += event.prompt_tokens
             meters.cached_tokens += event.cached_tokens
@@ -141,6 +164,13 @@ class Metrics:
             self._labels.pop(journey.adapter_id, None)  # the request came after the adapter's removal
         if self._on_end:
             self._on_end(event.request_id, journey, event)
+
+    def _finished_of_key(self, meters: KeyMeters, event: Finished, was_admitted: bool) -> None:
+        meters.open -= 1
+        self._keys.touch(meters, event.at)
+        count(meters.outcomes, _outcome(event))
+        if was_admitted:
+            meters.prompt_tokens += event.prompt_tokens
 
     # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -196,3 +226,7 @@ class Metrics:
         self._engine(event.engine_id).restarts += 1
         for place in [place for place in self.slots if place[0] == event.engine_id]:
             del self.slots[place]
+
+
+def _outcome(event: Finished) -> str:
+    return event.fault.code.value if event.fault else event.reason.value

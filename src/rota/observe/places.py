@@ -1,58 +1,75 @@
-"""Places limit how many adapters have meters of their own, however many adapters a server has in its life."""
+"""Places limit how many adapters or keys have meters of their own, however many a server has in its life."""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from rota.core.adapter import BASE_LABEL, OTHER_LABEL
-from rota.observe.meters import AdapterMeters
+from rota.core.adapter import OTHER_LABEL
 
 MOST_ADAPTERS = 50
+MOST_KEYS = 50
 
 # Several scrapes long: an adapter's last numbers are scraped before its meters go.
 IDLE_S = 600.0
 
 
-class Places:
-    """An adapter takes a free place at its first request, else the place of a long idle one, else it shares `other`.
+class Labelled(Protocol):
+    """Meters that can take a place."""
 
-    Numbers never move from one place to another: a sum that jumps would look like traffic. An adapter that loses its
+    label: str
+    open: int  # requests that have not ended
+    used_at: float
+
+
+Meters = TypeVar("Meters", bound=Labelled)
+
+
+class Places(Generic[Meters]):
+    """A label takes a free place at its first request, else the place of a long idle one, else it shares `other`.
+
+    Numbers never move from one place to another: a sum that jumps would look like traffic. A label that loses its
     place and comes back begins at zero; scrapers treat that as a restart.
     """
 
-    def __init__(self, most: int, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self, most: int, make: Callable[[str], Meters], always: Sequence[str] = (), idle_s: float = IDLE_S
+    ) -> None:
+        """The labels in `always` need no place."""
         self._most = most
+        self._make = make
         self._idle_s = idle_s
-        self._taken: OrderedDict[str, AdapterMeters] = OrderedDict()  # used longest ago first
-        self.base = AdapterMeters(BASE_LABEL)
-        self.other = AdapterMeters(OTHER_LABEL)
+        self._always = {label: make(label) for label in always}
+        self._taken: OrderedDict[str, Meters] = OrderedDict()  # used longest ago first
+        self.other = make(OTHER_LABEL)
 
     @property
-    def shown(self) -> list[AdapterMeters]:
+    def shown(self) -> list[Meters]:
         """All meters; `other` only once it has counted a request."""
         others = [self.other] if self.other.used_at > -math.inf else []
-        return [self.base, *self._taken.values(), *others]
+        return [*self._always.values(), *self._taken.values(), *others]
 
-    def find(self, label: str) -> AdapterMeters:
-        """The meters that count an adapter now."""
-        return self.base if label == BASE_LABEL else self._taken.get(label, self.other)
+    def find(self, label: str) -> Meters:
+        """The meters that count a label now."""
+        return self._always.get(label) or self._taken.get(label, self.other)
 
-    def take(self, label: str, at: float) -> AdapterMeters:
-        """The meters for an adapter's new request: in a place of its own if it has one or finds one."""
+    def take(self, label: str, at: float) -> Meters:
+        """The meters for a label's new request: in a place of its own if it has one or finds one."""
         meters = self.find(label)
         if meters is self.other and label != OTHER_LABEL and self._make_room(at):
-            meters = self._taken[label] = AdapterMeters(label)
+            meters = self._taken[label] = self._make(label)
         self.touch(meters, at)
         return meters
 
-    def touch(self, meters: AdapterMeters, at: float) -> None:
+    def touch(self, meters: Meters, at: float) -> None:
         meters.used_at = at
         if meters.label in self._taken:
             self._taken.move_to_end(meters.label)
 
     def release(self, label: str) -> None:
-        """An adapter is gone: its meters stay until another adapter needs a place, and then go first."""
+        """A label is gone: its meters stay until another label needs a place, and then go first."""
         if meters := self._taken.get(label):
             meters.used_at = -math.inf
             self._taken.move_to_end(label, last=False)

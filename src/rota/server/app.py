@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 from fastapi import Depends, FastAPI, Response
 from fastapi.responses import JSONResponse
@@ -28,7 +29,7 @@ from rota.server.models import install_model_routes
 from rota.server.native.generate import install_generate_route
 from rota.server.native.routes import install_native_routes
 from rota.server.observers import Listener, Observers
-from rota.server.open_answers import OpenAnswers
+from rota.server.open_answers import OpenAnswer, OpenAnswers
 from rota.server.openai.chat import install_chat_route
 from rota.server.openai.completions import install_completions_route
 from rota.server.openai.tokenize_routes import install_tokenize_routes
@@ -52,17 +53,16 @@ def create_app(
 ) -> FastAPI:
     """An application that starts and stops the service with itself. `watchers` are further observers."""
     config = config or ServerConfig()
-    metrics = Metrics(registry.name_of, config.metrics_max_adapters, policy, log_end)
+    metrics = Metrics(registry.name_of, config.metrics_max_adapters, policy, log_end, config.metrics_max_keys)
     access = access or Access(registry)
+    access.admission.watch(metrics.limit_met)
     adapters = AdapterManager(service, registry, unload_patience_s)
     # Observers get requests and events; listeners get events only.
     observers: list[Observer] = [metrics, *watchers]
     queries = Queries(service)
     listeners: list[Listener] = [adapters.observe, queries.observe, log_restarts]
     streams = Streams(service, Observers(observers, listeners))
-    answers = OpenAnswers(
-        lambda one: metrics.owned((request.request_id for request in one.requests), one.call.key.name, one.call.name)
-    )
+    answers = OpenAnswers(partial(_note_owner, metrics))
     front = Front(
         service,
         streams,
@@ -87,6 +87,11 @@ def create_app(
     install_error_handlers(app)
     _install_routes(app, front, adapters, queries, metrics)
     return app
+
+
+def _note_owner(metrics: Metrics, answer: OpenAnswer) -> None:
+    key, request_ids = answer.call.key, (request.request_id for request in answer.requests)
+    metrics.owned(request_ids, key.name, answer.call.name, key.tenant.name)
 
 
 def _lifespan(front: Front) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

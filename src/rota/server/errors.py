@@ -45,11 +45,16 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     ),
     FaultCode.UNAUTHORIZED: ErrorKind(401, "authentication_error", "The key is missing or not known."),
     FaultCode.FORBIDDEN: ErrorKind(403, "permission_error", "The key may not do this, or may not use this name."),
-    FaultCode.RATE_LIMITED: ErrorKind(429, "rate_limit_error", "The key has used up its minute.", retry_after_s=1),
+    FaultCode.RATE_LIMITED: ErrorKind(
+        429,
+        "rate_limit_error",
+        "The key has used up its minute, or its open answers hold too many tokens.",
+        retry_after_s=1,
+    ),
     FaultCode.QUEUE_FULL: ErrorKind(
         429,
         "rate_limit_error",
-        "Too many requests wait (`--max-queued-requests`), or too many dashboards are open.",
+        "Too many requests wait (`--max-queued-requests`, or the key's `max_queued`), or too many dashboards are open.",
         retry_after_s=1,
     ),
     FaultCode.NOT_A_NUMBER: ErrorKind(

@@ -10,8 +10,8 @@ from rota.server.access.keys import Key
 from rota.server.access.limits import Ask, Hold, Limit, Limits, Met
 from rota.server.errors import RetryLater
 
-# Called with the name of the key and the limit that a call has met.
-OnMet = Callable[[str, str], None]
+# Called with the name of the key, the limit that a call has met, and the time.
+OnMet = Callable[[str, str, float], None]
 
 
 class Admission:
@@ -20,7 +20,7 @@ class Admission:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._limits = Limits()
         self._now = now
-        self._on_met: OnMet = lambda _key, _limit: None
+        self._on_met: OnMet = lambda _key, _limit, _at: None
 
     def watch(self, on_met: OnMet) -> None:
         self._on_met = on_met
@@ -40,7 +40,7 @@ class Admission:
         if isinstance(admitted, Hold):
             return admitted
         if admitted.wait_s is None:
-            self._on_met(key.name, admitted.limit)
+            self._on_met(key.name, admitted.limit.value, self._now())
             raise _never(key, ask, admitted, output_param, prompt_param)
         asks = f"asks for {admitted.needed}" if admitted.limit is Limit.REQUESTS else f"reserves {admitted.needed}"
         limit = _described(key, admitted.limit)
@@ -55,7 +55,7 @@ class Admission:
         self._limits.charge(key, tokens, self._now())
 
     def _refusal(self, key: Key, met: Met, reason: str) -> RequestError:
-        self._on_met(key.name, met.limit)
+        self._on_met(key.name, met.limit.value, self._now())
         wait_s = met.wait_s or 1
         again = "when an open answer has ended" if met.limit is Limit.IN_FLIGHT else f"in {wait_s} seconds"
         return RetryLater(Fault(FaultCode.RATE_LIMITED, f"{reason}; come back {again}."), wait_s)
