@@ -19,6 +19,7 @@ from policies.prefill import osl_variance
 from policies.runs import A100, H200
 from policies.tail import tail_ttft
 from policies.target import Section, Target
+from policies.tenants import every_adapter_a_tenant, neighbours, neighbours_slots
 from rich.console import Console
 from rich.table import Table
 from scheduler_cost import every_policy
@@ -48,6 +49,9 @@ SECTIONS: dict[str, Callable[[], Section]] = {
     "osl-variance": osl_variance,
     "many-adapters": many_adapters,
     "overload": overload,
+    "neighbours": neighbours,
+    "neighbours-slots": neighbours_slots,
+    "every-adapter-a-tenant": every_adapter_a_tenant,
     "deciding": deciding,
 }
 

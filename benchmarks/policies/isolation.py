@@ -42,4 +42,4 @@ def _beside(asked: Scenario, cost: str, policy: PolicyConfig) -> tuple[dict[str,
 
 def _part(recorder: Recorder, is_base: bool) -> Recorder:
     records = {name: one for name, one in recorder.records.items() if (one.adapter_id == BASE) is is_base}
-    return Recorder(records, {one.adapter_id: one.gaps for one in records.values()})
+    return Recorder(records, {one.adapter_id: one.gaps[0] for one in records.values()})

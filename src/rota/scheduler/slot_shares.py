@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
-from rota.policy.fairness import share
+from rota.policy.fairness import may_take, share
 from rota.scheduler.accounts import Account
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
@@ -46,11 +46,19 @@ class SlotShares:
         held[leaver.main_account] -= 1
 
     def _is_claimant(self, group: Group) -> bool:
-        absent = self._books.absent.get(group.adapter_id) is not None
-        return absent and self._candidates.is_at_hand(group) and self._admission.can_work(group)
+        if group.adapter_id not in self._books.absent or not self._candidates.is_at_hand(group):
+            return False
+        return self._admission.can_work(group) or self._would_get_a_row(group)
+
+    def _would_get_a_row(self, group: Group) -> bool:
+        """Would another tenant make room for the group's first request, once its adapter is in a slot?"""
+        first, books = group.queue.next(), self._books
+        if first is None or first.flights or first.account.is_full:
+            return False
+        return may_take(first.account, books.accounts.weights, books.rows.total, first.account.rows, 1)
 
     def _leaver(self, taker: Account, held: Counter[Account | None]) -> Group | None:
-        """Of the tenant that holds most slots for its weight, more than its share: the adapter that came first."""
+        """Of the tenant that holds most slots for its weight, more than its share: the adapter that runs least."""
         able = [
             group
             for group in self._books.residents
@@ -59,9 +67,7 @@ class SlotShares:
             and held[owner] > max(1.0, self._share(owner))
             and self._candidates.may_leave(group.adapter_id)
         ]
-        return max(
-            able, key=lambda group: (self._level(group, held), -group.slot_since, group.adapter_id), default=None
-        )
+        return max(able, key=lambda group: (self._level(group, held), -group.running, group.adapter_id), default=None)
 
     def _level(self, group: Group, held: Counter[Account | None]) -> float:
         owner = group.main_account

@@ -34,7 +34,13 @@ class Key:
     cache_scope: str = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        tenant = Tenant(name=self.name, weight=self.weight, max_running=self.max_running, max_queued=self.max_queued)
+        tenant = Tenant(
+            name=self.name,
+            weight=self.weight,
+            priority=self.priority,
+            max_running=self.max_running,
+            max_queued=self.max_queued,
+        )
         scope = group_scope({self.name, *(self.shares_prefixes_with or ())})
         # A server without keys has one tenant and one scope, as a simulation has.
         object.__setattr__(self, "tenant", SOLE_TENANT if self.is_anyone else tenant)

@@ -79,7 +79,7 @@ class Bucket:
             self.capacity = per_minute
 
 
-class Account:
+class Balance:
     """What one key may still spend, and what its open answers hold."""
 
     def __init__(self) -> None:
@@ -103,10 +103,10 @@ def _resized(bucket: Bucket | None, per_minute: int | None, now: float) -> Bucke
 class Hold:
     """What one call has reserved. It is settled once, however often its answer is closed."""
 
-    def __init__(self, account: Account, in_flight: int, tokens: int) -> None:
-        self._account = account
+    def __init__(self, balance: Balance, in_flight: int, tokens: int) -> None:
+        self._balance = balance
         # The bucket that was charged: a key's limit may go and come back while the call is open.
-        self._bucket = account.tokens
+        self._bucket = balance.tokens
         self._in_flight = in_flight
         self._tokens = tokens
         self._is_settled = False
@@ -116,61 +116,61 @@ class Hold:
         if self._is_settled:
             return
         self._is_settled = True
-        self._account.in_flight -= self._in_flight
+        self._balance.in_flight -= self._in_flight
         if self._bucket:
             self._bucket.spend(used - self._tokens, now)
 
 
 class Limits:
-    """The accounts of all keys, made at a key's first call. Time is an argument."""
+    """The balances of all keys, made at a key's first call. Time is an argument."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
+        self._balances: dict[str, Balance] = {}
 
     def enter(self, key: Key, now: float) -> Met | None:
         """Count a call as one request before its body is read. An empty bucket of tokens refuses it too."""
-        account = self._account(key, now)
-        waits = {Limit.REQUESTS: _wait_s(account.requests, 1, now), Limit.TOKENS: _wait_s(account.tokens, 1, now)}
+        balance = self._balance(key, now)
+        waits = {Limit.REQUESTS: _wait_s(balance.requests, 1, now), Limit.TOKENS: _wait_s(balance.tokens, 1, now)}
         if met := _longest(waits, dict.fromkeys(waits, 1)):
             return met
-        if account.requests:
-            account.requests.spend(1, now)
+        if balance.requests:
+            balance.requests.spend(1, now)
         return None
 
     def admit(self, key: Key, ask: Ask, now: float) -> Hold | Met:
         """Reserve what a call asks for, all of it or nothing. The call has entered, so one request is counted."""
-        account = self._account(key, now)
+        balance = self._balance(key, now)
         if never := _never(key, ask):
             return never
         tokens = ask.tokens_under(ask.tokens if key.tokens_per_minute is None else key.tokens_per_minute)
         in_flight = ask.tokens_under(ask.tokens if key.max_tokens_in_flight is None else key.max_tokens_in_flight)
-        is_too_much = key.max_tokens_in_flight is not None and account.in_flight + in_flight > key.max_tokens_in_flight
+        is_too_much = key.max_tokens_in_flight is not None and balance.in_flight + in_flight > key.max_tokens_in_flight
         waits = {
-            Limit.REQUESTS: _wait_s(account.requests, ask.answers - 1, now),
-            Limit.TOKENS: _wait_s(account.tokens, tokens, now),
+            Limit.REQUESTS: _wait_s(balance.requests, ask.answers - 1, now),
+            Limit.TOKENS: _wait_s(balance.tokens, tokens, now),
             Limit.IN_FLIGHT: IN_FLIGHT_WAIT_S if is_too_much else 0.0,
         }
         needs = {Limit.REQUESTS: ask.answers, Limit.TOKENS: tokens, Limit.IN_FLIGHT: in_flight}
         if met := _longest(waits, needs):
-            if account.requests:
-                account.requests.spend(-1, now)  # a call that a limit refuses does not count
+            if balance.requests:
+                balance.requests.spend(-1, now)  # a call that a limit refuses does not count
             return met
-        if account.requests:
-            account.requests.spend(ask.answers - 1, now)
-        if account.tokens:
-            account.tokens.spend(tokens, now)
-        account.in_flight += in_flight
-        return Hold(account, in_flight, tokens)
+        if balance.requests:
+            balance.requests.spend(ask.answers - 1, now)
+        if balance.tokens:
+            balance.tokens.spend(tokens, now)
+        balance.in_flight += in_flight
+        return Hold(balance, in_flight, tokens)
 
     def charge(self, key: Key, tokens: int, now: float) -> None:
         """Count tokens that are known only afterwards."""
-        if bucket := self._account(key, now).tokens:
+        if bucket := self._balance(key, now).tokens:
             bucket.spend(tokens, now)
 
-    def _account(self, key: Key, now: float) -> Account:
-        account = self._accounts.setdefault(key.name, Account())
-        account.follow(key, now)
-        return account
+    def _balance(self, key: Key, now: float) -> Balance:
+        balance = self._balances.setdefault(key.name, Balance())
+        balance.follow(key, now)
+        return balance
 
 
 def _never(key: Key, ask: Ask) -> Met | None:
