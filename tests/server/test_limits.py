@@ -190,7 +190,7 @@ EVENTS = st.lists(
 def test_reservations_and_settlements_in_any_order_create_no_token(per_minute, events):
     limits, now, used_in_all = Limits(), 0.0, 0
     key = Key("acme", tokens_per_minute=per_minute, max_tokens_in_flight=5000)
-    account, held = limits._account(key, now), []
+    account, held = limits._balance(key, now), []
     for pause_s, event in events:
         now += pause_s
         if isinstance(event, int):
@@ -218,7 +218,7 @@ def test_while_no_time_passes_exactly_what_was_used_is_gone_in_whatever_order_ho
     for hold, used in held:
         hold.settle(used, 7.0)
 
-    account = limits._account(key, 7.0)
+    account = limits._balance(key, 7.0)
     assert account.tokens.level(7.0) == per_minute - sum(used for _, used in held)
     assert account.in_flight == 0
 
