@@ -55,11 +55,13 @@ def _serve(
     from rota.server.access.exposure import check_exposure, describe, load_refusal
     from rota.server.access.key_file import read_keys
     from rota.server.app import create_app
+    from rota.server.door import Door
     from rota.server.listen import hold_port, listen
     from rota.text.tokenizer import Tokenizer
 
     keys = read_keys(server.api_key, server.api_key_file)
     check_exposure(server, keys)
+    door = Door(server)
     # Held before the model is read, so that a port that is taken is refused at once.
     holder = hold_port(server.host, server.port)
     asked_path = config.model.model_path
@@ -89,11 +91,11 @@ def _serve(
     say = partial(print, flush=True)
 
     def announce(url: str) -> None:
-        say(f"Rota serves {name} at {url}\n{describe(server, keys)}")
+        say("\n".join(filter(None, [f"Rota serves {name} at {url}", describe(server, keys), door.advice])))
         if on_ready:
             on_ready(url)
 
-    listen(holder, app, service, server, announce, say)
+    listen(holder, app, service, server, announce, say, door)
 
 
 def _model_name(asked_path: str | None, folder: Path) -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from rota.core.errors import ConfigError
 from rota.core.ids import FIRST_ENGINE, EngineId
+from rota.core.listen_config import ListenConfig
 from rota.core.lora_paths import LoraPath, parse_lora_paths
 from rota.core.options import option
 from rota.core.policy_config import PolicyConfig
@@ -144,11 +145,9 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
+class ServerConfig(ListenConfig):
     """Where the server listens, which clients it lets in, how long it waits, and what it logs."""
 
-    host: str = option("127.0.0.1", "Address to listen on; one that others reach needs keys, or allow_anyone.")
-    port: int = option(30000, "Port to listen on; 0 picks a free one.")
     served_model_name: str | None = option(None, "The model's name to clients; left out: its folder's name.")
     api_key: tuple[str, ...] = option((), "A key that may do everything; may be repeated.")
     api_key_file: str | None = option(None, "A TOML file with keys and the rights of each.")
@@ -182,6 +181,9 @@ class ServerConfig:
     )
 
     def __post_init__(self) -> None:
+        ListenConfig.__post_init__(
+            self
+        )  # not super(): a dataclass with slots is made anew, and super() has the old class
         _at_least("max_body_mb", self.max_body_mb, 1)
         _at_least("metrics_max_adapters", self.metrics_max_adapters, 0)
         _at_least("metrics_max_keys", self.metrics_max_keys, 0)

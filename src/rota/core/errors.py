@@ -32,6 +32,8 @@ class FaultCode(StrEnum):
     FORBIDDEN = "forbidden"
     RATE_LIMITED = "rate_limit_exceeded"
     BODY_TOO_LARGE = "body_too_large"
+    BODY_TOO_SLOW = "body_too_slow"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
     UNKNOWN_REQUEST = "request_not_found"
     STOPPING = "server_stopping"
     TIMED_OUT = "request_timed_out"

@@ -15,6 +15,7 @@ from prometheus_client.utils import floatToGoString
 from rota.core.events import AdapterStanding, Inspected, SlotChanged, SlotState
 from rota.core.ids import EngineId
 from rota.observe import metric_table as table
+from rota.observe.connection_meters import ConnectionMeters
 from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, KeyMeters
 from rota.observe.metric_table import Metric
 from rota.observe.metrics import Metrics
@@ -30,6 +31,7 @@ class Snapshot:
 
     is_up: bool
     loaded: int
+    connections: ConnectionMeters
     slots: tuple[SlotChanged, ...]
     engines: dict[EngineId, EngineMeters]
     adapters: tuple[AdapterMeters, ...]
@@ -47,6 +49,7 @@ def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool) -> Snap
     return Snapshot(
         is_up=is_up,
         loaded=len(metrics.loaded),
+        connections=metrics.connections,
         slots=tuple(metrics.slots.values()),
         engines=metrics.engines.copy(),
         adapters=adapters,
@@ -70,6 +73,7 @@ class _Collected(Collector):
     def collect(self) -> Iterator[Family]:
         yield _gauges(table.ENGINE_UP, [((str(engine_id),), self._taken.is_up) for engine_id in self._taken.engines])
         yield _gauges(table.ADAPTERS, [((), self._taken.loaded)])
+        yield from _of_connections(self._taken.connections)
         yield from _of_engines(self._taken)
         yield from _of_adapters(self._taken.adapters)
         if self._taken.keys:
@@ -77,6 +81,13 @@ class _Collected(Collector):
         # Without the engine's answer its own numbers are left out: older numbers may be wrong by now.
         if self._taken.inspected:
             yield from _of_inspection(self._taken, self._taken.inspected)
+
+
+def _of_connections(meters: ConnectionMeters) -> Iterator[Family]:
+    yield _gauges(table.CONNECTIONS, [((), meters.open)])
+    yield _gauges(table.CONNECTIONS_LIMIT, [((), meters.most)])
+    yield _counters(table.CONNECTIONS_REFUSED, [((why.value,), number) for why, number in meters.refused.items()])
+    yield _counters(table.CONNECTIONS_CLOSED, [((why.value,), number) for why, number in meters.closed.items()])
 
 
 def _of_engines(taken: Snapshot) -> Iterator[Family]:

@@ -115,4 +115,19 @@ COMPUTED_TOKENS = _metric(
     "counter", "computed_prompt_tokens_total", "Prompt tokens computed, also for a second time.", "engine"
 )
 
+CONNECTIONS = _metric("gauge", "connections_open", "Connections that are open.")
+CONNECTIONS_LIMIT = _metric("gauge", "connections_limit", "Connections that may be open (`--max-connections`).")
+CONNECTIONS_REFUSED = _metric(
+    "counter",
+    "connections_refused_total",
+    "Connections refused: `address` has as many busy ones as it may have, `all` are busy, or `files` have run out.",
+    "reason",
+)
+CONNECTIONS_CLOSED = _metric(
+    "counter",
+    "connections_closed_total",
+    "Connections closed: `slow_head`, `slow_body`, `slow_reader`, or `made_room` for another while idle.",
+    "reason",
+)
+
 METRICS: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))

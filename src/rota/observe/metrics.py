@@ -26,6 +26,7 @@ from rota.core.events import (
 )
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
 from rota.core.policy_config import PolicyConfig
+from rota.observe.connection_meters import ConnectionMeters
 from rota.observe.journey import Journey, OnEnd
 from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, KeyMeters, count
 from rota.observe.places import MOST_ADAPTERS, MOST_KEYS, Places
@@ -52,6 +53,7 @@ class Metrics:
         self._policy = policy
         self.engines: dict[EngineId, EngineMeters] = {}
         self._engine(FIRST_ENGINE)  # counts from zero, and not from its first event
+        self.connections = ConnectionMeters()  # changed by the server that listens
         self.journeys: dict[RequestId, Journey] = {}
         self.slots: dict[tuple[EngineId, Slot], SlotChanged] = {}  # the last change of each slot
         self.loaded: set[AdapterId] = set()

@@ -83,6 +83,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
     )
+    app.state.connections = metrics.connections  # for the server that listens
     app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
     install_error_handlers(app)
     _install_routes(app, front, adapters, queries, metrics)

@@ -1,4 +1,4 @@
-"""A connection has limits: the size and time of a request's head, and the time in which its client must read."""
+"""A connection has limits: how large and slow a head may be, how slow a body, and how slowly a client may read."""
 
 from __future__ import annotations
 
@@ -7,34 +7,55 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from rota.core.errors import Fault, FaultCode
+from rota.core.listen_config import ListenConfig
+from rota.observe.connection_meters import Closure
+from rota.server.body_deadline import BodyDeadline
+from rota.server.connection_book import OpenConnection
+from rota.server.raw_errors import raw_error
+
 # All lines and headers together. The parser itself has no limit.
 MAX_HEAD_BYTES = 64 * 1024
-# Counted from the start of a connection, or from the first byte after an answer.
-HEAD_S = 30.0
 # A client that reads no byte of a waiting answer for this long will not read on.
 READ_S = 120.0
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Uvicorn's protocol closes idle connections after an answer, but would wait for ever for the first head."""
+    """Uvicorn's protocol closes idle connections after an answer, but would wait for ever for a head or a body."""
 
-    head_s = HEAD_S
+    head_s = ListenConfig().head_timeout  # from the start of a connection, or from the first byte after an answer
+    body_s = ListenConfig().body_timeout
     read_s = READ_S
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(
+        self, *args: Any, entry: OpenConnection | None = None, limits: ListenConfig | None = None, **named: Any
+    ) -> None:
+        """`entry` is its place in the server's book of connections."""
         super().__init__(*args, **named)
+        if limits:
+            self.head_s, self.body_s = limits.head_timeout, limits.body_timeout
+        self._entry = entry
+        self._began_at = self.loop.time()  # before the TLS handshake, if there is one
         self._head_bytes = 0
         self._is_in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
+        self._body = BodyDeadline(
+            self.loop, self.body_s, self._is_answered, lambda: self.flow.read_paused, self._on_late_body
+        )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_head_timer()
+        if self._entry:
+            self._entry.close = transport.abort
+        self._start_head_timer(self._began_at + self.head_s - self.loop.time())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         self._stop_read_timer()
+        self._body.stop()
+        if self._entry:
+            self._entry.gone()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -42,10 +63,16 @@ class BoundedConnection(HttpToolsProtocol):
         if was_in_head:
             self._head_bytes += len(data)  # counted before parsing: if the head ends in it, the rest is a body
         super().data_received(data)
-        if not (was_in_head and self._is_in_head) or self.transport.is_closing():
-            return
+        if self.transport.is_closing():
+            self._watch_reading()
+        elif not self._is_in_head:
+            self._body.start()
+        elif was_in_head:
+            self._check_head()
+
+    def _check_head(self) -> None:
         if self._head_timer is None:
-            self._start_head_timer()
+            self._start_head_timer(self.head_s)
         if self._head_bytes > MAX_HEAD_BYTES:
             self.send_400_response(f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.")
 
@@ -54,28 +81,53 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_head_timer()
         super().on_headers_complete()
+        if self._entry:
+            self._entry.busy()
+
+    def on_body(self, body: bytes) -> None:
+        self._body.add(len(body))
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._is_in_head = True
+        self._body.stop()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        if self._entry and not self.pipeline:
+            self._entry.idle()
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_reading()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._watch_reading()
+
+    # ── a client that reads too slowly ───────────────────────────────────────────────────────────────────────────
 
     def pause_writing(self) -> None:
         """The client's buffer is full. Writers wait from now on."""
         super().pause_writing()
-        self._start_read_timer()
+        self._watch_reading()
 
     def resume_writing(self) -> None:
         self._stop_read_timer()
         super().resume_writing()
+        if self.transport.is_closing():
+            self._watch_reading()
 
-    def _start_read_timer(self) -> None:
+    def _watch_reading(self) -> None:
+        """Also of a connection that is closing: it stays open until its client has read the last byte."""
+        self._stop_read_timer()
         unread = self.transport.get_write_buffer_size()
         self._read_timer = self.loop.call_later(self.read_s, self._check_reading, unread)
 
     def _check_reading(self, unread: int) -> None:
         if self.transport.get_write_buffer_size() < unread:
-            self._start_read_timer()
+            self._watch_reading()
         else:
+            self._note(Closure.SLOW_READER)
             self.transport.abort()
 
     def _stop_read_timer(self) -> None:
@@ -83,17 +135,36 @@ class BoundedConnection(HttpToolsProtocol):
             self._read_timer.cancel()
             self._read_timer = None
 
-    def _start_head_timer(self) -> None:
-        self._head_timer = self.loop.call_later(self.head_s, self._on_head_timeout)
+    # ── a client that sends too slowly ───────────────────────────────────────────────────────────────────────────
+
+    def _on_late_body(self) -> None:
+        self._note(Closure.SLOW_BODY)
+        if not self.cycle.response_started:
+            message = "The body came too slowly; send it faster, or raise --body-timeout."
+            self.transport.write(raw_error(Fault(FaultCode.BODY_TOO_SLOW, message)))
+        self.transport.close()
+        self._watch_reading()
+
+    def _start_head_timer(self, time_s: float) -> None:
+        self._head_timer = self.loop.call_later(time_s, self._on_head_timeout)
 
     def _on_head_timeout(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        if self._is_answered():
+            self._note(Closure.SLOW_HEAD)
             self.transport.close()
+            self._watch_reading()
         else:
             # An answer is being sent, and its client sent a little more than its request, for example an empty line.
-            self._start_head_timer()
+            self._start_head_timer(self.head_s)
 
     def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _is_answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _note(self, why: Closure) -> None:
+        if self._entry:
+            self._entry.note(why)

@@ -43,6 +43,7 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.BODY_TOO_LARGE: ErrorKind(
         413, _INVALID, "The body is larger than `--max-body-mb`, or holds too many values."
     ),
+    FaultCode.BODY_TOO_SLOW: ErrorKind(408, _INVALID, "The body did not arrive within `--body-timeout`."),
     FaultCode.UNAUTHORIZED: ErrorKind(401, "authentication_error", "The key is missing or not known."),
     FaultCode.FORBIDDEN: ErrorKind(403, "permission_error", "The key may not do this, or may not use this name."),
     FaultCode.RATE_LIMITED: ErrorKind(
@@ -64,6 +65,12 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
         503, "server_error", "The engine is down, or died under the request.", retry_after_s=5
     ),
     FaultCode.STOPPING: ErrorKind(503, "server_error", "The server is stopping.", retry_after_s=5),
+    FaultCode.TOO_MANY_CONNECTIONS: ErrorKind(
+        503,
+        "server_error",
+        "Too many connections are busy (`--max-connections`, `--max-connections-per-address`).",
+        retry_after_s=1,
+    ),
     FaultCode.TIMED_OUT: ErrorKind(504, "timeout_error", "The request took longer than `--request-timeout`."),
 }
 

@@ -13,9 +13,11 @@ from fastapi import FastAPI
 
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, RotaError
+from rota.observe.connection_meters import ConnectionMeters
 from rota.runtime.closable import ClosableService
 from rota.runtime.heap import freeze_heap
 from rota.server.connections import BoundedConnection
+from rota.server.door import Door
 
 Say = Callable[[str], None]
 
@@ -32,7 +34,7 @@ class GracefulServer(uvicorn.Server):
     third does not even wait until their clients have read the end.
     """
 
-    def __init__(self, app: FastAPI, service: ClosableService, drain_s: float, say: Say) -> None:
+    def __init__(self, app: FastAPI, service: ClosableService, door: Door, drain_s: float, say: Say) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -44,7 +46,8 @@ class GracefulServer(uvicorn.Server):
                 timeout_graceful_shutdown=_READ_S,
             )
         )
-        self._service, self._drain_s, self._say = service, drain_s, say
+        self._service, self._door, self._drain_s, self._say = service, door, drain_s, say
+        self._meters: ConnectionMeters = app.state.connections
         self._signals = 0
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -54,9 +57,15 @@ class GracefulServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        await super().startup([])  # starts the application; uvicorn itself accepts no connection
+        for listener in sockets or []:
+            self._door.open(listener, self, self._meters)
         if self.was_told_to_stop:
             self._begin_stop()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._door.close()
+        await super().shutdown(sockets)
 
     def handle_exit(self, _signal: int, _frame: FrameType | None) -> None:
         """Runs as a signal handler, in the middle of any code, so it leaves the work to the event loop."""
@@ -109,6 +118,7 @@ def listen(
     config: ServerConfig,
     announce: Callable[[str], None],
     say: Say = print,
+    door: Door | None = None,
 ) -> None:
     """Serve on a held port until SIGINT or SIGTERM. `announce` gets the URL when the server is ready.
 
@@ -118,14 +128,15 @@ def listen(
         holder.listen(_BACKLOG)
     except OSError as error:  # two servers may hold a port on which neither listens; the first to listen gets it
         raise _taken(config.host, config.port, error) from error
-    server = GracefulServer(app, service, config.drain_timeout, say)
+    door = door or Door(config)
+    server = GracefulServer(app, service, door, config.drain_timeout, say)
     failures: list[RotaError] = []
 
     def wait() -> None:
         try:
             service.wait_until_ready()
             freeze_heap()
-            announce(_url(holder))
+            announce(_url(holder, door.scheme))
         except RotaError as error:
             if not server.was_told_to_stop:
                 failures.append(error)
@@ -143,6 +154,6 @@ def _taken(host: str, port: int, error: Exception) -> ConfigError:
     )
 
 
-def _url(holder: socket.socket) -> str:
+def _url(holder: socket.socket, scheme: str) -> str:
     host, port = holder.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,0 +1,52 @@
+"""Listening says where clients reach the server, and how much a connection may take."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from rota.core.errors import ConfigError
+from rota.core.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig:
+    """Address, and limits of connections."""
+
+    host: str = option("127.0.0.1", "Address to listen on; one that others reach needs keys, or allow_anyone.")
+    port: int = option(30000, "Port to listen on; 0 picks a free one.")
+    max_connections: int | Literal["auto"] = option(
+        "auto", "Connections that may be open at a time; 'auto': what the limit of open files allows, at most 16384."
+    )
+    max_connections_per_address: int | Literal["auto"] = option(
+        "auto", "Connections of one address, or of one /64 network of IPv6; 'auto': half of max_connections."
+    )
+    trusted_proxies: tuple[str, ...] = option(
+        (), "Addresses or networks of proxies, also on this machine: max_connections_per_address does not bind them."
+    )
+    head_timeout: float = option(30.0, "Seconds in which the headers of a request must arrive.")
+    body_timeout: float = option(
+        30.0, "Seconds in which a body must arrive, and one more for every 10 kB that did; else the answer is 408."
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("max_connections", "max_connections_per_address"):
+            value = getattr(self, name)
+            if value != "auto" and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}.")
+        for name in ("head_timeout", "body_timeout"):
+            if not 0.0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} must be a finite number above 0, not {getattr(self, name)}.")
+        for proxy in self.trusted_proxies:
+            _check_network(proxy)
+
+
+def _check_network(proxy: str) -> None:
+    try:
+        ipaddress.ip_network(proxy)
+    except ValueError:
+        raise ConfigError(
+            f"trusted_proxies has '{proxy}'; give addresses or networks, for example 10.0.0.7 or 10.0.0.0/24."
+        ) from None
