@@ -42,6 +42,7 @@ def test_few_open_files_are_said_at_the_start_unless_the_operator_chose_the_numb
         ({"max_connections": 0}, "max_connections must be at least 1"),
         ({"head_timeout": 0.0}, "head_timeout must be a finite number above 0"),
         ({"trusted_proxies": ("proxy.local",)}, "trusted_proxies has 'proxy.local'; give addresses or networks"),
+        ({"ssl_keyfile": "key"}, "ssl_keyfile is given without ssl_certfile"),
     ],
 )
 def test_values_that_cannot_be_are_refused_by_name(options, words):

@@ -1,4 +1,4 @@
-"""Listening says where clients reach the server, and how much a connection may take."""
+"""Listening says where clients reach the server, with which certificate, and how much a connection may take."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from rota.core.options import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenConfig:
-    """Address, and limits of connections."""
+    """Address, certificate, and limits of connections."""
 
     host: str = option("127.0.0.1", "Address to listen on; one that others reach needs keys, or allow_anyone.")
     port: int = option(30000, "Port to listen on; 0 picks a free one.")
+    ssl_certfile: str | None = option(
+        None, "A certificate in PEM format, with its chain: the server then speaks HTTPS, and no HTTP."
+    )
+    ssl_keyfile: str | None = option(
+        None, "The certificate's private key in PEM format, without a password; left out: it is in ssl_certfile."
+    )
     max_connections: int | Literal["auto"] = option(
         "auto", "Connections that may be open at a time; 'auto': what the limit of open files allows, at most 16384."
     )
@@ -26,7 +32,7 @@ class ListenConfig:
     trusted_proxies: tuple[str, ...] = option(
         (), "Addresses or networks of proxies, also on this machine: max_connections_per_address does not bind them."
     )
-    head_timeout: float = option(30.0, "Seconds in which the headers of a request must arrive.")
+    head_timeout: float = option(30.0, "Seconds in which a TLS handshake and the headers of a request must arrive.")
     body_timeout: float = option(
         30.0, "Seconds in which a body must arrive, and one more for every 10 kB that did; else the answer is 408."
     )
@@ -41,6 +47,8 @@ class ListenConfig:
                 raise ConfigError(f"{name} must be a finite number above 0, not {getattr(self, name)}.")
         for proxy in self.trusted_proxies:
             _check_network(proxy)
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ConfigError("ssl_keyfile is given without ssl_certfile; give the certificate too.")
 
 
 def _check_network(proxy: str) -> None:

@@ -1,8 +1,10 @@
-"""The door lets connections in: it has the limits and the deadlines of one server."""
+"""The door lets connections in: it has the limits, the certificate and the deadlines of one server."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import ssl
 from typing import Any
 
 import uvicorn
@@ -11,6 +13,7 @@ from uvicorn.server import ServerState
 from rota.core.listen_config import ListenConfig
 from rota.observe.connection_meters import ConnectionMeters
 from rota.server.acceptor import Acceptor
+from rota.server.certificate import find_certificate
 from rota.server.connection_book import ConnectionBook, OpenConnection
 from rota.server.connection_limits import few_connections, find_limits
 from rota.server.connections import BoundedConnection
@@ -18,29 +21,38 @@ from rota.server.open_files import raise_open_files
 
 
 class Door:
-    """Made before the model is read: a limit that cannot work is a ConfigError at once."""
+    """Made before the model is read: a limit or a certificate that cannot work is a ConfigError at once."""
 
     def __init__(self, config: ListenConfig) -> None:
         open_files = raise_open_files()
         self._config = config
         self._limits = find_limits(config, open_files)
+        self.certificate = find_certificate(config)
         self.advice = few_connections(config, self._limits, open_files)  # a sentence for the operator, or empty
         self._acceptor: Acceptor | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @property
     def scheme(self) -> str:
-        return "http"
+        return "https" if self.certificate else "http"
 
     def open(self, listener: socket.socket, server: uvicorn.Server, meters: ConnectionMeters) -> None:
         """Accept connections for a server whose application has started."""
         make = _Connections(self._config, server.config, server.server_state, server.lifespan.state)
         book = ConnectionBook(self._limits, meters)
-        self._acceptor = Acceptor(listener, book, make, self._config.head_timeout)
+        self._acceptor = Acceptor(listener, book, make, self._config.head_timeout, self._context)
         self._acceptor.start()
+        if self.certificate:
+            self._watch = asyncio.get_running_loop().create_task(self.certificate.watch())
 
     def close(self) -> None:
         if self._acceptor:
             self._acceptor.stop()
+        if self._watch:
+            self._watch.cancel()
+
+    def _context(self) -> ssl.SSLContext | None:
+        return self.certificate.context if self.certificate else None
 
 
 class _Connections:
