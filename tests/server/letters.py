@@ -15,6 +15,7 @@ import httpx
 
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.lora_paths import LoraPath
+from rota.observe.journey import OnEnd
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import InProcessService
@@ -54,6 +55,7 @@ def serving(
     adapters: tuple[str, ...] = (),
     load_refusal: str = "",
     now: Callable[[], float] = time.monotonic,
+    enders: Sequence[OnEnd] = (),
 ) -> Iterator[httpx.Client]:
     """A client of a server named "letters". `now` is the clock of the keys' limits."""
     registry = Registry("letters", "/models/letters")
@@ -61,7 +63,7 @@ def serving(
     service = PreloadedService(InProcessService(lambda: device or letters_device(), EngineConfig()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     access = Access(registry, keys, load_refusal, now)
-    app = create_app(service, tokenizer, registry, access=access, config=config)
+    app = create_app(service, tokenizer, registry, access=access, config=config, enders=enders)
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         service.wait_until_ready()
         yield client

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from rota import __version__
 from rota.commands.flags import config_file, make_command, parameter, quiet_flag, with_file
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
 from rota.llm.config import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model
+from rota.observe.journey import OnEnd
 from rota.runtime.world import Device
 
 SERVE_CONFIGS = (*ENGINE_CONFIGS, ServerConfig)
@@ -31,9 +33,13 @@ def serve_model(
 ) -> None:
     """Serve a model over HTTP until a signal, the engine in its own process. `on_ready` gets the address."""
     from rota.observe.logs import logs_as
+    from rota.observe.trace_export import exported_traces
 
-    with logs_as(server.log_format, server.log_level, config.quiet):
-        _serve(config, server, on_ready, make_device)
+    with (
+        logs_as(server.log_format, server.log_level, config.quiet),
+        exported_traces(server.otel, __version__) as enders,
+    ):
+        _serve(config, server, on_ready, make_device, enders)
 
 
 def _serve(
@@ -41,6 +47,7 @@ def _serve(
     server: ServerConfig,
     on_ready: Callable[[str], None] | None,
     make_device: Callable[[EngineConfig], Device[Any]],
+    enders: Sequence[OnEnd],
 ) -> None:
     # Imported here, so that `rota --help` does not wait for them.
     from rota.commands.logged import build_logged
@@ -86,16 +93,17 @@ def _serve(
         watchers=[feed],
         policy=config.policy,
         scheduler=config.scheduler,
+        enders=enders,
     )
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
-    say = partial(print, flush=True)
+    announce = partial(_announce, name, [describe(server, keys), door.advice], on_ready)
+    listen(holder, app, service, server, announce, partial(print, flush=True), door)
 
-    def announce(url: str) -> None:
-        say("\n".join(filter(None, [f"Rota serves {name} at {url}", describe(server, keys), door.advice])))
-        if on_ready:
-            on_ready(url)
 
-    listen(holder, app, service, server, announce, say, door)
+def _announce(name: str, sentences: list[str], on_ready: Callable[[str], None] | None, url: str) -> None:
+    print("\n".join([f"Rota serves {name} at {url}", *filter(None, sentences)]), flush=True)
+    if on_ready:
+        on_ready(url)
 
 
 def _model_name(asked_path: str | None, folder: Path) -> str:

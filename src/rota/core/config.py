@@ -173,6 +173,10 @@ class ServerConfig(ListenConfig):
     journal_dir: str | None = option(
         None, "A folder of journals (.jsonl) that the dashboard replays by name: /dashboard?journal=run.jsonl."
     )
+    otel: bool = option(
+        False,
+        "Send a trace of every request to an OpenTelemetry collector, as the OTEL_* variables say; needs rota[otel].",
+    )
     log_format: Literal["text", "json"] = option(
         "text", "How log lines on stderr look; with 'json' every line there is a JSON object, also a library's."
     )

@@ -9,6 +9,9 @@ from rota.core.events import Finished
 from rota.core.ids import AdapterId, RequestId
 from rota.observe.meters import AdapterMeters, KeyMeters
 
+# The W3C headers of a client's trace, by name; empty: the client sent none.
+TraceHeaders = tuple[tuple[str, str], ...]
+
 
 @dataclass(slots=True)
 class Journey:
@@ -19,11 +22,13 @@ class Journey:
     owner: str = ""  # the name of the key that asked
     key_meters: KeyMeters | None = None  # None on a server without keys
     call: str = ""  # the client's own name for the call it belongs to
+    trace: TraceHeaders = ()
     admitted_at: float | None = None
     reasons: tuple[str, ...] = ()  # why it waited
     first_at: float | None = None
     last_at: float = 0.0
     tokens: int = 0
+    preemptions: int = 0
 
 
 # Called at every end, with the request's journey.

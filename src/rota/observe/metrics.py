@@ -27,7 +27,7 @@ from rota.core.events import (
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
 from rota.core.policy_config import PolicyConfig
 from rota.observe.connection_meters import ConnectionMeters
-from rota.observe.journey import Journey, OnEnd
+from rota.observe.journey import Journey, OnEnd, TraceHeaders
 from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, KeyMeters, count
 from rota.observe.places import MOST_ADAPTERS, MOST_KEYS, Places
 
@@ -91,14 +91,16 @@ class Metrics:
         meters.open += 1
         self.journeys[request_id] = Journey(adapter, label, at, meters)
 
-    def owned(self, request_ids: Iterable[RequestId], owner: str, call: str, tenant: str = "") -> None:
-        """Note the key that sent these open requests, and the client's name for the call.
+    def owned(
+        self, request_ids: Iterable[RequestId], owner: str, call: str, tenant: str = "", trace: TraceHeaders = ()
+    ) -> None:
+        """Note the key that sent these open requests, the client's name for the call, and its trace.
 
         `tenant` is the key's name too, and empty on a server without keys.
         """
         for request_id in request_ids:
             if journey := self.journeys.get(request_id):
-                journey.owner, journey.call = owner, call
+                journey.owner, journey.call, journey.trace = owner, call, trace
                 if tenant:
                     journey.key_meters = self._keys.take(tenant, journey.asked_at)
                     journey.key_meters.open += 1
@@ -126,6 +128,7 @@ class Metrics:
     def _preempted(self, event: Preempted) -> None:
         if journey := self.journeys.get(event.request_id):
             journey.meters.preemptions += 1
+            journey.preemptions += 1
 
     def _produced(self, event: Produced) -> None:
         """Only this handler works for every token."""

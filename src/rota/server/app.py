@@ -11,7 +11,10 @@ from fastapi import Depends, FastAPI, Response
 from fastapi.responses import JSONResponse
 
 from rota.core.config import SchedulerConfig, ServerConfig
+from rota.core.events import Finished
+from rota.core.ids import RequestId
 from rota.core.policy_config import PolicyConfig
+from rota.observe.journey import Journey, OnEnd
 from rota.observe.metrics import Metrics
 from rota.observe.observer import Observer
 from rota.observe.request_log import log_end, log_restarts
@@ -50,10 +53,15 @@ def create_app(
     watchers: Sequence[Observer] = (),
     policy: PolicyConfig | None = None,
     scheduler: SchedulerConfig | None = None,
+    enders: Sequence[OnEnd] = (),
 ) -> FastAPI:
-    """An application that starts and stops the service with itself. `watchers` are further observers."""
+    """An application that starts and stops the service with itself.
+
+    `watchers` are further observers. `enders` are told of every request's end, as the request log is.
+    """
     config = config or ServerConfig()
-    metrics = Metrics(registry.name_of, config.metrics_max_adapters, policy, log_end, config.metrics_max_keys)
+    on_end = _each(log_end, *enders)
+    metrics = Metrics(registry.name_of, config.metrics_max_adapters, policy, on_end, config.metrics_max_keys)
     access = access or Access(registry)
     access.admission.watch(metrics.limit_met)
     adapters = AdapterManager(service, registry, unload_patience_s)
@@ -92,7 +100,15 @@ def create_app(
 
 def _note_owner(metrics: Metrics, answer: OpenAnswer) -> None:
     key, request_ids = answer.call.key, (request.request_id for request in answer.requests)
-    metrics.owned(request_ids, key.name, answer.call.name, key.tenant.name)
+    metrics.owned(request_ids, key.name, answer.call.name, key.tenant.name, answer.call.trace)
+
+
+def _each(*enders: OnEnd) -> OnEnd:
+    def end(request_id: RequestId, journey: Journey, ending: Finished) -> None:
+        for one in enders:
+            one(request_id, journey, ending)
+
+    return end
 
 
 def _lifespan(front: Front) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:

@@ -13,6 +13,7 @@ from rota.server.access.keys import Key
 from rota.server.names import name_in
 from rota.server.open_answers import Call, OpenAnswers
 from rota.server.streams import Streams
+from rota.server.trace_headers import trace_in
 from rota.text.tokenizer import Tokenizer
 
 
@@ -33,7 +34,7 @@ class Front:
 
     def identify(self, http: HttpRequest) -> Call:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
-        return Call(self.enter(http), name_in(http))
+        return Call(self.enter(http), name_in(http), trace_in(http))
 
     def enter(self, http: HttpRequest) -> Key:
         """The key of a call to a route with limits, which counts as a request. Raises RequestError as `identify`."""

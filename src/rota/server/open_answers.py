@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.ids import RequestId
 from rota.core.request import Request
+from rota.observe.journey import TraceHeaders
 from rota.server.access.keys import Key
 from rota.server.streams import Reply
 
@@ -33,10 +34,11 @@ def name_of(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The caller's key, and the name of the call."""
+    """The caller's key, the name of the call, and the trace that it is a part of."""
 
     key: Key
     name: str
+    trace: TraceHeaders = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 from fastapi import FastAPI, Response
@@ -36,7 +37,7 @@ def install_generate_route(app: FastAPI, front: Front) -> None:
         fields = read_body(GenerateFields, await http.body())
         fields.refuse_unsupported()
         if isinstance(fields.rid, str):
-            call = Call(call.key, keep_name(http, checked_name("rid", fields.rid)))
+            call = replace(call, name=keep_name(http, checked_name("rid", fields.rid)))
         parsed = await _parse(front, call, fields)
         front.answers.check_free(call.key, set(map(name_of, parsed.requests)))
         is_list = fields.is_list or parsed.choices_per_prompt > 1
