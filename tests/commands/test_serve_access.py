@@ -31,6 +31,8 @@ def test_a_model_after_a_key_is_a_model_and_no_second_key():
         (["--api-key-file", "/nowhere/keys.toml"], "Cannot read the key file /nowhere/keys.toml"),
         (["--api-key", "two words"], "api_key must be a text"),
         (["--drain-timeout", "-1"], "drain_timeout must be a finite number of seconds"),
+        (["--ssl-certfile", "/nowhere/tls.crt"], "Cannot read /nowhere/tls.crt of --ssl-certfile"),
+        (["--max-connections", "100000000"], "max_connections is 100000000, but this process may open"),
         (["--request-timeout", "0"], "request_timeout must be a finite number above 0"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 
 import pytest
 
@@ -13,6 +14,7 @@ from rota.observe.connection_meters import Closure, ConnectionMeters, Refusal
 from rota.server.connection_book import ConnectionBook
 from rota.server.connection_limits import ConnectionLimits, few_connections, find_limits, group_of
 from rota.server.connection_log import ConnectionLog
+from tests.processes import run_program
 
 
 def test_the_limit_of_open_files_leaves_a_reserve_and_half_is_for_one_address():
@@ -95,3 +97,14 @@ def test_a_minute_has_one_line_with_all_counts(caplog, monkeypatch):
         {"refused_address": 3, "slow_body": 1} | always,
         {"refused_all": 1} | always,
     ]
+
+
+@pytest.mark.parametrize(("hard", "enough", "limit"), [(400, 300, 300), (400, 1000, 400), (400, 100, 200)])
+def test_a_process_raises_its_limit_of_open_files_as_far_as_it_is_of_use(hard, enough, limit):
+    script = f"""
+import resource
+from rota.server.open_files import raise_open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, {hard}))
+print(raise_open_files({enough}), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    assert run_program([sys.executable, "-c", script]).stdout.split() == [str(limit)] * 2

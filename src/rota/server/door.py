@@ -17,14 +17,15 @@ from rota.server.certificate import find_certificate
 from rota.server.connection_book import ConnectionBook, OpenConnection
 from rota.server.connection_limits import few_connections, find_limits
 from rota.server.connections import BoundedConnection
-from rota.server.open_files import raise_open_files
+from rota.server.open_files import ENOUGH, RESERVE, raise_open_files
 
 
 class Door:
     """Made before the model is read: a limit or a certificate that cannot work is a ConfigError at once."""
 
     def __init__(self, config: ListenConfig) -> None:
-        open_files = raise_open_files()
+        asked = 0 if config.max_connections == "auto" else config.max_connections + RESERVE
+        open_files = raise_open_files(max(asked, ENOUGH))
         self._config = config
         self._limits = find_limits(config, open_files)
         self.certificate = find_certificate(config)
