@@ -17,7 +17,7 @@ NOTHING: dict[str, Any] = {"may_use_base": False, "may_load": False, "may_operat
 KEYS = {
     "bare": Key("bare", frozenset(), **NOTHING),
     "user": Key("user", may_load=False, may_operate=False),
-    "loader": Key("loader", frozenset({"parrot"}), **(NOTHING | {"may_load": True})),
+    "loader": Key("loader", frozenset({"parrot"}), **(NOTHING | {"may_load": True, "adapter_root": "/"})),
     "operator": Key("operator", frozenset(), **(NOTHING | {"may_operate": True})),
 }
 REFUSED = {

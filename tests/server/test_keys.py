@@ -36,6 +36,7 @@ key = "sk-acme"
 adapters = ["pirate", "acme-*"]
 may_use_base = true
 may_load = true
+adapter_root = "acme"
 may_operate = false
 requests_per_minute = 600
 tokens_per_minute = 200_000
@@ -52,7 +53,9 @@ key = "sk-birds"
 
 
 def test_a_key_of_the_file_has_what_the_file_gives(tmp_path):
-    assert read(tmp_path, WHOLE).find("sk-acme") == Key(
+    ring = read_keys([], key_file(tmp_path, WHOLE), str(tmp_path / "adapters"))
+
+    assert ring.find("sk-acme") == Key(
         "acme",
         adapters=frozenset({"pirate", "acme-*"}),
         may_use_base=True,
@@ -66,6 +69,7 @@ def test_a_key_of_the_file_has_what_the_file_gives(tmp_path):
         weight=2.0,
         priority=1,
         shares_prefixes_with=frozenset({"birds"}),
+        adapter_root=str(tmp_path / "adapters" / "acme"),
     )
 
 
@@ -124,7 +128,7 @@ def test_a_digest_in_the_file_stands_for_a_key(tmp_path):
         ('[key.a]\nkey = "x"', r"'key' is not known here; a key is a table \[keys.NAME\]"),
         ("", "there are no keys"),
         ("keys = 3", "there are no keys"),
-        ('keys.a = "x"', r"keys.a must be a table \[keys.a\], not 'x'"),
+        ('keys.a = "x"', r"keys.a must be a table \[keys.a\]\.$"),
         ("[keys.a]\nmay_load = true", "'a' needs either key or key_sha256"),
         (f'[keys.a]\nkey = "x"\nkey_sha256 = "{DIGEST}"', "'a' needs either key or key_sha256"),
         ('[keys.a]\nkey_sha256 = "abc"', "key_sha256 must be 64 hexadecimal digits"),
@@ -133,6 +137,8 @@ def test_a_digest_in_the_file_stands_for_a_key(tmp_path):
         ('[keys.a]\nkey = "x"\nadapters = "pirate"', "adapters must be 'all' or a list of names, not 'pirate'"),
         ('[keys.a]\nkey = "x"\nadapters = ["a*b"]', r"'\*' may stand at the end of a name only"),
         ('[keys.a]\nkey = "x"\nmay_load = 1', "may_load must be true or false, not 1"),
+        ('[keys.a]\nkey = "x"\nadapter_root = 1', "adapter_root must be the path of a folder, not 1"),
+        ('[keys.a]\nkey = "x"\nadapter_root = " "', "adapter_root must be the path of a folder, not ' '"),
         ('[keys.a]\nkey = "x"\nrequests_per_minute = 0', "requests_per_minute must be a whole number of at least 1"),
         ('[keys.a]\nkey = "x"\ntokens_per_minute = 1.5', "tokens_per_minute must be a whole number"),
         ('[keys.a]\nkey = "x"\nweight = inf', "weight must be a finite number above 0"),
@@ -193,3 +199,78 @@ def test_every_digest_is_compared_also_after_the_right_one(monkeypatch):
 
     assert ring.find("first").name == "key 1"
     assert compared == [digest_of("first"), digest_of("second"), digest_of("third")]
+
+
+def rooted(tmp_path: Path, fields: str, root: str | None = "{folder}/adapters") -> Key | None:
+    """The key of a file with these fields, on a server with this adapter root."""
+    (tmp_path / "adapters" / "acme").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "elsewhere").mkdir(exist_ok=True)
+    file = key_file(tmp_path, f'[keys.acme]\nkey = "x"\n{fields.format(folder=tmp_path)}')
+    return read_keys([], file, root and root.format(folder=tmp_path)).find("x")
+
+
+@pytest.mark.parametrize(
+    "given", ["acme", "./acme/", "{folder}/adapters/acme", "acme/deep/..", "../adapters/acme", "inside"]
+)
+def test_the_root_of_a_key_is_a_folder_below_the_servers(tmp_path, given):
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "inside").symlink_to("acme")
+    key = rooted(tmp_path, f'adapter_root = "{given}"')
+
+    assert key.adapter_root == str(tmp_path / "adapters" / "acme")
+
+
+def test_the_servers_root_may_be_reached_by_a_link(tmp_path):
+    (tmp_path / "link").symlink_to("adapters")
+    key = rooted(tmp_path, 'adapter_root = "acme"', "{folder}/link")
+
+    assert key.adapter_root == str(tmp_path / "adapters" / "acme")
+
+
+def test_the_root_of_a_key_may_be_made_later(tmp_path):
+    assert rooted(tmp_path, 'adapter_root = "later"').adapter_root == str(tmp_path / "adapters" / "later")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [".", "..", "../elsewhere", "acme/../../elsewhere", "/etc", "/", "{folder}/adapters", "{folder}/adapters-b", "out"],
+)
+def test_a_root_that_is_not_below_the_servers_is_refused(tmp_path, given):
+    (tmp_path / "adapters").mkdir()
+    (tmp_path / "adapters" / "out").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"'acme': adapter_root .* is not below the server's adapter root"):
+        rooted(tmp_path, f'adapter_root = "{given}"')
+
+
+def test_a_root_that_no_system_can_follow_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"'acme': adapter_root .* is no path that can be followed"):
+        rooted(tmp_path, 'adapter_root = "a\\u0000b"')
+
+
+def test_a_root_on_a_server_without_one_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"'acme' has an adapter_root, and the server has none; .*--adapter-root DIR"):
+        rooted(tmp_path, 'adapter_root = "acme"', None)
+
+
+def test_a_key_that_may_load_and_has_no_root_is_refused_with_the_line_to_add(tmp_path):
+    with pytest.raises(ConfigError, match=r"'acme' may load .* own: add the line adapter_root = \"NAME\" to it"):
+        rooted(tmp_path, "may_load = true")
+    with pytest.raises(ConfigError, match=r"start the server with --adapter-root DIR and add the line"):
+        rooted(tmp_path, "may_load = true", None)
+
+
+@pytest.mark.parametrize("fields", ["", "may_load = false", "may_load = true\nmay_operate = true"])
+def test_a_key_that_loads_nothing_and_an_operators_need_no_root(tmp_path, fields):
+    assert rooted(tmp_path, fields).adapter_root is None
+
+
+def test_two_keys_of_one_name_are_refused(tmp_path):
+    file = key_file(tmp_path, '[keys."key 1"]\nkey = "x"')
+    with pytest.raises(ConfigError, match="Two keys have the name 'key 1'"):
+        read_keys(["secret"], file)
+
+
+def test_a_secret_in_the_wrong_place_is_not_repeated(tmp_path):
+    with pytest.raises(ConfigError) as refused:
+        read(tmp_path, '[keys]\nacme = "sk-hush"')
+    assert "hush" not in str(refused.value)

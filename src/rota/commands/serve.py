@@ -66,7 +66,7 @@ def _serve(
     from rota.server.listen import hold_port, listen
     from rota.text.tokenizer import Tokenizer
 
-    keys = read_keys(server.api_key, server.api_key_file)
+    keys = read_keys(server.api_key, server.api_key_file, config.lora.adapter_root)
     check_exposure(server, keys)
     door = Door(server)
     # Held before the model is read, so that a port that is taken is refused at once.

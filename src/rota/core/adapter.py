@@ -22,6 +22,8 @@ class Adapter:
     weight: float = 1.0  # its share of slot time relative to others
     is_pinned: bool = False
     is_builtin: bool = False  # it comes with Rota, so it need not lie in the adapter root
+    root: str | None = None  # the folder of its key, which it must not leave; None: the server's adapter root
+    owner: str | None = None  # the name of the key that loaded it; None: the operator, at the start
 
     def __post_init__(self) -> None:
         if not self.weight > 0.0:

@@ -25,6 +25,9 @@ class LoraPath:
     weight: float = 1.0
     # The adapter comes with Rota. No entry and no client can claim this.
     is_builtin: bool = False
+    # The folder of the key that loads the adapter, and the key's name. No entry has them.
+    root: str | None = None
+    owner: str | None = None
 
 
 def parse_lora_paths(entries: Sequence[str]) -> tuple[LoraPath, ...]:

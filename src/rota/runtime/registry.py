@@ -22,6 +22,7 @@ class Registry:
         self._ids = count(BASE + 1)
         self._by_name: dict[str, Adapter] = {}
         self._prefix = f"{base_name}:"
+        self._operator_names: set[str] = set()
 
     @property
     def adapters(self) -> list[Adapter]:
@@ -60,9 +61,21 @@ class Registry:
             weight=asked.weight,
             is_pinned=asked.is_pinned,
             is_builtin=asked.is_builtin,
+            root=asked.root,
+            owner=asked.owner,
         )
+        if asked.owner is None:
+            self._operator_names.add(asked.name)
         self._by_name[asked.name] = adapter
         return adapter
+
+    def loaded(self, name: str) -> Adapter | None:
+        """The adapter that was loaded under exactly this name."""
+        return self._by_name.get(name)
+
+    def is_operators(self, name: str) -> bool:
+        """Whether the server started with an adapter of this name. The name stays the operator's when it is gone."""
+        return name in self._operator_names
 
     def forget(self, name: str) -> Adapter:
         """Forget a name; raises AdapterError if it is not known."""

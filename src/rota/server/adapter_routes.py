@@ -8,8 +8,10 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from rota.core.errors import AdapterError, RequestError
 from rota.core.lora_paths import LoraPath
 from rota.server.access.access import Access
+from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.adapters import AdapterManager
+from rota.server.audit import audited
 from rota.server.fields import Fields, Unsupported, read_body, refuse_unsupported_values
 from rota.server.native.bodies import AdaptersBody
 from rota.server.openapi import gives, takes
@@ -74,18 +76,14 @@ def _install_vllm_routes(app: FastAPI, adapters: AdapterManager, access: Access)
     async def load(http: Request) -> Response:
         """Load an adapter, in vLLM's shape. Answers when requests may name it."""
         fields = read_body(LoadFields, await http.body())
-        access.loader_of(http, fields.lora_name)
-        access.refuse_loads()
-        fields.refuse_unsupported()
-        _check_name(fields.lora_name)
-        await adapters.load(LoraPath(name=fields.lora_name, path=fields.lora_path))
+        await _load(adapters, access, http, fields)
         return PlainTextResponse(f"Adapter '{fields.lora_name}' is loaded.")
 
     @app.post("/v1/unload_lora_adapter", openapi_extra=takes(UnloadFields), response_class=PlainTextResponse)
     async def unload(http: Request) -> Response:
         """Unload an adapter, in vLLM's shape. Its open requests end first; new ones are refused at once."""
         fields = read_body(UnloadFields, await http.body())
-        is_gone = await _unload_own(adapters, access.loader_of(http, fields.lora_name), fields.lora_name)
+        is_gone = await _unload(adapters, access, http, fields.lora_name)
         return PlainTextResponse(
             f"Adapter '{fields.lora_name}' is unloaded." if is_gone else _in_background(fields.lora_name)
         )
@@ -98,14 +96,9 @@ def _install_sglang_routes(app: FastAPI, adapters: AdapterManager, access: Acces
     async def load_and_list(http: Request) -> Response:
         """Load an adapter, in SGLang's shape. Answers with success or the reason, and the loaded adapters."""
         fields = read_body(NativeLoadFields, await http.body())
-        key = access.loader_of(http, fields.lora_name)
-        access.refuse_loads()
-        if fields.pinned:
-            access.operator_of(http)  # a pinned slot is lost to all other keys
-        fields.refuse_unsupported()
+        key = access.key_of(http)
         try:
-            _check_name(fields.lora_name)
-            await adapters.load(LoraPath(name=fields.lora_name, path=fields.lora_path, is_pinned=bool(fields.pinned)))
+            await _load(adapters, access, http, fields, is_pinned=bool(fields.pinned))
         except AdapterError as error:
             return _outcome(adapters, key, False, str(error))
         return _outcome(adapters, key, True)
@@ -114,21 +107,57 @@ def _install_sglang_routes(app: FastAPI, adapters: AdapterManager, access: Acces
     async def unload_and_list(http: Request) -> Response:
         """Unload an adapter, in SGLang's shape. Its open requests end first; new ones are refused at once."""
         fields = read_body(NativeUnloadFields, await http.body())
-        key = access.loader_of(http, fields.lora_name)
+        key = access.key_of(http)
         try:
-            is_gone = await _unload_own(adapters, key, fields.lora_name)
+            is_gone = await _unload(adapters, access, http, fields.lora_name)
         except AdapterError as error:
             return _outcome(adapters, key, False, str(error))
         return _outcome(adapters, key, True, None if is_gone else _in_background(fields.lora_name))
 
 
-async def _unload_own(adapters: AdapterManager, key: Key, name: str) -> bool:
+async def _load(
+    adapters: AdapterManager,
+    access: Access,
+    http: Request,
+    fields: LoadFields | NativeLoadFields,
+    is_pinned: bool = False,
+) -> None:
+    """Load an adapter for the key of a request. The adapter is the key's own from then on."""
+    key, name = access.key_of(http), fields.lora_name
+    try:
+        with audited(http, key, "load", adapter=name, path=fields.lora_path):
+            access.loader_of(http, name)
+            access.refuse_loads(key)
+            if is_pinned:
+                access.operator_of(http)  # a pinned slot is lost to all other keys
+            fields.refuse_unsupported()
+            _check_name(name)
+            asked = LoraPath(
+                name=name,
+                path=fields.lora_path,
+                is_pinned=is_pinned,
+                weight=key.weight,
+                root=key.adapter_root,
+                owner=key.name,
+            )
+            await adapters.load(asked)
+    except AdapterError as error:
+        raise AdapterError(reason_for(key, str(error))) from None
+
+
+async def _unload(adapters: AdapterManager, access: Access, http: Request, name: str) -> bool:
     """Unload an adapter. If the name is not loaded, the error lists the loaded adapters that the key may use."""
-    loaded = _own_adapters(adapters, key)
-    if name not in loaded:
-        listed = ", ".join(sorted(loaded)) or "none"
-        raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed}.")
-    return await adapters.unload(name)
+    key = access.key_of(http)
+    with audited(http, key, "unload", adapter=name) as details:
+        access.loader_of(http, name)
+        loaded = _own_adapters(adapters, key)
+        if name not in loaded:
+            listed = ", ".join(sorted(loaded)) or "none"
+            raise AdapterError(f"No adapter named '{name[:MAX_NAME]}' is loaded; loaded are: {listed}.")
+        is_gone = await adapters.unload(name)
+        if not is_gone:
+            details["in_background"] = True
+        return is_gone
 
 
 def _outcome(adapters: AdapterManager, key: Key, is_success: bool, message: str | None = None) -> Response:
@@ -137,7 +166,8 @@ def _outcome(adapters: AdapterManager, key: Key, is_success: bool, message: str 
 
 
 def _own_adapters(adapters: AdapterManager, key: Key) -> dict[str, str]:
-    return {adapter.name: adapter.path for adapter in adapters.loaded if key.may_use(adapter.name)}
+    """By name: the folder for operators, and the name for other keys."""
+    return {adapter.name: path_for(key, adapter) for adapter in adapters.loaded if key.may_use(adapter.name)}
 
 
 def _check_name(name: str) -> None:

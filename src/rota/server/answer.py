@@ -10,6 +10,7 @@ from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.request import Request, SamplingParams
 from rota.runtime.seeds import seeded
+from rota.server.access.disclosure import fault_for
 from rota.server.access.limits import Ask, Hold
 from rota.server.choices import Choice, Chunk
 from rota.server.front import Front
@@ -142,7 +143,8 @@ class Answer:
                 chunk = choice.push(delta)
             except RequestError as error:
                 self._is_refused = not self.reply.produced
-                raise RequestError(self._parsed.with_client_field(error.fault, position)) from None
+                fault = fault_for(self._parsed.call.key, error.fault)
+                raise RequestError(self._parsed.with_client_field(fault, position)) from None
             if chunk.finish_reason:
                 self.reply.end(position)
             parts.append(Part(choice, chunk))

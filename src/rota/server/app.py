@@ -93,7 +93,7 @@ def create_app(
     )
     app.state.connections = metrics.connections  # for the server that listens
     app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
-    install_error_handlers(app)
+    install_error_handlers(app, access.shown)
     _install_routes(app, front, adapters, queries, metrics)
     return app
 

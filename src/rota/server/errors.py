@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +92,9 @@ def error_body(fault: Fault) -> dict[str, Any]:
     return _body(fault.message, ERROR_KINDS[fault.code].type, fault.param, fault.code.value)
 
 
-def install_error_handlers(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI, shown: Callable[[Request, Fault], Fault] = lambda _, fault: fault) -> None:
+    """`shown` gives a fault as the client of a request may see it."""
+
     @app.exception_handler(AdapterError)
     async def refuse_adapter(request: Request, error: AdapterError) -> Response:
         return await refuse(request, RequestError(Fault(FaultCode.ADAPTER_FAILED, str(error))))
@@ -99,7 +102,9 @@ def install_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:
         kind = ERROR_KINDS[error.fault.code]
-        return JSONResponse(error_body(error.fault), kind.status, _named(request) | _headers(error, kind))
+        return JSONResponse(
+            error_body(shown(request, error.fault)), kind.status, _named(request) | _headers(error, kind)
+        )
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:

@@ -9,6 +9,8 @@ from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 
 from rota.core.adapter import Adapter
+from rota.server.access.disclosure import path_for
+from rota.server.access.keys import Key
 from rota.server.front import Front
 from rota.server.openai.bodies import ModelBody, ModelsBody
 from rota.server.openapi import gives
@@ -19,24 +21,29 @@ def install_model_routes(app: FastAPI, front: Front) -> None:
     created = int(time.time())
     base = front.registry.base
 
-    def entry(model: Adapter) -> dict[str, Any]:
+    def entry(key: Key, model: Adapter) -> dict[str, Any]:
         capacity = front.service.state.capacity
         return {
             "id": model.name,
             "object": "model",
             "created": created,
             "owned_by": "rota",
-            "root": model.path,
+            "root": path_for(key, model),
             "parent": None if model is base else base.name,
             "max_model_len": capacity and capacity.max_sequence_tokens,
         }
 
     @app.get("/v1/models", responses=gives(ModelsBody))
     async def models(http: HttpRequest) -> dict[str, Any]:
-        """The values of `model`: the base model first, then its adapters. A key sees only what it may use."""
-        return {"object": "list", "data": [entry(model) for model in front.access.visible(front.access.key_of(http))]}
+        """The values of `model`: the base model first, then its adapters. A key sees only what it may use.
+
+        `root` is the model's folder for operators, and the model's name for other keys.
+        """
+        key = front.access.key_of(http)
+        return {"object": "list", "data": [entry(key, model) for model in front.access.visible(key)]}
 
     @app.get("/v1/models/{name:path}", responses=gives(ModelBody))
     async def model(name: str, http: HttpRequest) -> dict[str, Any]:
         """One model."""
-        return entry(front.access.find(front.access.key_of(http), name))
+        key = front.access.key_of(http)
+        return entry(key, front.access.find(key, name))

@@ -33,7 +33,7 @@ def checkpoint_reader(bank: Bank, spec: ModelSpec, adapter_root: str | None = No
 
     def read(adapter: Adapter) -> HostAdapter:
         root = None if adapter.is_builtin else adapter_root
-        return read_checkpoint(adapter.path, spec, dtype, max_rank, root, is_pinned)
+        return read_checkpoint(adapter.path, spec, dtype, max_rank, root, is_pinned, adapter.root)
 
     return read
 

@@ -11,6 +11,7 @@ from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
 from rota.server.access.admission import Admission
+from rota.server.access.disclosure import fault_for
 from rota.server.access.exposure import is_local_name
 from rota.server.access.keys import ANYONE, Key, KeyRing
 
@@ -50,7 +51,7 @@ class Access:
         if http.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             # Without keys, any web page could otherwise use a server on the machine of its visitor.
             raise _refusal(FaultCode.FORBIDDEN, "Pages of other sites may not use this server through a browser.")
-        self.key_of(http)
+        http.state.key = self.key_of(http)
 
     def key_of(self, http: Request) -> Key:
         """The key of a request. Raises UNAUTHORIZED without a known key."""
@@ -83,12 +84,25 @@ class Access:
         if not key.may_use(adapter):
             message = f"Key '{key.name}' may not load or unload '{adapter[:MOST_REPEATED]}'; {self._names(key)}."
             raise _refusal(FaultCode.FORBIDDEN, message, "lora_name")
+        if not self._is_own(key, adapter):
+            message = (
+                f"Key '{key.name}' may use '{adapter[:MOST_REPEATED]}', but not load or unload it: it is not this "
+                "key's own."
+            )
+            raise _refusal(FaultCode.FORBIDDEN, message, "lora_name")
         return key
 
-    def refuse_loads(self) -> None:
-        """Raises FORBIDDEN if adapters are not loaded over HTTP, for every key."""
+    def refuse_loads(self, key: Key) -> None:
+        """Raises FORBIDDEN if adapters are not loaded over HTTP, or if this key has no folder to load from."""
         if self._load_refusal:
             raise _refusal(FaultCode.FORBIDDEN, self._load_refusal, "lora_path")
+        if key.adapter_root is None and not key.may_operate:
+            message = f"Key '{key.name}' has no adapter_root, so there is no folder that it may load from."
+            raise _refusal(FaultCode.FORBIDDEN, message, "lora_path")
+
+    def shown(self, http: Request, fault: Fault) -> Fault:
+        """A refusal as the client may see it: why the engine is down is for operators."""
+        return fault_for(getattr(http.state, "key", None), fault) if fault.code is FaultCode.ENGINE_DIED else fault
 
     def find(self, key: Key, model: str | None, param: str = "model") -> Adapter:
         """The model or adapter that a client names in the field `param`.
@@ -121,6 +135,13 @@ class Access:
                 "or --allow-anyone if every client that reaches it may do everything."
             )
             raise _refusal(FaultCode.FORBIDDEN, message)
+
+    def _is_own(self, key: Key, name: str) -> bool:
+        """Whether a key may change what a name means: no other key loaded it, and it is not the operator's."""
+        if key.may_operate:
+            return True
+        loaded = self._registry.loaded(name)
+        return loaded.owner == key.name if loaded else not self._registry.is_operators(name)
 
     def _is_open(self, key: Key, adapter: Adapter) -> bool:
         return key.may_use_base if adapter is self._registry.base else key.may_use(adapter.name)

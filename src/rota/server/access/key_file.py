@@ -5,6 +5,7 @@ key = "sk-acme-…"                    # or key_sha256, so that the file holds n
 adapters = ["pirate", "acme-*"]      # or "all"
 may_use_base = true
 may_load = true
+adapter_root = "acme"                # its folder below the server's --adapter-root; needed by may_load
 may_operate = false
 requests_per_minute = 600
 tokens_per_minute = 200_000
@@ -31,6 +32,7 @@ from typing import Any
 from rota.core.errors import ConfigError
 from rota.server.access.cache_scopes import groups_of
 from rota.server.access.keys import Key, KeyRing, digest_of
+from rota.server.access.roots import with_root
 
 FIELDS = (
     "key",
@@ -38,6 +40,7 @@ FIELDS = (
     "adapters",
     "may_use_base",
     "may_load",
+    "adapter_root",
     "may_operate",
     "requests_per_minute",
     "tokens_per_minute",
@@ -50,15 +53,20 @@ FIELDS = (
 )
 
 
-def read_keys(secrets: Iterable[str], path: str | None) -> KeyRing:
-    """The keys of --api-key, which may do everything, and those of --api-key-file."""
+def read_keys(secrets: Iterable[str], path: str | None, adapter_root: str | None = None) -> KeyRing:
+    """The keys of --api-key, which may do everything, and those of --api-key-file.
+
+    `adapter_root` is the server's. Raises ConfigError for a key whose own root is not below it.
+    """
     named = [(digest_of(_checked_secret(secret, "api_key")), Key(f"key {n}")) for n, secret in enumerate(secrets, 1)]
     if path is not None:
-        named += _read_file(Path(path))
+        named += _read_file(Path(path), adapter_root)
     keys: dict[bytes, Key] = {}
     for digest, key in named:
         if digest in keys:
             raise ConfigError(f"'{keys[digest].name}' and '{key.name}' have the same key; give each its own.")
+        if any(key.name == other.name for other in keys.values()):
+            raise ConfigError(f"Two keys have the name '{key.name}'; --api-key gives the names 'key 1', 'key 2', ….")
         keys[digest] = key
     return KeyRing(_grouped(keys))
 
@@ -75,7 +83,7 @@ def _grouped(keys: dict[bytes, Key]) -> dict[bytes, Key]:
     return {digest: replace(key, shares_prefixes_with=groups[key.name] - {key.name}) for digest, key in keys.items()}
 
 
-def _read_file(path: Path) -> list[tuple[bytes, Key]]:
+def _read_file(path: Path, adapter_root: str | None) -> list[tuple[bytes, Key]]:
     try:
         mode = os.stat(path).st_mode
         content = tomllib.loads(path.read_text("utf-8"))
@@ -86,7 +94,8 @@ def _read_file(path: Path) -> list[tuple[bytes, Key]]:
     try:
         tables = _tables(content)
         _check_permissions(mode, any("key" in table for table in tables.values()))
-        return [_entry(name, table) for name, table in tables.items()]
+        entries = [_entry(name, table) for name, table in tables.items()]
+        return [(digest, with_root(key, adapter_root)) for digest, key in entries]
     except ConfigError as error:
         raise ConfigError(f"In the key file {path}: {error}") from None
 
@@ -110,7 +119,8 @@ def _tables(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
         raise ConfigError("there are no keys; a key is a table [keys.NAME].")
     for name, table in tables.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"keys.{name} must be a table [keys.{name}], not {table!r}.")
+            # Its value is not repeated: it may be a secret.
+            raise ConfigError(f"keys.{name} must be a table [keys.{name}].")
     return tables
 
 
@@ -124,6 +134,7 @@ def _entry(name: str, table: dict[str, Any]) -> tuple[bytes, Key]:
         may_use_base=_flag(name, table, "may_use_base"),
         may_load=_flag(name, table, "may_load"),
         may_operate=_flag(name, table, "may_operate"),
+        adapter_root=_root(name, table),
         requests_per_minute=_limit(name, table, "requests_per_minute"),
         tokens_per_minute=_limit(name, table, "tokens_per_minute"),
         max_tokens_in_flight=_limit(name, table, "max_tokens_in_flight"),
@@ -179,6 +190,13 @@ def _flag(name: str, table: dict[str, Any], field: str) -> bool:
     value = table.get(field, False)
     if not isinstance(value, bool):
         raise ConfigError(f"'{name}': {field} must be true or false, not {value!r}.")
+    return value
+
+
+def _root(name: str, table: dict[str, Any]) -> str | None:
+    value = table.get("adapter_root")
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise ConfigError(f"'{name}': adapter_root must be the path of a folder, not {value!r}.")
     return value
 
 

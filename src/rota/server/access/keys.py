@@ -27,6 +27,7 @@ class Key:
     max_queued: int | None = None  # answers that may wait; more are refused
     weight: float = 1.0  # its share as a tenant
     priority: int = 0  # of its requests
+    adapter_root: str | None = None  # the folder from which it loads; None: an operator's, the server's adapter root
     shares_prefixes_with: frozenset[str] | None = frozenset()  # names of other keys; None: all
     is_anyone: bool = False  # the key of a server without keys
     # Made once of the fields above.
@@ -69,6 +70,10 @@ class KeyRing:
 
     def __bool__(self) -> bool:
         return bool(self._keys)
+
+    def named(self, name: str) -> Key | None:
+        """The key of a name."""
+        return next((key for key in self._keys.values() if key.name == name), None)
 
     def find(self, secret: str) -> Key | None:
         """The key of a secret. Every digest is compared, so a wrong secret takes as long as a right one."""

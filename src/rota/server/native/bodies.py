@@ -62,7 +62,7 @@ class ServerInfoBody(BaseModel):
 
 
 class AdaptersBody(BaseModel):
-    """The result, and the folders of the adapters that are loaded now."""
+    """The result, and the adapters that are loaded now: folders for operators, names for other keys."""
 
     success: bool
     error_message: str | None

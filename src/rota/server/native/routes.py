@@ -17,7 +17,9 @@ from rota.core.events import Inspected
 from rota.core.ids import RequestId
 from rota.core.request import Request, SamplingParams
 from rota.runtime.service import Phase
+from rota.server.access.disclosure import path_for
 from rota.server.access.keys import Key
+from rota.server.audit import audited
 from rota.server.fields import Fields, read_body
 from rota.server.front import Front
 from rota.server.native.bodies import AbortedBody, HealthBody, ModelInfoBody, ServerInfoBody
@@ -66,12 +68,13 @@ def _install_health_probe(app: FastAPI, front: Front, probe_s: float) -> None:
 def _install_model_info(app: FastAPI, front: Front) -> None:
     @app.get("/model_info", responses=gives(ModelInfoBody))
     @app.get("/get_model_info", include_in_schema=False)
-    async def model_info() -> dict[str, Any]:
-        """Which model is served, and how long its sequences may be."""
+    async def model_info(http: HttpRequest) -> dict[str, Any]:
+        """Which model is served, and how long its sequences may be. Only operators see its folder."""
         base, capacity = front.registry.base, front.service.state.capacity
+        path = path_for(front.access.key_of(http), base)
         return {
-            "model_path": base.path,
-            "tokenizer_path": base.path,
+            "model_path": path,
+            "tokenizer_path": path,
             "served_model_name": base.name,
             "is_generation": True,
             "context_length": capacity and capacity.max_sequence_tokens,
@@ -108,10 +111,12 @@ def _install_flush_cache(app: FastAPI, front: Front, queries: Queries) -> None:
     @app.get("/flush_cache", include_in_schema=False)
     async def flush_cache(http: HttpRequest) -> PlainTextResponse:
         """Drop the KV of earlier prompts. KV that is in use stays."""
-        front.access.operator_of(http)
-        flushed = await queries.flush_cache()
-        if flushed is None:
-            raise RequestError(Fault(FaultCode.ENGINE_DIED, "The engine does not answer; the cache is unchanged."))
+        with audited(http, front.access.key_of(http), "flush_cache") as details:
+            front.access.operator_of(http)
+            flushed = await queries.flush_cache()
+            if flushed is None:
+                raise RequestError(Fault(FaultCode.ENGINE_DIED, "The engine does not answer; the cache is unchanged."))
+            details["blocks"] = flushed.blocks
         return PlainTextResponse(f"The cache is flushed: {flushed.blocks} blocks were dropped.\n")
 
 
@@ -126,9 +131,10 @@ def _install_abort(app: FastAPI, front: Front) -> None:
         if fields.rid:
             own = [answer] if (answer := front.answers.find(key, fields.rid)) else []
         else:
-            own = [answer for answer in front.answers if key.may_operate or answer.call.key == key]
-        for answer in own:
-            answer.cancel(fields.rid)
+            own = [answer for answer in front.answers if key.may_operate or answer.call.key.name == key.name]
+        with audited(http, key, "abort", request=fields.rid or "all", aborted=len(own)):
+            for answer in own:
+                answer.cancel(fields.rid)
         return {"aborted": len(own)}
 
 

@@ -23,10 +23,11 @@ def read_checkpoint(
     max_rank: int,
     adapter_root: str | Path | None = None,
     is_pinned: bool = False,
+    key_root: str | Path | None = None,
 ) -> HostAdapter:
     """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk."""
     shapes = site_shapes(spec)
-    with AdapterFolder(path, adapter_root) as folder:
+    with AdapterFolder(path, adapter_root, key_root) as folder:
         for reason in refusals(folder, spec, max_rank):
             raise AdapterError(reason)
         ranks = torch.tensor(

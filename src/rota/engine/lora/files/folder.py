@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rota.core.errors import AdapterError, ModelError
+from rota.engine.lora.files.beneath import LONGEST_PATH, beneath
 from rota.engine.lora.files.peft_config import PeftConfig, read_config
 from rota.engine.lora.files.tensor_file import Stored, TensorFile
 from rota.engine.model.config_file import ConfigFile
@@ -29,12 +30,31 @@ class Factors:
     b: Stored | None = None  # [outputs, rank]
 
 
+class OutsideError(AdapterError):
+    """A key's path leads to no folder in the key's root. One sentence for every case: none tells what is outside."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "lora_path leads to no adapter folder in the adapter root of this key. Give the path of a folder there, "
+            "relative to that root. No link in it may lead out."
+        )
+
+
 class AdapterFolder:
     """Tensors may be read inside its `with` block; headers and config are read at its beginning."""
 
-    def __init__(self, path: str | Path, adapter_root: str | Path | None = None) -> None:
-        """With a root, relative paths start there, and the folder and its files must lie within it."""
-        self._root = None if adapter_root is None else _resolve(Path(adapter_root))
+    def __init__(
+        self, path: str | Path, adapter_root: str | Path | None = None, key_root: str | Path | None = None
+    ) -> None:
+        """With a root, relative paths start there, and the folder and its files must lie within it.
+
+        `key_root` is the root of one key, with links followed. It takes the place of `adapter_root`, and its refusals
+        do not tell what lies outside of it.
+        """
+        if key_root is not None and len(str(path)) >= LONGEST_PATH:
+            raise OutsideError  # before its millions of parts are looked at
+        self._key_root = None if key_root is None else _unmoved(Path(key_root))
+        self._root = self._key_root or (None if adapter_root is None else _resolve(Path(adapter_root)))
         self._stack = ExitStack()
         self.path = self._checked(Path(path) if self._root is None else self._root / path)
         self.config: PeftConfig
@@ -44,10 +64,11 @@ class AdapterFolder:
 
     def __enter__(self) -> AdapterFolder:
         if not self.path.is_dir():
-            raise AdapterError(f"There is no adapter folder at {self.path}.")
-        if not (self.path / CONFIG).is_file():
+            raise OutsideError if self._key_root else AdapterError(f"There is no adapter folder at {self.path}.")
+        config = self._checked(self.path / CONFIG)
+        if not config.is_file():
             raise AdapterError(f"{self.path} is not an adapter folder: it has no {CONFIG}. Give a folder PEFT saved.")
-        self.config = read_config(self._checked(self.path / CONFIG))
+        self.config = read_config(config)
         with self._stack:
             for name in self._file_names():
                 self._open(name)
@@ -60,15 +81,16 @@ class AdapterFolder:
         self._stack.close()
 
     def _file_names(self) -> list[str]:
-        if (self.path / SINGLE).is_file():
+        # Each is followed before it is looked at. Else the answer would tell whether a file outside exists.
+        if self._checked(self.path / SINGLE).is_file():
             return [SINGLE]
-        if (self.path / INDEX).is_file():
+        if (index := self._checked(self.path / INDEX)).is_file():
             try:
-                places = ConfigFile(self._checked(self.path / INDEX)).section("weight_map")
+                places = ConfigFile(index).section("weight_map")
             except ModelError as error:
                 raise AdapterError(str(error)) from error
             return sorted(set(map(str, places.values())))
-        if (self.path / PICKLED).is_file():
+        if self._checked(self.path / PICKLED).is_file():
             raise AdapterError(
                 f"{self.path / PICKLED} holds pickled weights, which can run code when they are read; Rota reads only "
                 f"safetensors. Convert it with safetensors.torch.save_file(torch.load('{PICKLED}', weights_only=True), "
@@ -100,6 +122,11 @@ class AdapterFolder:
         setattr(factors, letter, stored)
 
     def _checked(self, path: Path) -> Path:
+        if self._key_root is not None:
+            place = beneath(self._key_root, path)
+            if place is None:
+                raise OutsideError
+            return place
         resolved = _resolve(path)
         if self._root is not None and not resolved.is_relative_to(self._root):
             # The target is not named: a client over HTTP must not learn where links lead.
@@ -113,3 +140,10 @@ def _resolve(path: Path) -> Path:
         return path.resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise AdapterError(f"{str(path)!r} is no path that can be followed ({error}).") from error
+
+
+def _unmoved(root: Path) -> Path:
+    """A key's root, if it is still the folder that it was when the key was read, and no link has taken its place."""
+    if _resolve(root) != root:
+        raise OutsideError
+    return root

@@ -105,7 +105,10 @@ class AdapterReader:
 
 
 def reason_for(adapter: Adapter, error: Exception) -> str:
-    """Why an adapter could not be read or loaded, in a sentence."""
+    """Why an adapter could not be read or loaded, in a sentence. Paths in the root of a key start at that root."""
+    text = str(error)
+    if adapter.root is not None:
+        text = text.replace(f"{adapter.root}/", "").replace(adapter.root, "the adapter root of this key")
     if isinstance(error, AdapterError):
-        return str(error)
-    return f"Adapter '{adapter.name}' could not be loaded from {adapter.path} ({type(error).__name__}: {error})."
+        return text
+    return f"Adapter '{adapter.name}' could not be loaded from {adapter.path} ({type(error).__name__}: {text})."

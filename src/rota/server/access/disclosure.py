@@ -1,0 +1,35 @@
+"""Disclosure decides what a client learns about the machine: only an operator sees paths."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from rota.core.adapter import Adapter
+from rota.core.errors import Fault, FaultCode
+from rota.server.access.keys import Key
+
+# The engine's own words may hold paths, and names of other tenants' adapters.
+_FOR_OTHERS = {
+    FaultCode.ADAPTER_FAILED: "The adapter could not be loaded for this request; the server's log says why.",
+    FaultCode.ENGINE_DIED: "The engine is down, or was started again; send the request again later.",
+}
+# An absolute path, but no slash in the middle of a word.
+_ABSOLUTE = re.compile(r"(?<![^\s'\"(=])/[^\s'\")]+")
+
+
+def path_for(key: Key, model: Adapter) -> str:
+    """Where a model lies. A key that does not operate gets the model's name."""
+    return model.path if key.may_operate else model.name
+
+
+def fault_for(key: Key | None, fault: Fault) -> Fault:
+    """A fault that came from the engine, as the key may see it. None: a client without a key."""
+    if (key and key.may_operate) or fault.code not in _FOR_OTHERS:
+        return fault
+    return replace(fault, message=_FOR_OTHERS[fault.code])
+
+
+def reason_for(key: Key, reason: str) -> str:
+    """Why an adapter cannot be loaded. A key reads paths within its own root, and no absolute path."""
+    return reason if key.may_operate else _ABSOLUTE.sub("(a path)", reason)
