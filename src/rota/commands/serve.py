@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from rota.llm.config import ENGINE_CONFIGS, build_device, engine_config, first_a
 from rota.observe.journey import OnEnd
 from rota.runtime.world import Device
 
+if TYPE_CHECKING:
+    from rota.server.access.key_watch import KeySource
+
 SERVE_CONFIGS = (*ENGINE_CONFIGS, ServerConfig)
 
 Serve = Callable[[EngineConfig, ServerConfig], None]
@@ -32,24 +35,29 @@ def serve_model(
     make_device: Callable[[EngineConfig], Device[Any]] = build_device,
 ) -> None:
     """Serve a model over HTTP until a signal, the engine in its own process. `on_ready` gets the address."""
+    # Imported here, so that `rota --help` does not wait for them.
     from rota.observe.logs import logs_as
     from rota.observe.trace_export import exported_traces
+    from rota.server.access.key_watch import KeySource
+    from rota.server.hangup import hangups
 
+    source = KeySource(server.api_key, server.api_key_file, config.lora.adapter_root)
     with (
         logs_as(server.log_format, server.log_level, config.quiet),
         exported_traces(server.otel, __version__) as enders,
+        hangups(source.ask),
     ):
-        _serve(config, server, on_ready, make_device, enders)
+        _serve(config, server, source, on_ready, make_device, enders)
 
 
 def _serve(
     config: EngineConfig,
     server: ServerConfig,
+    source: KeySource,
     on_ready: Callable[[str], None] | None,
     make_device: Callable[[EngineConfig], Device[Any]],
     enders: Sequence[OnEnd],
 ) -> None:
-    # Imported here, so that `rota --help` does not wait for them.
     from rota.commands.logged import build_logged
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import install_dashboard
@@ -60,13 +68,13 @@ def _serve(
     from rota.runtime.supervisor import SupervisedService
     from rota.server.access.access import Access
     from rota.server.access.exposure import check_exposure, describe, load_refusal
-    from rota.server.access.key_file import read_keys
+    from rota.server.access.key_watch import KeyWatch
     from rota.server.app import create_app
     from rota.server.door import Door
     from rota.server.listen import hold_port, listen
     from rota.text.tokenizer import Tokenizer
 
-    keys = read_keys(server.api_key, server.api_key_file, config.lora.adapter_root)
+    keys = source.read()
     check_exposure(server, keys)
     door = Door(server)
     # Held before the model is read, so that a port that is taken is refused at once.
@@ -94,6 +102,7 @@ def _serve(
         policy=config.policy,
         scheduler=config.scheduler,
         enders=enders,
+        companions=[KeyWatch(source, access).run] if source.path else (),
     )
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
     announce = partial(_announce, name, [describe(server, keys), door.advice], on_ready)

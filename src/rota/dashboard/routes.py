@@ -64,7 +64,16 @@ def install_dashboard(
             message = f"{MOST_VIEWERS} pages are open already; close one of them."
             raise RequestError(Fault(FaultCode.QUEUE_FULL, message))
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(viewers.frames(viewer.may_load), media_type="text/event-stream", headers=headers)
+        frames = viewers.frames(viewer.may_load, lambda: _is_admitted(http))
+        return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
+
+    def _is_admitted(http: Request) -> bool:
+        """This stream has no end of its own, and the viewer's key may be removed meanwhile."""
+        try:
+            admit(http)
+        except RequestError:
+            return False
+        return True
 
     async def journal(http: Request) -> Response:
         """A journal from `--journal-dir`, to replay on the page."""

@@ -27,12 +27,15 @@ class Viewers:
         self._asked_at = float("-inf")
         self.count = 0
 
-    async def frames(self, may_load: bool) -> AsyncIterator[bytes]:
-        """Server-sent events until the server stops. A frame is made when the last one has left, so none waits."""
+    async def frames(self, may_load: bool, is_admitted: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
+        """Server-sent events until the server stops, or the viewer is admitted no longer.
+
+        A frame is made when the last one has left, so none waits.
+        """
         self.count += 1
         try:
             seen = Seen()
-            while True:
+            while is_admitted():
                 self._inspect()
                 now = time.monotonic()
                 self._feed.advance(now)

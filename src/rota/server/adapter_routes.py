@@ -136,7 +136,6 @@ async def _load(
                 name=name,
                 path=fields.lora_path,
                 is_pinned=is_pinned,
-                weight=key.weight,
                 root=key.adapter_root,
                 owner=key.name,
             )

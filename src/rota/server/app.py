@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import Depends, FastAPI, Response
 from fastapi.responses import JSONResponse
@@ -42,6 +43,8 @@ from rota.server.requests_route import RequestsRoute
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 
+Companion = Callable[[], Coroutine[Any, Any, None]]
+
 
 def create_app(
     service: Service,
@@ -54,10 +57,12 @@ def create_app(
     policy: PolicyConfig | None = None,
     scheduler: SchedulerConfig | None = None,
     enders: Sequence[OnEnd] = (),
+    companions: Sequence[Companion] = (),
 ) -> FastAPI:
     """An application that starts and stops the service with itself.
 
-    `watchers` are further observers. `enders` are told of every request's end, as the request log is.
+    `watchers` are further observers. `enders` are told of every request's end, as the request log is. `companions` run
+    beside the service, and are cancelled when it stops.
     """
     config = config or ServerConfig()
     on_end = _each(log_end, *enders)
@@ -85,7 +90,7 @@ def create_app(
 
     app = FastAPI(
         title="Rota",
-        lifespan=_lifespan(front),
+        lifespan=_lifespan(front, companions),
         dependencies=[Depends(access.guard)],
         responses=ERROR_RESPONSES,
         docs_url=None,
@@ -111,12 +116,16 @@ def _each(*enders: OnEnd) -> OnEnd:
     return end
 
 
-def _lifespan(front: Front) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(front: Front, companions: Sequence[Companion]) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         front.streams.start()
         warm_up = asyncio.create_task(asyncio.to_thread(front.tokenizer.warm_up))
+        beside = [asyncio.create_task(run()) for run in companions]
         yield
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         await asyncio.to_thread(front.service.stop)
         await warm_up
 

@@ -13,7 +13,7 @@ from rota.runtime.registry import Registry
 from rota.server.access.admission import Admission
 from rota.server.access.disclosure import fault_for
 from rota.server.access.exposure import is_local_name
-from rota.server.access.keys import ANYONE, Key, KeyRing
+from rota.server.access.keys import ANYONE, Key, KeyChanges, KeyRing
 
 # Open without a key, so that probes need no secret. The dashboard's page holds no data; its data needs a key.
 OPEN_PATHS = frozenset({"/health", "/dashboard", "/docs", "/openapi.json"})
@@ -43,6 +43,12 @@ class Access:
         self._load_refusal = load_refusal
         self.admission = Admission(now)
         self._own_name = own_name
+
+    def replace_keys(self, keys: KeyRing) -> KeyChanges:
+        """Take new keys. A key that is not among them is refused from now on; its open requests go on."""
+        changes = self._keys.changes_to(keys)
+        self._keys = keys
+        return changes
 
     async def guard(self, http: Request) -> None:
         """A dependency of the whole application, so that a route that does not check keys is closed all the same."""

@@ -89,7 +89,7 @@ def _read_file(path: Path, adapter_root: str | None) -> list[tuple[bytes, Key]]:
         content = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"Cannot read the key file {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or numbers and lists beyond all measure
         raise ConfigError(f"The key file {path} is not TOML: {error}.") from error
     try:
         tables = _tables(content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rota.core.tenant import SOLE_TENANT, Tenant
@@ -58,6 +58,15 @@ class Key:
         return self.cache_scope if salt is None else salted_scope(self.cache_scope, salt)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyChanges:
+    """The names of keys that differ between two rings."""
+
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+
+
 # The key of every request to a server without keys.
 ANYONE = Key("anyone", is_anyone=True)
 
@@ -67,13 +76,26 @@ class KeyRing:
 
     def __init__(self, keys: Mapping[bytes, Key] | None = None) -> None:
         self._keys = dict(keys or {})
+        self._named = {key.name: (digest, key) for digest, key in self._keys.items()}
 
     def __bool__(self) -> bool:
         return bool(self._keys)
 
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys.values())
+
     def named(self, name: str) -> Key | None:
         """The key of a name."""
-        return next((key for key in self._keys.values() if key.name == name), None)
+        return self._named[name][1] if name in self._named else None
+
+    def changes_to(self, later: KeyRing) -> KeyChanges:
+        """What another ring has, lacks, or has with another secret or other rights. Names only."""
+        both = self._named.keys() & later._named.keys()
+        return KeyChanges(
+            added=sorted(later._named.keys() - both),
+            removed=sorted(self._named.keys() - both),
+            changed=sorted(name for name in both if self._named[name] != later._named[name]),
+        )
 
     def find(self, secret: str) -> Key | None:
         """The key of a secret. Every digest is compared, so a wrong secret takes as long as a right one."""
