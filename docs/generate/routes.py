@@ -25,7 +25,7 @@ class Right(Enum):
     ANY = "any"
     MODEL = "any that may use the model"
     OWN = "any, for requests of its own; with `may_operate` for all requests"
-    LOAD = "`may_load`, and the name on its list"
+    LOAD = "`may_load`, the name on its list, and no other key's adapter"
     OPERATE = "`may_operate`"
 
 
