@@ -182,7 +182,7 @@ class EngineProcess:
         """The calling thread must live as long as the process may: Linux kills the process when that thread ends."""
         # Else the tracker would start with the first process, and it unblocks SIGINT in any case.
         resource_tracker.ensure_running()
-        # The process inherits the mask: Ctrl-C and SIGHUP reach the whole group, but only the parent decides what they mean.
+        # The process inherits the mask: Ctrl-C and SIGHUP reach the whole group, but only the parent acts on them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
             self._process.start()
