@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished
 from rota.core.ids import RequestId
-from rota.runtime.process import Patience
+from rota.runtime.patience import Patience
 from rota.runtime.service import BuildDevice
 from rota.runtime.supervisor import SupervisedService
 from tests.waiting import PATIENCE_S

@@ -75,9 +75,22 @@ def test_an_adapter_that_was_to_be_removed_while_it_was_read_is_not_introduced()
     assert promises.break_all("The engine is gone.") == []
 
 
-def test_an_adapter_that_a_new_engine_refuses_is_not_introduced_to_the_next():
+def test_an_adapter_that_a_new_engine_refuses_is_introduced_to_the_next_until_it_is_removed():
     promises = Promises()
     promises.note_message(add_adapter(1))
-    promises.note_events([AdapterAdded(ONE, 1.0), AdapterRefused(adapter_id=ONE, at=2.0, reason="Its folder is gone.")])
+    gone = AdapterRefused(adapter_id=ONE, at=2.0, reason="Its folder is gone.")
+    promises.note_events([AdapterAdded(ONE, 1.0), gone])
+    assert known(promises) == [1]
+
+    promises.note_message(RemoveAdapter(ONE, 3.0))
+    promises.note_events([gone])  # the engine does not know it
+    assert known(promises) == []
+    assert promises.break_all("The engine is gone.") == []
+
+
+def test_an_adapter_that_was_never_added_is_not_introduced():
+    promises = Promises()
+    promises.note_message(add_adapter(1))
+    promises.note_events([AdapterRefused(adapter_id=ONE, at=1.0, reason="It is broken.")])
 
     assert known(promises) == []

@@ -1,18 +1,30 @@
-"""An engine that fails and cannot end, or lives and says nothing, keeps nobody waiting."""
+"""An engine that fails and cannot end, or lives and says nothing, keeps no request waiting."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from rota.core.events import FinishReason
-from rota.core.plan import StepPlan
-from rota.runtime.process import Patience
-from tests.builders import submit
+import pytest
+
+from rota.core.adapter import Adapter
+from rota.core.events import AdapterAdded, EngineRestarted, FinishReason
+from rota.core.messages import AdapterFetched, Message
+from rota.core.plan import StepPlan, StepResult
+from rota.runtime.patience import Patience
+from rota.runtime.service import Phase
+from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket
+from tests.processes import is_alive
 from tests.runtime.services import supervised
-from tests.waiting import hang
+from tests.runtime.test_supervisor import parent_in
+from tests.waiting import hang, line_of, until
+
+SLOW = partial(FakeDevice, step_s=0.02)
 
 
 class FailingDevice(FakeDevice):
@@ -32,12 +44,38 @@ class UndeadDevice(FakeDevice):
 
 
 class HangingDevice(FakeDevice):
-    """Computes its first prompt for ever; any other process of it does as it should."""
+    """Never starts the prompt "hangs", and never ends a step of the prompt "never-ends"."""
+
+    is_stuck = False
 
     def submit(self, plan: StepPlan) -> FakeTicket:
         if any(seat.request_id == "hangs" for seat in plan.seats):
             hang()
+        type(self).is_stuck = self.is_stuck or any(seat.request_id == "never-ends" for seat in plan.seats)
         return super().submit(plan)
+
+    def collect(self, ticket: FakeTicket) -> StepResult:
+        if self.is_stuck:
+            hang()
+        return super().collect(ticket)
+
+
+class SlowDisk(FakeDevice):
+    """A thread reads adapters, and each takes four seconds."""
+
+    def fetch(self, adapter: Adapter) -> Message:
+        threading.Timer(4.0, self.report, [adapter]).start()
+        return super().fetch(adapter)
+
+    def report(self, adapter: Adapter) -> None:
+        assert self._post is not None
+        self._post(AdapterFetched(adapter.adapter_id, self.now()))
+
+    def submit(self, plan: StepPlan) -> FakeTicket:
+        post, self._post = self._post, lambda message: None if isinstance(message, AdapterFetched) else post(message)
+        ticket = super().submit(plan)
+        self._post = post
+        return ticket
 
 
 def test_a_failed_engine_does_not_wait_for_its_threads():
@@ -54,18 +92,85 @@ def test_a_failed_engine_that_does_not_end_is_killed():
         assert "a kernel went wrong" in listener.wait_for_ending("a").fault.message
 
 
-def test_an_engine_that_says_nothing_while_it_owes_an_answer_is_started_again():
-    with supervised(HangingDevice, Patience(silence_s=2.0)) as (service, listener):
+@pytest.mark.parametrize("how", ["hangs", "never-ends"])
+def test_an_engine_whose_step_does_not_end_is_started_again(how):
+    with supervised(HangingDevice, Patience(silence_s=3.0)) as (service, listener):
         service.wait_until_ready()
-        # Time is what is tested: no request is open, so a silence longer than the limit is no fault.
-        time.sleep(2.5)
+        # Time is what is tested: an engine without work says that it is alive, for longer than the limit.
+        time.sleep(3.5)
         first = service.engine_pid
         service.send(submit("before"))
         assert listener.wait_for_ending("before").reason is FinishReason.LENGTH
         assert service.engine_pid == first
 
-        service.send(submit("hangs"))
-        assert "said nothing for 2 seconds" in listener.wait_for_ending("hangs").fault.message
+        service.send(submit(how))
+        message = listener.wait_for_ending(how).fault.message
+        assert "said nothing for 3 seconds" in message
+        assert "please send it again" in message
         service.send(submit("after"))
         assert listener.wait_for_ending("after").reason is FinishReason.LENGTH
         assert service.engine_pid != first
+
+
+@pytest.mark.parametrize("is_idle", [False, True], ids=["busy", "idle"])
+def test_an_engine_that_is_stopped_is_started_again(is_idle, caplog):
+    with supervised(SLOW, Patience(silence_s=2.0)) as (service, listener):
+        service.wait_until_ready()
+        first = service.engine_pid
+        if not is_idle:
+            service.send(submit("open", max_new_tokens=4000))
+            listener.wait_for_tokens("open")
+        os.kill(first, signal.SIGSTOP)
+
+        assert until(lambda: service.state.phase is Phase.STARTING), "the hang was not found"
+        assert service.state.capacity is None
+        if not is_idle:
+            assert "The engine hung" in listener.wait_for_ending("open").fault.message
+        assert until(lambda: service.state.phase is Phase.READY), "no other engine came"
+        assert (service.engine_pid != first, is_alive(first)) == (True, False)
+        [restart] = [event for event in listener.events if isinstance(event, EngineRestarted)]
+        assert "The engine hung" in restart.reason
+        assert service.state.engine_pid == service.engine_pid
+    assert "The engine serves again." in [record.getMessage() for record in caplog.records]
+
+
+def test_an_engine_that_waits_for_a_slow_disk_has_not_hung():
+    with supervised(SlowDisk, Patience(silence_s=3.0)) as (service, listener):
+        service.wait_until_ready()
+        first = service.engine_pid
+        message = add_adapter(1)
+        service.send(message)
+        service.send(submit("waits", adapter=message.adapter.adapter_id))
+
+        listener.wait_for_adapter(1, AdapterAdded)
+        assert listener.wait_for_ending("waits").reason is FinishReason.LENGTH
+        assert service.engine_pid == first
+
+
+def test_an_engine_that_hangs_at_its_first_step_every_time_stays_down_in_the_end():
+    patience = Patience(silence_s=1.0, quick_death_s=0.0, quick_deaths=2, pause_s=0.01)
+    with supervised(HangingDevice, patience) as (service, listener):
+        for number in range(2):
+            service.send(submit("hangs"))
+            assert until(lambda count=number: len(restarts(listener.events)) > count or is_down(service))
+        assert until(lambda: is_down(service)), "it is started again and again"
+        assert "died 2 times in a row" in service.state.reason
+
+
+def restarts(events: list[object]) -> list[object]:
+    return [event for event in events if isinstance(event, EngineRestarted)]
+
+
+def is_down(service: object) -> bool:
+    return service.state.phase is Phase.DOWN
+
+
+def test_a_frozen_machine_does_not_count_as_a_hang(tmp_path):
+    """Server and engine are stopped for longer than the limit, as a paused container is."""
+    with parent_in(tmp_path, "impatient") as parent:
+        first = line_of(parent)
+        os.killpg(parent.pid, signal.SIGSTOP)
+        time.sleep(5.0)  # time is what is tested
+        os.killpg(parent.pid, signal.SIGCONT)
+
+        assert line_of(parent) == first

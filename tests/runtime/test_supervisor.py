@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,8 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Engin
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
 from rota.core.plan import StepPlan
-from rota.runtime.process import Patience
+from rota.runtime.patience import Patience
+from rota.runtime.progress import tell_progress
 from rota.runtime.service import Phase
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import abort, add_adapter, submit
@@ -133,7 +135,7 @@ class FolderDevice(FakeDevice):
         return super().fetch(adapter if Path(adapter.path).is_dir() else replace(adapter, path="broken"))
 
 
-def test_an_adapter_that_a_new_engine_cannot_read_is_refused_and_no_longer_known(tmp_path):
+def test_an_adapter_that_a_new_engine_cannot_read_is_refused_and_the_next_engine_tries_again(tmp_path):
     folder = tmp_path / "adapter"
     folder.mkdir()
     with supervised(FolderDevice) as (service, listener):
@@ -144,6 +146,12 @@ def test_an_adapter_that_a_new_engine_cannot_read_is_refused_and_no_longer_known
         listener.wait_for_adapter(adapter, AdapterRefused)
         service.send(submit("late", adapter=adapter))
         assert listener.wait_for_ending("late").fault.code is FaultCode.UNKNOWN_ADAPTER
+
+        folder.mkdir()
+        os.kill(service.engine_pid, signal.SIGKILL)
+        listener.wait_for_adapter(adapter, AdapterAdded, times=2)
+        service.send(submit("later", adapter=adapter))
+        assert listener.wait_for_ending("later").reason is FinishReason.LENGTH
 
 
 def test_an_abort_reaches_the_engine():
@@ -204,11 +212,31 @@ def test_an_engine_that_hangs_while_starting_is_given_up():
         service.wait_until_ready()
 
 
+def load_slowly() -> FakeDevice:
+    for _ in range(20):
+        tell_progress("Loading")
+        time.sleep(0.1)  # time is what is tested: the whole takes longer than one silence may
+    return FakeDevice()
+
+
+def test_a_start_that_tells_of_its_progress_may_take_longer_than_a_silence():
+    with supervised(load_slowly, Patience(start_silence_s=1.5)) as (service, _):
+        assert service.wait_until_ready()
+
+
+def test_a_start_that_makes_no_progress_is_a_hang():
+    with (
+        supervised(load_for_ever, Patience(start_silence_s=0.5)) as (service, _),
+        pytest.raises(EngineDiedError, match=r"start made no progress for 0\.5 seconds"),
+    ):
+        service.wait_until_ready()
+
+
 def die_at_once() -> FakeDevice:
     os._exit(7)
 
 
-def test_an_engine_that_keeps_dying_stays_down_and_says_why():
+def test_an_engine_that_keeps_dying_stays_down_and_says_why(caplog):
     with supervised(die_at_once, Patience(quick_deaths=2, pause_s=0.01)) as (service, listener):
         service.send(submit("a"))
 
@@ -217,6 +245,8 @@ def test_an_engine_that_keeps_dying_stays_down_and_says_why():
         assert "died 2 times in a row" in service.state.reason
         with pytest.raises(RequestError, match="exit code 7"):
             service.send(submit("b"))
+    [line] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert (line.getMessage(), line.fields["why"]) == ("The engine stays down.", service.state.reason)
 
 
 def test_stopping_does_not_wait_for_an_engine_that_is_still_loading():
@@ -248,17 +278,26 @@ class DeafDevice(FakeDevice):
 
 PARENT = """
 import sys
+import time
 from rota.core.config import EngineConfig
+from rota.runtime.patience import Patience
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import submit
 from tests.runtime.services import Listener
 from tests.runtime.test_supervisor import SLOW, DeafDevice
 from tests.waiting import hang
 if __name__ == "__main__":
-    service = SupervisedService(DeafDevice if sys.argv[1:] == ["deaf"] else SLOW, EngineConfig())
-    service.start(Listener())
+    kind, listener = sys.argv[1], Listener()
+    patience = Patience(silence_s=3.0) if kind == "impatient" else None
+    service = SupervisedService(DeafDevice if kind == "deaf" else SLOW, EngineConfig(), patience)
+    service.start(listener)
     service.wait_until_ready()
     print(service.engine_pid, flush=True)
+    if kind == "impatient":
+        time.sleep(3.0)  # while it sleeps it is stopped and goes on
+        service.send(submit("late"))
+        listener.wait_for_ending("late")
+        print(service.engine_pid, flush=True)
     service.send(submit("a"))
     hang()
 """

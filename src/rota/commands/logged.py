@@ -1,4 +1,4 @@
-"""The engine's process sets up the server's log format before it builds anything."""
+"""The engine's process sets up the server's logs, and tells the supervisor of progress, before it builds anything."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from rota.core.config import EngineConfig, ServerConfig
+from rota.engine.progress import listen_for_progress
 from rota.observe.logs import set_up_logs
+from rota.runtime.progress import tell_progress
 from rota.runtime.world import Device
 
 
 def build_logged(make_device: Callable[[EngineConfig], Device[Any]], config: EngineConfig, server: ServerConfig) -> Any:
     """Runs in the engine's process. A module of its own, so that this process loads no command line."""
     set_up_logs(server.log_format, server.log_level, config.quiet)
+    listen_for_progress(tell_progress)
     return make_device(config)

@@ -63,6 +63,7 @@ def _serve(
     from rota.dashboard.routes import install_dashboard
     from rota.dashboard.stream import Viewers
     from rota.runtime.closable import ClosableService
+    from rota.runtime.patience import Patience
     from rota.runtime.preloaded import PreloadedService
     from rota.runtime.registry import Registry
     from rota.runtime.supervisor import SupervisedService
@@ -88,7 +89,8 @@ def _serve(
     registry = Registry(name, str(folder))
     adapters = [registry.add(entry) for entry in first_adapters(config)]
     build = partial(build_logged, make_device, config, server)
-    service = ClosableService(PreloadedService(SupervisedService(build, config), adapters))
+    patience = Patience(silence_s=server.engine_silence_s)
+    service = ClosableService(PreloadedService(SupervisedService(build, config, patience), adapters))
     own_name = None if server.allow_anyone else server.host
     access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)

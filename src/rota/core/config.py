@@ -164,6 +164,11 @@ class ServerConfig(ListenConfig):
     request_timeout: float | None = option(
         None, "Seconds after which a request that has not ended is ended with an error; left out: never."
     )
+    engine_silence_s: float = option(
+        20.0,
+        "Seconds without a word after which the engine has hung and is started again; never less than ten times the "
+        "longest step.",
+    )
     metrics_max_adapters: int = option(
         50, "Adapters with metrics of their own; further adapters count as 'other' while no place is free."
     )
@@ -193,6 +198,8 @@ class ServerConfig(ListenConfig):
         _at_least("metrics_max_keys", self.metrics_max_keys, 0)
         if not 0.0 < self.stream_keep_alive < math.inf:
             raise ConfigError(f"stream_keep_alive must be a finite number above 0, not {self.stream_keep_alive}.")
+        if not 1.0 <= self.engine_silence_s < math.inf:
+            raise ConfigError(f"engine_silence_s must be a finite number of at least 1, not {self.engine_silence_s}.")
         if not 0.0 <= self.drain_timeout < math.inf:
             raise ConfigError(f"drain_timeout must be a finite number of seconds, 0 or more, not {self.drain_timeout}.")
         if self.request_timeout is not None and not 0.0 < self.request_timeout < math.inf:

@@ -21,6 +21,7 @@ from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.protocol import Model
 from rota.engine.model.spec import ModelSpec
+from rota.engine.progress import tell_progress
 from rota.engine.sampling.draw import mask_nan_rows
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.scores import score, tokens_at_once
@@ -55,6 +56,7 @@ class Engine:
         self._sampler = Sampler(capacity.rows, spec.vocab_size, self._device)
         self._scored_at_once = tokens_at_once(spec.vocab_size)
         self._threads: Threads | None = None
+        self.token_s = 0.0  # until `warm_up`
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -114,10 +116,15 @@ class Engine:
             for has_adapters in (True, False) if self._adapters is not None else (False,):
                 inputs = torch.from_numpy(self._computation.padding(frame, has_adapters)).to(self._device)
                 self._computation.compute(inputs, frame, has_adapters)
+                tell_progress("Compiling kernels")
         self.warm_up()
 
     def warm_up(self) -> None:
-        """Run a prompt and a sampled decode once, so that no request waits for compiling and first allocations."""
+        """Run a prompt and a sampled decode once, so that no request waits for compiling and first allocations.
+
+        The prompt is timed: the supervisor must know how long a step may take before it has seen one.
+        """
+        tell_progress("Warming up")
         block_size, longest = self.capacity.block_size, self.capacity.max_sequence_tokens
         prompt = (0,) * min(block_size, longest - 1)
         blocks = tuple(BlockId(block) for block in range(len(prompt) // block_size + 1))
@@ -133,8 +140,10 @@ class Engine:
         prefill = StepPlan(
             step_id=0, seats=(seat,), chunks=(Chunk(row=Row(0), start=0, length=len(prompt), samples=True),)
         )
-        for plan in (prefill, StepPlan(step_id=1, decodes=(Row(0),))):
-            self.collect(self.submit(plan))
+        started_at = time.perf_counter()
+        self.collect(self.submit(prefill))
+        self.token_s = (time.perf_counter() - started_at) / len(prompt)
+        self.collect(self.submit(StepPlan(step_id=1, decodes=(Row(0),))))
 
     def use_threads(self, threads: Threads) -> None:
         """Compute with these numbers of CPU threads from now on."""
@@ -143,6 +152,7 @@ class Engine:
     @torch.inference_mode()
     def seconds_of_step(self, tokens: int, threads: int) -> float:
         """How long a decode step of `tokens` tokens takes on a CPU with `threads` threads."""
+        tell_progress("Timing steps")
         torch.set_num_threads(threads)
         frame = Frame(tokens)
         inputs = torch.from_numpy(self._computation.padding(frame, has_adapters=False))

@@ -9,6 +9,7 @@ from typing import Generic, Protocol
 
 from rota.core.messages import AbortAll, Message
 from rota.core.plan import StepPlan, StepResult
+from rota.runtime.pulse import BEAT_S, Pulse
 from rota.runtime.world import Device, Ticket
 
 
@@ -27,9 +28,10 @@ class Inbox(Protocol):
 class LiveWorld(Generic[Ticket]):
     """Ends with its inbox: when the inbox closes, open requests are aborted, since no client could read the answers."""
 
-    def __init__(self, device: Device[Ticket], inbox: Inbox) -> None:
+    def __init__(self, device: Device[Ticket], inbox: Inbox, pulse: Pulse | None = None) -> None:
         self._device = device
         self._inbox = inbox
+        self._pulse = pulse
         self._is_closed = False
         device.listen(inbox.post)
 
@@ -40,17 +42,33 @@ class LiveWorld(Generic[Ticket]):
         if self._is_closed:
             # Steps in flight are still to be collected. Only a wait without end is told that nothing comes.
             return None if until == math.inf else []
-        messages = self._inbox.take(max(0.0, until - self.now()))
+        messages = self._wait(until)
         if messages is None:
             self._is_closed = True
             return [AbortAll(self.now())]
         return messages
 
+    def _wait(self, until: float) -> list[Message] | None:
+        """The inbox's messages. A loop with a pulse wakes to beat: nothing to do for a long time is no hang."""
+        while True:
+            wait_s = max(0.0, until - self.now())
+            if self._pulse is None:
+                return self._inbox.take(wait_s)
+            self._pulse.beat()
+            messages = self._inbox.take(min(wait_s, BEAT_S))
+            if messages or messages is None or wait_s <= BEAT_S:
+                return messages
+
     def submit(self, plan: StepPlan) -> Ticket:
+        if self._pulse is not None:
+            self._pulse.step_begins(plan.tokens)
         return self._device.submit(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
-        return self._device.collect(ticket)
+        result = self._device.collect(ticket)
+        if self._pulse is not None:
+            self._pulse.step_ended()
+        return result
 
 
 class ThreadInbox:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from rota.core.adapter import Adapter
 from rota.core.config import Capacity
@@ -30,7 +31,8 @@ class PreloadedService:
         state = self._service.state
         if self._refusal:
             return ServiceState(phase=Phase.DOWN, reason=self._refusal)
-        return ServiceState(phase=Phase.STARTING) if self._missing and state.phase is Phase.READY else state
+        is_early = bool(self._missing) and state.phase is Phase.READY
+        return replace(state, phase=Phase.STARTING, capacity=None) if is_early else state
 
     def start(self, deliver: Deliver) -> None:
         def note(events: list[Event]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ class _Open:
     The length of its answer is not here: the receiver of the tokens has counted them.
     """
 
-    made_at: float
     prompt_tokens: int
     cached_tokens: int | None = None  # when it was first admitted
 
@@ -30,7 +28,6 @@ class Promises:
     """Made by messages, kept by events; callers hold a lock."""
 
     def __init__(self) -> None:
-        # Oldest first.
         self._requests: dict[RequestId, _Open] = {}
         self._coming: dict[AdapterId, Adapter] = {}
         self._leaving: dict[AdapterId, None] = {}
@@ -39,7 +36,7 @@ class Promises:
     def note_message(self, message: Message) -> None:
         match message:
             case Submit(request):
-                self._requests[request.request_id] = _Open(time.monotonic(), len(request.prompt))
+                self._requests[request.request_id] = _Open(len(request.prompt))
             case AddAdapter(adapter):
                 self._coming[adapter.adapter_id] = adapter
             case RemoveAdapter(adapter_id):
@@ -59,15 +56,11 @@ class Promises:
                     if adapter and adapter_id not in self._leaving:
                         self._known[adapter_id] = adapter
                 case AdapterRefused(adapter_id=adapter_id):
+                    # A known adapter that a new engine cannot read stays known: its folder may come back.
                     self._coming.pop(adapter_id, None)
-                    self._known.pop(adapter_id, None)
                     self._leaving.pop(adapter_id, None)
                 case AdapterRemoved(adapter_id):
                     self._leaving.pop(adapter_id, None)
-
-    def oldest_at(self) -> float:
-        """When the oldest open request was made; infinity if none is open."""
-        return next((one.made_at for one in self._requests.values()), math.inf)
 
     def introductions(self) -> list[AddAdapter]:
         """The first messages to a new engine: every adapter that was added and not removed."""

@@ -38,6 +38,7 @@ class ServiceState:
     phase: Phase
     capacity: Capacity | None = None
     reason: str = ""
+    engine_pid: int | None = None  # of an engine that has a process of its own
 
 
 class Service(Protocol):

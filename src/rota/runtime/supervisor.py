@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -10,14 +11,18 @@ import zmq
 from rota.core.config import Capacity, EngineConfig
 from rota.core.events import EngineRestarted, Event
 from rota.core.messages import Message
-from rota.runtime.process import Death, EngineProcess, Patience
+from rota.runtime.patience import Patience
+from rota.runtime.process import EngineProcess
 from rota.runtime.promises import Promises
 from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, explain, refuse
+from rota.runtime.watch import Death
 from rota.runtime.wire import Stop
+
+LOG = logging.getLogger("rota.engine")
 
 
 class SupervisedService:
-    """The engine in its own process, started again whenever it dies.
+    """The engine in its own process, started again whenever it dies or hangs.
 
     Requests that come during a start wait for it: a restart takes seconds, and to wait is easier for a client than to
     send again. If the engine dies once more, they end like all open requests. Adapters outlive the engine: each new
@@ -34,6 +39,7 @@ class SupervisedService:
         self._lock = threading.Lock()
         self._promises = Promises()
         self._stopping = threading.Event()
+        self._was_ever_ready = False
 
     @property
     def state(self) -> ServiceState:
@@ -74,22 +80,22 @@ class SupervisedService:
         try:
             self._supervise()
         except Exception as error:  # the border of a thread: clients must hear of any failure, such as no memory
-            self._go_down(explain(error))
+            self._give_up(explain(error))
 
     def _supervise(self) -> None:
         quick_deaths = 0
-        was_ever_ready = False
         while self._start_engine():
-            death = self._engine.watch(self._on_ready, self._on_events, self._owed_since, self._patience)
+            death = self._engine.watch(self._on_ready, self._on_events, self._patience)
             if self._stopping.is_set():
                 break
-            was_ever_ready = was_ever_ready or death.was_ready
-            quick_deaths = quick_deaths + 1 if death.served_s < self._patience.quick_death_s else 0
-            if death.last_words and not was_ever_ready:
+            # An engine that hangs at its first step will do so the next time: it counts as a quick death.
+            is_quick = death.served_s < self._patience.quick_death_s or death.hung_at_once
+            quick_deaths = quick_deaths + 1 if is_quick else 0
+            if death.last_words and not self._was_ever_ready:
                 # The model or the flags are wrong, and would be so the next time.
                 return self._go_down(death.reason)
             if quick_deaths >= self._patience.quick_deaths:
-                return self._go_down(
+                return self._give_up(
                     f"The engine died {quick_deaths} times in a row soon after its start and stays down. "
                     f"The last time: {death.reason}"
                 )
@@ -104,14 +110,14 @@ class SupervisedService:
             if self._stopping.is_set():
                 return False
             self._engine.start()
+            self._board.set(ServiceState(phase=Phase.STARTING, engine_pid=self._engine.pid))
             return True
 
-    def _owed_since(self) -> float:
-        with self._lock:
-            return self._promises.oldest_at()
-
     def _on_ready(self, capacity: Capacity) -> None:
-        self._board.set(ServiceState(phase=Phase.READY, capacity=capacity))
+        self._board.set(ServiceState(phase=Phase.READY, capacity=capacity, engine_pid=self._engine.pid))
+        if self._was_ever_ready:
+            LOG.warning("The engine serves again.", extra={"fields": {"pid": self._engine.pid}})
+        self._was_ever_ready = True
 
     def _on_events(self, events: list[Event]) -> None:
         with self._lock:
@@ -131,6 +137,10 @@ class SupervisedService:
             )
         restarted = EngineRestarted(time.monotonic(), death.reason, self._config.engine_id)
         self._deliver([restarted, *failed])
+
+    def _give_up(self, reason: str) -> None:
+        LOG.error("The engine stays down.", extra={"fields": {"why": reason}})
+        self._go_down(reason)
 
     def _go_down(self, reason: str) -> None:
         with self._lock:

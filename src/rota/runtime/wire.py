@@ -1,12 +1,14 @@
 """Records travel between server and engine process as tagged lists in msgpack, one list in a ZeroMQ message.
 
 server   PUSH ── Submit, Abort, Stop ──────────────▶ PULL   engine
-server   PULL ◀── Ready, Failed, Event … ────── PUSH   engine
+server   PULL ◀── Building, Ready, Alive, Event …, Failed ── PUSH   engine
 """
 
 from __future__ import annotations
 
 import math
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -18,6 +20,7 @@ from rota.core.config import Capacity
 from rota.core.events import Event
 from rota.core.messages import Message
 from rota.runtime.doorbell import Doorbell
+from rota.runtime.pulse import BEAT_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,22 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Building:
+    """The engine is not ready yet, and its start goes on: it reads weights, compiles, or tries the device."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The loop goes round. The longest step that it has seen, or expects of the steps in flight, takes so long."""
+
+    longest_step_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
-    """The engine serves from now on; its first record if the start went well."""
+    """The engine serves from now on; its first record behind `Building` if the start went well."""
 
     capacity: Capacity
 
@@ -39,7 +56,7 @@ class Failed:
     reason: str
 
 
-Record = Message | Stop | Ready | Failed | Event
+Record = Message | Stop | Building | Ready | Alive | Failed | Event
 
 _DECODERS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in get_args(Record)}
 _ENCODER = msgspec.msgpack.Encoder()
@@ -70,6 +87,30 @@ def receive_all(socket: zmq.Socket[bytes], wait_s: float = 0.0) -> list[Any]:
     while socket.poll(math.ceil(wait_s * 1000.0)):
         records.extend(decode(socket.recv()))
     return records
+
+
+class Outbox:
+    """The engine's records on their way to the supervisor, from any thread: kernels are compiled in a thread."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._lock = threading.Lock()
+        self._told_at = -math.inf
+
+    def send(self, records: Sequence[Record]) -> None:
+        packet = encode(records)
+        with self._lock:
+            self._socket.send(packet)
+
+    def tell_progress(self, what: str) -> None:
+        """The start goes on. Called for every tensor, so it sends only now and then."""
+        now = time.monotonic()
+        if now - self._told_at >= BEAT_S:
+            self._told_at = now
+            self.send([Building(what)])
+
+    def tell_alive(self, longest_step_s: float) -> None:
+        self.send([Alive(longest_step_s)])
 
 
 class SocketInbox:

@@ -12,7 +12,7 @@ from torch import Tensor
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
-from rota.engine.progress import BYTES, Progress
+from rota.engine.progress import BYTES, Progress, tell_progress
 from rota.engine.quantised.matrices import FourBit
 from rota.engine.weights.finite import FiniteCheck
 from rota.engine.weights.matrices import NO_ANNEX, AnnexRows, Fill, MatrixBuilder
@@ -87,6 +87,7 @@ def dummy_weights(
     generator = torch.Generator(device).manual_seed(seed)
 
     def fill(name: str, target: Tensor) -> None:
+        tell_progress("Drawing weights")
         if name.endswith("norm.weight"):
             target.fill_(1.0)
         else:

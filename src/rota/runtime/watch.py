@@ -1,0 +1,122 @@
+"""A watch listens to one engine process until it is dead, and kills it once it has been silent for too long."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import zmq
+
+from rota.core.config import Capacity
+from rota.core.events import Event, Produced
+from rota.runtime.patience import KILL_S, LOOK_S, Patience, Silence
+from rota.runtime.wire import Alive, Building, Failed, Ready, receive_all
+
+# Records that a process sent before it died may still be on their way through the socket.
+_LATE_S = 0.05
+
+OnReady = Callable[[Capacity], None]
+OnEvents = Callable[[list[Event]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How an engine process ended: its last words if it had any, and how long it served."""
+
+    last_words: str
+    exit_code: int | None  # None: it was killed and has not ended yet
+    was_ready: bool
+    served_s: float
+    hung_at_once: bool = False  # it was killed for its silence before it had finished any step
+
+    @property
+    def reason(self) -> str:
+        if self.last_words:
+            return self.last_words
+        if self.exit_code is not None and self.exit_code < 0:
+            return f"The engine process was killed by {signal.Signals(-self.exit_code).name}."
+        return f"The engine process ended with exit code {self.exit_code}."
+
+
+class Watch:
+    """One process, from its start to its death; for the thread that started it."""
+
+    def __init__(
+        self,
+        process: BaseProcess,
+        inbox: zmq.Socket[bytes],
+        on_ready: OnReady,
+        on_events: OnEvents,
+        patience: Patience,
+    ) -> None:
+        self._process = process
+        self._inbox = inbox
+        self._on_ready, self._on_events = on_ready, on_events
+        self._silence = Silence(patience)
+        self._poller = zmq.Poller()
+        self._poller.register(inbox, zmq.POLLIN)
+        self._poller.register(process.sentinel, zmq.POLLIN)
+        self._ready_at = math.inf
+        self._last_words = ""
+        self._was_killed, self._has_hung, self._made_steps, self._is_over = False, False, False, False
+
+    def until_death(self) -> Death:
+        """Pass on the process's records until it is dead; gives up on a killed process that does not end."""
+        while not self._is_over:
+            self._look()
+        self._process.join(KILL_S)  # returns at once, unless the process cannot be killed
+        return Death(
+            last_words=self._last_words,
+            exit_code=self._process.exitcode,
+            was_ready=self._ready_at < math.inf,
+            served_s=max(0.0, time.monotonic() - self._ready_at),
+            hung_at_once=self._has_hung and not self._made_steps,
+        )
+
+    def _look(self) -> None:
+        look_s = max(0.0, min(LOOK_S, self._silence.left_s))
+        began_at = time.monotonic()
+        polled = dict(self._poller.poll(math.ceil(look_s * 1000.0)))
+        # If a look took longer than asked, this process was stopped too, and that time does not count.
+        self._silence.spend(min(look_s, time.monotonic() - began_at))
+        is_dead = self._process.sentinel in polled
+        if polled:
+            self._hear(receive_all(self._inbox, _LATE_S if is_dead else 0.0))
+        elif complaint := self._silence.complaint:
+            self._lose_patience(complaint)
+        self._is_over = self._is_over or is_dead
+
+    def _hear(self, records: list[Any]) -> None:
+        if not self._was_killed:
+            self._silence.hear(records)
+        events: list[Event] = []
+        for record in records:
+            match record:
+                case Ready(capacity):
+                    self._ready_at = time.monotonic()
+                    self._on_ready(capacity)
+                case Failed(reason):
+                    self._last_words = self._last_words or reason
+                case Building() | Alive():
+                    pass
+                case event:
+                    self._made_steps = self._made_steps or isinstance(event, Produced)
+                    events.append(event)
+        if events:
+            self._on_events(events)
+
+    def _lose_patience(self, complaint: str) -> None:
+        if self._was_killed:
+            self._last_words += " It was killed and does not end."
+            self._is_over = True
+            return
+        self._has_hung = not self._last_words
+        self._last_words = self._last_words or complaint
+        self._was_killed = True
+        self._silence.limit(KILL_S)
+        self._process.kill()
