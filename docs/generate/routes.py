@@ -44,6 +44,7 @@ RIGHTS = {
     "/load_lora_adapter": Right.LOAD,
     "/unload_lora_adapter": Right.LOAD,
     "/health": Right.NONE,
+    "/livez": Right.NONE,
     "/health_generate": Right.ANY,
     "/model_info": Right.ANY,
     "/server_info": Right.OPERATE,

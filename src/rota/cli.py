@@ -21,7 +21,7 @@ from rota.llm.config import ENGINE_CONFIGS
 
 
 def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None:
-    """The `rota` command. An error is printed as one sentence, with exit code 2."""
+    """The `rota` command. An error is printed as one sentence, and decides on the exit code."""
     typed = sys.argv[1:] if arguments is None else arguments
     try:
         # Without --api-key: in `--api-key KEY MODEL` the model is not a second key.
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None
         make_app(serve, followers_in(typed, options))(spread_lists(typed, options))
     except RotaError as error:
         print(f"rota: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
 
 
 def make_app(serve: Serve, followers: Collection[str] = ()) -> typer.Typer:

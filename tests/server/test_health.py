@@ -39,7 +39,8 @@ def no_such_model() -> FakeDevice:
     raise ModelError("There is no model in /nowhere.")
 
 
-def test_health_is_503_while_starting_and_200_when_ready(serve):
+@pytest.mark.parametrize("path", ["/health", "/readyz"])
+def test_readiness_is_503_while_starting_and_200_when_ready(serve, path):
     may_start = threading.Event()
 
     def build() -> FakeDevice:
@@ -47,25 +48,27 @@ def test_health_is_503_while_starting_and_200_when_ready(serve):
         return FakeDevice()
 
     client, service = serve(build)
-    starting, starting_head = client.get("/health"), client.head("/health")
+    starting, starting_head, alive = client.get(path), client.head(path), client.get("/livez")
     may_start.set()
     service.wait_until_ready()
-    ready, ready_head = client.get("/health"), client.head("/health")
+    ready, ready_head = client.get(path), client.head(path)
 
     assert (starting.status_code, starting.json()) == (503, {"status": "starting"})
     assert (ready.status_code, ready.json()) == (200, {"status": "ready"})
     assert [(head.status_code, head.content) for head in (starting_head, ready_head)] == [(503, b""), (200, b"")]
+    assert (alive.status_code, alive.json()) == (200, {"status": "starting"})
 
 
 def test_an_engine_that_is_down_is_503_everywhere_and_says_why(serve):
     client, service = serve(no_such_model)
     with pytest.raises(EngineDiedError):
         service.wait_until_ready()
-    health = client.get("/health")
+    health, ready, live = (client.get(path) for path in ("/health", "/readyz", "/livez"))
     asked = {"prompt": "abc"}
     answers = [client.post("/v1/completions", json=one) for one in (asked, asked | {"echo": True, "max_tokens": 0})]
 
     assert (health.status_code, health.json()) == (503, {"status": "down", "reason": "There is no model in /nowhere."})
+    assert [(one.status_code, one.json()) for one in (ready, live)] == [(503, health.json())] * 2
     for answer in answers:
         assert answer.status_code == 503
         assert answer.json()["error"]["message"] == "There is no model in /nowhere."

@@ -6,6 +6,7 @@ RotaError
 ├── AdapterError       an adapter folder cannot be served by this model
 ├── RequestError       a request cannot be served as asked; carries a Fault
 ├── EngineDiedError    the engine process is gone
+│   └── EngineLostError    the engine served, and cannot be brought back
 └── StuckError         requests wait, and no message will ever come
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar
 
 
 class FaultCode(StrEnum):
@@ -51,6 +53,9 @@ class Fault:
 class RotaError(Exception):
     """The root of everything Rota raises on purpose."""
 
+    # Of a command that ends with this error: what was asked cannot work, and would not the next time.
+    exit_code: ClassVar[int] = 2
+
 
 class ConfigError(RotaError):
     """The configuration cannot work."""
@@ -78,6 +83,12 @@ class RequestError(RotaError):
 
 class EngineDiedError(RotaError):
     """The engine process is gone."""
+
+
+class EngineLostError(EngineDiedError):
+    """The engine served, died, and cannot be brought back: a service manager should start the server again."""
+
+    exit_code: ClassVar[int] = 70  # EX_SOFTWARE in <sysexits.h>
 
 
 class StuckError(RotaError):

@@ -41,7 +41,7 @@ def logs_as(form: LogFormat, level: LogLevel, is_quiet: bool = False) -> Iterato
             yield
         except RotaError as error:
             LOG.error("%s", error)
-            raise SystemExit(2) from None
+            raise SystemExit(error.exit_code) from None
         except Exception as error:  # the process border: the last line of stderr must be JSON too
             LOG.critical("The server failed.", exc_info=error)
             raise SystemExit(1) from None

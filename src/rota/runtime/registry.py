@@ -14,13 +14,15 @@ class Registry:
     """The base model and its adapters.
 
     A name that is loaded again gets a new id, so that KV of the old weights is never used for the new weights. A name
-    is known from `add` on: requests wait while its adapter is being read.
+    is known from `add` on: requests wait while its adapter is being read. An adapter is lost if a restarted engine
+    cannot read it again. Its name stays, and its requests are refused with the reason.
     """
 
     def __init__(self, base_name: str, base_path: str) -> None:
         self.base = Adapter(adapter_id=BASE, name=base_name, path=base_path)
         self._ids = count(BASE + 1)
         self._by_name: dict[str, Adapter] = {}
+        self._lost: dict[AdapterId, str] = {}  # and the reason
         self._prefix = f"{base_name}:"
         self._operator_names: set[str] = set()
 
@@ -83,11 +85,30 @@ class Registry:
         if adapter is None:
             listed = ", ".join(sorted(self._by_name)) or "none"
             raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed}.")
+        self._lost.pop(adapter.adapter_id, None)
         return adapter
+
+    def lose(self, adapter: Adapter, reason: str) -> None:
+        """Keep a name, or bring it back, whose adapter cannot be served."""
+        self._by_name.setdefault(adapter.name, adapter)
+        self._lost[adapter.adapter_id] = reason
+
+    def recover(self, adapter_id: AdapterId) -> None:
+        """A later engine could read the adapter."""
+        self._lost.pop(adapter_id, None)
+
+    def loss_of(self, name: str) -> str | None:
+        """Why the adapter of a name is lost; None if it is not."""
+        adapter = self._by_name.get(name)
+        return self._lost.get(adapter.adapter_id) if adapter else None
 
     def discard(self, adapter_id: AdapterId) -> None:
         """Forget the name that has this id, if there is one."""
         self._by_name = {name: one for name, one in self._by_name.items() if one.adapter_id != adapter_id}
+
+    def by_id(self, adapter_id: AdapterId) -> Adapter | None:
+        """The adapter that has this id now; searches all names."""
+        return next((one for one in self._by_name.values() if one.adapter_id == adapter_id), None)
 
     def name_of(self, adapter_id: AdapterId) -> str | None:
         """The name that means this id now; searches all names."""
@@ -109,4 +130,14 @@ class Registry:
             listed = ", ".join([self.base.name, *sorted(self._by_name)])
             message = f"There is no model or adapter named '{model}'; known are: {listed}."
             raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "model"))
+        self.refuse_lost(adapter)
         return adapter
+
+    def refuse_lost(self, adapter: Adapter, param: str = "model") -> None:
+        """Raises ADAPTER_FAILED with the reason if an adapter is lost."""
+        if reason := self._lost.get(adapter.adapter_id):
+            message = (
+                f"Adapter '{adapter.name}' could not be read again when the engine was restarted: {reason} Load it "
+                "again under this name, or unload it."
+            )
+            raise RequestError(Fault(FaultCode.ADAPTER_FAILED, message, param))

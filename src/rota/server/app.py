@@ -8,8 +8,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
-from fastapi import Depends, FastAPI, Response
-from fastapi.responses import JSONResponse
+from fastapi import Depends, FastAPI
 
 from rota.core.config import SchedulerConfig, ServerConfig
 from rota.core.events import Finished
@@ -20,7 +19,7 @@ from rota.observe.metrics import Metrics
 from rota.observe.observer import Observer
 from rota.observe.request_log import log_end, log_restarts
 from rota.runtime.registry import Registry
-from rota.runtime.service import Phase, Service
+from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.adapter_routes import install_adapter_routes
 from rota.server.adapters import PATIENCE_S, AdapterManager
@@ -38,6 +37,7 @@ from rota.server.openai.chat import install_chat_route
 from rota.server.openai.completions import install_completions_route
 from rota.server.openai.tokenize_routes import install_tokenize_routes
 from rota.server.openapi import ERROR_RESPONSES, install_openapi
+from rota.server.probes import install_probes
 from rota.server.queries import Queries
 from rota.server.requests_route import RequestsRoute
 from rota.server.streams import Streams
@@ -145,14 +145,4 @@ def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, querie
     RequestsRoute(service, registry, access, front.answers, metrics, queries).install(app)
     install_openapi(app)
     install_docs_page(app)
-    _install_health_route(app, service)
-
-
-def _install_health_route(app: FastAPI, service: Service) -> None:
-    @app.get("/health")
-    @app.head("/health", include_in_schema=False)
-    async def health() -> Response:
-        """200 while requests are answered. 503 at the start, while the server stops, and while the engine is down."""
-        state = service.state
-        body = {"status": state.phase.value} | ({"reason": state.reason} if state.reason else {})
-        return JSONResponse(body, 200 if state.phase is Phase.READY else 503)
+    install_probes(app, service)

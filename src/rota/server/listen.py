@@ -12,12 +12,14 @@ import uvicorn
 from fastapi import FastAPI
 
 from rota.core.config import ServerConfig
-from rota.core.errors import ConfigError, RotaError
+from rota.core.errors import ConfigError, EngineLostError, RotaError
 from rota.observe.connection_meters import ConnectionMeters
 from rota.runtime.closable import ClosableService
 from rota.runtime.heap import freeze_heap
+from rota.runtime.service import Phase
 from rota.server.connections import BoundedConnection
 from rota.server.door import Door
+from rota.server.notify import notify
 
 Say = Callable[[str], None]
 
@@ -49,6 +51,8 @@ class GracefulServer(uvicorn.Server):
         self._service, self._door, self._drain_s, self._say = service, door, drain_s, say
         self._meters: ConnectionMeters = app.state.connections
         self._signals = 0
+        self.is_serving = False
+        self.lost_reason = ""  # why an engine that served stays down
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -67,6 +71,13 @@ class GracefulServer(uvicorn.Server):
         self._door.close()
         await super().shutdown(sockets)
 
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second. A server whose engine stays down ends, once its clients have read that."""
+        state = self._service.state
+        if self.is_serving and state.phase is Phase.DOWN:
+            self.lost_reason, self.should_exit = state.reason, True
+        return await super().on_tick(counter)
+
     def handle_exit(self, _signal: int, _frame: FrameType | None) -> None:
         """Runs as a signal handler, in the middle of any code, so it leaves the work to the event loop."""
         self._signals += 1
@@ -74,6 +85,7 @@ class GracefulServer(uvicorn.Server):
             self._loop.call_soon_threadsafe(self._stop_now if self._signals > 1 else self._begin_stop)
 
     def _begin_stop(self) -> None:
+        notify("STOPPING=1")
         if self._service.open_requests:
             self._say(
                 f"Rota is stopping: {self._service.open_requests} requests have {self._drain_s:g} seconds to end; "
@@ -122,7 +134,7 @@ def listen(
 ) -> None:
     """Serve on a held port until SIGINT or SIGTERM. `announce` gets the URL when the server is ready.
 
-    Raises RotaError with the reason if the service cannot start.
+    Raises RotaError with the reason if the service cannot start, or EngineLostError if it stays down later.
     """
     try:
         holder.listen(_BACKLOG)
@@ -136,7 +148,9 @@ def listen(
         try:
             service.wait_until_ready()
             freeze_heap()
+            server.is_serving = True
             announce(_url(holder, door.scheme))
+            notify("READY=1")
         except RotaError as error:
             if not server.was_told_to_stop:
                 failures.append(error)
@@ -146,6 +160,8 @@ def listen(
     server.run([holder])
     if failures:
         raise failures[0]
+    if server.lost_reason:
+        raise EngineLostError(server.lost_reason)
 
 
 def _taken(host: str, port: int, error: Exception) -> ConfigError:

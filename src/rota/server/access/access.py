@@ -16,7 +16,7 @@ from rota.server.access.exposure import is_local_name
 from rota.server.access.keys import ANYONE, Key, KeyChanges, KeyRing
 
 # Open without a key, so that probes need no secret. The dashboard's page holds no data; its data needs a key.
-OPEN_PATHS = frozenset({"/health", "/dashboard", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
 
 # Characters of a name that a refusal repeats: enough to recognise it, and short.
 MOST_REPEATED = 200
@@ -113,7 +113,8 @@ class Access:
     def find(self, key: Key, model: str | None, param: str = "model") -> Adapter:
         """The model or adapter that a client names in the field `param`.
 
-        A name that is not on the key's list is FORBIDDEN, also if it does not exist.
+        A name that is not on the key's list is FORBIDDEN, also if it does not exist. A lost adapter is refused with
+        its reason.
         """
         found = self._registry.get(model)
         if found is None:
@@ -124,6 +125,7 @@ class Access:
                 )
                 raise _refusal(FaultCode.UNKNOWN_MODEL, message, param)
         elif self._is_open(key, found):
+            self._registry.refuse_lost(found, param)
             return found
         asked = self._registry.base.name if model is None else model
         message = f"Key '{key.name}' may not use '{asked[:MOST_REPEATED]}'; {self._names(key)}."
