@@ -25,5 +25,7 @@ class Scrape:
         return {sample.labels["adapter"] for sample in self.samples if sample.name == name}
 
 
-def scrape(metrics: Metrics, inspected: Inspected | None = None, is_up: bool = True) -> Scrape:
-    return Scrape(render(snapshot(metrics, inspected, is_up)).decode())
+def scrape(
+    metrics: Metrics, inspected: Inspected | None = None, is_up: bool = True, engine_pid: int | None = None
+) -> Scrape:
+    return Scrape(render(snapshot(metrics, inspected, is_up, engine_pid)).decode())

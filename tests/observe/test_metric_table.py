@@ -8,6 +8,6 @@ def test_names_follow_the_customs_of_prometheus():
 
     assert len(set(names)) == len(names)
     for metric in METRICS:
-        assert metric.name.startswith("rota_")
+        assert metric.name.startswith(("rota_", "process_"))
         assert metric.name.endswith("_total") == (metric.kind == "counter")
         assert metric.sentence.endswith(".")

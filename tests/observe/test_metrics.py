@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 
@@ -267,7 +268,9 @@ def test_a_whole_scrape_has_exactly_the_names_kinds_and_labels_of_the_table():
         ]
     )
     read = scrape(
-        metrics, inspected(AdapterStanding(adapter_id=BASE, waiting=0, running=2, parked=0, oldest_at=None, reason=""))
+        metrics,
+        inspected(AdapterStanding(adapter_id=BASE, waiting=0, running=2, parked=0, oldest_at=None, reason="")),
+        engine_pid=os.getpid(),
     )
     found = {
         (family.type, family.name, frozenset(label for sample in family.samples for label in sample.labels) - {"le"})

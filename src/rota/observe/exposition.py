@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,12 +14,13 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from rota.core.events import AdapterStanding, Inspected, SlotChanged, SlotState
-from rota.core.ids import EngineId
+from rota.core.ids import FIRST_ENGINE, EngineId
 from rota.observe import metric_table as table
 from rota.observe.connection_meters import ConnectionMeters
 from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, KeyMeters
 from rota.observe.metric_table import Metric
 from rota.observe.metrics import Metrics
+from rota.observe.process_stats import ProcessStats, process_stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,15 +34,17 @@ class Snapshot:
     is_up: bool
     loaded: int
     connections: ConnectionMeters
+    lost: int
     slots: tuple[SlotChanged, ...]
     engines: dict[EngineId, EngineMeters]
     adapters: tuple[AdapterMeters, ...]
     keys: tuple[KeyMeters, ...]
     inspected: Inspected | None
     standings: dict[str, list[AdapterStanding]]  # by label
+    engine_pid: int | None = None
 
 
-def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool) -> Snapshot:
+def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool, engine_pid: int | None = None) -> Snapshot:
     """For the thread that moves the meters. `inspected` is None if the engine did not answer."""
     adapters = tuple(metrics.adapters)
     standings: dict[str, list[AdapterStanding]] = {one.label: [] for one in adapters}
@@ -50,12 +54,14 @@ def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool) -> Snap
         is_up=is_up,
         loaded=len(metrics.loaded),
         connections=metrics.connections,
+        lost=len(metrics.lost),
         slots=tuple(metrics.slots.values()),
         engines=metrics.engines.copy(),
         adapters=adapters,
         keys=tuple(metrics.keys),
         inspected=inspected,
         standings=standings,
+        engine_pid=engine_pid,
     )
 
 
@@ -74,6 +80,8 @@ class _Collected(Collector):
         yield _gauges(table.ENGINE_UP, [((str(engine_id),), self._taken.is_up) for engine_id in self._taken.engines])
         yield _gauges(table.ADAPTERS, [((), self._taken.loaded)])
         yield from _of_connections(self._taken.connections)
+        yield _gauges(table.LOST, [((), self._taken.lost)])
+        yield from _of_processes(self._taken)
         yield from _of_engines(self._taken)
         yield from _of_adapters(self._taken.adapters)
         if self._taken.keys:
@@ -93,6 +101,7 @@ def _of_connections(meters: ConnectionMeters) -> Iterator[Family]:
 def _of_engines(taken: Snapshot) -> Iterator[Family]:
     engines = [(str(engine_id), engine) for engine_id, engine in taken.engines.items()]
     yield _counters(table.ENGINE_RESTARTS, [((id,), one.restarts) for id, one in engines])
+    yield _counters(table.LOSSES, [((id,), one.losses) for id, one in engines])
     yield _histograms(table.STEP_TIME, [((id,), one.step_time) for id, one in engines])
     yield _histograms(table.LOAD_TIME, [((id,), one.load_time) for id, one in engines])
     yield _histograms(table.DELAYER_PASSES, [((id,), one.delay_passes) for id, one in engines])
@@ -103,6 +112,31 @@ def _of_engines(taken: Snapshot) -> Iterator[Family]:
     yield _counters(table.DRAINS, drains)
     delays = [((id, reason), number) for id, one in engines for reason, number in one.delays.copy().items()]
     yield _counters(table.DELAYER_OUTCOMES, delays)
+
+
+def _of_processes(taken: Snapshot) -> Iterator[Family]:
+    """The server's own process, and the engine's if it has one; neither where the system does not tell."""
+    if server := process_stats(os.getpid()):
+        yield _counters(table.CPU, [((), server.cpu_s)])
+        gauges = table.MEMORY, table.FILES, table.MOST_FILES, table.THREADS, table.STARTED
+        yield from _of_process(gauges, server, ())
+    if engine := process_stats(taken.engine_pid):
+        labels = (str(FIRST_ENGINE),)
+        yield _counters(table.ENGINE_CPU, [(labels, engine.cpu_s)])
+        gauges = (
+            table.ENGINE_MEMORY,
+            table.ENGINE_FILES,
+            table.ENGINE_MOST_FILES,
+            table.ENGINE_THREADS,
+            table.ENGINE_STARTED,
+        )
+        yield from _of_process(gauges, engine, labels)
+
+
+def _of_process(gauges: Sequence[Metric], stats: ProcessStats, labels: Labels) -> Iterator[Family]:
+    values = stats.resident_bytes, stats.open_fds, stats.max_fds, stats.threads, stats.started_at
+    for gauge, value in zip(gauges, values, strict=True):
+        yield _gauges(gauge, [(labels, value)])
 
 
 def _of_adapters(adapters: Sequence[AdapterMeters]) -> Iterator[Family]:

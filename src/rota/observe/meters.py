@@ -81,6 +81,7 @@ class EngineMeters:
     rotations: int = 0
     computed_tokens: int = 0
     restarts: int = 0
+    losses: int = 0
 
 
 def count(counters: dict[str, int], name: str) -> None:

@@ -27,8 +27,37 @@ def _asked(name: str, sentence: str, *labels: str) -> Metric:
     return Metric(kind="gauge", name=f"rota_{name}", labels=labels, sentence=sentence, is_asked=True)
 
 
+def _process(name: str, sentence: str) -> Metric:
+    """Under the name that every Prometheus client gives it, and so without our own beginning."""
+    return Metric(kind="gauge", name=f"process_{name}", labels=(), sentence=sentence)
+
+
 ENGINE_UP = _metric("gauge", "engine_up", "1 while the engine serves; 0 while it starts or is down.", "engine")
 ENGINE_RESTARTS = _metric("counter", "engine_restarts_total", "Engines that died and were started again.", "engine")
+
+CPU = Metric(
+    kind="counter", name="process_cpu_seconds_total", labels=(), sentence="Processor time of the server's process."
+)
+MEMORY = _process("resident_memory_bytes", "Resident memory of the server's process.")
+FILES = _process("open_fds", "Open files and connections of the server's process.")
+MOST_FILES = _process("max_fds", "Files that the server's process may have open.")
+THREADS = _process("threads", "Threads of the server's process.")
+STARTED = _process("start_time_seconds", "When the server's process started, in seconds since 1970.")
+ENGINE_CPU = _metric("counter", "engine_process_cpu_seconds_total", "Processor time of the engine's process.", "engine")
+ENGINE_MEMORY = _metric(
+    "gauge", "engine_process_resident_memory_bytes", "Resident memory of the engine's process.", "engine"
+)
+ENGINE_FILES = _metric("gauge", "engine_process_open_fds", "Open files of the engine's process.", "engine")
+ENGINE_MOST_FILES = _metric(
+    "gauge", "engine_process_max_fds", "Files that the engine's process may have open.", "engine"
+)
+ENGINE_THREADS = _metric("gauge", "engine_process_threads", "Threads of the engine's process.", "engine")
+ENGINE_STARTED = _metric(
+    "gauge",
+    "engine_process_start_time_seconds",
+    "When the engine's process started, in seconds since 1970.",
+    "engine",
+)
 
 REQUESTS = _metric(
     "counter",
@@ -82,6 +111,10 @@ KEY_LIMITS = _metric(
 )
 
 ADAPTERS = _metric("gauge", "adapters_loaded", "Adapters that requests may ask for.")
+LOST = _metric("gauge", "adapters_lost", "Adapters that a restarted engine could not read again.")
+LOSSES = _metric(
+    "counter", "adapter_losses_total", "How often a restarted engine could not read an adapter again.", "engine"
+)
 SLOTS = _asked("slots", "Adapters that a step may hold.", "engine")
 SLOTS_USED = _asked("slots_used", "Adapters that are ready in a slot.", "engine")
 SLOTS_LOADING = _asked("slots_loading", "Adapters on their way into a slot.", "engine")

@@ -57,13 +57,14 @@ class Metrics:
         self.journeys: dict[RequestId, Journey] = {}
         self.slots: dict[tuple[EngineId, Slot], SlotChanged] = {}  # the last change of each slot
         self.loaded: set[AdapterId] = set()
+        self.lost: set[AdapterId] = set()  # a restarted engine could not read them again
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Admitted: self._admitted,
             Preempted: self._preempted,
             Produced: self._produced,
             Finished: self._finished,
             AdapterAdded: self._added,
-            AdapterRefused: self._gone,
+            AdapterRefused: self._refused,
             AdapterRemoved: self._gone,
             SlotChanged: self._slot_changed,
             DrainChanged: self._drain_changed,
@@ -185,9 +186,19 @@ class Metrics:
 
     def _added(self, event: AdapterAdded) -> None:
         self.loaded.add(event.adapter_id)
+        self.lost.discard(event.adapter_id)
+
+    def _refused(self, event: AdapterRefused) -> None:
+        # An unloaded name is gone before its adapter is; an adapter that was never read cannot be lost.
+        if self._name_of(event.adapter_id) is None or event.adapter_id not in self.loaded | self.lost:
+            return self._gone(event)
+        self.loaded.discard(event.adapter_id)
+        self.lost.add(event.adapter_id)
+        self._engine(event.engine_id).losses += 1
 
     def _gone(self, event: AdapterRefused | AdapterRemoved) -> None:
         self.loaded.discard(event.adapter_id)
+        self.lost.discard(event.adapter_id)
         if event.adapter_id != BASE and (label := self._labels.pop(event.adapter_id, None)):
             self._places.release(label)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable
 
@@ -18,6 +19,8 @@ from rota.runtime.service import Service
 # Most answers end within this time, and most clients wait longer.
 PATIENCE_S = 30.0
 
+LOG = logging.getLogger("rota.adapters")
+
 # The result: empty after a success, else the reason.
 Outcome = asyncio.Future[str]
 
@@ -31,13 +34,29 @@ class AdapterManager:
         self._patience_s = patience_s
         self._loading: dict[AdapterId, Outcome] = {}
         self._unloading: dict[AdapterId, Outcome] = {}
+        self._served: set[AdapterId] = set()  # were read once
 
     @property
     def loaded(self) -> list[Adapter]:
         return self._registry.adapters
 
     async def load(self, asked: LoraPath) -> None:
-        """Returns when the adapter can serve requests. Raises AdapterError with the reason if it cannot."""
+        """Returns when the adapter can serve requests. Raises AdapterError with the reason if it cannot.
+
+        The name of a lost adapter may be loaded again. If that fails, the name stays lost.
+        """
+        if (loss := self._registry.loss_of(asked.name)) is None:
+            return await self._load(asked)
+        lost = self._registry.forget(asked.name)
+        try:
+            await self._load(asked)
+        except (AdapterError, RequestError):
+            self._registry.lose(lost, loss)
+            raise
+        # The next engine must not try to read the old one too.
+        self._service.send(RemoveAdapter(lost.adapter_id, time.monotonic()))
+
+    async def _load(self, asked: LoraPath) -> None:
         adapter = self._registry.add(asked)
         try:
             self._service.send(AddAdapter(adapter, time.monotonic()))
@@ -60,14 +79,29 @@ class AdapterManager:
         for event in events:
             match event:
                 case AdapterAdded(adapter_id):
+                    self._served.add(adapter_id)
+                    self._registry.recover(adapter_id)
                     _resolve(self._loading, adapter_id)
                 case AdapterRefused(adapter_id=adapter_id, reason=reason):
-                    # A restarted engine reads its adapters again, and the folder of one may be gone.
-                    self._registry.discard(adapter_id)
+                    self._refused(adapter_id, reason)
                     _resolve(self._loading, adapter_id, reason)
                     _resolve(self._unloading, adapter_id)
                 case AdapterRemoved(adapter_id):
+                    self._served.discard(adapter_id)
                     _resolve(self._unloading, adapter_id)
+
+    def _refused(self, adapter_id: AdapterId, reason: str) -> None:
+        """A restarted engine reads its adapters again, and the folder of one may be gone."""
+        adapter = self._registry.by_id(adapter_id)
+        if adapter is None or adapter_id not in self._served:
+            self._served.discard(adapter_id)
+            self._registry.discard(adapter_id)
+            return
+        self._registry.lose(adapter, reason)
+        LOG.warning(
+            "An adapter could not be read again.",
+            extra={"fields": {"adapter": adapter.name, "why": reason}},
+        )
 
 
 def _future_for(outcomes: dict[AdapterId, Outcome], adapter: Adapter) -> Outcome:

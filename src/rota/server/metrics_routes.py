@@ -19,5 +19,6 @@ def install_metrics_route(app: FastAPI, metrics: Metrics, service: Service, quer
         """All metrics in Prometheus' text format. While the engine is down, the engine's own metrics are missing."""
         access.operator_of(http)
         inspected = await queries.inspect()
-        taken = snapshot(metrics, inspected, is_up=service.state.capacity is not None)
+        state = service.state
+        taken = snapshot(metrics, inspected, is_up=state.capacity is not None, engine_pid=state.engine_pid)
         return Response(await asyncio.to_thread(render, taken), media_type=CONTENT_TYPE)
