@@ -72,10 +72,8 @@ def test_a_server_that_has_given_up_answers_logs_and_ends_with_its_own_code(tmp_
 
     assert (waiting.status_code, waiting.json()["error"]["code"]) == (503, "engine_died")
     assert server.returncode == EngineLostError.exit_code != ConfigError.exit_code
-    lines = (
-        [(line["level"], line["message"]) for line in map(json.loads, errors.splitlines())] if form == "json" else []
-    )
     if form == "json":
+        lines = [(line["level"], line["message"]) for line in map(json.loads, errors.splitlines())]
         assert ("error", "The engine stays down.") in lines
         assert lines.count(("warning", "The engine died and is started again.")) == 4
     else:
