@@ -54,7 +54,7 @@ def build_engine(config: EngineConfig) -> Engine:
         engine.use_threads(choose_threads(config.model.cpu_threads, processors, engine.seconds_of_step))
     if chosen.has_graphs:
         engine.capture(budget, config.quiet)
-        engine.warm_up()
+    engine.warm_up()  # once more, because the first time of a step is longer than all others
     return engine
 
 

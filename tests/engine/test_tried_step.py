@@ -1,0 +1,26 @@
+"""An engine tells what it does while it is built, and knows then how long a prompt token takes."""
+
+from __future__ import annotations
+
+from rota.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from rota.engine import progress
+from rota.engine.build import build_engine
+from tests.engine.model_factory import make_tiny_model
+
+
+def test_a_built_engine_has_told_of_its_work_and_has_timed_a_prompt_token(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "_listeners", [])
+    told: list[str] = []
+    progress.listen_for_progress(told.append)
+    make_tiny_model(tmp_path, "llama3")
+    config = EngineConfig(
+        model=ModelConfig(model_path=str(tmp_path), device="cpu"),
+        cache=CacheConfig(kv_blocks=8),
+        scheduler=SchedulerConfig(max_running_requests=2),
+        quiet=True,
+    )
+    engine = build_engine(config)
+    engine.close()
+
+    assert {f"Loading {tmp_path.name}", "Warming up"} <= set(told)
+    assert 0.0 < engine.token_s < 60.0
