@@ -73,8 +73,7 @@ class GracefulServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second. A server whose engine stays down ends, once its clients have read that."""
-        state = self._service.state
-        if self.is_serving and state.phase is Phase.DOWN:
+        if self.is_serving and (state := self._service.state).phase is Phase.DOWN:
             self.lost_reason, self.should_exit = state.reason, True
         return await super().on_tick(counter)
 
