@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from rota.core.errors import ModelError, RequestError
-from rota.text.chat import ChatMessage, ChatTemplate
+from rota.text.chat import ChatMessage, ChatTemplate, Conversation
+from rota.text.control_tokens import ControlTokens
 from rota.text.detokenizer import Detokenizer
 from rota.text.pieces import TokenPieces, UnknownDecoderError
+from rota.text.user_text import texts_in
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -60,6 +63,8 @@ class Tokenizer:
         """Do the work that the first text and the first conversation would wait for. It may take a second."""
         _ = self.longest_token
         self._chat.warm_up()
+        with suppress(RequestError):  # a template that cannot be read refuses every conversation
+            self._control_tokens.can_be_spelled(())
 
     def decode(self, tokens: Iterable[int]) -> str:
         """The text of tokens, without special tokens.
@@ -77,10 +82,21 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """The tokens of a conversation. The template reads `variables` by name (for example enable_thinking)."""
-        text = self._chat.render(messages, tools, add_generation_prompt, variables or {})
+        """The tokens of a conversation. Only the template writes control tokens; texts that spell one stay texts.
+
+        The template reads `variables` by name (for example enable_thinking).
+        """
+        conversation = Conversation(messages, tools, add_generation_prompt, variables)
+        text = self._chat.render(conversation)
         # Templates write their own special tokens, and there must be no second BOS.
-        return self._encode(text, add_special_tokens=False)
+        tokens = self._encode(text, add_special_tokens=False)
+        if not self._control_tokens.can_be_spelled(texts_in([*messages, *(tools or ())])):
+            return tokens
+        return tuple(self._control_tokens.tokens(text, tokens, partial(self._chat.render_disguised, conversation)))
+
+    @cached_property
+    def _control_tokens(self) -> ControlTokens:
+        return ControlTokens(self._library, self._chat.literals)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         try:
