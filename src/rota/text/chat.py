@@ -59,7 +59,7 @@ class ChatTemplate:
             )
         return str(rendered[0])
 
-    def render_disguised(self, conversation: Conversation, stand_ins: Mapping[int, str]) -> str:
+    def render_disguised(self, conversation: Conversation, stand_ins: Mapping[str, str]) -> str:
         """The same prompt, with stand-ins in every text that is not the template's own."""
         template = self._template_for(conversation)
         with _refusing():
@@ -123,7 +123,7 @@ def _refusing() -> Iterator[None]:
         ) from error
 
 
-def _disguised_message(message: ChatMessage, stand_ins: Mapping[int, str]) -> dict[str, Any]:
+def _disguised_message(message: ChatMessage, stand_ins: Mapping[str, str]) -> dict[str, Any]:
     return {
         name: value if name == "role" and value in ROLES else disguised(value, stand_ins)
         for name, value in message.items()

@@ -19,13 +19,14 @@ from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from rota.core.errors import RequestError
+from rota.text.user_text import exchanged
 
 # Two areas of Unicode that have no characters of their own. Stand-ins are taken where the users' texts have none.
 _PRIVATE_AREAS = [
     range(start, start + 256) for plane in (0xF0000, 0x100000) for start in range(plane, plane + 0x4000, 256)
 ]
 
-Render = Callable[[Mapping[int, str]], str]
+Render = Callable[[Mapping[str, str]], str]
 
 
 class ControlTokens:
@@ -35,7 +36,6 @@ class ControlTokens:
         """`literals` are all texts that the template writes by itself."""
         self._library = library
         self._literals = list(literals)
-        self._unknown = library.token_to_id(getattr(library.model, "unk_token", None) or "")
         added = library.get_added_tokens_decoder()
         self._tokens = {token: one for token, one in added.items() if one.special or self._is_written(one.content)}
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class ControlTokens:
         text = "\n".join(texts)
         if self._is_normalized and self._library.normalizer:
             text += str(self._library.normalizer.normalize_str(text))
-        return any(first in text and last in text for first, last in self._borders)
+        return any(all(character in text for character in needed) for needed in self._needed)
 
     def tokens(self, text: str, plain: Sequence[int], render: Render) -> Sequence[int]:
         """The tokens of a conversation that may spell control tokens. `plain` are the tokens of its `text`.
@@ -57,23 +57,49 @@ class ControlTokens:
         """
         stand_ins = self._stand_ins(text)
         disguised = render(stand_ins)
-        originals = {ord(stand_in): chr(character) for character, stand_in in stand_ins.items()}
-        if disguised.translate(originals) != text:
+        originals = {stand_in: character for character, stand_in in stand_ins.items()}
+        if exchanged(disguised, originals) != text:
             raise _refusal()
-        if self._keeps(stand_ins) and self._controls(_encode(self._library, disguised)) == self._controls(plain):
+        if self._is_harmless(text, disguised, stand_ins):
             return plain
-        return self._as_text(disguised, stand_ins)
-
-    def _as_text(self, disguised: str, stand_ins: Mapping[int, str]) -> Sequence[int]:
-        with self._lock:  # the normalizer belongs to this conversation
-            library = self._late_library
-            library.normalizer = self._library.normalizer
-            own = self._controls(_encode(library, disguised))
-            library.normalizer = _restoring(stand_ins, self._library.normalizer)
-            tokens = _encode(library, disguised)
-        if self._controls(tokens) != own:
+        tokens = self._as_text(disguised, stand_ins)
+        own = [found for found in self._pattern.findall(disguised) if found in self._compared.values()]
+        if [self._compared[token] for token in tokens if token in self._compared] != own:
             raise _refusal()
         return tokens
+
+    def _is_harmless(self, text: str, disguised: str, stand_ins: Mapping[str, str]) -> bool:
+        """Whether the same control tokens stand in both texts, so that all of them are the template's."""
+        if self._pattern.findall(disguised) != self._pattern.findall(text):
+            return False
+        normalizer = self._library.normalizer
+        if not (self._is_normalized and normalizer):
+            return True
+        marks = "".join(stand_ins.values())
+        found = [self._pattern.findall(normalizer.normalize_str(one)) for one in (disguised, text)]
+        return found[0] == found[1] and marks in normalizer.normalize_str(marks)
+
+    def _as_text(self, disguised: str, stand_ins: Mapping[str, str]) -> Sequence[int]:
+        with self._lock:  # the normalizer belongs to this conversation
+            library = self._late_library
+            library.normalizer = _restoring(stand_ins, self._library.normalizer)
+            tokens: list[int] = library.encode_batch_fast([disguised], add_special_tokens=False)[0].ids
+        return tokens
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        """Finds control tokens as the tokenizer does: from the left, and the longest first."""
+        return re.compile("|".join(map(re.escape, sorted(self._spellings, key=len, reverse=True))) or "(?!)")
+
+    @cached_property
+    def _compared(self) -> dict[int, str]:
+        """The control tokens that a tokenizer finds wherever they are spelled, and nowhere else."""
+        unknown = getattr(self._library.model, "unk_token", None)
+        return {
+            token: one.content
+            for token, one in self._tokens.items()
+            if not one.single_word and one.content and one.content != unknown
+        }
 
     def _is_written(self, content: str) -> bool:
         return bool(content.strip()) and any(content in literal for literal in self._literals)
@@ -83,9 +109,15 @@ class ControlTokens:
         return [token.content for token in self._tokens.values() if token.content]
 
     @cached_property
-    def _borders(self) -> set[tuple[str, str]]:
-        """The first and the last character of every control token."""
-        return {(spelling[0], spelling[-1]) for spelling in self._spellings}
+    def _needed(self) -> set[str]:
+        """For every control token the signs that a user must write.
+
+        Letters and digits may come from a role or a date. A literal may also lie in the middle of a control token.
+        """
+        literals = {*self._literals} - {*self._spellings}
+        middles = [literal for literal in literals if any(literal in spelling for spelling in self._spellings)]
+        signs = {one for one in "".join(self._spellings) if not one.isalnum()} - {*"".join(middles)}
+        return {"".join(sorted(signs & {*spelling})) for spelling in self._spellings}
 
     @cached_property
     def _is_normalized(self) -> bool:
@@ -109,14 +141,14 @@ class ControlTokens:
             for spelling in self._spellings
         )
 
-    def _stand_ins(self, text: str) -> dict[int, str]:
+    def _stand_ins(self, text: str) -> dict[str, str]:
         """A stand-in for every character of the text that may begin a control token."""
-        firsts = {first for first, _ in self._borders}
+        firsts = {spelling[0] for spelling in self._spellings}
         dangerous = set("".join(self._spellings)) if self._is_completed_by_users else firsts
         replaced = sorted(one for one in {*text, *dangerous} if not dangerous.isdisjoint(self._forms(one)))
         for area in _PRIVATE_AREAS:
             if len(replaced) <= len(area) and not re.search(f"[{chr(area[0])}-{chr(area[-1])}]", text):
-                return {ord(character): chr(area[index]) for index, character in enumerate(replaced)}
+                return {character: chr(area[index]) for index, character in enumerate(replaced)}
         raise _refusal()
 
     def _forms(self, character: str) -> set[str]:
@@ -125,17 +157,6 @@ class ControlTokens:
         if self._is_normalized and self._library.normalizer:
             forms.update(self._library.normalizer.normalize_str(character))
         return forms
-
-    def _keeps(self, stand_ins: Mapping[int, str]) -> bool:
-        """Whether the tokenizer's own normalizer leaves stand-ins alone. Then they hide normalized tokens as well."""
-        if not (self._is_normalized and self._library.normalizer):
-            return True
-        text = "".join(stand_ins.values())
-        return text in self._library.normalizer.normalize_str(text)
-
-    def _controls(self, tokens: Sequence[int]) -> list[int]:
-        # The token of unknown characters is special too, but no text has to spell it.
-        return [token for token in tokens if token in self._tokens and token != self._unknown]
 
     @cached_property
     def _late_library(self) -> LibraryTokenizer:
@@ -162,14 +183,9 @@ def _as_it_is_written(token: AddedToken) -> AddedToken:
     )
 
 
-def _restoring(stand_ins: Mapping[int, str], normalizer: Any) -> Any:
-    restore = [normalizers.Replace(stand_in, chr(character)) for character, stand_in in stand_ins.items()]
+def _restoring(stand_ins: Mapping[str, str], normalizer: Any) -> Any:
+    restore = [normalizers.Replace(stand_in, character) for character, stand_in in stand_ins.items()]
     return normalizers.Sequence([*restore, normalizer] if normalizer else restore)
-
-
-def _encode(library: LibraryTokenizer, text: str) -> Sequence[int]:
-    tokens: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
-    return tokens
 
 
 def _refusal() -> RequestError:

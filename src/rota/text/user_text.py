@@ -137,11 +137,18 @@ def joined(parts: Iterable[str]) -> str:
     return UserText.of("".join(parts), "".join(map(_plain, parts)))
 
 
-def disguised(value: Any, stand_ins: Mapping[int, str]) -> Any:
+def exchanged(text: str, characters: Mapping[str, str]) -> str:
+    """The text with other characters in the place of some. For a few, this is much faster than `str.translate`."""
+    for old, new in characters.items():
+        text = text.replace(old, new)
+    return text
+
+
+def disguised(value: Any, stand_ins: Mapping[str, str]) -> Any:
     """The same value with every text in it in disguise, also a text that is a key."""
     match value:
         case str():
-            return UserText.of(value.translate(stand_ins), value)
+            return UserText.of(exchanged(value, stand_ins), value)
         case Mapping():
             return {disguised(key, stand_ins): disguised(one, stand_ins) for key, one in value.items()}
         case list() | tuple():
