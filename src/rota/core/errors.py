@@ -39,6 +39,7 @@ class FaultCode(StrEnum):
     UNKNOWN_REQUEST = "request_not_found"
     STOPPING = "server_stopping"
     TIMED_OUT = "request_timed_out"
+    TEXT_WORKER_DIED = "text_worker_died"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rota.core.adapter import Adapter
@@ -188,7 +189,7 @@ def requests_for(
     call: Call,
     answer_id: str,
     model: Adapter,
-    prompts: list[Tokens],
+    prompts: Sequence[Tokens],
     sampling: SamplingParams,
     choices: int,
     cache_salt: str | None = None,

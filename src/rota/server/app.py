@@ -41,6 +41,7 @@ from rota.server.probes import install_probes
 from rota.server.queries import Queries
 from rota.server.requests_route import RequestsRoute
 from rota.server.streams import Streams
+from rota.server.text_workers.pool import TextWorkers
 from rota.text.tokenizer import Tokenizer
 
 Companion = Callable[[], Coroutine[Any, Any, None]]
@@ -86,6 +87,7 @@ def create_app(
         config.stream_keep_alive,
         config.request_timeout,
         scheduler.max_queued_requests if scheduler else None,
+        TextWorkers(tokenizer.folder),
     )
 
     app = FastAPI(
@@ -126,6 +128,8 @@ def _lifespan(front: Front, companions: Sequence[Companion]) -> Callable[[FastAP
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
+        if front.workers:
+            await front.workers.close()
         await asyncio.to_thread(front.service.stop)
         await warm_up
 

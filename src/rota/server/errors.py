@@ -42,7 +42,7 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.PROMPT_TOO_LONG: ErrorKind(413, _INVALID, "The prompt does not fit the context."),
     FaultCode.KV_TOO_SMALL: ErrorKind(413, _INVALID, "The prompt would not fit the KV cache even if it were empty."),
     FaultCode.BODY_TOO_LARGE: ErrorKind(
-        413, _INVALID, "The body is larger than `--max-body-mb`, or holds too many values."
+        413, _INVALID, "The body is larger than `--max-body-mb`, holds too many values, or takes too long to read."
     ),
     FaultCode.BODY_TOO_SLOW: ErrorKind(408, _INVALID, "The body did not arrive within `--body-timeout`."),
     FaultCode.UNAUTHORIZED: ErrorKind(401, "authentication_error", "The key is missing or not known."),
@@ -56,7 +56,8 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.QUEUE_FULL: ErrorKind(
         429,
         "rate_limit_error",
-        "Too many requests wait (`--max-queued-requests`, or the key's `max_queued`), or too many dashboards are open.",
+        "Too many requests or large bodies wait (`--max-queued-requests`, or the key's `max_queued`), or too many "
+        "dashboards are open.",
         retry_after_s=1,
     ),
     FaultCode.NOT_A_NUMBER: ErrorKind(
@@ -64,6 +65,9 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     ),
     FaultCode.ENGINE_DIED: ErrorKind(
         503, "server_error", "The engine is down, or died under the request.", retry_after_s=5
+    ),
+    FaultCode.TEXT_WORKER_DIED: ErrorKind(
+        503, "server_error", "The process that read the body died, perhaps for lack of memory.", retry_after_s=5
     ),
     FaultCode.STOPPING: ErrorKind(503, "server_error", "The server is stopping.", retry_after_s=5),
     FaultCode.TOO_MANY_CONNECTIONS: ErrorKind(

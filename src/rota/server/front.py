@@ -12,7 +12,10 @@ from rota.server.access.access import Access
 from rota.server.access.keys import Key
 from rota.server.names import name_in
 from rota.server.open_answers import Call, OpenAnswers
+from rota.server.prompts import TextLimits, Texts
+from rota.server.reading import Result, Work, read
 from rota.server.streams import Streams
+from rota.server.text_workers.pool import TextWorkers
 from rota.server.trace_headers import trace_in
 from rota.text.tokenizer import Tokenizer
 
@@ -31,6 +34,8 @@ class Front:
     request_timeout_s: float | None = None
     # Every request waits in the queue, at least until the next step. None: no limit.
     max_queued_requests: int | None = None
+    # Read large bodies. None: threads do.
+    workers: TextWorkers | None = None
 
     def identify(self, http: HttpRequest) -> Call:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
@@ -41,3 +46,9 @@ class Front:
         key = self.access.key_of(http)
         self.access.admission.enter(key)
         return key
+
+    async def read(self, key: Key, http: HttpRequest, work: Work[Result]) -> Result:
+        """What `work` makes of the request's body. Raises RequestError if the body is refused."""
+        capacity = self.service.state.capacity
+        limits = TextLimits(capacity.max_sequence_tokens if capacity else None, self.max_queued_requests)
+        return await read(Texts(self.tokenizer, limits), self.workers, key, work, await http.body())

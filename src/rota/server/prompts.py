@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
+from array import array
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.server.front import Front
 from rota.text.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
-Result = TypeVar("Result")
 
 # The most requests of one call: its prompts times the choices of each.
 MAX_REQUESTS = 1024
-# Up to this length a text is tokenized on the event loop, in at most 2 ms, because a thread would cost more. A longer
-# text goes to a thread, so that other clients' tokens do not wait for it.
-INLINE_CHARACTERS = 4096
 
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -30,22 +26,92 @@ TokenList = Annotated[list[int], Field(fail_fast=True), WithJsonSchema(_TOKENS)]
 Prompt = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _TEXTS, _TOKENS, _TOKEN_LISTS]})]
 
 
-async def tokenized(front: Front, prompt: Any, param: str = "prompt") -> list[Tokens]:
-    """Every prompt of a call as tokens. Raises RequestError for a value that is no prompt, or cannot fit."""
-    prompts = _as_list(prompt, param)
-    check_count(front, len(prompts), 1, param)
-    places = params_of(prompt, param)
-    characters = 0
-    for place, one in zip(places, prompts, strict=True):
-        if isinstance(one, str):
-            refuse_too_long(front, len(one), place)
-            characters += len(one)
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """What a text must fit. None: not known yet, or no limit."""
 
-    def encode(place: str, one: str | list[Any]) -> Tokens:
-        tokens = front.tokenizer.encode(one) if isinstance(one, str) else checked_tokens(front.tokenizer, one, place)
-        return not_empty(tokens, place)
+    max_sequence_tokens: int | None = None
+    max_queued_requests: int | None = None
 
-    return await in_thread_if_long(characters, lambda: list(map(encode, places, prompts)))
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The prompts of one call. `params` are their fields in the body; `texts` are theirs if they are echoed."""
+
+    tokens: tuple[Tokens, ...]
+    params: tuple[str, ...]
+    texts: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[Callable[..., Prompts], tuple[Any, ...]]:
+        # Between processes, tokens travel as bytes: an object for each would take the event loop's time.
+        return _unpacked, ([array("I", one).tobytes() for one in self.tokens], self.params, self.texts)
+
+
+def _unpacked(packed: list[bytes], params: tuple[str, ...], texts: tuple[str, ...]) -> Prompts:
+    return Prompts(tuple(tuple(memoryview(one).cast("I")) for one in packed), params, texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Makes tokens of what a body holds. It works the same in the server's process and in a worker process."""
+
+    tokenizer: Tokenizer
+    limits: TextLimits = TextLimits()
+
+    def tokenized(self, prompt: Any, param: str = "prompt", is_echoed: bool = False) -> Prompts:
+        """Every prompt of a call. Raises RequestError for a value that is no prompt, or cannot fit."""
+        prompts = _as_list(prompt, param)
+        self.check_count(len(prompts), 1, param)
+        params = params_of(prompt, param)
+        for place, one in zip(params, prompts, strict=True):
+            if isinstance(one, str):
+                self.refuse_too_long(len(one), place)
+        tokens = tuple(map(self._encode, params, prompts))
+        texts = tuple(map(self._shown, prompts, tokens)) if is_echoed else ()
+        return Prompts(tokens, tuple(params), texts)
+
+    def rendered(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> Tokens:
+        """A conversation as tokens. Raises RequestError if the model's template refuses it."""
+        self.refuse_too_long(sum(len(text) for message in messages for text in message.values()), "messages")
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
+
+    def as_prompt(self, tokens: Tokens, param: str) -> Tokens:
+        """Raises RequestError for a prompt without tokens, or with too many."""
+        if not tokens:
+            raise RequestError.bad_field(param, f"{param} is empty; send at least one token.")
+        most = self.limits.max_sequence_tokens
+        if most is not None and len(tokens) >= most:
+            message = (
+                f"The prompt has {len(tokens)} tokens; with at least one token of output it must stay within the "
+                f"context of {most}."
+            )
+            raise RequestError(Fault(FaultCode.PROMPT_TOO_LONG, message, param))
+        return tokens
+
+    def check_count(self, prompts: int, choices: int, param: str = "prompt", choices_param: str = "n") -> None:
+        """Refuse a call that is larger than the queue: it could never be served, so a retry must not be suggested."""
+        most, why = MAX_REQUESTS, ""
+        if self.limits.max_queued_requests is not None and self.limits.max_queued_requests < most:
+            most, why = self.limits.max_queued_requests, ", as many as may wait here (--max-queued-requests)"
+        if prompts * choices > most:
+            word = param if prompts > 1 else choices_param
+            message = f"{word} asks for {prompts * choices} answers in one call; ask for at most {most}{why}."
+            raise RequestError.bad_field(word, message)
+
+    def refuse_too_long(self, characters: int, param: str) -> None:
+        """Refuse a text that cannot fit even if all its tokens were the longest. Tokenizing it would waste memory."""
+        most = self.limits.max_sequence_tokens
+        if most is not None and characters > most * self.tokenizer.longest_token:
+            message = f"The prompt has {characters} characters, which cannot fit into the context of {most} tokens."
+            raise RequestError(Fault(FaultCode.PROMPT_TOO_LONG, message, param))
+
+    def _encode(self, place: str, one: str | list[Any]) -> Tokens:
+        tokens = self.tokenizer.encode(one) if isinstance(one, str) else checked_tokens(self.tokenizer, one, place)
+        return self.as_prompt(tokens, place)
+
+    def _shown(self, one: str | list[Any], tokens: Tokens) -> str:
+        """A prompt sent as text comes back as the same text."""
+        return one if isinstance(one, str) else self.tokenizer.decode(tokens)
 
 
 def params_of(prompt: Any, param: str = "prompt") -> list[str]:
@@ -54,57 +120,6 @@ def params_of(prompt: Any, param: str = "prompt") -> list[str]:
         case [str() | list(), *_]:
             return [f"{param}.{index}" for index in range(len(prompt))]
     return [param]
-
-
-def not_empty(tokens: Tokens, param: str) -> Tokens:
-    """Raises RequestError for a prompt without tokens: there is nothing to continue."""
-    if not tokens:
-        raise RequestError.bad_field(param, f"{param} is empty; send at least one token.")
-    return tokens
-
-
-async def encoded(front: Front, text: str, add_special_tokens: bool = True) -> Tokens:
-    """One text as tokens. Raises RequestError if it cannot fit."""
-    refuse_too_long(front, len(text), "prompt")
-    return await in_thread_if_long(len(text), lambda: front.tokenizer.encode(text, add_special_tokens))
-
-
-async def rendered(front: Front, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> Tokens:
-    """A conversation as tokens. Raises RequestError if the model's template refuses it."""
-    characters = sum(len(text) for message in messages for text in message.values())
-    refuse_too_long(front, characters, "messages")
-
-    def render() -> Tokens:
-        return front.tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
-
-    # A template adds some characters around every message.
-    return await in_thread_if_long(characters + 16 * len(messages), render)
-
-
-def check_count(front: Front, prompts: int, choices: int, param: str = "prompt", choices_param: str = "n") -> None:
-    """Refuse a call that is larger than the queue: it could never be served, so a retry must not be suggested."""
-    most, why = MAX_REQUESTS, ""
-    if front.max_queued_requests is not None and front.max_queued_requests < most:
-        most, why = front.max_queued_requests, ", as many as may wait here (--max-queued-requests)"
-    if prompts * choices > most:
-        word = param if prompts > 1 else choices_param
-        message = f"{word} asks for {prompts * choices} answers in one call; ask for at most {most}{why}."
-        raise RequestError.bad_field(word, message)
-
-
-async def in_thread_if_long(characters: int, encode: Callable[[], Result]) -> Result:
-    return encode() if characters <= INLINE_CHARACTERS else await asyncio.to_thread(encode)
-
-
-def refuse_too_long(front: Front, characters: int, param: str) -> None:
-    """Refuse a text that cannot fit even if all its tokens were the longest. Tokenizing it would waste memory."""
-    capacity = front.service.state.capacity
-    if capacity and characters > capacity.max_sequence_tokens * front.tokenizer.longest_token:
-        message = (
-            f"The prompt has {characters} characters, which cannot fit into the context of "
-            f"{capacity.max_sequence_tokens} tokens."
-        )
-        raise RequestError(Fault(FaultCode.PROMPT_TOO_LONG, message, param))
 
 
 def _as_list(prompt: Any, param: str) -> list[str] | list[list[Any]]:

@@ -29,7 +29,7 @@ class Tokenizer:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        folder = Path(folder)
+        self.folder = folder = Path(folder)
         if not folder.is_dir():
             raise ModelError(f"There is no model folder at {folder}; name a folder in Hugging Face format.")
         settings = {

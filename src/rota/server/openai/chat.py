@@ -9,15 +9,14 @@ from fastapi import Request as HttpRequest
 
 from rota.server.answer import ParsedCall, SentAs, requests_for
 from rota.server.choices import Choice, Chunk
-from rota.server.fields import read_body
 from rota.server.front import Front
 from rota.server.openai.bodies import ChatBody, ChatChunkBody
-from rota.server.openai.chat_fields import ChatFields, conversation
+from rota.server.openai.chat_fields import ChatFields, read_chat
 from rota.server.openai.logprobs import chat_logprobs
-from rota.server.openai.sampling_fields import StreamOptions, model_for
+from rota.server.openai.model_names import model_for
+from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.openai.shape import OpenAiShape
 from rota.server.openapi import gives, takes
-from rota.server.prompts import check_count, not_empty, rendered
 from rota.server.respond import respond
 from rota.text.tokenizer import Tokenizer
 
@@ -27,26 +26,23 @@ def install_chat_route(app: FastAPI, front: Front) -> None:
     async def chat_completions(http: HttpRequest) -> Response:
         """Continue a conversation."""
         call = front.identify(http)
-        fields = read_body(ChatFields, await http.body())
-        model = model_for(front, call, fields)
-        fields.refuse_unsupported()
-        choices, options, logprobs = fields.choices(), fields.usage_wanted(), fields.alternatives()
-        sampling = fields.sampling(fields.output_limit(), logprobs, front.tokenizer.eos_ids)
-        check_count(front, 1, choices)
-        prompt = not_empty(await rendered(front, conversation(fields.messages)), "messages")
+        read = await front.read(call.key, http, read_chat)
+        model = model_for(front, call, read.names)
         answer_id = f"chatcmpl-{call.name}"
-        requests = requests_for(call, answer_id, model, [prompt], sampling, choices, fields.cache_salt)
-        shape = ChatShape(answer_id, model.name, options, front.tokenizer, logprobs is not None)
+        requests = requests_for(
+            call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.cache_salt
+        )
+        shape = ChatShape(answer_id, model.name, read.options, front.tokenizer, read.has_logprobs)
         parsed = ParsedCall(
             call,
             answer_id,
             requests,
-            choices,
+            read.choices,
             is_continuation=False,
-            sent_as=(SentAs("messages", fields.model_param),),
-            limit_param=None if fields.asked_tokens() is None else fields.limit_param,
+            sent_as=(SentAs("messages", read.names.param),),
+            limit_param=read.limit_param,
         )
-        return await respond(front, http, parsed, shape, bool(fields.stream))
+        return await respond(front, http, parsed, shape, read.is_streamed)
 
 
 class ChatShape(OpenAiShape):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from rota.core.errors import RequestError
-from rota.core.request import MAX_LOGPROBS
-from rota.server.fields import MAX_COUNT, Count, Fields, Unsupported, refuse_unsupported_values, within
-from rota.server.openai.sampling_fields import SamplingFields
+from rota.core.request import MAX_LOGPROBS, SamplingParams
+from rota.server.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, refuse_unsupported_values, within
+from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
+from rota.server.prompts import Prompts, Texts
 
 
 class ContentPart(Fields):
@@ -121,3 +123,40 @@ class ChatFields(SamplingFields):
 def conversation(messages: list[Message]) -> list[dict[str, Any]]:
     """The messages as chat templates expect them."""
     return [message.for_template(f"messages.{index}") for index, message in enumerate(messages)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """What the route needs of a body. It is small, however long the conversation is."""
+
+    names: ModelNames
+    is_streamed: bool
+    options: StreamOptions
+    choices: int
+    has_logprobs: bool
+    sampling: SamplingParams
+    prompts: Prompts
+    cache_salt: str | None
+    limit_param: str | None  # the client's field that limits the output; None: the client set no limit
+
+
+def read_chat(texts: Texts, raw: bytes) -> ChatCall:
+    """Read a body. Raises RequestError for the first field that is wrong."""
+    fields = read_body(ChatFields, raw)
+    fields.refuse_unsupported()
+    choices, options, logprobs = fields.choices(), fields.usage_wanted(), fields.alternatives()
+    sampling = fields.sampling(fields.output_limit(), logprobs, texts.tokenizer.eos_ids)
+    texts.check_count(1, choices)
+    tokens = texts.as_prompt(texts.rendered(conversation(fields.messages)), "messages")
+    prompts = Prompts((tokens,), ("messages",))
+    return ChatCall(
+        names=fields.names,
+        is_streamed=bool(fields.stream),
+        options=options,
+        choices=choices,
+        has_logprobs=logprobs is not None,
+        sampling=sampling,
+        prompts=prompts,
+        cache_salt=fields.cache_salt,
+        limit_param=None if fields.asked_tokens() is None else fields.limit_param,
+    )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
-from rota.server.fields import Count, Unsupported, refuse_unsupported_values, within
-from rota.server.openai.sampling_fields import SamplingFields
-from rota.server.prompts import Prompt
+from rota.server.fields import Count, Unsupported, read_body, refuse_unsupported_values, within
+from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
+from rota.server.prompts import Prompt, Prompts, Texts
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -50,3 +50,44 @@ class CompletionFields(SamplingFields):
             message = f"{self.limit_param} must be at least 1, not 0, unless echo is true."
             raise RequestError.bad_field(self.limit_param, message)
         return DEFAULT_MAX_TOKENS if asked is None else asked
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionCall:
+    """What the route needs of a body. `prompts` have their texts if they are echoed."""
+
+    names: ModelNames
+    is_streamed: bool
+    options: StreamOptions
+    choices: int
+    has_output: bool
+    has_logprobs: bool
+    is_echoed: bool
+    sampling: SamplingParams
+    prompts: Prompts
+    cache_salt: str | None
+    limit_param: str  # the client's field that limits the output
+
+
+def read_completion(texts: Texts, raw: bytes) -> CompletionCall:
+    """Read a body. Raises RequestError for the first field that is wrong."""
+    fields = read_body(CompletionFields, raw)
+    fields.refuse_unsupported()
+    limit, choices, options = fields.output_limit(), fields.choices(), fields.usage_wanted()
+    sampling = fields.params(texts.tokenizer.eos_ids)
+    is_echoed = bool(fields.echo)
+    prompts = texts.tokenized(fields.prompt, is_echoed=is_echoed)
+    texts.check_count(len(prompts.tokens), choices)
+    return CompletionCall(
+        names=fields.names,
+        is_streamed=bool(fields.stream),
+        options=options,
+        choices=choices,
+        has_output=limit > 0,
+        has_logprobs=fields.logprobs is not None,
+        is_echoed=is_echoed,
+        sampling=sampling,
+        prompts=prompts,
+        cache_salt=fields.cache_salt,
+        limit_param=fields.limit_param,
+    )

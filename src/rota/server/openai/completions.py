@@ -9,17 +9,15 @@ from fastapi import Request as HttpRequest
 
 from rota.server.answer import ParsedCall, SentAs, requests_for
 from rota.server.choices import Choice, Chunk
-from rota.server.fields import read_body
 from rota.server.front import Front
 from rota.server.openai.bodies import CompletionBody
-from rota.server.openai.completion_fields import CompletionFields
+from rota.server.openai.completion_fields import CompletionFields, read_completion
 from rota.server.openai.logprobs import CompletionLogprobs
-from rota.server.openai.sampling_fields import StreamOptions, model_for
+from rota.server.openai.model_names import model_for
+from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.openai.shape import OpenAiShape
 from rota.server.openapi import gives, takes
-from rota.server.prompts import Tokens, check_count, params_of, tokenized
 from rota.server.respond import respond
-from rota.text.tokenizer import Tokenizer
 
 
 def install_completions_route(app: FastAPI, front: Front) -> None:
@@ -27,32 +25,27 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
     async def completions(http: HttpRequest) -> Response:
         """Continue prompts."""
         call = front.identify(http)
-        fields = read_body(CompletionFields, await http.body())
-        model = model_for(front, call, fields)
-        fields.refuse_unsupported()
-        limit, choices, options = fields.output_limit(), fields.choices(), fields.usage_wanted()
-        sampling = fields.params(front.tokenizer.eos_ids)
-        prompts = await tokenized(front, fields.prompt)
-        check_count(front, len(prompts), choices)
+        read = await front.read(call.key, http, read_completion)
+        model = model_for(front, call, read.names)
         answer_id = f"cmpl-{call.name}"
         parsed = ParsedCall(
             call,
             answer_id,
-            requests_for(call, answer_id, model, prompts, sampling, choices, fields.cache_salt),
-            choices,
-            openings=tuple(_echoes(front.tokenizer, fields, prompts)) if fields.echo else (),
-            has_output=limit > 0,
-            sent_as=tuple(SentAs(param, fields.model_param) for param in params_of(fields.prompt)),
-            limit_param=fields.limit_param,
+            requests_for(call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.cache_salt),
+            read.choices,
+            openings=tuple(Chunk(text) for text in read.prompts.texts for _ in range(read.choices)),
+            has_output=read.has_output,
+            sent_as=tuple(SentAs(param, read.names.param) for param in read.prompts.params),
+            limit_param=read.limit_param,
         )
         logprobs = None
-        if fields.logprobs is not None:
+        if read.has_logprobs:
             logprobs = [
-                CompletionLogprobs(front.tokenizer.pieces, request.prompt if fields.echo else ())
+                CompletionLogprobs(front.tokenizer.pieces, request.prompt if read.is_echoed else ())
                 for request in parsed.requests
             ]
-        shape = CompletionShape(answer_id, model.name, options, logprobs)
-        return await respond(front, http, parsed, shape, bool(fields.stream))
+        shape = CompletionShape(answer_id, model.name, read.options, logprobs)
+        return await respond(front, http, parsed, shape, read.is_streamed)
 
 
 class CompletionShape(OpenAiShape):
@@ -76,13 +69,3 @@ class CompletionShape(OpenAiShape):
         }
 
     piece = complete
-
-
-def _echoes(tokenizer: Tokenizer, fields: CompletionFields, prompts: list[Tokens]) -> list[Chunk]:
-    """The prompts that the choices begin with. A prompt sent as text comes back as the same text."""
-    given = [fields.prompt] if isinstance(fields.prompt, str) else fields.prompt
-    return [
-        Chunk(given[index] if isinstance(given[index], str) else tokenizer.decode(tokens))
-        for index, tokens in enumerate(prompts)
-        for _ in range(fields.choices())
-    ]

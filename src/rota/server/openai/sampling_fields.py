@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from rota.core.adapter import Adapter
 from rota.core.errors import RequestError
 from rota.core.request import MAX_SEED, SamplingParams
 from rota.server.fields import CacheSalt, Count, Fields, Unsupported, within
-from rota.server.front import Front
-from rota.server.open_answers import Call
 from rota.server.sampling import CommonSampling
 
 
 class StreamOptions(Fields):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """How a call names its model."""
+
+    model: str | None = None
+    lora_path: str | None = None
+
+    @property
+    def param(self) -> str:
+        """The field that names the model or adapter."""
+        return "lora_path" if self.lora_path else "model"
 
 
 class SamplingFields(CommonSampling):
@@ -55,9 +66,8 @@ class SamplingFields(CommonSampling):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
-    def model_param(self) -> str:
-        """The field that names the model or adapter."""
-        return "lora_path" if self.lora_path else "model"
+    def names(self) -> ModelNames:
+        return ModelNames(self.model, self.lora_path)
 
     @property
     def client_names(self) -> Mapping[str, str]:
@@ -66,14 +76,3 @@ class SamplingFields(CommonSampling):
     def sampling(self, max_tokens: int, logprobs: int | None, eos_ids: frozenset[int]) -> SamplingParams:
         """Sampling parameters of the first choice."""
         return self.engine_params(eos_ids, max_new_tokens=max_tokens, logprobs=logprobs, seed=self.seed)
-
-
-def model_for(front: Front, call: Call, fields: SamplingFields) -> Adapter:
-    """The model or adapter of a call. Raises RequestError if two are named, or one that the key may not use."""
-    adapter = front.access.find(call.key, fields.lora_path or fields.model, fields.model_param)
-    if not fields.lora_path or front.registry.get(fields.model) is front.registry.base:
-        return adapter
-    if front.access.find(call.key, fields.model) is not adapter:
-        message = f"model and lora_path name two different adapters, '{fields.model}' and '{fields.lora_path}'."
-        raise RequestError.bad_field("lora_path", message)
-    return adapter

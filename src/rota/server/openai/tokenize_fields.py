@@ -1,0 +1,82 @@
+"""The bodies of /tokenize and /detokenize are read and answered at once, because nothing else is needed for that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from rota.core.errors import RequestError
+from rota.server.fields import Fields, Unsupported, read_body, refuse_unsupported_values
+from rota.server.openai.chat_fields import Messages, conversation
+from rota.server.prompts import Texts, TokenList, Tokens, checked_tokens
+
+
+class TokenizeFields(Fields):
+    """A text, or a conversation, to be turned into tokens."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+    continue_final_message: Unsupported = None
+    chat_template: Unsupported = None
+    tools: Unsupported = None
+
+    def refuse_unsupported(self) -> None:
+        """Raises RequestError for values without support that would change the tokens."""
+        refuse_unsupported_values(self, dict.fromkeys(("continue_final_message", "chat_template", "tools"), ()))
+
+
+class DetokenizeFields(Fields):
+    """Tokens to be turned into text. Special tokens have no text."""
+
+    model: str | None = None
+    tokens: TokenList
+
+
+@dataclass(frozen=True, slots=True)
+class TextAnswer:
+    """An answer as JSON. The route still has to check the model's name, and may charge the tokens."""
+
+    model: str | None
+    tokens: int
+    body: bytes
+
+
+def read_tokenize(texts: Texts, raw: bytes) -> TextAnswer:
+    """Read a body and answer it. Raises RequestError for the first field that is wrong."""
+    fields = read_body(TokenizeFields, raw)
+    fields.refuse_unsupported()
+    tokens = _tokens_of(texts, fields)
+    pieces = texts.tokenizer.pieces
+    answer = {
+        "tokens": tokens,
+        "count": len(tokens),
+        "max_model_len": texts.limits.max_sequence_tokens,
+        "token_strs": [pieces.name_of(token) for token in tokens] if fields.return_token_strs else None,
+    }
+    return TextAnswer(fields.model, len(tokens), msgspec.json.encode(answer))
+
+
+def read_detokenize(texts: Texts, raw: bytes) -> TextAnswer:
+    """Read a body and answer it. Raises RequestError for the first field that is wrong."""
+    fields = read_body(DetokenizeFields, raw)
+    tokens = checked_tokens(texts.tokenizer, fields.tokens, "tokens")
+    return TextAnswer(fields.model, len(tokens), msgspec.json.encode({"prompt": texts.tokenizer.decode(tokens)}))
+
+
+def _tokens_of(texts: Texts, fields: TokenizeFields) -> Tokens:
+    if (fields.prompt is None) == (fields.messages is None):
+        raise RequestError.bad_field("prompt", "Send either prompt or messages.")
+    if fields.prompt is not None:
+        if fields.add_generation_prompt is not None:
+            raise RequestError.bad_field("add_generation_prompt", "add_generation_prompt is for messages only.")
+        texts.refuse_too_long(len(fields.prompt), "prompt")
+        return texts.tokenizer.encode(fields.prompt, fields.add_special_tokens is not False)
+    if fields.add_special_tokens:
+        message = "add_special_tokens must not be true for messages: the chat template writes its own."
+        raise RequestError.bad_field("add_special_tokens", message)
+    return texts.rendered(conversation(fields.messages or []), fields.add_generation_prompt is not False)

@@ -1,0 +1,78 @@
+"""The main function of a worker process: it reads bodies, one at a time, until its server ends."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.runtime.lifeline import die_with
+from rota.server.prompts import Texts
+from rota.server.text_workers.job import Done, Order
+from rota.text.tokenizer import Tokenizer
+
+# The engine and the event loop go first where cores are few.
+_NICENESS = 5
+# How much address space one job may take beside what the process had before. The largest bodies need a third of it.
+MEMORY_BYTES = 2 * 2**30
+# A worker that still holds this much after a job has kept memory that nothing will need again.
+_KEPT_BYTES = 2**29
+
+
+def worker_main(connection: Connection, folder: Path, parent: int) -> None:
+    """Serve until the connection ends: then the server has gone."""
+    die_with(parent)
+    # The server decides what signals mean. Ctrl-C and service managers send theirs to the whole group.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        os.nice(_NICENESS)
+    # One text at a time needs no threads, and each thread would reserve memory.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokenizer = Tokenizer(folder)
+    tokenizer.warm_up()
+    _limit_memory()
+    with suppress(EOFError, ConnectionError):
+        while True:
+            order: Order = pickle.loads(connection.recv_bytes())
+            done = _done(order, tokenizer, connection.recv_bytes())
+            connection.send_bytes(pickle.dumps(done, pickle.HIGHEST_PROTOCOL))
+            if done.is_last:
+                return
+
+
+def _done(order: Order, tokenizer: Tokenizer, raw: bytes) -> Done:
+    try:
+        result = order.work(Texts(tokenizer, order.limits), raw)
+    except RequestError as error:
+        return Done(fault=error.fault, is_last=_is_too_large())
+    except MemoryError:
+        message = "Reading the body took too much memory; send a smaller body."
+        return Done(fault=Fault(FaultCode.BODY_TOO_LARGE, message), is_last=True)
+    # Broad: the server raises it again. It answers with a 500 and logs the traceback.
+    except Exception:
+        return Done(traceback=traceback.format_exc(), is_last=True)
+    return Done(result=result, is_last=_is_too_large())
+
+
+def _limit_memory() -> None:
+    """Let an allocation beyond the limit fail in this process, before the system kills another one."""
+    if sys.platform != "linux":
+        return
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    with suppress(ValueError, OSError):  # a lower limit is in force already
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, resource.RLIM_INFINITY))
+
+
+def _is_too_large() -> bool:
+    if sys.platform != "linux":
+        return False
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() > _KEPT_BYTES
