@@ -14,7 +14,7 @@ from rota.server.errors import RetryLater
 from rota.server.prompts import TextLimits, Texts
 from rota.server.text_workers.job import Done, Order
 from rota.server.text_workers.process import TextWorker
-from rota.server.text_workers.waiting import Waiting
+from rota.server.text_workers.waiting import Bounds, Waiting
 
 Result = TypeVar("Result")
 
@@ -23,6 +23,8 @@ WORKERS = 2
 # The largest body of messages takes some seconds. A template that never ends must not hold a worker for long.
 JOB_S = 30.0
 _RETRY_AFTER_S = 1
+# Many clients may send long prompts at the same moment, so the bounds are wide. A body lies in memory while it waits.
+OF_KEY, OF_ALL = Bounds(128, 64 * 2**20), Bounds(1024, 512 * 2**20)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,14 +45,19 @@ class Job:
 class TextWorkers:
     """Lives on the event loop. With keys, one worker is always left for another key."""
 
-    def __init__(self, folder: Path, workers: int = WORKERS, job_s: float = JOB_S) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: int = WORKERS,
+        job_s: float = JOB_S,
+        of_key: Bounds = OF_KEY,
+        of_all: Bounds = OF_ALL,
+    ) -> None:
         self._folder, self._job_s = folder, job_s
         self._most = workers
         self._workers: list[TextWorker] = []
         self._idle: list[TextWorker] = []
-        self._waiting: Waiting[Job] = Waiting(
-            lambda key: workers if key == ANYONE.name else max(1, workers - 1),
-        )
+        self._waiting: Waiting[Job] = Waiting(self._most_running, of_key, of_all)
         self._is_closed = False
 
     @property
@@ -78,6 +85,9 @@ class TextWorkers:
             _settle(job, Done(fault=_stopping()))
         for worker in self._workers:
             await asyncio.to_thread(worker.close)
+
+    def _most_running(self, key: str) -> int:
+        return self._most if key == ANYONE.name else max(1, self._most - 1)
 
     def _start_jobs(self) -> None:
         while (self._idle or len(self._workers) < self._most) and (job := self._waiting.take()):

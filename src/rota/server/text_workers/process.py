@@ -9,8 +9,8 @@ import pickle
 import queue
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
@@ -39,6 +39,7 @@ class TextWorker:
         self._process: SpawnProcess | None = None
         self._connection: Connection | None = None
         self._is_closed = False
+        self._is_overdue = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="rota-text-worker", daemon=True)
         self._thread.start()
 
@@ -68,29 +69,36 @@ class TextWorker:
         self._end()
 
     def _do(self, order: Order, raw: bytes) -> Done:
-        limit_s = self._job_s if self._connection else self._job_s + _START_S
-        connection = self._connection or self._start()
-        assert self._process, "it was started"
-        is_overdue = threading.Event()
-
-        def end() -> None:
-            is_overdue.set()
-            process.kill()
-
-        process, timer = self._process, threading.Timer(limit_s, end)
-        timer.start()
         try:
-            # Each of these calls may block. They fail when the process ends, so the timer is enough.
-            connection.send_bytes(pickle.dumps(order))
-            connection.send_bytes(raw)
-            done: Done = pickle.loads(connection.recv_bytes())
-            return done
+            connection = self._connection or self._start()
+            with self._ended_after(self._job_s):
+                # Each of these calls may block. They fail when the process ends.
+                connection.send_bytes(pickle.dumps(order))
+                connection.send_bytes(raw)
+                done: Done = pickle.loads(connection.recv_bytes())
+                return done
         except (EOFError, OSError):
-            if is_overdue.is_set():
+            if self._is_overdue.is_set():
                 message = f"Reading the body took longer than {self._job_s:g} seconds; send a smaller body."
                 return self._failed(FaultCode.BODY_TOO_LARGE, message)
             message = "The process that read the body died; try again, or send a smaller body."
             return self._failed(FaultCode.TEXT_WORKER_DIED, message)
+
+    @contextmanager
+    def _ended_after(self, limit_s: float) -> Iterator[None]:
+        """Kills the process if the block takes too long."""
+        process = self._process
+        assert process, "it was started"
+
+        def end() -> None:
+            self._is_overdue.set()
+            process.kill()
+
+        self._is_overdue.clear()
+        timer = threading.Timer(limit_s, end)
+        timer.start()
+        try:
+            yield
         finally:
             timer.cancel()
 
@@ -116,6 +124,8 @@ class TextWorker:
         self._process = process
         if self._is_closed:
             process.kill()
+        with self._ended_after(_START_S):
+            self._connection.recv_bytes()  # it is ready
         return self._connection
 
     def _end(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 
@@ -19,30 +20,35 @@ class Sized(Protocol):
 
 Job = TypeVar("Job", bound=Sized)
 
-# A key's jobs that may wait, and all keys' jobs: how many, and their bytes. The first job of a key may have any size.
-KEY_JOBS, KEY_BYTES = 128, 64 * 2**20
-ALL_JOBS, ALL_BYTES = 1024, 512 * 2**20
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many jobs may wait, and how many bytes they may have."""
+
+    jobs: int
+    size: int
+
+    def have_room(self, waiting: Collection[Sized], size: int) -> bool:
+        return len(waiting) < self.jobs and sum(job.size for job in waiting) + size <= self.size
 
 
 class Waiting(Generic[Job]):
-    """The jobs that wait, and how many jobs of each key run. `most_running`: how many of a key may run at a time."""
+    """The jobs that wait, and how many jobs of each key run. `most_running`: how many of a key may run at a time.
 
-    def __init__(self, most_running: Callable[[str], int]) -> None:
+    A key without a waiting job may add one of any size, however many jobs of other keys wait.
+    """
+
+    def __init__(self, most_running: Callable[[str], int], of_key: Bounds, of_all: Bounds) -> None:
         self._most_running = most_running
+        self._of_key, self._of_all = of_key, of_all
         # In the order of turns: a key that had its turn goes to the end.
         self._by_key: dict[str, deque[Job]] = {}
         self._running: Counter[str] = Counter()
 
     def has_room(self, key: str, size: int) -> bool:
         """Whether one more job may wait."""
-        own = self._by_key.get(key, ())
-        everything = [job for jobs in self._by_key.values() for job in jobs]
-        return not own or (
-            len(own) < KEY_JOBS
-            and sum(job.size for job in own) + size <= KEY_BYTES
-            and len(everything) < ALL_JOBS
-            and sum(job.size for job in everything) + size <= ALL_BYTES
-        )
+        own = self._by_key.get(key)
+        return not own or (self._of_key.have_room(own, size) and self._of_all.have_room(self._all(), size))
 
     def add(self, job: Job) -> None:
         self._by_key.setdefault(job.key, deque()).append(job)
@@ -66,6 +72,9 @@ class Waiting(Generic[Job]):
 
     def clear(self) -> list[Job]:
         """Takes out all jobs that wait."""
-        jobs = [job for jobs in self._by_key.values() for job in jobs]
+        jobs = self._all()
         self._by_key.clear()
         return jobs
+
+    def _all(self) -> list[Job]:
+        return [job for jobs in self._by_key.values() for job in jobs]

@@ -18,6 +18,8 @@ from rota.server.prompts import Texts
 from rota.server.text_workers.job import Done, Order
 from rota.text.tokenizer import Tokenizer
 
+# The first message of a worker.
+READY = b"ready"
 # The engine and the event loop go first where cores are few.
 _NICENESS = 5
 # How much address space one job may take beside what the process had before. The largest bodies need a third of it.
@@ -40,6 +42,7 @@ def worker_main(connection: Connection, folder: Path, parent: int) -> None:
     tokenizer.warm_up()
     _limit_memory()
     with suppress(EOFError, ConnectionError):
+        connection.send_bytes(READY)
         while True:
             order: Order = pickle.loads(connection.recv_bytes())
             done = _done(order, tokenizer, connection.recv_bytes())
