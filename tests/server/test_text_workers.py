@@ -62,7 +62,7 @@ def run(folder: Path, test: Callable[[TextWorkers], Awaitable[None]], **options:
     """Runs a test on an event loop, with workers that end with it."""
 
     async def body() -> None:
-        workers = TextWorkers(folder, **options)
+        workers = TextWorkers(Tokenizer(folder), **options)
         try:
             await asyncio.wait_for(test(workers), PATIENCE_S)
         finally:
@@ -274,14 +274,14 @@ def test_jobs_wait_within_bounds_but_the_first_of_a_key_always_may(
 
 PARENT = """
 import asyncio, sys
-from pathlib import Path
 from rota.server.prompts import TextLimits
 from rota.server.access.keys import ANYONE
 from rota.server.text_workers.pool import TextWorkers
+from rota.text.tokenizer import Tokenizer
 from tests.server.test_text_workers import echo
 from tests.waiting import hang
 async def main():
-    print(*await TextWorkers(Path(sys.argv[1])).run(ANYONE, echo, TextLimits(), b""), flush=True)
+    print(*await TextWorkers(Tokenizer(sys.argv[1])).run(ANYONE, echo, TextLimits(), b""), flush=True)
     hang()
 if __name__ == "__main__":
     asyncio.run(main())

@@ -87,7 +87,7 @@ def create_app(
         config.stream_keep_alive,
         config.request_timeout,
         scheduler.max_queued_requests if scheduler else None,
-        TextWorkers(tokenizer.folder),
+        TextWorkers(tokenizer),
     )
 
     app = FastAPI(

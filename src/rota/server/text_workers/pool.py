@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rota.core.errors import Fault, FaultCode, RequestError
@@ -15,6 +14,7 @@ from rota.server.prompts import TextLimits, Texts
 from rota.server.text_workers.job import Done, Order
 from rota.server.text_workers.process import TextWorker
 from rota.server.text_workers.waiting import Bounds, Waiting
+from rota.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
@@ -43,17 +43,17 @@ class Job:
 
 
 class TextWorkers:
-    """Lives on the event loop. With keys, one worker is always left for another key."""
+    """Lives on the event loop. A worker reads the tokenizer's folder. With keys, one worker is left for another key."""
 
     def __init__(
         self,
-        folder: Path,
+        tokenizer: Tokenizer,
         workers: int = WORKERS,
         job_s: float = JOB_S,
         of_key: Bounds = OF_KEY,
         of_all: Bounds = OF_ALL,
     ) -> None:
-        self._folder, self._job_s = folder, job_s
+        self._tokenizer, self._job_s = tokenizer, job_s
         self._most = workers
         self._workers: list[TextWorker] = []
         self._idle: list[TextWorker] = []
@@ -94,7 +94,7 @@ class TextWorkers:
             self._start(self._idle.pop() if self._idle else self._new_worker(), job)
 
     def _new_worker(self) -> TextWorker:
-        worker = TextWorker(self._folder, self._job_s)
+        worker = TextWorker(self._tokenizer.folder, self._job_s)
         self._workers.append(worker)
         return worker
 
