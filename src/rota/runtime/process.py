@@ -5,18 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 
 import zmq
 
 from rota.core.config import EngineConfig
+from rota.runtime.children import start_child
 from rota.runtime.heap import freeze_heap
 from rota.runtime.lifeline import die_with
 from rota.runtime.live import LiveWorld
@@ -142,14 +141,7 @@ class EngineProcess:
 
     def start(self) -> None:
         """The calling thread must live as long as the process may: Linux kills the process when that thread ends."""
-        # Else the tracker would start with the first process, and it unblocks SIGINT in any case.
-        resource_tracker.ensure_running()
-        # The process inherits the mask: Ctrl-C and SIGHUP reach the whole group, but only the parent acts on them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
-        try:
-            self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        start_child(self._process)
 
     def send(self, record: Record) -> None:
         """Queue a record; does not block. One thread at a time."""

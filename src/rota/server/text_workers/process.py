@@ -7,16 +7,15 @@ import multiprocessing
 import os
 import pickle
 import queue
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from rota.core.errors import Fault, FaultCode
+from rota.runtime.children import start_child
 from rota.server.text_workers.job import Done, Order
 from rota.server.text_workers.worker import worker_main
 
@@ -113,13 +112,7 @@ class TextWorker:
         process = context.Process(
             target=worker_main, args=(theirs, self._folder, os.getpid()), name="rota-text-worker", daemon=True
         )
-        # Else the tracker would start with the process, and it unblocks SIGINT in any case.
-        resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        start_child(process)
         theirs.close()  # else the end of the process would not end the connection
         self._process = process
         if self._is_closed:

@@ -32,7 +32,7 @@ def worker_main(connection: Connection, folder: Path, parent: int) -> None:
     """Serve until the connection ends: then the server has gone."""
     die_with(parent)
     # The server decides what signals mean. Ctrl-C and service managers send theirs to the whole group.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         os.nice(_NICENESS)

@@ -1,0 +1,21 @@
+"""Child processes start deaf to the signals of a terminal: only their parent decides what these mean."""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+
+# Ctrl-C and the end of a terminal reach the whole group.
+_OF_THE_TERMINAL = {signal.SIGINT, signal.SIGHUP}
+
+
+def start_child(process: BaseProcess) -> None:
+    """Start a process that inherits a mask of signals."""
+    # Else the tracker would start with the first process, and it unblocks SIGINT in any case.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_TERMINAL)
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
