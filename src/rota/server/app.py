@@ -149,4 +149,4 @@ def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, querie
     RequestsRoute(service, registry, access, front.answers, metrics, queries).install(app)
     install_openapi(app)
     install_docs_page(app)
-    install_probes(app, service)
+    install_probes(app, service, access.for_probes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from fastapi import Request
 
@@ -11,9 +12,9 @@ from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
 from rota.server.access.admission import Admission
-from rota.server.access.disclosure import fault_for
+from rota.server.access.disclosure import fault_for, reason_for
 from rota.server.access.exposure import is_local_name
-from rota.server.access.keys import ANYONE, Key, KeyChanges, KeyRing
+from rota.server.access.keys import ANYONE, PROBE, Key, KeyChanges, KeyRing
 
 # Open without a key, so that probes need no secret. The dashboard's page holds no data; its data needs a key.
 OPEN_PATHS = frozenset({"/health", "/livez", "/readyz", "/dashboard", "/docs", "/openapi.json"})
@@ -125,11 +126,22 @@ class Access:
                 )
                 raise _refusal(FaultCode.UNKNOWN_MODEL, message, param)
         elif self._is_open(key, found):
-            self._registry.refuse_lost(found, param)
+            self._refuse_lost(key, found, param)
             return found
         asked = self._registry.base.name if model is None else model
         message = f"Key '{key.name}' may not use '{asked[:MOST_REPEATED]}'; {self._names(key)}."
         raise _refusal(FaultCode.FORBIDDEN, message, param)
+
+    def _refuse_lost(self, key: Key, adapter: Adapter, param: str) -> None:
+        try:
+            self._registry.refuse_lost(adapter, param)
+        except RequestError as error:
+            raise RequestError(replace(error.fault, message=reason_for(key, error.fault.message))) from None
+
+    @property
+    def for_probes(self) -> Key:
+        """What a client without a key may learn: with keys no paths."""
+        return PROBE if self._keys else ANYONE
 
     def visible(self, key: Key) -> list[Adapter]:
         """The models that a key may use: the base model first, then adapters in the order of their loads."""

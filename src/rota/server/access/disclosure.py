@@ -31,5 +31,5 @@ def fault_for(key: Key | None, fault: Fault) -> Fault:
 
 
 def reason_for(key: Key, reason: str) -> str:
-    """Why an adapter cannot be loaded. A key reads paths within its own root, and no absolute path."""
+    """Why something failed. A key reads paths within its own root, and no absolute path."""
     return reason if key.may_operate else _ABSOLUTE.sub("(a path)", reason)

@@ -67,6 +67,8 @@ class KeyChanges:
     changed: list[str]
 
 
+# A client that needs no key to ask whether the server lives.
+PROBE = Key("probe", adapters=frozenset(), may_use_base=False, may_load=False, may_operate=False)
 # The key of every request to a server without keys.
 ANYONE = Key("anyone", is_anyone=True)
 

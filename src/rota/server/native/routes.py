@@ -17,7 +17,7 @@ from rota.core.events import Inspected
 from rota.core.ids import RequestId
 from rota.core.request import Request, SamplingParams
 from rota.runtime.service import Phase
-from rota.server.access.disclosure import path_for
+from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.audit import audited
 from rota.server.fields import Fields, read_body
@@ -52,7 +52,7 @@ def _install_health_probe(app: FastAPI, front: Front, probe_s: float) -> None:
         key = front.access.key_of(http)
         state = front.service.state
         if state.phase is not Phase.READY:
-            return JSONResponse({"status": state.phase.value, "reason": state.reason}, 503)
+            return JSONResponse({"status": state.phase.value, "reason": reason_for(key, state.reason)}, 503)
         reply = front.streams.open([_probe(front, key)])
         try:
             deltas = await asyncio.wait_for(reply.next(), probe_s)
