@@ -1,0 +1,61 @@
+"""A full disk: the log cannot be written, an adapter arrives in part, and an engine may die meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import signal
+from random import Random
+
+from ..site import ADAPTERS
+from ..stage import Stage
+from .ends import LOST_WITH_ADAPTERS, signal_engine
+from .fault import Ends, Fault, pause
+
+
+async def fill(stage: Stage, rng: Random) -> None:
+    """Open requests must not notice it."""
+    disk = stage.site.disk
+    disk.fill(stage.served.pids, with_files=rng.random() < 0.5)
+    stage.ledger.note("the disk is full")
+    try:
+        await _load_in_part(stage, rng)
+        await pause(rng, 0.5, 2.0)
+        await stage.finish()
+    finally:
+        disk.release(stage.served.pids)
+
+
+async def fill_and_kill(stage: Stage, rng: Random) -> None:
+    """The next engine must start on a full disk, or once there is room again."""
+    disk = stage.site.disk
+    disk.fill(stage.served.pids, with_files=True)
+    try:
+        await pause(rng, 0.1, 1.0)
+        signal_engine(stage, signal.SIGKILL)
+        await pause(rng, 2.0, 5.0)
+    finally:
+        disk.release(stage.served.pids)
+    await stage.finish()
+
+
+async def _load_in_part(stage: Stage, rng: Random) -> None:
+    """A tenant copies an adapter as far as there is room, and loads what came of it under another name."""
+    adapter = rng.choice(ADAPTERS)
+    source = stage.site.folder_of(adapter)
+    copy = source.with_name(f"{adapter.name}-copy")
+    try:
+        shutil.copytree(source, copy)
+    except (OSError, shutil.Error) as error:
+        stage.ledger.note(f"the copy failed: {errno.errorcode.get(getattr(error, 'errno', None) or 0, error)}")
+    name = copy.name
+    ask = stage.load(adapter, frozenset({400, 403}), name, copy)
+    if (await stage.ask(ask)).status == 200:
+        await stage.ask(stage.unload(adapter, name=name))
+    shutil.rmtree(copy, ignore_errors=True)
+
+
+FAULTS = [
+    Fault("disk full", fill),
+    Fault("disk full, engine killed", fill_and_kill, Ends.ENGINE, LOST_WITH_ADAPTERS),
+]

@@ -1,0 +1,124 @@
+"""Faults that end or stop a process: the engine's or the server's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from random import Random
+
+from ..ledger import Allowed
+from ..processes import state_of
+from ..served import SILENCE_S
+from ..stage import Stage
+from .fault import Ends, Fault, pause, until
+
+# After five quick deaths a server gives up; it may try a few times more than a fault needs.
+_MOST_KILLS = 12
+# An adapter that a new engine still reads is not served yet, and one that it cannot read is gone.
+LOST_WITH_ADAPTERS = Allowed(statuses=frozenset({400, 404, 503}))
+GONE = Allowed(statuses=frozenset({503}), cut=True)
+
+
+def signal_engine(stage: Stage, number: signal.Signals) -> int | None:
+    """Returns the engine's process; None if there is none at this moment."""
+    engine = stage.served.engine
+    if engine is not None:
+        stage.ledger.note(f"{number.name} to the engine, {engine}")
+        with suppress(ProcessLookupError):
+            os.kill(engine, number)
+    return engine
+
+
+async def kill_engine(stage: Stage, rng: Random) -> None:
+    times = rng.choice([1, 1, 2])
+    for _ in range(times):
+        await pause(rng, 0.1, 2.0)
+        signal_engine(stage, signal.SIGKILL)
+
+
+async def stop_engine(stage: Stage, rng: Random) -> None:
+    """A server that finds a hang replaces the engine; for one that does not, the engine goes on after a while."""
+    await pause(rng, 0.1, 1.5)
+    stopped_s = rng.uniform(0.5, 6.0)
+    engine = signal_engine(stage, signal.SIGSTOP)
+    if engine is None:
+        return
+    if not stage.served.knows_silence:
+        await pause(Random(0), stopped_s, stopped_s)
+        with suppress(ProcessLookupError):
+            os.kill(engine, signal.SIGCONT)
+        return
+    # Work must be open: an idle engine may be silent for ever.
+    stage.begin(stage.traffic(rng, 2))
+
+    async def is_replaced() -> bool:
+        return state_of(engine) in "XZ"
+
+    if not await until(is_replaced):
+        stage.ledger.violate(f"the engine was stopped for {SILENCE_S:g} seconds and more, and was not replaced")
+        os.kill(engine, signal.SIGKILL)
+
+
+async def kill_server(stage: Stage, rng: Random) -> None:
+    await pause(rng, 0.0, 2.0)
+    engine = stage.served.engine
+    stage.ledger.note("SIGKILL to the server")
+    stage.served.kill()
+    await stage.finish()
+
+    async def is_gone() -> bool:
+        return engine is None or state_of(engine) in "XZ"
+
+    if not await until(is_gone):
+        stage.ledger.violate(f"the engine, {engine}, outlives its server")
+    await stage.served.start()
+
+
+async def stop_server(stage: Stage, rng: Random) -> None:
+    await pause(rng, 0.0, 2.0)
+    stage.ledger.note("SIGTERM to the server")
+    stage.served.send(signal.SIGTERM)
+    if rng.random() < 0.3:
+        await pause(rng, 0.1, 1.0)
+        stage.served.send(signal.SIGTERM)
+    code = await stage.served.wait_for_end()
+    if code:
+        stage.ledger.violate(f"the server ended with {code} after SIGTERM: {stage.served.last_lines(5)}")
+    await stage.finish()
+    await stage.served.start()
+
+
+async def exhaust_engine(stage: Stage, _: Random) -> None:
+    """An engine that dies again and again soon after its start: the server must end by itself, and say so."""
+    await stage.finish()
+    kills = 0
+    killed = None
+
+    async def has_ended() -> bool:
+        nonlocal kills, killed
+        engine = stage.served.engine
+        if engine not in (None, killed) and kills < _MOST_KILLS:
+            killed = signal_engine(stage, signal.SIGKILL)
+            kills += 1
+        return stage.served.exit_code is not None
+
+    if not await until(has_ended):
+        stage.ledger.violate(f"the engine died {kills} times, and the server goes on without it")
+        stage.served.kill()
+    elif stage.served.exit_code in (0, None):
+        stage.ledger.violate("the server gave up its engine and ended with 0")
+    await stage.served.start()
+
+
+def _needs_watch(stage: Stage) -> str:
+    return "" if stage.served.knows_silence else "this server does not end when it gives up its engine"
+
+
+FAULTS = [
+    Fault("engine killed", kill_engine, Ends.ENGINE, LOST_WITH_ADAPTERS),
+    Fault("engine stopped", stop_engine, Ends.ENGINE, LOST_WITH_ADAPTERS),
+    Fault("engine dies at every start", exhaust_engine, Ends.SERVER, GONE, _needs_watch),
+    Fault("server killed", kill_server, Ends.SERVER, GONE),
+    Fault("server stopped", stop_server, Ends.SERVER, GONE),
+]

@@ -1,0 +1,70 @@
+"""What Linux says of a process and of its children."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a process holds at a moment."""
+
+    pid: int
+    rss_mb: float
+    files: int
+    threads: int
+
+
+def held_by(pid: int) -> Held:
+    folder = Path(f"/proc/{pid}")
+    rss_mb = int((folder / "statm").read_text().split()[1]) * _PAGE_BYTES / 1e6
+    return Held(pid, round(rss_mb, 1), len(os.listdir(folder / "fd")), len(os.listdir(folder / "task")))
+
+
+def files_of(pid: int) -> list[str]:
+    """What its open files are, for the reader of a report."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(link))
+    return sorted(found)
+
+
+def children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += map(int, (task / "children").read_text().split())
+    return sorted(found)
+
+
+def engine_of(server: int) -> int | None:
+    """The child that computes. It is the only process with torch's library; None until it has loaded the library."""
+    for child in children_of(server):
+        with suppress(OSError):
+            if "libtorch" in Path(f"/proc/{child}/maps").read_text():
+                return child
+    return None
+
+
+def state_of(pid: int) -> str:
+    """One letter, as `ps` has it: Z is a zombie, T is stopped, X is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "X"
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
