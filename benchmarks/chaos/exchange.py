@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from contextlib import suppress
 
 import httptools
 
-from .asks import Ask
+from .asks import Ask, Manner
 from .endings import Ending, Kind, Received, read_ending
 
 # A busy machine with two cores, an engine that starts again and a full queue together take less than this.
@@ -65,63 +66,53 @@ async def fetch(port: int, ask: Ask, deadline_s: float = DEADLINE_S) -> tuple[En
 
 
 async def _exchange(port: int, ask: Ask, received: Received) -> Ending:
-    try:
-        reader, writer = await _connect(port, ask)
-    except OSError as error:
-        return Ending(Kind.CUT, "cut", detail=f"no connection: {error}")
-    try:
-        # A server may answer and close before it has read a body that it refuses: the answer counts.
-        with suppress(ConnectionError):
-            await _send(writer, ask)
-        if not await _receive(reader, received, ask):
-            if ask.manner.leaves_with_reset:
-                writer.transport.abort()
-            return Ending(Kind.LEFT, "left", received.status)
-    except ConnectionError as error:
-        if not received.is_complete:
-            return Ending(Kind.CUT, "cut", received.status, str(error))
-    except httptools.HttpParserError as error:
-        return Ending(Kind.BROKEN, "broken", received.status, f"not HTTP: {error}")
-    finally:
-        writer.close()
-        with suppress(ConnectionError, asyncio.CancelledError):
-            await writer.wait_closed()
+    # Not asyncio's streams: they drop what was received once a write has failed.
+    with socket.socket(socket.AF_INET) as connection:
+        connection.setblocking(False)
+        try:
+            await _connect(connection, port, ask.manner)
+        except OSError as error:
+            return Ending(Kind.CUT, "cut", detail=f"no connection: {error}")
+        try:
+            # A server may answer and close before it has read a body that it refuses: the answer counts.
+            with suppress(ConnectionError):
+                await _send(connection, ask)
+            if not await _receive(connection, received, ask.manner):
+                _leave(connection, ask.manner)
+                return Ending(Kind.LEFT, "left", received.status)
+        except ConnectionError as error:
+            if not received.is_complete:
+                return Ending(
+                    Kind.CUT, "cut", received.status, f"{error}, after {len(received.body)} bytes of the body"
+                )
+        except httptools.HttpParserError as error:
+            return Ending(Kind.BROKEN, "broken", received.status, f"not HTTP: {error}")
     return read_ending(received, ask.form, ask.choices)
 
 
-async def _connect(port: int, ask: Ask) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    manner = ask.manner
-    connection = socket.socket(socket.AF_INET)
-    try:
-        connection.setblocking(False)
-        if manner.slow_reads:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
-        if manner.from_host:
-            connection.bind((manner.from_host, 0))
-        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
-        limit = _SLOW_READ_BYTES if manner.slow_reads else _READ_BYTES
-        return await asyncio.open_connection(sock=connection, limit=limit)
-    except BaseException:  # also a deadline: the socket has no other owner yet
-        connection.close()
-        raise
+async def _connect(connection: socket.socket, port: int, manner: Manner) -> None:
+    if manner.slow_reads:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER)
+    if manner.from_host:
+        connection.bind((manner.from_host, 0))
+    await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", port))
 
 
-async def _send(writer: asyncio.StreamWriter, ask: Ask) -> None:
-    manner, body = ask.manner, ask.body or b""
-    writer.write(ask.head)
+async def _send(connection: socket.socket, ask: Ask) -> None:
+    loop, manner, body = asyncio.get_running_loop(), ask.manner, ask.body or b""
+    await loop.sock_sendall(connection, ask.head)
     size = max(1, -(-len(body) // manner.sends_in))
     for number, start in enumerate(range(0, len(body), size)):
         if number == manner.stops_after:
             return
         if number:
             await asyncio.sleep(manner.pause_s)  # the client's manner
-        writer.write(body[start : start + size])
-        await writer.drain()
+        await loop.sock_sendall(connection, body[start : start + size])
 
 
-async def _receive(reader: asyncio.StreamReader, received: Received, ask: Ask) -> bool:
+async def _receive(connection: socket.socket, received: Received, manner: Manner) -> bool:
     """Read to the end of the connection; False if the client leaves first."""
-    parser, manner = _Parser(received), ask.manner
+    loop, parser = asyncio.get_running_loop(), _Parser(received)
     if manner.stops_after is not None:
         await asyncio.sleep(manner.pause_s)  # the client's manner
         return False
@@ -131,8 +122,14 @@ async def _receive(reader: asyncio.StreamReader, received: Received, ask: Ask) -
             return False
         if reads < manner.slow_reads:
             await asyncio.sleep(manner.pause_s)  # the client's manner
-        data = await reader.read(_SLOW_READ_BYTES if reads < manner.slow_reads else _READ_BYTES)
+        data = await loop.sock_recv(connection, _SLOW_READ_BYTES if reads < manner.slow_reads else _READ_BYTES)
         if not data:
             return True
         reads += 1
         parser.feed(data)
+
+
+def _leave(connection: socket.socket, manner: Manner) -> None:
+    if manner.leaves_with_reset:
+        # A close with a lingering time of zero sends a reset.
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

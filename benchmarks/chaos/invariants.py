@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import shutil
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from .site import ADAPTERS
 from .stage import Stage
 
 # How long what a fault left behind may take to go.
-PATIENCE_S = 90.0
+PATIENCE_S = 60.0
 _LOOK_S = 0.2
 # asyncio's pool of worker threads grows to its size and stays; libraries open a file or two at their first use.
 MORE_THREADS, MORE_FILES = 40, 6
@@ -58,6 +58,8 @@ class Invariants:
             await asyncio.sleep(_LOOK_S)  # between two looks
         for problem in problems:
             self.stage.ledger.violate(f"idle, {PATIENCE_S:g} seconds after the last request: {problem}")
+        for folder in self.stage.site.left_over():
+            shutil.rmtree(folder)  # it is told once
         await self._check_users()
         self._take_sample()
 
@@ -94,7 +96,7 @@ class Invariants:
 
     def _of_system(self) -> list[str]:
         site, served = self.stage.site, self.stage.served
-        found = [f"a temporary file is left: {name}" for name in os.listdir(site.temporary) if name.startswith("rota")]
+        found = [f"a temporary folder is left: {folder.name}" for folder in site.left_over()]
         children = children_of(served.pid)
         found += [f"child {child} is a zombie" for child in children if state_of(child) == "Z"]
         engine = served.engine

@@ -57,8 +57,12 @@ async def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> tuple[Led
                 if set(stage.ledger.skipped) >= set(plan.faults or ()) and plan.faults:
                     break
                 continue
+            known = len(stage.ledger.violations)
             await _round(stage, invariants, fault, Random(f"{plan.seed}/{stage.ledger.round + 1}"))
             say(_line(stage.ledger, invariants))
+            for violation in stage.ledger.violations[known:]:
+                violation["log"] = served.last_lines(_LOG_LINES)
+                say(f"VIOLATION: {violation['what']}")
         await _end(stage)
     finally:
         served.kill()
@@ -80,7 +84,6 @@ async def _begin(stage: Stage, invariants: Invariants, plan: Plan) -> None:
 async def _round(stage: Stage, invariants: Invariants, fault: Fault, rng: Random) -> None:
     ledger = stage.ledger
     ledger.begin_round(fault.name)
-    known = len(ledger.violations)
     stage.allowed = fault.allowed
     try:
         stage.begin(stage.traffic(rng, stage.requests))
@@ -91,8 +94,6 @@ async def _round(stage: Stage, invariants: Invariants, fault: Fault, rng: Random
     except NotServingError as error:
         ledger.violate(str(error))
         await _recover(stage)
-    for violation in ledger.violations[known:]:
-        violation["log"] = stage.served.last_lines(_LOG_LINES)
 
 
 async def _recover(stage: Stage) -> None:

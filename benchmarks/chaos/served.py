@@ -21,7 +21,7 @@ from .processes import catches, children_of, engine_of
 from .site import Site
 
 # A start on a quiet machine takes four seconds.
-START_S = 180.0
+START_S = 120.0
 STOP_S = 90.0
 _LOOK_S = 0.05
 SILENCE_S = 5.0
@@ -99,12 +99,12 @@ class Served:
         ends_at = time.monotonic() + START_S
         while time.monotonic() < ends_at:
             if self.exit_code is not None:
-                raise NotServingError(f"the server ended with {self.exit_code}: {self.last_lines(5)}")
+                raise NotServingError(f"the server ended with {self.exit_code}: {self.last_lines(5):.600}")
             ending = await exchange(self.port, Ask("/health"), deadline_s=10.0)
             if ending.kind is Kind.FINISHED and self.engine:
                 return
             await asyncio.sleep(_LOOK_S)  # between two looks
-        raise NotServingError(f"the server was not ready within {START_S:g} seconds: {self.last_lines(5)}")
+        raise NotServingError(f"the server was not ready within {START_S:g} seconds: {self.last_lines(5):.600}")
 
     async def wait_for_end(self, within_s: float = STOP_S) -> int:
         """The exit code. A server that does not end is killed, and the code says so."""

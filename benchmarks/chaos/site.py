@@ -65,6 +65,10 @@ class Site:
         """For the server's temporary files alone, so that a file that is left over is known."""
         return self.disk.folder / "tmp"
 
+    def left_over(self) -> list[Path]:
+        """The server's folders for sockets. It removes them as soon as its processes are connected."""
+        return sorted(self.temporary.glob("rota-*"))
+
     @property
     def log(self) -> Path:
         return self.disk.folder / "server.log"

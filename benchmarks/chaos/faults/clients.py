@@ -17,6 +17,7 @@ from .fault import Fault, pause
 ELSEWHERE = "127.0.0.2"
 TOO_MANY = frozenset({429})
 _IDLE = 150
+_PROMPTS = 20
 
 
 async def read_slowly(stage: Stage, rng: Random) -> None:
@@ -50,11 +51,12 @@ async def flood_queue(stage: Stage, rng: Random) -> None:
     if rng.random() < 0.5:
         asks = [stage.drawn(rng, "acme", most_tokens=4) for _ in range(size)]
     else:
-        body = {"model": BASE, "max_tokens": 4, "prompt": [text(rng, 3) for _ in range(size // 2)]}
+        # One call may hold no more prompts than may wait.
+        body = {"model": BASE, "max_tokens": 4, "prompt": [text(rng, 3) for _ in range(_PROMPTS)]}
         secret = stage.site.secrets["acme"]
         asks = [
-            Ask("/v1/completions", secret, encoded(body), Form.OPENAI, size // 2, f"flood-{stage.ledger.round}-{n}")
-            for n in range(3)
+            Ask("/v1/completions", secret, encoded(body), Form.OPENAI, _PROMPTS, f"flood-{stage.ledger.round}-{n}")
+            for n in range(size // _PROMPTS + 1)
         ]
     await asyncio.gather(*stage.begin(asks))
 

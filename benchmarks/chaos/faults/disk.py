@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import shutil
 import signal
+from contextlib import suppress
 from random import Random
 
+from ..served import NotServingError
 from ..site import ADAPTERS
 from ..stage import Stage
 from .ends import LOST_WITH_ADAPTERS, signal_engine
@@ -27,7 +29,7 @@ async def fill(stage: Stage, rng: Random) -> None:
 
 
 async def fill_and_kill(stage: Stage, rng: Random) -> None:
-    """The next engine must start on a full disk, or once there is room again."""
+    """The next engine starts on a full disk or once there is room; a server that gives up must end, and say so."""
     disk = stage.site.disk
     disk.fill(stage.served.pids, with_files=True)
     try:
@@ -37,6 +39,13 @@ async def fill_and_kill(stage: Stage, rng: Random) -> None:
     finally:
         disk.release(stage.served.pids)
     await stage.finish()
+    with suppress(NotServingError):
+        await stage.served.wait_until_ready()
+    if stage.served.exit_code == 0:
+        stage.ledger.violate("the server gave up its engine and ended with 0")
+    elif stage.served.exit_code is None and not stage.served.engine:
+        stage.ledger.violate("the engine died while the disk was full, and the server stays without one")
+        stage.served.kill()
 
 
 async def _load_in_part(stage: Stage, rng: Random) -> None:
@@ -57,5 +66,5 @@ async def _load_in_part(stage: Stage, rng: Random) -> None:
 
 FAULTS = [
     Fault("disk full", fill),
-    Fault("disk full, engine killed", fill_and_kill, Ends.ENGINE, LOST_WITH_ADAPTERS),
+    Fault("disk full and engine killed", fill_and_kill, Ends.SERVER, LOST_WITH_ADAPTERS),
 ]

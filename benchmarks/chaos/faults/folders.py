@@ -100,5 +100,5 @@ async def _load_anew(stage: Stage, adapter: TenantAdapter) -> None:
 
 FAULTS = [
     Fault("folder spoiled", spoil, allowed=Allowed(REFUSED)),
-    Fault("folder spoiled, engine killed", spoil_and_kill, Ends.ENGINE, Allowed(REFUSED | {503})),
+    Fault("folder spoiled and engine killed", spoil_and_kill, Ends.ENGINE, Allowed(REFUSED | {503})),
 ]
