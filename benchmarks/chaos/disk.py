@@ -12,6 +12,7 @@ from pathlib import Path
 
 _CLONE_NEWNS = 0x00020000  # from <linux/sched.h>
 _MS_PRIVATE, _MS_REC = 1 << 18, 1 << 14  # from <linux/mount.h>
+_MNT_DETACH = 2
 _SIZE = "size=64m,nr_inodes=2048,mode=700"
 _FILLER = "filler"
 
@@ -27,6 +28,11 @@ class Disk:
 
     def __str__(self) -> str:
         return f"tmpfs ({_SIZE})" if self.is_mounted else "a folder with RLIMIT_FSIZE"
+
+    def close(self) -> None:
+        """Unmount it, so that its folder can be removed."""
+        if self.is_mounted:
+            ctypes.CDLL(None).umount2(os.fsencode(self.folder), _MNT_DETACH)
 
     def fill(self, pids: Iterable[int], with_files: bool) -> None:
         """Leave no byte free; with `with_files`, no new file and no new folder fits either."""

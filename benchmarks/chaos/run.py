@@ -42,6 +42,7 @@ class Plan:
 
 async def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> tuple[Ledger, Invariants]:
     """Raises NotServingError only if the server does not start at all."""
+    folder = folder.resolve()
     site = Site(folder, Disk(folder / "disk"))
     served = Served(site)
     stage = Stage(site, served, Ledger(), plan.requests)
@@ -66,6 +67,7 @@ async def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> tuple[Led
         await _end(stage)
     finally:
         served.kill()
+        site.disk.close()
     for problem in problems_with({role: growth_of(invariants.samples, role) for role in ("server", "engine")}):
         stage.ledger.violate(problem)
     return stage.ledger, invariants

@@ -44,7 +44,7 @@ MODELS = {
 class Site:
     """Files of one run; `secrets` are the keys that the server should know now."""
 
-    folder: Path
+    folder: Path  # as the kernel names it: a path with a link in it is not a key's own
     disk: Disk
     has_key_roots: bool = True
     secrets: dict[str, str] = field(default_factory=lambda: {name: f"sk-chaos-{name}" for name in MODELS})
