@@ -127,10 +127,15 @@ class EngineProcess:
         self._endpoints = endpoints = Endpoints(tempfile.mkdtemp(prefix="rota-"))
         self._outbox = open_socket(context, zmq.PUSH)
         self._outbox.reconnect_ivl = _RECONNECT_MS
-        # The sender connects: from then on a pipe queues messages, also before the engine binds.
-        self._outbox.connect(endpoints.messages)
         self._inbox = open_socket(context, zmq.PULL)
-        self._inbox.bind(endpoints.events)
+        try:
+            # The sender connects: from then on a pipe queues messages, also before the engine binds.
+            self._outbox.connect(endpoints.messages)
+            self._inbox.bind(endpoints.events)
+        except zmq.ZMQError:
+            # A disk without room for a socket: it has room for the folder, which must not stay.
+            endpoints.remove()
+            raise
         self._process = multiprocessing.get_context("spawn").Process(
             target=engine_main, args=(build_device, config, endpoints), name="rota-engine", daemon=True
         )
