@@ -12,6 +12,7 @@ from random import Random
 from .deck import Deck
 from .disk import Disk
 from .faults import Fault
+from .faults.fault import until
 from .invariants import Invariants
 from .ledger import Allowed, Ledger
 from .memory import growth_of, problems_with
@@ -115,7 +116,11 @@ async def _end(stage: Stage) -> None:
     if code := await stage.served.wait_for_end():
         stage.ledger.violate(f"the server ended with {code} after the last SIGTERM: {stage.served.last_lines(5)}")
     for pid in pids:
-        if state_of(pid) not in "XZ":
+
+        async def is_gone(pid: int = pid) -> bool:
+            return state_of(pid) in "XZ"
+
+        if not await until(is_gone):
             stage.ledger.violate(f"process {pid} outlives its server")
     if stage.ledger.sent != stage.ledger.ended:
         stage.ledger.violate(f"{stage.ledger.sent} requests were sent, {stage.ledger.ended} ended")
