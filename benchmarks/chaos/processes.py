@@ -54,6 +54,17 @@ def engine_of(server: int) -> int | None:
     return None
 
 
+def workers_of(server: int) -> list[int]:
+    """The children that read large bodies, if there are any: neither the engine nor Python's resource tracker."""
+    found = []
+    for child in children_of(server):
+        with suppress(OSError):
+            folder = Path(f"/proc/{child}")
+            if "spawn_main" in (folder / "cmdline").read_text() and "libtorch" not in (folder / "maps").read_text():
+                found.append(child)
+    return found
+
+
 def state_of(pid: int) -> str:
     """One letter, as `ps` has it: Z is a zombie, T is stopped, X is gone."""
     try:

@@ -15,7 +15,7 @@ from .endings import Ending, Kind
 from .exchange import exchange, fetch
 from .ledger import Allowed, Ledger
 from .served import NotServingError, Served
-from .site import ADAPTERS, MODELS, OPERATOR, Site, TenantAdapter
+from .site import ADAPTERS, BASE, MODELS, OPERATOR, Site, TenantAdapter
 
 
 @dataclass(slots=True)
@@ -58,6 +58,12 @@ class Stage:
         name = f"chaos-{self.ledger.round}-{self._names}"
         model = self.site.model_for(rng, key)
         return drawn_ask(rng, self.site.secrets[key], model, name, most_tokens, manner or Manner())
+
+    def large_bodies(self, turns: int, may_get: frozenset[int] = frozenset()) -> list[Ask]:
+        """Conversations of very many turns, of two keys at a time."""
+        body = encoded({"model": BASE, "messages": [{"role": "user", "content": "a"}] * turns})
+        secrets = [self.site.secrets[key] for key in ("acme", "beta")]
+        return [Ask("/tokenize", secret, body, may_get=may_get) for secret in secrets]
 
     def load(
         self,

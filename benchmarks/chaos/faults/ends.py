@@ -8,7 +8,7 @@ from contextlib import suppress
 from random import Random
 
 from ..ledger import Allowed
-from ..processes import state_of
+from ..processes import state_of, workers_of
 from ..served import SILENCE_S
 from ..stage import Stage
 from .fault import Ends, Fault, pause, until
@@ -58,6 +58,18 @@ async def stop_engine(stage: Stage, rng: Random) -> None:
     if not await until(is_replaced):
         stage.ledger.violate(f"the engine was stopped for {SILENCE_S:g} seconds and more, and was not replaced")
         os.kill(engine, signal.SIGKILL)
+
+
+async def kill_worker(stage: Stage, rng: Random) -> None:
+    """A process that reads a large body dies, in the middle of it or while it waits for the next."""
+    stage.begin(stage.large_bodies(rng.randint(1_000, 10_000), frozenset({503})))
+    await pause(rng, 0.0, 1.0)
+    for worker in workers_of(stage.served.pid)[: rng.randint(1, 2)]:
+        stage.ledger.note(f"SIGKILL to a worker, {worker}")
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+    stage.begin(stage.large_bodies(1_000, frozenset({503})))
+    await stage.finish()
 
 
 async def kill_server(stage: Stage, rng: Random) -> None:
@@ -119,6 +131,7 @@ FAULTS = [
     Fault("engine killed", kill_engine, Ends.ENGINE, LOST_WITH_ADAPTERS),
     Fault("engine stopped", stop_engine, Ends.ENGINE, LOST_WITH_ADAPTERS),
     Fault("engine dies at every start", exhaust_engine, Ends.SERVER, GONE, _needs_watch),
+    Fault("text worker killed", kill_worker),
     Fault("server killed", kill_server, Ends.SERVER, GONE),
     Fault("server stopped", stop_server, Ends.SERVER, GONE),
 ]
