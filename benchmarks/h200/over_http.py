@@ -85,8 +85,10 @@ class HttpServer:
 def scenario_toml(scenario: Scenario) -> str:
     """A file that `read_scenario` reads back to the same."""
     table = dataclasses.asdict(scenario)
-    clients = table.pop("clients")
-    return "\n".join([_toml(table), *(f"[[clients]]\n{_toml(client)}" for client in clients)])
+    clients, tenants = table.pop("clients"), table.pop("tenants")
+    parts = [f"[[clients]]\n{_toml(client)}" for client in clients]
+    parts += [f"[tenants.{json.dumps(tenant.pop('name'))}]\n{_toml(tenant)}" for tenant in tenants]
+    return "\n".join([_toml(table), *parts])
 
 
 def _toml(table: dict[str, Any]) -> str:
