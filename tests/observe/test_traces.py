@@ -41,7 +41,7 @@ class Traced:
 
 def ask(metrics: Metrics, *events, begin: float = 0.0, trace=()) -> None:
     metrics.asked("r1", 1, begin)
-    metrics.owned(["r1"], "acme", "my call", trace)
+    metrics.owned(["r1"], "acme", "my call", trace=trace)
     metrics.observe(events)
 
 

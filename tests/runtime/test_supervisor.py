@@ -213,14 +213,14 @@ def test_an_engine_that_hangs_while_starting_is_given_up():
 
 
 def load_slowly() -> FakeDevice:
-    for _ in range(20):
+    for _ in range(24):
         tell_progress("Loading")
-        time.sleep(0.1)  # time is what is tested: the whole takes longer than one silence may
+        time.sleep(0.25)  # time is what is tested: the whole takes longer than one silence may
     return FakeDevice()
 
 
 def test_a_start_that_tells_of_its_progress_may_take_longer_than_a_silence():
-    with supervised(load_slowly, Patience(start_silence_s=1.5)) as (service, _):
+    with supervised(load_slowly, Patience(start_silence_s=5.0)) as (service, _):
         assert service.wait_until_ready()
 
 

@@ -184,7 +184,7 @@ def test_a_file_that_is_gone_is_told_once_and_the_old_keys_stay(keys, caplog):
     assert len(fields_of(caplog)) == 2
 
 
-def test_what_a_key_has_spent_stays_spent_if_its_limits_are_the_same(keys):
+def test_what_a_key_has_spent_stays_spent_also_if_its_limits_change(keys):
     assert [keys.ask("sk-beta").status_code for _ in range(3)] == [200, 200, 429]
     keys.write(ACME, BETA + "\npriority = 1", 'gamma]\nkey = "sk-new"')
     assert until(lambda: keys.status("sk-new") == 200)
@@ -192,7 +192,7 @@ def test_what_a_key_has_spent_stays_spent_if_its_limits_are_the_same(keys):
     assert keys.ask("sk-beta").status_code == 429
     keys.write(ACME, BETA.replace("2", "3"))
     assert until(lambda: keys.status("sk-new") == 401)
-    assert [keys.ask("sk-beta").status_code for _ in range(4)] == [200, 200, 200, 429]
+    assert keys.ask("sk-beta").status_code == 429
 
 
 def test_a_key_that_goes_and_comes_back_has_not_earned_new_limits(keys):

@@ -264,12 +264,6 @@ def test_a_key_that_loads_nothing_and_an_operators_need_no_root(tmp_path, fields
     assert rooted(tmp_path, fields).adapter_root is None
 
 
-def test_two_keys_of_one_name_are_refused(tmp_path):
-    file = key_file(tmp_path, '[keys."key 1"]\nkey = "x"')
-    with pytest.raises(ConfigError, match="Two keys have the name 'key 1'"):
-        read_keys(["secret"], file)
-
-
 def test_a_secret_in_the_wrong_place_is_not_repeated(tmp_path):
     with pytest.raises(ConfigError) as refused:
         read(tmp_path, '[keys]\nacme = "sk-hush"')

@@ -168,12 +168,12 @@ def test_a_worker_that_dies_is_replaced_and_its_job_is_answered(folder: Path, tm
 def test_a_job_that_does_not_end_is_ended(folder: Path, tmp_path: Path):
     async def test(workers: TextWorkers) -> None:
         first, _ = await workers.run(ACME, echo, LIMITS, b"")
-        with pytest.raises(RequestError, match=r"took longer than 0\.5 seconds; send a smaller body") as caught:
+        with pytest.raises(RequestError, match=r"took longer than 5 seconds; send a smaller body") as caught:
             await workers.run(ACME, hangs, LIMITS, str(tmp_path / "begun").encode())
         assert caught.value.fault.code is FaultCode.BODY_TOO_LARGE
         assert not is_alive(first)
 
-    run(folder, test, job_s=0.5)
+    run(folder, test, job_s=5.0)
 
 
 def test_a_job_that_takes_too_much_memory_is_refused(folder: Path):

@@ -65,8 +65,6 @@ def read_keys(secrets: Iterable[str], path: str | None, adapter_root: str | None
     for digest, key in named:
         if digest in keys:
             raise ConfigError(f"'{keys[digest].name}' and '{key.name}' have the same key; give each its own.")
-        if any(key.name == other.name for other in keys.values()):
-            raise ConfigError(f"Two keys have the name '{key.name}'; --api-key gives the names 'key 1', 'key 2', ….")
         keys[digest] = key
     return KeyRing(_grouped(keys))
 
@@ -78,7 +76,9 @@ def _grouped(keys: dict[bytes, Key]) -> dict[bytes, Key]:
         if not name:
             raise ConfigError("A key has an empty name; give it one, as in [keys.NAME].")
         if names.count(name) > 1:
-            raise ConfigError(f"Two keys are named '{name}'; rename the key of the key file.")
+            raise ConfigError(
+                f"Two keys are named '{name}'; rename the key of the key file. --api-key names 'key 1', 'key 2', …."
+            )
     groups = groups_of({key.name: key.shares_prefixes_with for key in keys.values()})
     return {digest: replace(key, shares_prefixes_with=groups[key.name] - {key.name}) for digest, key in keys.items()}
 
