@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from rota.observe.summary import spread
 
-DATE = "2026-11-15"
+DATE = "2026-11-16"
 MACHINE = "2 cores, Python 3.11"
 
 
