@@ -7,9 +7,9 @@ from random import Random
 
 from .faults import FAULTS, Ends, Fault
 
-# The first part of a run has every fault. Then the server lives on, and in the last part also the engine, so that
+# The first part of a run has every fault. Then the server lives on, and in the second half also the engine, so that
 # what they hold after a long time can be compared.
-SERVER_LIVES_FROM, ENGINE_LIVES_FROM = 1 / 3, 2 / 3
+SERVER_LIVES_FROM, ENGINE_LIVES_FROM = 0.25, 0.5
 
 
 class Deck:

@@ -18,7 +18,20 @@ PATIENCE_S = 60.0
 _LOOK_S = 0.2
 # asyncio's pool of worker threads grows to its size and stays; libraries open a file or two at their first use.
 MORE_THREADS, MORE_FILES = 40, 6
-_ZERO = ("rota_requests_waiting", "rota_requests_running", "rota_requests_parked", "rota_kv_blocks_used")
+# The one connection is that of the scrape.
+_WANTED = {
+    "rota_requests_waiting": 0.0,
+    "rota_requests_running": 0.0,
+    "rota_requests_parked": 0.0,
+    "rota_kv_blocks_used": 0.0,
+    "rota_slots_loading": 0.0,
+    "rota_adapters_lost": 0.0,
+    "rota_key_requests_open": 0.0,
+    "rota_connections_open": 1.0,
+    "rota_engine_up": 1.0,
+}
+# Series of keys come with their first requests.
+_MAY_BE_MISSING = frozenset({"rota_key_requests_open"})
 _STATES = ("num_running_reqs", "num_waiting_reqs", "num_parked_reqs", "kv_blocks_used")
 
 
@@ -46,7 +59,6 @@ class Invariants:
 
     stage: Stage
     samples: list[Sample] = field(default_factory=list)
-    last: dict[str, float] = field(default_factory=dict)  # the gauges at the last look
 
     async def check(self) -> None:
         """Look until all invariants hold; write down those that do not within `PATIENCE_S`."""
@@ -77,12 +89,12 @@ class Invariants:
                 series, value = line.rsplit(" ", 1)
                 name = series.partition("{")[0]
                 sums[name] = sums.get(name, 0.0) + float(value)
-        self.last = sums
         return sums
 
     def _of_gauges(self, sums: dict[str, float]) -> list[str]:
-        wanted = dict.fromkeys(_ZERO, 0.0) | {"rota_slots_loading": 0.0, "rota_engine_up": 1.0}
-        found = [f"{name} is {sums.get(name)}" for name, value in wanted.items() if sums.get(name) != value]
+        missing = _WANTED.keys() - sums.keys() - _MAY_BE_MISSING
+        found = [f"{name} is missing" for name in sorted(missing)]
+        found += [f"{name} is {sums[name]:g}" for name, value in _WANTED.items() if sums.get(name, value) != value]
         if sums.get("rota_slots_used", 0.0) > sums.get("rota_slots", 0.0):
             found.append("more slots are used than there are")
         return found

@@ -47,7 +47,6 @@ class Ledger:
     round: int = 0
     fault: str = ""
     faults: Counter[str] = field(default_factory=Counter)
-    skipped: dict[str, str] = field(default_factory=dict)
     sent: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     by_fault: dict[str, Counter[str]] = field(default_factory=dict)

@@ -10,10 +10,11 @@ from itertools import groupby
 from .invariants import Sample
 
 MOST_GROWTH = 0.05
-# The first part of a life fills caches, pools of threads and the allocator's arenas, which stay.
-WARM_UP_SHARE = 0.25
+# The first part of a life fills caches, pools of threads and the allocator's arenas, which stay. An engine on a CPU
+# needs about six minutes for that: steps of every size come first.
+WARM_UP_SHARE = 0.4
 FEWEST_SAMPLES = 16
-FEWEST_MINUTES = 5.0
+FEWEST_MINUTES = 10.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ def report(plan: Plan, ledger: Ledger, invariants: Invariants) -> dict[str, Any]
         "minutes": round(ledger.age_s / 60.0, 1),
         "rounds": ledger.round,
         "faults": dict(sorted(ledger.faults.items())),
-        "skipped": ledger.skipped,
         "requests": {"sent": ledger.sent, "ended": ledger.ended, "by_outcome": dict(ledger.outcomes.most_common())},
         "by_fault": {name: dict(counts.most_common()) for name, counts in sorted(ledger.by_fault.items())},
         "server_starts": stage.served.starts,
@@ -51,7 +50,6 @@ def in_words(found: dict[str, Any]) -> str:
     lines = [
         f"{found['rounds']} rounds in {found['minutes']} minutes, seed {found['seed']}; {found['machine']}",
         "faults: " + ", ".join(f"{name} {count}" for name, count in found["faults"].items()),
-        *(f"skipped: {name} ({reason})" for name, reason in found["skipped"].items()),
         f"requests: {requests['sent']} sent, {requests['ended']} ended: "
         + ", ".join(f"{outcome} {count}" for outcome, count in requests["by_outcome"].items()),
     ]

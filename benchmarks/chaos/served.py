@@ -17,14 +17,14 @@ from rota.runtime.lifeline import tied
 from .asks import Ask
 from .endings import Kind
 from .exchange import exchange
-from .processes import catches, children_of, engine_of
+from .processes import children_of, engine_of
 from .site import Site
 
 # A start on a quiet machine takes four seconds.
 START_S = 120.0
+SILENCE_S = 5.0
 STOP_S = 90.0
 _LOOK_S = 0.05
-SILENCE_S = 5.0
 _ROTA = [sys.executable, "-c", "from rota.cli import main; main()"]
 OPTIONS = {
     "max-loras-per-batch": 3,
@@ -37,6 +37,7 @@ OPTIONS = {
     "drain-timeout": 5,
     "stream-keep-alive": 2,
     "log-format": "json",
+    "engine-silence-s": SILENCE_S,
 }
 
 
@@ -52,7 +53,6 @@ class Served:
     port: int = field(default_factory=lambda: _free_port())
     starts: int = 0
     process: subprocess.Popen[bytes] | None = None
-    knows_silence: bool = False  # whether a stopped engine is found and replaced
 
     @property
     def pid(self) -> int:
@@ -68,31 +68,13 @@ class Served:
         return [self.pid, *children_of(self.pid)]
 
     @property
-    def reloads_keys(self) -> bool:
-        """A server without a handler would be ended by the signal that asks it to read its keys again."""
-        return catches(self.pid, signal.SIGHUP)
-
-    @property
     def exit_code(self) -> int | None:
         return self.process.poll() if self.process else None
 
-    def look_at_flags(self) -> None:
-        """What this version of the server can do."""
-        shown = subprocess.run(tied([*_ROTA, "serve", "--help"]), capture_output=True, text=True, check=True)
-        self.knows_silence = "--engine-silence-s" in shown.stdout
-
     async def start(self) -> None:
-        """Start it and wait until it is ready; a server without keys' own roots is started without them."""
+        """Start it and wait until it is ready."""
         self._launch()
-        try:
-            await self.wait_until_ready()
-        except NotServingError as error:
-            if not (self.site.has_key_roots and "a field 'adapter_root'" in str(error)):
-                raise
-            self.site.has_key_roots = False
-            self.site.write_keys()
-            self._launch()
-            await self.wait_until_ready()
+        await self.wait_until_ready()
 
     async def wait_until_ready(self) -> None:
         """Raises NotServingError if it ends, or is not ready in time."""
@@ -136,8 +118,6 @@ class Served:
         flags = [word for name, value in OPTIONS.items() for word in (f"--{name}", str(value))]
         flags += ["--port", str(self.port), "--api-key-file", str(self.site.key_file)]
         flags += ["--adapter-root", str(self.site.root)]
-        if self.knows_silence:
-            flags += ["--engine-silence-s", str(SILENCE_S)]
         environment = os.environ | {"TMPDIR": str(self.site.temporary)}
         with self.site.log.open("ab") as log:
             self.process = subprocess.Popen(tied([*_ROTA, "serve", *flags]), stdout=log, stderr=log, env=environment)

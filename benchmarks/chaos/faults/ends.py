@@ -38,19 +38,16 @@ async def kill_engine(stage: Stage, rng: Random) -> None:
 
 
 async def stop_engine(stage: Stage, rng: Random) -> None:
-    """A server that finds a hang replaces the engine; for one that does not, the engine goes on after a while."""
+    """For a moment, or for good: then the server must find that the engine hangs, and replace it."""
     await pause(rng, 0.1, 1.5)
-    stopped_s = rng.uniform(0.5, 6.0)
     engine = signal_engine(stage, signal.SIGSTOP)
     if engine is None:
         return
-    if not stage.served.knows_silence:
-        await pause(Random(0), stopped_s, stopped_s)
+    if rng.random() < 0.3:
+        await pause(rng, 0.2, 0.5 * SILENCE_S)
         with suppress(ProcessLookupError):
             os.kill(engine, signal.SIGCONT)
         return
-    # Work must be open: an idle engine may be silent for ever.
-    stage.begin(stage.traffic(rng, 2))
 
     async def is_replaced() -> bool:
         return state_of(engine) in "XZ"
@@ -123,14 +120,10 @@ async def exhaust_engine(stage: Stage, _: Random) -> None:
     await stage.served.start()
 
 
-def _needs_watch(stage: Stage) -> str:
-    return "" if stage.served.knows_silence else "this server does not end when it gives up its engine"
-
-
 FAULTS = [
     Fault("engine killed", kill_engine, Ends.ENGINE, LOST_WITH_ADAPTERS),
     Fault("engine stopped", stop_engine, Ends.ENGINE, LOST_WITH_ADAPTERS),
-    Fault("engine dies at every start", exhaust_engine, Ends.SERVER, GONE, _needs_watch),
+    Fault("engine dies at every start", exhaust_engine, Ends.SERVER, GONE),
     Fault("text worker killed", kill_worker),
     Fault("server killed", kill_server, Ends.SERVER, GONE),
     Fault("server stopped", stop_server, Ends.SERVER, GONE),

@@ -35,8 +35,6 @@ class Fault:
     act: Act
     ends: Ends = Ends.NOTHING
     allowed: Allowed = NOTHING_ELSE
-    # Why this server cannot have the fault; empty if it can.
-    why_not: Callable[[Stage], str] = lambda _: ""
 
 
 async def pause(rng: Random, low_s: float, high_s: float) -> None:

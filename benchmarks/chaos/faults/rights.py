@@ -87,12 +87,8 @@ async def abort(stage: Stage, rng: Random) -> None:
     await stage.finish()
 
 
-def _needs_reload(stage: Stage) -> str:
-    return "" if stage.served.reloads_keys else "this server does not read its keys again"
-
-
 FAULTS = [
-    Fault("keys come and go", change_keys, why_not=_needs_reload),
+    Fault("keys come and go", change_keys),
     Fault("loads and unloads", load_and_unload),
     Fault("aborts", abort, allowed=Allowed(abort=True)),
 ]
