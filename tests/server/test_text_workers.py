@@ -25,32 +25,14 @@ from rota.server.text_workers.pool import TextWorkers
 from rota.server.text_workers.waiting import Bounds, Waiting
 from rota.text.tokenizer import Tokenizer
 from tests.processes import is_alive, started
+from tests.server.jobs import echo, fails, hangs, takes_memory
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, hang, line_of, until
+from tests.waiting import PATIENCE_S, line_of, until
 
 ACME, OTHER = Key("acme"), Key("other")
 LIMITS = TextLimits(max_sequence_tokens=200_000)
 LONG = "a long text " * 4000
 MANY = [{"role": "user", "content": "é"}] * 3000
-
-
-def echo(_: Texts, raw: bytes) -> tuple[int, bytes]:
-    """A job that says which process did it."""
-    return os.getpid(), raw
-
-
-def hangs(_: Texts, raw: bytes) -> None:
-    """A job that tells in a file that it began, and does not end."""
-    Path(raw.decode()).touch()
-    hang()
-
-
-def takes_memory(_: Texts, raw: bytes) -> int:
-    return len(bytes(int(raw)))
-
-
-def fails(_: Texts, raw: bytes) -> None:
-    raise ZeroDivisionError(raw.decode())
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +119,12 @@ def test_a_small_body_starts_no_process(folder: Path):
     run(folder, test)
 
 
-def test_a_worker_gives_way_to_the_engine_and_leaves_signals_to_the_server(folder: Path):
+def test_a_worker_gives_way_to_the_engine_and_leaves_ctrl_c_to_the_server(folder: Path):
     async def test(workers: TextWorkers) -> None:
         pid, _ = await workers.run(ACME, echo, LIMITS, b"")
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + 5)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            os.kill(pid, number)
+        os.kill(pid, signal.SIGINT)
         assert await workers.run(ACME, echo, LIMITS, b"more") == (pid, b"more")
 
     run(folder, test)
@@ -278,11 +259,12 @@ from rota.server.prompts import TextLimits
 from rota.server.access.keys import ANYONE
 from rota.server.text_workers.pool import TextWorkers
 from rota.text.tokenizer import Tokenizer
-from tests.server.test_text_workers import echo
+from tests.server.jobs import echo
 from tests.waiting import hang
 async def main():
     print(*await TextWorkers(Tokenizer(sys.argv[1])).run(ANYONE, echo, TextLimits(), b""), flush=True)
-    hang()
+    if len(sys.argv) < 3:
+        hang()
 if __name__ == "__main__":
     asyncio.run(main())
 """
@@ -295,4 +277,13 @@ def test_a_worker_dies_with_its_server(folder: Path, tmp_path: Path):
         worker = int(line_of(parent).split()[0])
         assert is_alive(worker)
         parent.kill()
+        assert until(lambda: not is_alive(worker))
+
+
+def test_a_server_that_ends_without_a_word_does_not_wait_for_its_worker(folder: Path, tmp_path: Path):
+    (tmp_path / "parent.py").write_text(PARENT)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with started([sys.executable, tmp_path / "parent.py", folder, "and end"], env=environment) as parent:
+        worker = int(line_of(parent).split()[0])
+        assert parent.wait(PATIENCE_S) == 0
         assert until(lambda: not is_alive(worker))

@@ -20,8 +20,9 @@ Result = TypeVar("Result")
 
 # More would take cores from the engine. Each is started when it is first needed.
 WORKERS = 2
-# The largest body of messages takes some seconds. A template that never ends must not hold a worker for long.
-JOB_S = 30.0
+# The largest body of messages takes some seconds, and many on a busy machine. A template that never ends must not
+# hold a worker for long.
+JOB_S = 60.0
 _RETRY_AFTER_S = 1
 # Many clients may send long prompts at the same moment, so the bounds are wide. A body lies in memory while it waits.
 OF_KEY, OF_ALL = Bounds(128, 64 * 2**20), Bounds(1024, 512 * 2**20)

@@ -31,16 +31,16 @@ _KEPT_BYTES = 2**29
 def worker_main(connection: Connection, folder: Path, parent: int) -> None:
     """Serve until the connection ends: then the server has gone."""
     die_with(parent)
-    # The server decides what signals mean. Ctrl-C and service managers send theirs to the whole group.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # Ctrl-C and SIGHUP reach the whole group, but only the server decides what they mean. SIGTERM must end this process:
+    # Python sends it to what is left at the server's exit, and waits.
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):
-        os.nice(_NICENESS)
     # One text at a time needs no threads, and each thread would reserve memory.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Tokenizer(folder)
-    tokenizer.warm_up()
     _limit_memory()
+    with suppress(OSError):
+        os.nice(_NICENESS)
     with suppress(EOFError, ConnectionError):
         connection.send_bytes(READY)
         while True:
