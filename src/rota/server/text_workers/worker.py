@@ -31,8 +31,8 @@ _KEPT_BYTES = 2**29
 def worker_main(connection: Connection, folder: Path, parent: int) -> None:
     """Serve until the connection ends: then the server has gone."""
     die_with(parent)
-    # Ctrl-C and SIGHUP reach the whole group, but only the server decides what they mean. SIGTERM must end this process:
-    # Python sends it to what is left at the server's exit, and waits.
+    # Ctrl-C and SIGHUP reach the whole group, but only the server decides what they mean. SIGTERM must end this
+    # process: Python sends it to what is left at the server's exit, and waits.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # One text at a time needs no threads, and each thread would reserve memory.
