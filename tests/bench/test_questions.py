@@ -110,8 +110,11 @@ def test_a_flag_takes_the_place_of_what_a_scenario_says():
     assert [one.at for one in client.questions] == pytest.approx([one.at / 2.0 for one in plain.questions[:50]])
 
 
-@pytest.mark.parametrize("path", sorted(SCENARIOS.glob("*.toml")), ids=lambda path: path.stem)
-def test_every_scenario_can_be_asked(path):
+ASKABLE = [path for path in sorted(SCENARIOS.glob("*.toml")) if not read_scenario(path).only_simulated]
+
+
+@pytest.mark.parametrize("path", ASKABLE, ids=lambda path: path.stem)
+def test_every_scenario_that_does_not_need_the_simulator_can_be_asked(path):
     names = tuple(f"lora{number}" for number in range(1000))
     workload = read_workload(BenchConfig(scenario=str(path), num_prompts=2), names)
     assert workload.requests == 2 * len(read_scenario(path).clients) + len(workload.transients)
@@ -186,3 +189,31 @@ def test_warming_up_asks_nothing_that_counts():
 def test_what_cannot_be_asked_is_one_sentence(fields, words):
     with pytest.raises(ConfigError, match=words):
         BenchConfig(**fields)
+
+
+def test_a_client_s_prompts_share_the_tokens_that_its_scenario_says(tmp_path):
+    path = tmp_path / "shared.toml"
+    rows = "requests = 5\nrate_per_s = 1.0\nprompt_tokens = [20, 30]\nshared_prefix_tokens = 16\n"
+    path.write_text(f"[[clients]]\n{rows}[[clients]]\n{rows}")
+    first, second = read_workload(BenchConfig(scenario=str(path))).clients
+
+    beginnings = [{tuple(one.prompt[:16]) for one in client.questions} for client in (first, second)]
+    assert [len(one) for one in beginnings] == [1, 1]
+    assert beginnings[0] != beginnings[1]
+    assert len({one.prompt[16] for one in first.questions}) > 1
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("priority", "{rows}priority = 1\n"),
+        ("max_tokens", "{rows}max_tokens = 100\n"),
+        ("transient_requests", "transients = 1\ntransient_requests = 2\n{rows}"),
+    ],
+)
+def test_what_only_the_simulator_can_do_is_refused_by_name(tmp_path, field, text):
+    path = tmp_path / "simulated.toml"
+    path.write_text(text.format(rows="[[clients]]\nrequests = 1\nrate_per_s = 1.0\nadapters = 1\n"))
+
+    with pytest.raises(ConfigError, match=f"simulated has {field}, which only 'rota simulate' can do"):
+        read_workload(BenchConfig(scenario=str(path)), NAMES)

@@ -31,6 +31,11 @@ SCENARIO_FIELDS = {
     "kv_blocks": "a whole number",
     "transients": "a whole number",
     "transient_every_s": "a number",
+    "transient_stays_s": "a number",
+    "transient_requests": "a whole number",
+    "context_length": "a whole number",
+    "max_loaded_loras": "a whole number",
+    "fetch_s": "a number",
 }
 CLIENT_FIELDS = {
     "requests": "a whole number",
@@ -45,6 +50,10 @@ CLIENT_FIELDS = {
     "base_share": "a number",
     "cancel_share": "a number",
     "cancel_within_s": "a number",
+    "burst": "a whole number",
+    "priority": "a whole number",
+    "shared_prefix_tokens": "a whole number",
+    "max_tokens": "a whole number",
 }
 
 
@@ -88,6 +97,10 @@ def test_a_client_s_value_of_another_type_is_named_with_the_client_s_number(tmp_
         ("cancel_share = nan", "cancel_share must be between 0 and 1"),
         ("cancel_within_s = inf", "cancel_within_s must be finite and at least 0"),
         ("skew = 0", "skew must be a finite number above 0"),
+        ("burst = 0", "burst must be finite and at least 1"),
+        ("burst = 2", "burst needs rate_per_s"),
+        ("max_tokens = 0", "max_tokens must be finite and at least 1"),
+        ("shared_prefix_tokens = -1", "shared_prefix_tokens must be finite and at least 0"),
         ("prompt_tokens = [2, 1]", "prompt_tokens must be [low, high]"),
         ('distribution = "fair"', "distribution must be one of"),
         ("rate_per_s = 2.0", "either rate_per_s or concurrency"),
@@ -116,6 +129,10 @@ def test_a_client_s_value_that_cannot_be_is_named_too(tmp_path, row, words):
             "transient_every_s = 0\n[[clients]]\nrequests = 1\nconcurrency = 1",
             "transient_every_s must be a finite number",
         ),
+        ("weights = [1.0]\n[[clients]]\nrequests = 1\nconcurrency = 1", "one for each of at most 0 adapters"),
+        ("weights = [0]\n[[clients]]\nrequests = 1\nconcurrency = 1\nadapters = 1", "weights must be finite numbers"),
+        ("weights = ['a']\n[[clients]]\nrequests = 1\nconcurrency = 1", "weights must be a list of numbers"),
+        ("weights = 2\n[[clients]]\nrequests = 1\nconcurrency = 1", "weights must be a list of numbers"),
         ("slots =", "is not a TOML file"),
     ],
 )
@@ -139,3 +156,10 @@ def test_a_whole_number_is_a_number(tmp_path):
     path.write_text("[[clients]]\nrequests = 3\nrate_per_s = 2\nprompt_tokens = [1, 8]\n")
     (client,) = read_scenario(path).clients
     assert (client.rate_per_s, client.prompt_tokens) == (2, (1, 8))
+
+
+def test_adapters_have_the_weights_of_the_list_and_further_ones_the_weight_1(tmp_path):
+    path = tmp_path / "day.toml"
+    path.write_text("weights = [1, 2.5]\n[[clients]]\nrequests = 3\nrate_per_s = 2\nadapters = 3\n")
+    scenario = read_scenario(path)
+    assert [scenario.weight_of(adapter) for adapter in (1, 2, 3)] == [1.0, 2.5, 1.0]

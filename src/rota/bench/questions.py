@@ -66,6 +66,12 @@ def _range(longest: int, ratio: float) -> tuple[int, int]:
 def _scenario(config: BenchConfig, listed: Sequence[str]) -> Workload:
     assert config.scenario is not None
     scenario = read_scenario(Path(config.scenario))
+    if scenario.only_simulated:
+        raise ConfigError(
+            f"{scenario.name} has {', '.join(scenario.only_simulated)}, which only 'rota simulate' can do: a server "
+            "takes priorities from its keys and ends answers where its model does, and a transient adapter is asked "
+            "once here; leave these fields out."
+        )
     names = tuple(config.lora_name or listed)[: scenario.adapters]
     if len(names) < scenario.adapters:
         source = "--lora-name has" if config.lora_name else "the server lists"
@@ -88,18 +94,27 @@ def _with_overrides(config: BenchConfig, client: Client) -> Client:
 def _client_questions(config: BenchConfig, number: int, client: Client) -> ClientQuestions:
     # The simulator uses the same seeds, so it sees the same arrivals.
     wave = asks(client, seed=config.seed * 1000 + number)
-    questions = tuple(_question(config, f"{number}-{ask.number:07d}", ask) for ask in wave)
+    questions = tuple(_question(config, f"{number}-{ask.number:07d}", ask, f"prefix {number}") for ask in wave)
     return ClientQuestions(questions, config.max_concurrency or client.concurrency)
 
 
 def _transients(config: BenchConfig, scenario: Scenario, transient_id: AdapterId) -> Iterator[Transient]:
     for visit in visits(scenario, config.seed):
-        question = _question(config, f"transient-{visit.ask.number:07d}", visit.ask)
+        (ask,) = visit.asks
+        question = _question(config, f"transient-{visit.number:07d}", replace(ask, at=visit.at), "prefix")
         yield Transient(visit.host, replace(question, adapter_id=transient_id), visit.stays_s)
 
 
-def _question(config: BenchConfig, name: str, ask: Ask) -> Question:
-    prompt = _prompt(config, name, ask.prompt_tokens)
+def _question(config: BenchConfig, name: str, ask: Ask, prefix: str) -> Question:
+    """`prefix` names the beginning that the client's prompts share."""
+    shared, own = ask.shared_tokens, ask.prompt_tokens - ask.shared_tokens
+    prompt: Prompt
+    if shared:
+        # Its own random generator again: a longer prefix begins with the tokens of a shorter one.
+        prompt = random_ids(random.Random(f"{config.seed} {prefix}"), shared, config.vocab_size)
+        prompt += random_ids(random.Random(f"{config.seed} {name}"), own, config.vocab_size)
+    else:
+        prompt = _prompt(config, name, own)
     return Question(RequestId(name), ask.at, ask.adapter_id, prompt, ask.output_tokens, ask.leaves_after_s)
 
 

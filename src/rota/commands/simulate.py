@@ -127,7 +127,7 @@ def simulate(given: dict[str, Any]) -> None:
             for seed in range(asked.seed, asked.seed + asked.seeds):
                 tenures = Tenures()
                 observers: list[Observer] = [endings, tenures, *journals]
-                recorder = Simulation(
+                simulation = Simulation(
                     scenario=scenario,
                     costs=costs,
                     policy=policy,
@@ -136,11 +136,12 @@ def simulate(given: dict[str, Any]) -> None:
                     config=config,
                     lora=lora,
                     observers=observers,
-                ).run()
+                )
+                recorder = simulation.run()
                 runs.append(recorder.summary(adapter_name))
                 if asked.plot and seed == asked.seed:
                     tenures.close()
-                    pictures[label(policy)] = (recorder, tenures)
+                    pictures[label(policy)] = (recorder, tenures, simulation.starts_at)
             summaries[name] = mean_of(runs)
     print_table({label(policies[name]): summary for name, summary in summaries.items()}, asked.per_adapter)
     if asked.json:
@@ -201,7 +202,8 @@ class _Endings:
 
 @contextmanager
 def _counting(scenario: Scenario, runs: int, chosen: dict[str, Any]) -> Iterator[_Endings]:
-    total = runs * (sum(client.requests for client in scenario.clients) + scenario.transients)
+    transients = scenario.transients * scenario.transient_requests
+    total = runs * (sum(client.requests for client in scenario.clients) + transients)
     with Progress("Simulating", total, "requests", chosen.get("quiet", False)) as progress:
         yield _Endings(progress)
 

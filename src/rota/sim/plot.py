@@ -23,6 +23,7 @@ class Picture:
 
     recorder: Recorder
     tenures: Tenures
+    starts_at: float = STARTS_AT
 
 
 def plot(pictures: Mapping[str, Picture], title: str, path: Path) -> None:
@@ -33,9 +34,9 @@ def plot(pictures: Mapping[str, Picture], title: str, path: Path) -> None:
     figure = Figure(figsize=(1.0 + 4.6 * len(pictures), 1.3 + sum(heights)), layout="constrained")
     axes = figure.subplots(len(heights), len(pictures), sharex=True, sharey="row", squeeze=False, height_ratios=heights)
     for column, (name, picture) in enumerate(pictures.items()):
-        draw_first_tokens(axes[0][column], name, picture.recorder, colours, STARTS_AT)
+        draw_first_tokens(axes[0][column], name, picture.recorder, colours, picture.starts_at)
         if has_places:
-            _draw_places(axes[1][column], picture.tenures, colours)
+            _draw_places(axes[1][column], picture, colours)
         axes[-1][column].set_xlabel("seconds")
     for left, label in zip(axes[:, 0], ("time to first token", "place on the device"), strict=False):
         left.set_ylabel(label)
@@ -43,12 +44,12 @@ def plot(pictures: Mapping[str, Picture], title: str, path: Path) -> None:
     save(figure, title, path)
 
 
-def _draw_places(axes: Axes, tenures: Tenures, colours: Colours) -> None:
+def _draw_places(axes: Axes, picture: Picture, colours: Colours) -> None:
     """A bar while an adapter is in a place; the bar is pale while the adapter is being copied there."""
     spans: dict[tuple[Slot, AdapterId, bool], list[tuple[float, float]]] = {}
-    for one in tenures.closed:
+    for one in picture.tenures.closed:
         spans.setdefault((one.place, one.adapter_id, one.is_ready), []).append(
-            (one.since - STARTS_AT, one.until - one.since)
+            (one.since - picture.starts_at, one.until - one.since)
         )
     for (place, adapter, is_ready), bars in spans.items():
         axes.broken_barh(bars, (place + 0.6, 0.8), color=colours.get(adapter), alpha=1.0 if is_ready else 0.3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,28 +19,31 @@ from rota.observe.summary import Recorder
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
 from rota.sim.cost import CostModel
+from rota.sim.prompts import Prompts
 from rota.sim.world import VirtualWorld
 from rota.workload.arrivals import Ask, asks
 from rota.workload.scenario import Scenario
 from rota.workload.transient import Visit, visits
 
 BLOCK_SIZE = 16
-LONGEST_SEQUENCE = 8192
-# Adapters are loaded before the first request comes.
+SHORTEST_CONTEXT = 8192  # of a server whose scenario does not say it
+# Adapters are loaded before the first request comes; the first comes later if that takes longer.
 STARTS_AT = 1.0
-# Prompts share their numbers, so that a day of traffic fits into memory.
-NUMBERS = tuple(range(LONGEST_SEQUENCE))
 
 
 def scheduler_config(scenario: Scenario) -> SchedulerConfig:
-    """What a scenario says about the server. Prompts never begin alike here, so prefix caching would only cost time."""
-    return SchedulerConfig(max_running_requests=scenario.max_running_requests, enable_prefix_caching=False)
+    """What a scenario says about the server. Where no prompts begin alike, prefix caching would only cost time."""
+    return SchedulerConfig(
+        max_running_requests=scenario.max_running_requests, enable_prefix_caching=scenario.has_shared_prefixes
+    )
 
 
 def lora_config(scenario: Scenario, slots: int | None = None) -> LoraConfig:
-    """What a scenario says about adapters: the slots, unless given, and host memory for all its adapters."""
+    """What a scenario says about adapters: the slots, unless given, and host memory; left out, room for all."""
     slots = scenario.slots if slots is None else slots
-    return LoraConfig(max_loras_per_batch=slots or "auto", max_loaded_loras=max(128, scenario.adapters, slots))
+    # An adapter on the device is also kept in host memory, so host memory holds at least that many.
+    copies = max(scenario.max_loaded_loras or max(128, scenario.adapters), slots)
+    return LoraConfig(max_loras_per_batch=slots or "auto", max_loaded_loras=copies)
 
 
 def adapter_name(adapter_id: AdapterId) -> str:
@@ -59,7 +63,9 @@ class Simulation:
     lora: LoraConfig | None = None
     observers: Sequence[Observer] = ()
     recorder: Recorder = field(default_factory=Recorder)
+    starts_at: float = field(init=False)
     _world: VirtualWorld = field(init=False)
+    _prompts: Prompts = field(init=False)
     _waves: list[Iterator[Ask]] = field(default_factory=list)  # what closed-loop clients ask next
     _client_of: dict[RequestId, int] = field(default_factory=dict)  # by open request
     _coming: dict[AdapterId, Visit] = field(default_factory=dict)  # transient adapters that are being read
@@ -68,16 +74,13 @@ class Simulation:
         scenario = self.scenario
         config = self.config or scheduler_config(scenario)
         slots = scenario.slots if self.slots is None else self.slots
-        capacity = Capacity(
-            blocks=scenario.kv_blocks,
-            block_size=BLOCK_SIZE,
-            rows=config.max_running_requests,
-            max_sequence_tokens=LONGEST_SEQUENCE,
-            slots=slots,
-        )
         lora = self.lora or lora_config(scenario, slots)
-        scheduler = Scheduler(config, capacity, self.policy, lora)
-        self._world = VirtualWorld(self._adapters(), self.costs)
+        scheduler = Scheduler(config, self._capacity(config, slots), self.policy, lora)
+        fetch_s = self.costs.fetch_s if scenario.fetch_s is None else scenario.fetch_s
+        rounds = math.ceil(scenario.adapters / lora.max_loaded_loras)  # of reads, when adapters are added
+        self.starts_at = max(STARTS_AT, (rounds + 1) * fetch_s)
+        self._prompts = Prompts(scenario.longest, len(scenario.clients) + 1)
+        self._world = VirtualWorld(self._adapters(), self.costs, fetch_s=fetch_s)
         for number, client in enumerate(scenario.clients):
             wave = asks(client, seed=self.seed * 1000 + number)
             self._waves.append(wave)
@@ -85,34 +88,48 @@ class Simulation:
                 self._world.follow(self._arrivals(number, wave))
             else:
                 for _ in range(client.concurrency):
-                    self._ask_next(number, STARTS_AT)
+                    self._ask_next(number, self.starts_at)
         self._schedule_transients()
         run(scheduler, self._world, self._emit, config.overlap_depth)
         return self.recorder
 
+    def _capacity(self, config: SchedulerConfig, slots: int) -> Capacity:
+        scenario = self.scenario
+        return Capacity(
+            blocks=scenario.kv_blocks,
+            block_size=BLOCK_SIZE,
+            rows=config.max_running_requests,
+            max_sequence_tokens=scenario.context_length or max(SHORTEST_CONTEXT, scenario.longest),
+            slots=slots,
+        )
+
     def _adapters(self) -> list[tuple[float, Message]]:
         numbers = map(AdapterId, range(1, self.scenario.adapters + 1))
-        return [
-            (0.0, AddAdapter(Adapter(adapter_id=number, name=adapter_name(number), path=""), 0.0)) for number in numbers
-        ]
+        return [(0.0, AddAdapter(self._adapter(number), 0.0)) for number in numbers]
+
+    def _adapter(self, number: AdapterId) -> Adapter:
+        weight = self.scenario.weight_of(number)
+        return Adapter(adapter_id=number, name=adapter_name(number), path="", weight=weight)
 
     def _schedule_transients(self) -> None:
         for visit in visits(self.scenario, self.seed):
-            transient = AdapterId(self.scenario.adapters + 1 + visit.ask.number)
+            transient = AdapterId(self.scenario.adapters + 1 + visit.number)
             self._coming[transient] = visit
             self.recorder.transients.add(transient)
-            at = STARTS_AT + visit.ask.at
-            self._world.post(at, AddAdapter(Adapter(adapter_id=transient, name=adapter_name(transient), path=""), at))
+            at = self.starts_at + visit.at
+            self._world.post(at, AddAdapter(self._adapter(transient), at))
 
     def _receive(self, transient: AdapterId, at: float) -> None:
-        """A transient adapter was read: it gets one request, and is removed whether that has ended or not."""
+        """A transient adapter was read: it gets its requests, and is removed whether these have ended or not."""
         visit = self._coming.pop(transient)
-        self._world.post(at, self._submit("transient", replace(visit.ask, adapter_id=transient), at))
+        for ask in visit.asks:
+            asked_at = at + ask.at
+            self._world.post(asked_at, self._submit("transient", replace(ask, adapter_id=transient), asked_at))
         self._world.post(at + visit.stays_s, RemoveAdapter(transient, at + visit.stays_s))
 
     def _arrivals(self, client: int, wave: Iterator[Ask]) -> Iterator[tuple[float, Message]]:
         for ask in wave:
-            at = STARTS_AT + ask.at
+            at = self.starts_at + ask.at
             yield at, self._submit(client, ask, at)
 
     def _ask_next(self, client: int, at: float) -> None:
@@ -126,7 +143,6 @@ class Simulation:
         """A request, and its abort if the client will not wait for the end."""
         request_id = RequestId(f"{client}-{ask.number:07d}")
         tenant = self._tenant_of(client, ask)
-        sampling = SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0)
         for observer in (self.recorder, *self.observers):
             observer.asked(request_id, ask.adapter_id, at)
         if tenant.name:
@@ -134,17 +150,16 @@ class Simulation:
         if ask.leaves_after_s is not None:
             leaves_at = at + ask.leaves_after_s
             self._world.post(leaves_at, Abort(request_id, leaves_at))
-        # The first token is the request's own, so no two prompts begin alike.
-        prompt = (LONGEST_SEQUENCE + ask.number, *NUMBERS[1 : ask.prompt_tokens])
+        number = client if isinstance(client, int) else len(self.scenario.clients)
         return Submit(
             Request(
                 request_id=request_id,
-                prompt=prompt,
-                sampling=sampling,
+                prompt=self._prompts.prompt(number, ask),
+                sampling=_sampling(ask),
                 arrived_at=at,
                 adapter_id=ask.adapter_id,
                 tenant=tenant,
-                priority=tenant.priority,
+                priority=tenant.priority + ask.priority,
             )
         )
 
@@ -161,3 +176,12 @@ class Simulation:
                 self._ask_next(client, event.at)
             elif isinstance(event, AdapterAdded) and event.adapter_id in self._coming:
                 self._receive(event.adapter_id, event.at)
+
+
+def _sampling(ask: Ask) -> SamplingParams:
+    """An answer ends at its limit, or by a stop token: the n-th token of such an answer is n."""
+    if ask.max_tokens is None:
+        return SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0)
+    return SamplingParams(
+        max_new_tokens=ask.max_tokens, temperature=0.0, stop_token_ids=frozenset((ask.output_tokens,))
+    )

@@ -7,23 +7,37 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import count
 
+from rota.core.ids import Row
 from rota.core.messages import AdapterFetched, AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
 from rota.sim.cost import CostModel
 
-Finish = tuple[float, int]  # when a step is done, and how many tokens it gives
+Finish = tuple[float, tuple[int, ...]]  # when a step is done, and its tokens
 
 
 class VirtualWorld:
-    """The same messages and costs give the same run to the bit: messages of the same time keep their order."""
+    """The same messages and costs give the same run to the bit: messages of the same time keep their order.
 
-    def __init__(self, messages: Iterable[tuple[float, Message]], costs: CostModel, token: int = 0) -> None:
+    The n-th token of an answer that may end by a stop token is n, so a request's stop token says how long its answer
+    is. All other tokens are `token`.
+    """
+
+    def __init__(
+        self,
+        messages: Iterable[tuple[float, Message]],
+        costs: CostModel,
+        token: int = 0,
+        fetch_s: float | None = None,
+    ) -> None:
+        """`fetch_s` goes before what the cost model says about the disk."""
         self._order = count()
         self._heap: list[tuple[float, int, Message, Iterator[tuple[float, Message]] | None]] = []
         for at, message in messages:
             self.post(at, message)
         self._costs = costs
+        self._fetch_s = costs.fetch_s if fetch_s is None else fetch_s
         self._token = token
+        self._counts: dict[Row, int] = {}  # tokens of answers so far, of rows whose requests have a stop token
         self._now = 0.0
         self._device_free_at = 0.0
         self._copies_free_at = 0.0
@@ -52,16 +66,33 @@ class VirtualWorld:
         if plan.chunks or plan.decodes:
             awaited_s = self._costs.load_s * sum(load.is_awaited for load in plan.loads)
             self._device_free_at = max(self._now, self._device_free_at) + self._costs.step_s(plan) + awaited_s
-        return max(self._now, self._device_free_at), len(plan.sampled_rows)
+        return max(self._now, self._device_free_at), self._tokens(plan)
 
     def collect(self, ticket: Finish) -> StepResult:
         done_at, tokens = ticket
         self._now = max(self._now, done_at)
-        return StepResult(at=self._now, tokens=(self._token,) * tokens)
+        return StepResult(at=self._now, tokens=tokens)
+
+    def _tokens(self, plan: StepPlan) -> tuple[int, ...]:
+        counts = self._counts
+        for seat in plan.seats:
+            if seat.sampling.stop_token_ids:
+                counts[seat.row] = len(seat.tokens) - seat.prompt_length
+            else:
+                counts.pop(seat.row, None)
+        if not counts:
+            return (self._token,) * len(plan.sampled_rows)
+        return tuple([self._next_token(row) for row in plan.sampled_rows])
+
+    def _next_token(self, row: Row) -> int:
+        if row not in self._counts:
+            return self._token
+        self._counts[row] += 1
+        return self._counts[row]
 
     def _order_adapters(self, plan: StepPlan) -> None:
         for adapter in plan.fetches:
-            at = self._now + self._costs.fetch_s
+            at = self._now + self._fetch_s
             self.post(at, AdapterFetched(adapter.adapter_id, at))
         for load in plan.loads:
             if load.is_awaited:

@@ -21,6 +21,9 @@ class Ask:
     prompt_tokens: int
     output_tokens: int
     leaves_after_s: float | None = None
+    priority: int = 0
+    shared_tokens: int = 0  # of the prompt's first tokens, those that the client's other prompts have too
+    max_tokens: int | None = None  # the limit that the request names; None: the length of the answer
 
 
 def asks(client: Client, seed: int) -> Iterator[Ask]:
@@ -29,8 +32,8 @@ def asks(client: Client, seed: int) -> Iterator[Ask]:
     weights = list(itertools.accumulate(_weights(client)))
     at = client.starts_after_s
     for number in range(client.requests):
-        if client.rate_per_s is not None:
-            at += dice.expovariate(client.rate_per_s)
+        if client.rate_per_s is not None and number % client.burst == 0:
+            at += dice.expovariate(client.rate_per_s / client.burst)
         adapter = BASE
         if client.adapters and dice.random() >= client.base_share:
             if client.distribution == "distinct":
@@ -39,13 +42,17 @@ def asks(client: Client, seed: int) -> Iterator[Ask]:
                 index = dice.choices(range(client.adapters), cum_weights=weights)[0]
             adapter = AdapterId(client.first_adapter + index)
         leaves_after_s = dice.uniform(0.0, client.cancel_within_s) if dice.random() < client.cancel_share else None
+        prompt_tokens = dice.randint(*client.prompt_tokens)
         yield Ask(
             number=number,
             at=at,
             adapter_id=adapter,
-            prompt_tokens=dice.randint(*client.prompt_tokens),
+            prompt_tokens=prompt_tokens,
             output_tokens=dice.randint(*client.output_tokens),
             leaves_after_s=leaves_after_s,
+            priority=client.priority,
+            shared_tokens=min(client.shared_prefix_tokens, prompt_tokens),
+            max_tokens=client.max_tokens,
         )
 
 

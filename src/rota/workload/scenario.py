@@ -20,6 +20,8 @@ Distribution = Literal["uniform", "zipf", "skewed", "distinct"]
 Kind = TypeVar("Kind")
 
 _KINDS = {int: "a whole number", float: "a number", str: "a text"}
+# What a server knows only by its keys or by its model, so that no client can ask for it over HTTP.
+_ONLY_SIMULATED = ("priority", "max_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,12 @@ class Client:
     base_share: float = 0.0
     cancel_share: float = 0.0  # share of requests whose client leaves at a random moment
     cancel_within_s: float = 10.0
+    burst: int = 1  # requests come this many at a time; the rate still counts requests
+    priority: int = 0  # of the requests, on top of the tenant's
+    shared_prefix_tokens: int = 0  # the first tokens of its prompts are the same
+    # The limit that its requests name. The answer is as long as `output_tokens` says and then stops by itself; left
+    # out: the limit is the length of the answer.
+    max_tokens: int | None = None
     tenant: str = ""  # the tenant that sends the requests; "*": every adapter has a tenant of its own
     starts_after_s: float = 0.0
 
@@ -62,13 +70,23 @@ class Client:
             zipf_exponent=0,
             cancel_within_s=0,
             starts_after_s=0,
+            burst=1,
+            shared_prefix_tokens=0,
+            max_tokens=1,
         )
         _check_above_0(self, "skew")
         if self.rate_per_s is not None and not self.rate_per_s > 0.0:
             raise ConfigError(f"rate_per_s must be above 0, not {self.rate_per_s}.")
+        if self.burst > 1 and self.rate_per_s is None:
+            raise ConfigError("burst needs rate_per_s: in a closed loop a request comes when an answer ends.")
         for name in ("base_share", "cancel_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} must be between 0 and 1, not {getattr(self, name)}.")
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest possible request, with the answer."""
+        return self.prompt_tokens[1] + max(self.output_tokens[1], self.max_tokens or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,14 +98,36 @@ class Scenario:
     slots: int = 0
     max_running_requests: int = 256
     kv_blocks: int = 16_384
+    context_length: int | None = None  # left out: long enough for every request
+    max_loaded_loras: int | None = None  # adapters in host memory; left out: the server's default
+    fetch_s: float | None = None  # how long an adapter's read from disk takes; left out: what the cost model says
+    weights: tuple[float, ...] = ()  # of adapter 1, adapter 2 and so on; further adapters have the weight 1
     clients: tuple[Client, ...] = field(default_factory=tuple)
-    transients: int = 0  # adapters that are loaded, asked once and unloaded during the run
+    transients: int = 0  # adapters that are loaded, asked and unloaded during the run
     transient_every_s: float = 2.0
+    transient_stays_s: float | None = None  # from its loading to its unloading; left out: half of `transient_every_s`
+    transient_requests: int = 1  # of each, spread over its stay
     tenants: tuple[Tenant, ...] = ()  # a tenant that is not here has the weight 1 and no limit
 
     def __post_init__(self) -> None:
-        _check_least(self, slots=0, max_running_requests=1, kv_blocks=2, transients=0)
+        _check_least(
+            self,
+            slots=0,
+            max_running_requests=1,
+            kv_blocks=2,
+            context_length=2,
+            max_loaded_loras=1,
+            fetch_s=0,
+            transients=0,
+            transient_stays_s=0,
+            transient_requests=1,
+        )
         _check_above_0(self, "transient_every_s")
+        if len(self.weights) > self.adapters or not all(0.0 < weight < math.inf for weight in self.weights):
+            raise ConfigError(
+                f"weights must be finite numbers above 0, one for each of at most {self.adapters} adapters, "
+                f"not {list(self.weights)}."
+            )
         if self.transients and not self.adapters:
             raise ConfigError("transients are copies of adapters, and no client asks for one.")
         named = {client.tenant for client in self.clients}
@@ -102,6 +142,24 @@ class Scenario:
         return max(
             (client.first_adapter + client.adapters - 1 for client in self.clients if client.adapters), default=0
         )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest possible request, with its answer."""
+        return max((client.longest for client in self.clients), default=0)
+
+    def weight_of(self, adapter: int) -> float:
+        return self.weights[adapter - 1] if adapter <= len(self.weights) else 1.0
+
+    @property
+    def has_shared_prefixes(self) -> bool:
+        return any(client.shared_prefix_tokens for client in self.clients)
+
+    @property
+    def only_simulated(self) -> list[str]:
+        """The fields in use that a client cannot ask of a server over HTTP."""
+        found = [name for name in _ONLY_SIMULATED if any(getattr(client, name) for client in self.clients)]
+        return found + (["transient_requests"] if self.transient_requests > 1 else [])
 
     def tenant_of(self, client: Client, adapter: str) -> Tenant:
         name = adapter if client.tenant == "*" else client.tenant
@@ -158,6 +216,10 @@ def _build(kind: type[Kind], table: Mapping[str, Any], place: str, **made: Any) 
 
 def _fitting(name: str, value: Any, hint: Any) -> Any:
     """The value in the form that its field takes; raises ConfigError for a value of a wrong type."""
+    if hint == tuple[float, ...]:
+        if not isinstance(value, list) or not all(type(one) in (int, float) for one in value):
+            raise ConfigError(f"{name} must be a list of numbers, not {value!r}.")
+        return tuple(map(float, value))
     if get_origin(hint) is tuple:
         if not isinstance(value, list) or [type(one) for one in value] != [int, int]:
             raise ConfigError(f"{name} must be two whole numbers, [low, high], not {value!r}.")

@@ -1,4 +1,4 @@
-"""Transient adapters come while others are served: each is loaded, asked once and unloaded again."""
+"""Transient adapters come while others are served: each is loaded, asked and unloaded again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from rota.workload.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A copy of `host` under another name comes at `ask.at`; it is unloaded after `stays_s`, answered or not."""
+    """A copy of `host` under another name comes at `at`; it is unloaded after `stays_s`, answered or not.
 
+    The moments of its requests count from its own arrival.
+    """
+
+    number: int
+    at: float
     host: AdapterId
-    ask: Ask
+    asks: tuple[Ask, ...]
     stays_s: float
 
 
@@ -24,9 +29,22 @@ def visits(scenario: Scenario, seed: int) -> Iterator[Visit]:
     if not scenario.transients:
         return
     client = next(client for client in scenario.clients if client.adapters)
+    each, every_s, stays_s = scenario.transient_requests, scenario.transient_every_s, scenario.transient_stays_s
+    if stays_s is None:
+        stays_s = every_s / 2.0
     host = replace(
-        client, requests=scenario.transients, rate_per_s=1.0, concurrency=None, distribution="distinct", base_share=0.0
+        client,
+        requests=scenario.transients * each,
+        rate_per_s=1.0,
+        burst=1,
+        concurrency=None,
+        distribution="distinct",
+        base_share=0.0,
     )
+    own: list[Ask] = []
     for ask in asks(host, seed):
-        at = (ask.number + 1) * scenario.transient_every_s
-        yield Visit(ask.adapter_id, replace(ask, at=at), scenario.transient_every_s / 2.0)
+        own.append(replace(ask, at=stays_s * len(own) / each))
+        if len(own) == each:
+            number = ask.number // each
+            yield Visit(number, (number + 1) * every_s, own[0].adapter_id, tuple(own), stays_s)
+            own = []
