@@ -9,7 +9,7 @@ from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.policy_config import PolicyConfig
 from rota.observe.summary import jain
 from rota.sim.cost import ConstantCost, read_cost
-from rota.sim.run import Simulation, adapter_name
+from rota.sim.run import Simulation, adapter_name, lora_config
 from rota.workload.scenario import Client, Scenario
 from tests.processes import run_program
 
@@ -107,3 +107,22 @@ def test_guests_come_are_asked_and_go_while_others_are_served():
     assert list(summary["adapters"]) == [f"adapter{number}" for number in range(1, 12)]
     residents = [summary["adapters"][f"adapter{number}"]["ttft_s"]["mean"] for number in range(1, 6)]
     assert summary["fairness"] == jain(residents)
+
+
+def test_host_memory_holds_what_the_server_would_hold_unless_the_scenario_says_otherwise():
+    many = replace(CROWD, slots=2, clients=(replace(CROWD.clients[0], adapters=500),))
+
+    assert lora_config(many).max_loaded_loras == LoraConfig().max_loaded_loras == 128
+    assert lora_config(replace(many, max_loaded_loras=6)).max_loaded_loras == 6
+    assert lora_config(many, slots=200).max_loaded_loras == 200, "an adapter in a slot is in host memory too"
+
+
+def test_an_adapter_that_left_host_memory_is_read_again():
+    many = replace(CROWD, clients=(replace(CROWD.clients[0], adapters=200, requests=400, rate_per_s=40.0),))
+    slow = ConstantCost(0.001, load_s=0.002, fetch_s=0.4)
+    waits = [
+        Simulation(scenario=replace(many, max_loaded_loras=copies), costs=slow).run().summary()["ttft_s"]["median"]
+        for copies in (200, None)
+    ]
+
+    assert waits[0] < 0.1 < waits[1]

@@ -50,7 +50,7 @@ class SimulateConfig:
         "auto", "The same as slots, under the name that 'rota serve' uses."
     )
     max_loaded_loras: int | None = option(
-        None, f"{SERVED['max_loaded_loras'].help} Left out: 128, or all adapters of the scenario."
+        None, f"{SERVED['max_loaded_loras'].help} Left out: what the scenario says, or 128 as for 'rota serve'."
     )
     lora_eviction_policy: Literal["lru", "fifo"] = _as_served("lora_eviction_policy")
     enable_lora_overlap_loading: bool = _as_served("enable_lora_overlap_loading")

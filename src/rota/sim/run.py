@@ -39,10 +39,10 @@ def scheduler_config(scenario: Scenario) -> SchedulerConfig:
 
 
 def lora_config(scenario: Scenario, slots: int | None = None) -> LoraConfig:
-    """What a scenario says about adapters: the slots, unless given, and host memory; left out, room for all."""
+    """What a scenario says about adapters: the slots, unless given, and host memory; left out, the server's default."""
     slots = scenario.slots if slots is None else slots
     # An adapter on the device is also kept in host memory, so host memory holds at least that many.
-    copies = max(scenario.max_loaded_loras or max(128, scenario.adapters), slots)
+    copies = max(scenario.max_loaded_loras or LoraConfig().max_loaded_loras, slots)
     return LoraConfig(max_loras_per_batch=slots or "auto", max_loaded_loras=copies)
 
 
