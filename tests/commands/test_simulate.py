@@ -88,7 +88,9 @@ def test_flags_reach_the_scheduler(scenario, tmp_path):
     file = tmp_path / "numbers.json"
     assert simulate(scenario, "--max-queued-requests", "1", "--max-running-requests", "1", "--json", str(file)) == 0
 
-    assert json.loads(file.read_text())["failed"] > 0
+    summary = json.loads(file.read_text())
+    assert summary["failures"] == {"queue_full": summary["failed"]}
+    assert summary["failed"] > 0
 
 
 def numbers(folder: Path, *arguments: str) -> dict[str, Any]:

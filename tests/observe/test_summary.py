@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from rota.core.errors import Fault, FaultCode
 from rota.core.events import Finished, FinishReason, Produced
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.observe.summary import Recorder, jain, mean_of, spread
@@ -163,3 +164,28 @@ def test_the_gaps_of_an_answer_that_was_not_completed_count_nowhere(reason):
     for figures in (summary, summary["adapters"]["0"]):
         for name in ("itl_s", "tpot_s", "gap_s"):
             assert figures[name]["max"] == pytest.approx(0.1), name
+
+
+def failing(*codes: FaultCode) -> Recorder:
+    """A run in which one request was answered and others failed."""
+    recorder = Recorder()
+    follow(recorder, "fine", 0.0, [1.0])
+    for number, code in enumerate(codes):
+        request_id = RequestId(f"r{number}")
+        recorder.asked(request_id, AdapterId(2), 0.0)
+        fault = Fault(code, "No.")
+        recorder.observe([Finished(request_id=request_id, at=1.0, reason=FinishReason.FAILED, fault=fault)])
+    return recorder
+
+
+def test_failed_requests_are_counted_by_reason_in_all_and_for_each_adapter():
+    summary = failing(FaultCode.QUEUE_FULL, FaultCode.KV_TOO_SMALL, FaultCode.QUEUE_FULL).summary()
+
+    assert summary["failures"] == summary["adapters"]["2"]["failures"] == {"kv_too_small": 1, "queue_full": 2}
+    assert summary["adapters"]["0"]["failures"] == {}
+
+
+def test_a_run_without_a_kind_of_failure_counts_as_zero_in_the_mean():
+    runs = [failing(FaultCode.QUEUE_FULL, FaultCode.QUEUE_FULL), failing(), failing(FaultCode.KV_TOO_SMALL), failing()]
+
+    assert mean_of([run.summary() for run in runs])["failures"] == {"kv_too_small": 0.25, "queue_full": 0.5}

@@ -85,3 +85,13 @@ def test_a_name_is_shown_as_it_is(capsys):
 )
 def test_a_duration_has_as_many_digits_as_matter(value, shown):
     assert seconds(value) == shown
+
+
+def test_a_table_says_why_requests_failed_and_has_no_such_column_if_none_did(capsys):
+    failed = {**summary(FinishReason.FAILED), "failures": {"queue_full": 1}}
+    print_table({"wait": failed, "rotate": summary()})
+    lines = capsys.readouterr().out.splitlines()
+
+    assert "failed: queue_full" in next(line for line in lines if "requests/s" in line)
+    assert [words(next(line for line in lines if name in line))[-1] for name in ("wait", "rotate")] == ["1", "0"]
+    assert not any("failed:" in line for line in shown(capsys, "rotate"))

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rota.core.errors import FaultCode
 from rota.core.events import Event, Finished, FinishReason, Produced
 from rota.core.ids import BASE, AdapterId, RequestId
 
@@ -33,6 +36,7 @@ class Record:
     prompt_tokens: int = 0
     worst_gap_s: float = 0.0
     reason: FinishReason | None = None
+    fault: FaultCode | None = None  # of a request that failed; a client over HTTP has a sentence instead
     own_gaps: array[float] = field(default_factory=lambda: array("d"))  # until it has ended
 
     @property
@@ -53,6 +57,7 @@ class Record:
 
     def note_end(self, event: Finished) -> None:
         self.ended_at, self.reason = event.at, event.reason
+        self.fault = event.fault.code if event.fault else None
         self.prompt_tokens = event.prompt_tokens
         # A stream may carry several tokens at a time; then the event's count is right.
         self.tokens = max(self.tokens, event.output_tokens)
@@ -137,6 +142,7 @@ def _summarise(records: list[Record], gaps: list[array[float]]) -> dict[str, Any
     return {
         "requests": len(records),
         "failed": sum(one.reason is FinishReason.FAILED for one in records),
+        "failures": dict(sorted(Counter(one.fault.value for one in records if one.fault).items())),
         "left": sum(one.reason is FinishReason.ABORT for one in records),
         "input_tokens": totals["input_tokens"],
         "output_tokens": totals["output_tokens"],
@@ -166,8 +172,16 @@ def mean_of(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for summary in summaries for name in summary):
         values = [summary[name] for summary in summaries if name in summary]
-        merged[name] = mean_of(values) if isinstance(values[0], dict) else sum(values) / len(values)
+        if name == "failures":
+            merged[name] = _mean_counts(values)
+        else:
+            merged[name] = mean_of(values) if isinstance(values[0], dict) else sum(values) / len(values)
     return merged
+
+
+def _mean_counts(counts: Sequence[dict[str, int]]) -> dict[str, float]:
+    """A run without failures of a kind has none of them: it counts as zero."""
+    return {name: sum(one.get(name, 0) for one in counts) / len(counts) for name in sorted({*chain(*counts)})}
 
 
 def jain(values: list[float]) -> float:

@@ -54,9 +54,11 @@ def _tables(summaries: Summaries, title: str | None = None) -> Iterator[Table]:
 def _counts(summaries: Summaries, title: str | None) -> Table:
     known = {key for summary in summaries.values() for key in summary}
     shown = {head: count for head, count in COUNTS.items() if count[0] in known}
-    made = _table("", *shown, title=title)
+    reasons = sorted({reason for summary in summaries.values() for reason in summary.get("failures", ())})
+    made = _table("", *shown, *(f"failed: {reason}" for reason in reasons), title=title)
     for name, summary in summaries.items():
-        made.add_row(name, *(form.format(summary[key]) if key in summary else "" for key, form in shown.values()))
+        counts = [form.format(summary[key]) if key in summary else "" for key, form in shown.values()]
+        made.add_row(name, *counts, *(f"{summary.get('failures', {}).get(reason, 0):,.0f}" for reason in reasons))
     return made
 
 
