@@ -16,6 +16,7 @@ from policies.crowd import many_adapters, overload
 from policies.fidelity import fidelity
 from policies.isolation import base_isolation
 from policies.prefill import osl_variance
+from policies.prefill_alone import delayer_report
 from policies.runs import A100, H200
 from policies.tail import tail_ttft
 from policies.target import Section, Target
@@ -47,6 +48,7 @@ SECTIONS: dict[str, Callable[[], Section]] = {
     "base-isolation": partial(base_isolation, H200),
     "base-isolation-a100": partial(base_isolation, A100),
     "osl-variance": osl_variance,
+    "delayer-report": delayer_report,
     "many-adapters": many_adapters,
     "overload": overload,
     "neighbours": neighbours,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,11 @@ def test_what_never_occurred_is_taken_from_the_model_it_starts_from():
     assert fit.cost.sequence_s == pytest.approx(1e-5)
     for name in ("prompt_token_s", "adapter_s", "load_s", "fetch_s"):
         assert getattr(fit.cost, name) == getattr(like, name)
+
+
+def test_steps_that_mix_prompts_in_are_not_fitted_to_a_model_that_computes_them_alone():
+    with pytest.raises(ConfigError, match="truth computes prompts alone"):
+        calibrate(measured(TRUTH), replace(TRUTH, prefill="alone"), "found")
 
 
 def test_the_error_says_how_far_off_the_fit_is():

@@ -48,8 +48,22 @@ def test_a_step_without_prompts_or_adapters_does_not_pay_for_them():
     assert COST.step_s(StepPlan(step_id=1, decodes=(Row(0),))) == pytest.approx(1.1)
 
 
+def test_prompts_that_are_computed_alone_cost_a_step_of_their_own_before_the_decodes():
+    prompts = StepPlan(
+        step_id=1, chunks=(Chunk(row=Row(2), start=30, length=10, samples=True),), context_tokens=40, adapters=1
+    )
+    decodes = StepPlan(step_id=1, decodes=(Row(0), Row(1)), context_tokens=60, adapters=1)
+    both = replace(prompts, decodes=decodes.decodes, context_tokens=100)
+    alone = replace(COST, prefill="alone", prefix_pair_s=0.0001)
+    mixed = replace(alone, prefill="mixed")
+
+    assert alone.step_s(both) == pytest.approx(alone.step_s(prompts) + alone.step_s(decodes))
+    assert alone.step_s(both) == pytest.approx(mixed.step_s(both) + COST.base_s + COST.lora_s + COST.adapter_s)
+    assert [alone.step_s(one) for one in (prompts, decodes)] == [mixed.step_s(one) for one in (prompts, decodes)]
+
+
 def write(folder: Path, **changes: object) -> Path:
-    names = [name for name in LinearCost.__slots__ if name != "name"]
+    names = [name for name in LinearCost.__slots__ if name not in ("name", "prefill")]
     values = {**dict.fromkeys(names, 0.1), **changes}
     path = folder / "mine.toml"
     path.write_text("\n".join(f"{name} = {value}" for name, value in values.items() if value is not None))
@@ -64,6 +78,7 @@ def write(folder: Path, **changes: object) -> Path:
         ({"base_s": "true"}, "base_s must be a number of seconds"),
         ({"base_s": -1.0}, "base_s must be a number of seconds of at least 0"),
         ({"base_s": "?"}, "is not a TOML file"),
+        ({"prefill": '"later"'}, "prefill must be one of mixed, alone"),
     ],
 )
 def test_a_cost_file_that_is_wrong_is_refused_with_a_sentence(tmp_path, changes, words):

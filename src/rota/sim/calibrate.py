@@ -50,6 +50,10 @@ class Fit:
 
 def calibrate(steps: list[MeasuredStep], like: LinearCost, name: str) -> Fit:
     """The costs with the least relative error; what these steps do not show (loads, say) is as in `like`."""
+    if like.prefill == "alone":
+        raise ConfigError(
+            f"{like.name} computes prompts alone, but measured steps mix prompts and decodes; fit another."
+        )
     features = np.array([_features(step) for step in steps], dtype=np.float64)
     seconds = np.array([step.seconds for step in steps], dtype=np.float64)
     occurring = [column for column in range(len(FITTED)) if features[:, column].any()]

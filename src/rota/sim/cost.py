@@ -7,10 +7,13 @@ import tomllib
 from dataclasses import MISSING, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
 from rota.core.errors import ConfigError
 from rota.core.plan import StepPlan
+
+# Whether a server computes prompts and decodes together, or the prompts of a step first and its decodes after them.
+Prefill = Literal["mixed", "alone"]
 
 
 class CostModel(Protocol):
@@ -56,11 +59,20 @@ class LinearCost:
     load_s: float
     fetch_s: float
     prefix_pair_s: float = 0.0  # each prompt token with each token before its chunk: a chunk behind a long prefix
+    prefill: Prefill = "mixed"
 
     def step_s(self, plan: StepPlan) -> float:
         prompt_tokens = sum(chunk.length for chunk in plan.chunks)
         pairs = sum(chunk.start * chunk.length for chunk in plan.chunks) if self.prefix_pair_s else 0
-        step_s = self.seconds(len(plan.decodes), prompt_tokens, plan.context_tokens, plan.adapters)
+        if prompt_tokens and plan.decodes and self.prefill == "alone":
+            # Two steps of the device: the decodes wait until the prompts are done. A plan does not say which adapters
+            # are in which part, so all of them count in both.
+            context_tokens = sum(chunk.start + chunk.length for chunk in plan.chunks)
+            prompts_s = self.seconds(0, prompt_tokens, context_tokens, plan.adapters)
+            decodes_s = self.seconds(len(plan.decodes), 0, plan.context_tokens - context_tokens, plan.adapters)
+            step_s = prompts_s + decodes_s
+        else:
+            step_s = self.seconds(len(plan.decodes), prompt_tokens, plan.context_tokens, plan.adapters)
         return step_s + self.prefix_pair_s * pairs if pairs else step_s
 
     def seconds(self, decodes: int, prompt_tokens: int, context_tokens: int, adapters: int) -> float:
@@ -92,7 +104,10 @@ def read_cost(name: str) -> LinearCost:
     for problem, names in (("lacks", needed - table.keys()), ("has the unknown", table.keys() - set(wanted))):
         if names:
             raise ConfigError(f"{path} {problem} {', '.join(sorted(names))}; a cost model has {', '.join(wanted)}.")
+    prefill = table.pop("prefill", "mixed")
+    if prefill not in get_args(Prefill):
+        raise ConfigError(f"{path}: prefill must be one of {', '.join(get_args(Prefill))}, not {prefill!r}.")
     for field, value in table.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 <= value < math.inf:
             raise ConfigError(f"{path}: {field} must be a number of seconds of at least 0, not {value!r}.")
-    return LinearCost(name=path.stem, **table)
+    return LinearCost(name=path.stem, prefill=prefill, **table)
