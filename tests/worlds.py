@@ -13,6 +13,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
 from rota.sim import ConstantCost, VirtualWorld
+from rota.sim.world import Finish
 from tests.fakes import FakeDevice, FakeTicket
 
 STEP_S = 1.0
@@ -35,7 +36,7 @@ class DeviceWorld(VirtualWorld):
                 self._arrived[message.adapter_id] = True
         return messages
 
-    def submit(self, plan: StepPlan) -> tuple[float, int]:
+    def submit(self, plan: StepPlan) -> Finish:
         for load in plan.loads:
             self._arrived[load.adapter_id] = load.is_awaited
         for seat in plan.seats:
@@ -45,7 +46,7 @@ class DeviceWorld(VirtualWorld):
         self._tickets.append(self.device.submit(plan))
         return super().submit(plan)
 
-    def collect(self, ticket: tuple[float, int]) -> StepResult:
+    def collect(self, ticket: Finish) -> StepResult:
         result = self.device.collect(self._tickets.pop(0))
         return StepResult(
             at=super().collect(ticket).at, tokens=result.tokens, logprobs=result.logprobs, scores=result.scores

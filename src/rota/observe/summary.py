@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rota.core.errors import FaultCode
 from rota.core.events import Event, Finished, FinishReason, Produced
 from rota.core.ids import BASE, AdapterId, RequestId
+from rota.observe.token_times import TokenTimes
 
 PERCENTILES = {"median": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
@@ -55,6 +56,18 @@ class Record:
         self.tokens += 1
         self.last_at = at
 
+    def note_tokens(self, moments: NDArray[np.float64]) -> None:
+        """Tokens came at these moments, the earliest first."""
+        if self.tokens:
+            gaps = np.diff(moments, prepend=self.last_at)
+        else:
+            self.first_at, gaps = float(moments[0]), np.diff(moments)
+        if len(gaps):
+            self.own_gaps.frombytes(gaps.tobytes())
+            self.worst_gap_s = max(self.worst_gap_s, float(gaps.max()))
+        self.tokens += len(moments)
+        self.last_at = float(moments[-1])
+
     def note_end(self, event: Finished) -> None:
         self.ended_at, self.reason = event.at, event.reason
         self.fault = event.fault.code if event.fault else None
@@ -69,12 +82,17 @@ class Record:
 
 @dataclass(slots=True)
 class Recorder:
-    """Follows events; `gaps` holds every time between two tokens of an answered request, by adapter."""
+    """Follows events; `gaps` holds every time between two tokens of an answered request, by adapter.
+
+    Tokens and ends of requests are collected first. The records have them after `settle`, which `summary` calls.
+    """
 
     records: dict[RequestId, Record] = field(default_factory=dict)
     gaps: dict[AdapterId, array[float]] = field(default_factory=dict)
     tenant_gaps: dict[str, array[float]] = field(default_factory=dict)  # only of named tenants
-    transients: set[AdapterId] = field(default_factory=set)  # adapters that come for one request
+    transients: set[AdapterId] = field(default_factory=set)  # adapters that come for a moment
+    _coming: TokenTimes = field(default_factory=TokenTimes)
+    _ended: list[Finished] = field(default_factory=list)
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         gaps = self.gaps.get(adapter)
@@ -90,15 +108,22 @@ class Recorder:
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
-            if isinstance(event, Produced):
-                self._produced(event)
-            elif isinstance(event, Finished) and (record := self.records.get(event.request_id)):
-                record.note_end(event)
+            kind = type(event)
+            if kind is Produced:
+                self._coming.note(event)  # type: ignore[arg-type]
+            elif kind is Finished:
+                self._ended.append(event)  # type: ignore[arg-type]
+        if not len(self._coming) or self._coming.is_full:
+            self.settle()
 
-    def _produced(self, event: Produced) -> None:
-        at, records = event.at, self.records
-        for request_id in event.request_ids:
-            records[request_id].note_token(at)
+    def settle(self) -> None:
+        """Write all that was collected into the records."""
+        for request_id, moments in self._coming.take():
+            self.records[request_id].note_tokens(moments)
+        for event in self._ended:
+            if record := self.records.get(event.request_id):
+                record.note_end(event)
+        self._ended = []
 
     def summary(self, name_of: Callable[[AdapterId], str] = str) -> dict[str, Any]:
         """The shape that `bench` and `simulate` both write as JSON.
@@ -107,6 +132,7 @@ class Recorder:
         slot, nor transient adapters. An adapter without an answered request has no TTFT and is left out of the index.
         Its failed and aborted requests are still counted beside its name.
         """
+        self.settle()
         by_adapter: dict[AdapterId, list[Record]] = {adapter: [] for adapter in sorted(self.gaps)}
         for record in self.records.values():
             by_adapter[record.adapter_id].append(record)

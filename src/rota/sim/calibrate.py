@@ -62,7 +62,7 @@ def calibrate(steps: list[MeasuredStep], like: LinearCost, name: str) -> Fit:
     fitted = {FITTED[column]: float(weight) for column, weight in zip(occurring, weights, strict=True)}
     errors = spread(np.abs(features @ weights - seconds) / seconds)
     return Fit(
-        cost=replace(like, name=name, **fitted),
+        cost=replace(like, name=name, prefill="mixed", **fitted),
         steps=len(steps),
         median_error=errors["median"],
         p95_error=errors["p95"],

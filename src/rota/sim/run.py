@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from rota.core.adapter import BASE_LABEL, Adapter
 from rota.core.config import Capacity, LoraConfig, SchedulerConfig
@@ -91,6 +92,7 @@ class Simulation:
                     self._ask_next(number, self.starts_at)
         self._schedule_transients()
         run(scheduler, self._world, self._emit, config.overlap_depth)
+        self.recorder.settle()
         return self.recorder
 
     def _capacity(self, config: SchedulerConfig, slots: int) -> Capacity:
@@ -181,7 +183,10 @@ class Simulation:
 def _sampling(ask: Ask) -> SamplingParams:
     """An answer ends at its limit, or by a stop token: the n-th token of such an answer is n."""
     if ask.max_tokens is None:
-        return SamplingParams(max_new_tokens=ask.output_tokens, temperature=0.0)
-    return SamplingParams(
-        max_new_tokens=ask.max_tokens, temperature=0.0, stop_token_ids=frozenset((ask.output_tokens,))
-    )
+        return _params(ask.output_tokens, frozenset())
+    return _params(ask.max_tokens, frozenset((ask.output_tokens,)))
+
+
+@cache  # lengths repeat, and their check would take as long as all else that makes a request
+def _params(limit: int, stop_token_ids: frozenset[int]) -> SamplingParams:
+    return SamplingParams(max_new_tokens=limit, temperature=0.0, stop_token_ids=stop_token_ids)
