@@ -16,7 +16,7 @@ from fastapi.responses import StreamingResponse
 from rota.core.listen_config import ListenConfig
 from rota.observe.connection_meters import ConnectionMeters
 from rota.runtime.closable import ClosableService
-from rota.server.door import Door
+from rota.server.door.door import Door
 from rota.server.listen import GracefulServer, hold_port
 from tests.waiting import PATIENCE_S, until
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi import FastAPI
 
-from rota.server.connections import BoundedConnection
+from rota.server.door.connection import BoundedConnection
 from tests.waiting import PATIENCE_S, until
 
 # What a client does not read soon stays with the server, and whoever writes has to wait.

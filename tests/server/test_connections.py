@@ -14,7 +14,7 @@ import uvicorn
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from rota.server.connections import MAX_HEAD_BYTES, BoundedConnection
+from rota.server.door.connection import MAX_HEAD_BYTES, BoundedConnection
 from tests.waiting import PATIENCE_S
 
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n"

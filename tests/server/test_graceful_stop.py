@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from rota.server.connections import MAX_HEAD_BYTES
+from rota.server.door.connection import MAX_HEAD_BYTES
 from tests.engine.model_factory import make_tiny_model
 from tests.processes import PIPE, Program, started
 from tests.tiny_tokenizer import write_byte_tokenizer

@@ -16,7 +16,7 @@ import pytest
 from rota.core.errors import ConfigError
 from rota.core.listen_config import ListenConfig
 from rota.observe.connection_meters import Closure
-from rota.server.certificate import Certificate, find_certificate
+from rota.server.door.certificate import Certificate, find_certificate
 from tests.fakes import FakeDevice
 from tests.server.doors import read_to_end, served
 from tests.server.test_listen import listen_with
@@ -99,7 +99,7 @@ def test_files_that_change_are_read_again_and_open_connections_go_on(files, tmp_
 
 
 def test_a_server_looks_at_its_files_now_and_then(files, tmp_path, monkeypatch):
-    monkeypatch.setattr("rota.server.certificate.POLL_S", 0.01)
+    monkeypatch.setattr("rota.server.door.certificate.POLL_S", 0.01)
     with served(**files) as server:
         before = server.door.certificate.context
         install("second", tmp_path)

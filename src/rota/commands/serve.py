@@ -71,7 +71,7 @@ def _serve(
     from rota.server.access.exposure import check_exposure, describe, load_refusal
     from rota.server.access.key_watch import KeyWatch
     from rota.server.app import create_app
-    from rota.server.door import Door
+    from rota.server.door.door import Door
     from rota.server.listen import hold_port, listen
     from rota.text.tokenizer import Tokenizer
 

@@ -17,8 +17,8 @@ from rota.observe.connection_meters import ConnectionMeters
 from rota.runtime.closable import ClosableService
 from rota.runtime.heap import freeze_heap
 from rota.runtime.service import Phase
-from rota.server.connections import BoundedConnection
-from rota.server.door import Door
+from rota.server.door.connection import BoundedConnection
+from rota.server.door.door import Door
 from rota.server.notify import notify
 
 Say = Callable[[str], None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rota.core.errors import ConfigError
 from rota.core.listen_config import ListenConfig
-from rota.server.open_files import RESERVE
+from rota.server.door.open_files import RESERVE
 
 # More than requests can run or wait. A connection takes some 20 kB, and with TLS some 100 kB.
 MOST_BY_DEFAULT = 16_384

@@ -12,12 +12,12 @@ from uvicorn.server import ServerState
 
 from rota.core.listen_config import ListenConfig
 from rota.observe.connection_meters import ConnectionMeters
-from rota.server.acceptor import Acceptor
-from rota.server.certificate import find_certificate
-from rota.server.connection_book import ConnectionBook, OpenConnection
-from rota.server.connection_limits import few_connections, find_limits
-from rota.server.connections import BoundedConnection
-from rota.server.open_files import ENOUGH, RESERVE, raise_open_files
+from rota.server.door.acceptor import Acceptor
+from rota.server.door.book import ConnectionBook, OpenConnection
+from rota.server.door.certificate import find_certificate
+from rota.server.door.connection import BoundedConnection
+from rota.server.door.limits import few_connections, find_limits
+from rota.server.door.open_files import ENOUGH, RESERVE, raise_open_files
 
 
 class Door:

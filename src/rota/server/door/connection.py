@@ -10,9 +10,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from rota.core.errors import Fault, FaultCode
 from rota.core.listen_config import ListenConfig
 from rota.observe.connection_meters import Closure
-from rota.server.body_deadline import BodyDeadline
-from rota.server.connection_book import OpenConnection
-from rota.server.raw_errors import raw_error
+from rota.server.door.body_deadline import BodyDeadline
+from rota.server.door.book import OpenConnection
+from rota.server.door.raw_errors import raw_error
 
 # All lines and headers together. The parser itself has no limit.
 MAX_HEAD_BYTES = 64 * 1024

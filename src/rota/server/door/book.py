@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rota.observe.connection_meters import Closure, ConnectionMeters, Refusal
-from rota.server.connection_limits import ConnectionLimits, group_of
-from rota.server.connection_log import ConnectionLog
+from rota.server.door.limits import ConnectionLimits, group_of
+from rota.server.door.log import ConnectionLog
 
 
 class OpenConnection:

@@ -14,8 +14,8 @@ from typing import Any
 
 from rota.core.errors import Fault, FaultCode
 from rota.observe.connection_meters import Closure, Refusal
-from rota.server.connection_book import ConnectionBook, OpenConnection
-from rota.server.raw_errors import raw_error
+from rota.server.door.book import ConnectionBook, OpenConnection
+from rota.server.door.raw_errors import raw_error
 
 LOG = logging.getLogger("rota.server")
 
