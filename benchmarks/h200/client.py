@@ -64,7 +64,7 @@ class ServiceClient:
             for ask in itertools.islice(wave, client.concurrency):
                 self._at(started_at + ask.at, partial(self._ask, str(number), ask))
         for visit in visits(self.scenario, self.seed):
-            self._at(started_at + visit.ask.at, partial(self._welcome, visit))
+            self._at(started_at + visit.at, partial(self._welcome, visit))
         self._serve_out(started_at + limit_s)
 
     def _serve_out(self, deadline: float) -> None:
@@ -114,10 +114,11 @@ class ServiceClient:
 
     def _welcome(self, visit: Visit) -> None:
         """A transient is loaded, asked at once, and told to go; all transients are counted together."""
-        now, transient = time.monotonic(), AdapterId(FIRST_TRANSIENT + visit.ask.number)
+        now, transient = time.monotonic(), AdapterId(FIRST_TRANSIENT + visit.number)
         path = self.folder / f"adapter{visit.host}"
-        self.send(AddAdapter(Adapter(adapter_id=transient, name=f"transient{visit.ask.number}", path=str(path)), now))
+        self.send(AddAdapter(Adapter(adapter_id=transient, name=f"transient{visit.number}", path=str(path)), now))
         everybody = AdapterId(self.scenario.adapters + 1)
         self.recorder.transients.add(everybody)
-        self._ask("transient", replace(visit.ask, adapter_id=transient), everybody)
+        (ask,) = visit.asks
+        self._ask("transient", replace(ask, adapter_id=transient), everybody)
         self._at(now + visit.stays_s, lambda: self.send(RemoveAdapter(transient, time.monotonic())))
