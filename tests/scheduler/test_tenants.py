@@ -120,6 +120,40 @@ def test_a_request_larger_than_its_tenants_share_of_kv_still_gets_its_turn():
     assert "large" in [event.request_id for event in stage.said(Finished)]
 
 
+def test_nothing_is_preempted_for_a_request_that_would_not_fit_all_the_same():
+    stage = Stage(adapters=0, rows=8, blocks=32, max_sequence_tokens=LONG)
+    for tenant in ("a", "b"):
+        stage.ask(f"{tenant}-old", tenant=tenant, prompt=120, max_new_tokens=100)
+        stage.now += 1.0
+        stage.ask(f"{tenant}-new", tenant=tenant, prompt=30, max_new_tokens=20)
+    stage.step()
+    stage.ask("large", tenant="large", prompt=350, max_new_tokens=4)
+    for _ in range(10):
+        stage.step()
+
+    assert preempted(stage) == [], "the two old sequences alone leave too little"
+    assert stage.why("large") == Reason.NO_KV
+
+
+def test_a_large_request_is_not_overtaken_for_ever_by_small_ones_of_other_tenants():
+    stage = Stage(adapters=0, rows=8, blocks=32, max_sequence_tokens=LONG)
+
+    def ask_both(number: int) -> None:
+        for tenant in ("a", "b"):
+            stage.ask(f"{tenant}{number:03d}", tenant=tenant, prompt=90, max_new_tokens=5 + number % 11)
+
+    for number in range(3):
+        ask_both(number)
+    stage.step()
+    stage.ask("large", tenant="large", prompt=380, max_new_tokens=2)
+    for number in range(3, 400):
+        ask_both(number)
+        stage.now += 0.01
+        stage.step()
+
+    assert "large" in [event.request_id for event in stage.said(Finished)]
+
+
 def test_a_long_prompt_leaves_room_in_the_step_for_another_tenants_prompt():
     stage = Stage(adapters=0, rows=8, config=SchedulerConfig(chunked_prefill_size=64))
     stage.ask("long", tenant="burst", prompt=400)

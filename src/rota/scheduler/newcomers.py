@@ -109,7 +109,7 @@ class Newcomers:
         self._refuse(current, sequence, reason)
         match self._effect_of(reason, sequence, current):
             case Effect.STOP:
-                current.why_others_wait = reason
+                current.why_others_wait = Reason.NO_ROW if reason is Reason.NO_ROW else Reason.IN_LINE
                 return False
             case Effect.STOP_TENANT:
                 self._stop_tenant(current, sequence, reason)
@@ -137,6 +137,8 @@ class Newcomers:
         if effect is not Effect.SKIP_ONE:
             return effect
         is_overtaken_enough = reason is Reason.NO_KV and sequence.overtaken >= MOST_OVERTAKES
+        if is_overtaken_enough and self._books.accounts.are_shared and not sequence.account.rows:
+            return Effect.STOP  # a tenant that runs nothing would starve if other tenants went on to take KV
         skipped = sum(one.account is sequence.account for one in current.skipped[reason])
         if is_overtaken_enough or skipped == LOOK_AHEAD:
             return EFFECT_AFTER_SKIPS[reason]

@@ -64,10 +64,21 @@ class Sharing:
             if not self._take(draft, taker, books.rows.total, _rows, 1):
                 return False
         needed = books.blocks.blocks_for(len(sequence.tokens))
+        if self._lacks_kv(draft, sequence) and books.blocks.free + self._could_free(taker) < needed:
+            return False  # to preempt others would be in vain, in this pass and in the next
         while self._lacks_kv(draft, sequence):
             if not self._take(draft, taker, books.blocks.total, _blocks, needed):
                 return False
         return True
+
+    def _could_free(self, taker: Account) -> int:
+        """The blocks of all sequences that other tenants could lose: of each tenant all but the oldest."""
+        oldest: dict[Account, Sequence] = {}
+        for sequence in self._books.running():
+            first = oldest.setdefault(sequence.account, sequence)
+            if sequence.arrival < first.arrival:
+                oldest[sequence.account] = sequence
+        return sum(one.blocks - len(kept.held_blocks) for one, kept in oldest.items() if one is not taker)
 
     def _lacks_row(self, draft: Draft) -> bool:
         return self._books.rows.free <= len(draft.invited)
