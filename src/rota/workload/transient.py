@@ -10,7 +10,7 @@ from rota.workload.arrivals import Ask, asks
 from rota.workload.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
     """A copy of `host` under another name comes at `at`; it is unloaded after `stays_s`, answered or not.
 
@@ -46,5 +46,11 @@ def visits(scenario: Scenario, seed: int) -> Iterator[Visit]:
         own.append(replace(ask, at=stays_s * len(own) / each))
         if len(own) == each:
             number = ask.number // each
-            yield Visit(number, (number + 1) * every_s, own[0].adapter_id, tuple(own), stays_s)
+            yield Visit(
+                number=number,
+                at=(number + 1) * every_s,
+                host=own[0].adapter_id,
+                asks=tuple(own),
+                stays_s=stays_s,
+            )
             own = []
