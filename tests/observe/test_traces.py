@@ -21,6 +21,7 @@ from rota.core.events import Admitted, Finished, FinishReason, Preempted, Produc
 from rota.observe.metrics import Metrics
 from rota.observe.trace_export import exported_traces
 from rota.observe.traces import Traces
+from rota.runtime.lifeline import tied
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -140,7 +141,7 @@ from rota.observe.trace_export import exported_traces
 with exported_traces(False) as enders:
     print(len(enders), any(name.startswith("opentelemetry") for name in sys.modules))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(tied([sys.executable, "-c", script]), capture_output=True, text=True, check=True)
 
     assert done.stdout.split() == ["0", "False"]
 
