@@ -6,7 +6,8 @@ from rota.core.ids import AdapterId
 from rota.core.tenant import Tenant
 from rota.policy.fairness import joins_at, share, units
 
-# One step of a tenant's priority counts as this many seconds of service that it has not got.
+# One step of priority counts as this many seconds: of earlier arrival for a request among those of its tenant, and of
+# service that a tenant has not got among tenants.
 PRIORITY_HEAD_START_S = 10.0
 # The estimate of what a unit of service takes covers about this many steps.
 REMEMBERED_STEPS = 16

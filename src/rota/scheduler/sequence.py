@@ -13,11 +13,7 @@ from enum import Enum
 
 from rota.core.ids import BlockId, RequestId, Row
 from rota.core.request import Request
-from rota.scheduler.accounts import Account
-
-# One step of priority counts as an arrival this many seconds earlier.
-PRIORITY_HEAD_START_S = 10.0
-
+from rota.scheduler.accounts import PRIORITY_HEAD_START_S, Account
 
 Arrival = tuple[float, RequestId]
 

@@ -60,8 +60,10 @@ class SlotCandidates:
 
     def _keeps_its_share(self, group: Group) -> bool:
         """Is it the only busy adapter of its tenant? Then no other tenant takes its slot."""
+        if not self._books.accounts.are_shared:
+            return False
         account = group.main_account
-        if not self._books.accounts.are_shared or account is None or len(account.adapters) > 1:
+        if account is None or len(account.adapters) > 1:
             return False
         return self._books.accounts.share(account, self._books.slots.total) >= 1.0
 
