@@ -59,10 +59,11 @@ class AdapterFetched:
 
 @dataclass(frozen=True, slots=True)
 class AdapterReady:
-    """An adapter's copy into its slot is complete."""
+    """An adapter's copy into its slot is complete. Steps may use the slot before: they wait for the copy."""
 
     adapter_id: AdapterId
     at: float
+    copy_s: float = 0.0  # how long the copy took, without the wait for its slot
 
 
 @dataclass(frozen=True, slots=True)

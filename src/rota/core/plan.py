@@ -36,7 +36,11 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """An adapter is copied into a slot; the adapter that was there is gone from this step on."""
+    """An adapter is copied into a slot; the adapter that was there is gone from this step on.
+
+    The next step may use the slot at once: the device computes it after the copy. A step that does not use the slot
+    runs beside the copy.
+    """
 
     adapter_id: AdapterId
     slot: Slot
@@ -118,7 +122,8 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-# Stands in the place of a token when a row's logits were not numbers.
+# Stands in the place of a token when a row's logits were not numbers, and when its adapter could not be copied into its
+# slot. In the second case `AdapterFailed` has been posted before the step was submitted.
 NO_TOKEN = -1
 
 

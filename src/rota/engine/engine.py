@@ -13,7 +13,7 @@ from torch import Tensor
 from rota.core.config import Capacity
 from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.messages import Message
-from rota.core.plan import Chunk, Seat, StepPlan, StepResult
+from rota.core.plan import NO_TOKEN, Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.engine.computation import Computation
 from rota.engine.cpu.threads import Threads
@@ -67,10 +67,11 @@ class Engine:
             self._threads.use(plan.tokens)
         if self._adapters is not None:
             self._adapters.accept(plan)
+            self._adapters.wait_for_copies(plan)
         if plan.seats:
             self._sampler.seat(plan.seats)
         ran = self._computation.run(plan)
-        sampled = self._sample(plan, *ran) if ran is not None else NO_TOKENS
+        sampled = self._without_lost(plan, self._sample(plan, *ran)) if ran is not None else NO_TOKENS
         return copy_to_host(sampled, self._device)
 
     def collect(self, ticket: Ticket) -> StepResult:
@@ -97,6 +98,13 @@ class Engine:
         assert computed.hidden is not None, "a step that scores runs outside graphs"
         scores = score(plan, self._rows, computed.hidden, self._model.logits, self._scored_at_once)
         return replace(sampled, scores=scores)
+
+    def _without_lost(self, plan: StepPlan, sampled: Sampled) -> Sampled:
+        """No token for rows whose adapter could not be copied: the base model alone has computed them."""
+        lost = self._adapters.lost(plan.sampled_rows) if self._adapters is not None else []
+        if not lost:
+            return sampled
+        return replace(sampled, tokens=sampled.tokens.index_fill(0, torch.tensor(lost).to(self._device), NO_TOKEN))
 
     # ── before the first step ────────────────────────────────────────────────────────────────────────────────────
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.adapter import Adapter
-from rota.core.ids import BASE, AdapterId, Slot
+from rota.core.ids import BASE, AdapterId, Row, Slot
 from rota.core.messages import Message
 from rota.core.plan import StepPlan
+from rota.engine.lora.arrival import Arrival
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batch import BatchFrame, tile_size_for
 from rota.engine.lora.host import HostAdapter
@@ -42,6 +43,8 @@ class Adapters:
         self._post: Callable[[Message], None] | None = None
         self._loader = AdapterLoader(bank, read, self._tell, overlaps)
         self._resident_of: dict[Slot, AdapterId] = {}
+        # Copies that no step has waited for, and those that failed, until their slot gets its next copy.
+        self._arrivals: dict[Slot, Arrival] = {}
         self._adapter_of_row: NDArray[np.int64] = np.full(rows + 1, BASE)
         # Base rows and the padding row have the number one past the last slot.
         self._slot_of_row: Numbers = np.full(rows + 1, bank.slots, np.int32)
@@ -59,7 +62,7 @@ class Adapters:
         self._post(message)
 
     def accept(self, plan: StepPlan) -> None:
-        """Start the plan's fetches and loads; does not wait, unless loading must not overlap."""
+        """Start the plan's fetches and loads; a GPU does not wait, nor does a CPU unless loading must not overlap."""
         if plan.fetches or plan.loads or plan.drops:
             self._order(plan)
         for seat in plan.seats:
@@ -73,6 +76,25 @@ class Adapters:
             return None
         assert slots.min() >= 0, "a step uses an adapter that is in no slot"
         return slots
+
+    def wait_for_copies(self, plan: StepPlan) -> None:
+        """Let the plan's step wait, on the device, for copies into the slots that it uses; a CPU waits here."""
+        if not self._arrivals or not plan.tokens:
+            return
+        rows = [*plan.decodes, *(chunk.row for chunk in plan.chunks)]
+        for slot in self._arrivals.keys() & set(self._slot_of_row[rows].tolist()):
+            arrival = self._arrivals[slot]
+            arrival.wait()
+            if not arrival.has_failed:
+                # Later steps are behind this one on the same stream.
+                del self._arrivals[slot]
+
+    def lost(self, rows: Sequence[Row]) -> list[int]:
+        """Positions of the rows whose adapter could not be copied into its slot; for steps that have waited."""
+        slots = {slot for slot, arrival in self._arrivals.items() if arrival.has_failed}
+        if not slots:
+            return []
+        return [at for at, row in enumerate(rows) if int(self._slot_of_row[row]) in slots]
 
     def project(self, projection: Projection, x: Tensor, layer: int, site: str, batch: LoraBatch) -> Tensor:
         """A matrix product at a site, plus what each token's adapter adds."""
@@ -103,7 +125,7 @@ class Adapters:
                 self._slot_of_row[self._adapter_of_row == former] = NO_SLOT
             self._resident_of[load.slot] = load.adapter_id
             self._slot_of_row[self._adapter_of_row == load.adapter_id] = load.slot
-            loader.load(load.adapter_id, load.slot, is_free)
+            self._arrivals[load.slot] = loader.load(load.adapter_id, load.slot, is_free)
 
     def _slot_of(self, adapter_id: AdapterId) -> int:
         for slot, resident in self._resident_of.items():

@@ -106,6 +106,13 @@ class Bank:
         self._ranks[:, :, slot].copy_(adapter.ranks, non_blocking=True)
         self._generations[slot] += 1
 
+    @torch.inference_mode()
+    def clear(self, slot: Slot) -> None:
+        """Leave the slot without an adapter, whatever a copy that failed has written; queued as `copy_in` is."""
+        self._ranks[:, :, slot].zero_()
+        self._filled[slot] = [self.max_rank] * len(SITES)
+        self._generations[slot] += 1
+
     def _arrive(self, stage: Tensor, pieces: Sequence[Tensor]) -> Tensor:
         run = stage[: sum(piece.numel() for piece in pieces)]
         for target, piece in zip(torch.split(run, pieces[0].numel()), pieces, strict=True):

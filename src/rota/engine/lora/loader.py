@@ -1,13 +1,13 @@
 """The loader brings adapters from disk to host memory, and from there into slots, while steps run.
 
-Two threads, so that a slow disk never delays a copy: one reads (`AdapterReader`), the other copies. An adapter's copy
-in host memory is a future. A load continues when the future is done: at once if the adapter was read earlier, else
-after the read.
+Three threads, so that a slow disk never delays a copy, and a copy under way never delays the order of the next one:
+the first reads (`AdapterReader`), the second queues copies, the third waits for their end. An adapter's copy in host
+memory is a future. A load continues when the future is done: at once if the adapter was read earlier, else after the
+read.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,10 +19,12 @@ from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
+from rota.engine.lora.arrival import Arrival
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.reader import AdapterReader, Copy, Refused, reason_for
 from rota.engine.lora.host import HostAdapter
+from rota.engine.lora.queued_copy import QueuedCopy
 from rota.engine.model.spec import ModelSpec
 
 
@@ -48,7 +50,7 @@ class AdapterLoader:
     def __init__(
         self, bank: Bank, read: Callable[[Adapter], HostAdapter], post: Callable[[Message], None], overlaps: bool = True
     ) -> None:
-        """Without overlap, `load` waits for its copy."""
+        """Without overlap, every step behind a load waits for the copy, whether it uses the slot or not."""
         self._bank, self._post, self._overlaps = bank, post, overlaps
         self._adapters: dict[AdapterId, Adapter] = {}
         self._copies: dict[AdapterId, Future[Copy]] = {}
@@ -56,6 +58,7 @@ class AdapterLoader:
         self._refused: SimpleQueue[AdapterId] = SimpleQueue()
         self._reader = AdapterReader(read, _keep_to_one_core if bank.device.type == "cuda" else None)
         self._copier = ThreadPoolExecutor(1, "adapter-copier")
+        self._watcher = ThreadPoolExecutor(1, "adapter-watcher")
         self._stream: torch.cuda.Stream | None = None
         if bank.device.type == "cuda":
             self._stream = torch.cuda.Stream(bank.device)
@@ -68,30 +71,32 @@ class AdapterLoader:
         self._adapters[adapter.adapter_id] = adapter
         self._copy_of(adapter).add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
 
-    def load(self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None) -> None:
+    def load(self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None) -> Arrival:
         """Copy an adapter into a slot, as soon as `is_free` has passed; it must have been fetched once.
 
-        `is_free` is recorded on the compute stream behind the last step that reads the slot.
+        `is_free` is recorded on the compute stream behind the last step that reads the slot. Copies into one slot are
+        made in the order of their loads if the adapters are in host memory.
         """
-        adapter, is_done = self._adapters[adapter_id], threading.Event()
+        adapter, arrival = self._adapters[adapter_id], Arrival()
 
         def load_when_read(copy: Future[Copy]) -> None:
-            loading = self._copier.submit(self._load, adapter, copy.result(), slot, is_free)
-            loading.add_done_callback(lambda _: is_done.set())
+            self._copier.submit(self._load, adapter, copy.result(), slot, is_free, arrival)
 
         self._copy_of(adapter).add_done_callback(load_when_read)
         if not self._overlaps:
-            is_done.wait()
+            arrival.wait()
+        return arrival
 
     def drop(self, adapter_id: AdapterId) -> None:
         """Free an adapter's host memory; a load under way keeps it until it is done."""
         self._copies.pop(adapter_id, None)
 
     def close(self) -> None:
-        """Finish the read and the copies under way, refuse the reads that have not begun, and end both threads."""
-        # In this order: a read that ends hands its copy to the copier.
+        """Finish the read and the copies under way, refuse the reads that have not begun, and end all threads."""
+        # In this order: a read that ends hands its copy to the copier, and the copier tells the watcher.
         self._reader.close()
         self._copier.shutdown()
+        self._watcher.shutdown()
 
     def _copy_of(self, adapter: Adapter) -> Future[Copy]:
         copy = self._copies.get(adapter.adapter_id)
@@ -114,29 +119,35 @@ class AdapterLoader:
         else:
             self._post(AdapterFetched(adapter.adapter_id, time.monotonic()))
 
-    def _load(self, adapter: Adapter, copy: Copy, slot: Slot, is_free: torch.cuda.Event | None) -> None:
+    def _load(
+        self, adapter: Adapter, copy: Copy, slot: Slot, is_free: torch.cuda.Event | None, arrival: Arrival
+    ) -> None:
+        queued = QueuedCopy(self._stream, is_free)
+        try:
+            with queued:
+                self._copy_in(copy, slot)
+        except Exception as error:  # the border of a thread: the scheduler must hear of any failure
+            # The message first: it lies in the inbox before a step that waits is submitted.
+            self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), reason_for(adapter, error)))
+            arrival.fail(queued.is_complete)
+        else:
+            arrival.queue(queued.is_complete)
+            self._watcher.submit(self._tell_ready, adapter, copy, queued)
+
+    def _copy_in(self, copy: Copy, slot: Slot) -> None:
+        """A slot whose copy fails is left empty: a step that waits for it must not find half of an adapter."""
         try:
             if isinstance(copy, Refused):
                 raise AdapterError(copy.reason)
-            self._copy_in(copy, slot, is_free)
-        except Exception as error:  # the border of a thread: the scheduler must hear of any failure
-            self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), reason_for(adapter, error)))
-        else:
-            self._post(AdapterReady(adapter.adapter_id, time.monotonic()))
+            self._bank.copy_in(slot, copy)
+        except Exception:  # whatever it is, it goes on
+            self._bank.clear(slot)
+            raise
 
-    def _copy_in(self, copy: HostAdapter, slot: Slot, is_free: torch.cuda.Event | None) -> None:
-        """Blocks this thread until the copy is complete."""
-        if self._stream is None:
-            self._bank.copy_in(slot, copy)
-            return
-        with torch.cuda.stream(self._stream):
-            if is_free is not None:
-                self._stream.wait_event(is_free)
-            self._bank.copy_in(slot, copy)
-            # Blocking: this thread sleeps, instead of spinning beside the thread that launches steps.
-            is_complete = torch.cuda.Event(blocking=True)
-            is_complete.record()
-        is_complete.synchronize()
+    def _tell_ready(self, adapter: Adapter, _copy: Copy, queued: QueuedCopy) -> None:
+        """Blocks its thread until the copy is complete, and keeps the adapter's host memory until then."""
+        copy_s = queued.wait()
+        self._post(AdapterReady(adapter.adapter_id, time.monotonic(), copy_s))
 
 
 def _keep_to_one_core() -> None:
