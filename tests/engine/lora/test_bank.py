@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from rota.core.config import LANDINGS, LoraConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import Slot
 from rota.engine.device import DeviceMemory
-from rota.engine.lora.bank import Bank, count_slots, slot_bytes
+from rota.engine.lora.bank import Bank, count_slots, pays_staging, slot_bytes
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.host import HostAdapter, run_length, stacked_sites
 from rota.engine.model.rotary import RotarySpec
@@ -52,10 +53,11 @@ def host_adapter(ranks: tuple[int, ...], fill: float) -> HostAdapter:
     return HostAdapter((run,), ranks, torch.tensor([ranks] * SMALL.layers, dtype=torch.int32))
 
 
-def test_the_operations_find_an_adapter_as_the_layout_says(model, spec, tmp_path):
+@pytest.mark.parametrize("has_stage", [False, True])
+def test_the_operations_find_an_adapter_as_the_layout_says(model, spec, tmp_path, has_stage):
     make_adapter(tmp_path, model, target_modules=["k_proj", "v_proj", "down_proj"], rank_pattern={"k_proj": 2})
     adapter = read_checkpoint(tmp_path, spec, torch.float32, MAX_RANK)
-    bank = Bank(spec, 3, MAX_RANK, torch.float32, CPU)
+    bank = Bank(spec, 3, MAX_RANK, torch.float32, CPU, has_stage=has_stage)
     bank.copy_in(Slot(1), adapter)
 
     qkv = bank.factors(1, "qkv")
@@ -95,9 +97,56 @@ def test_a_slot_forgets_its_former_residents(residencies):
     fresh = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU)
     for slot, (number, ranks) in newest.items():
         fresh.copy_in(Slot(slot), host_adapter(ranks, fill=number))
-    for layer in range(SMALL.layers):
+    assert_equal(bank, fresh)
+
+
+@given(Residencies, st.integers(1, 300))
+def test_a_slot_holds_the_same_with_a_stage_and_without_however_the_host_cuts_an_adapter(residencies, piece):
+    banks = [Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, has_stage=has_stage) for has_stage in (False, True)]
+    for number, (slot, ranks) in enumerate(residencies):
+        adapter = host_adapter(ranks, fill=0.0)
+        run = torch.arange(adapter.pieces[0].numel()) + 1000.0 * number
+        for bank in banks:
+            bank.copy_in(Slot(slot), replace(adapter, pieces=run.split(piece)))
+    assert_equal(*banks)
+
+
+@pytest.mark.parametrize("rank", [2, MAX_RANK])
+def test_without_a_stage_an_adapter_also_finds_its_place_below_the_matrices(rank):
+    shape = site_shapes(SMALL)[0]
+    rows = 2 * len(shape.parts) * MAX_RANK
+    block = torch.zeros(SMALL.layers, shape.outputs + rows + 3, shape.inputs)
+    annexes = {"qkv": block[:, shape.outputs : shape.outputs + rows]}
+    below = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, annexes, has_stage=False)
+    apart = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, has_stage=True)
+    adapter = host_adapter((rank,) * len(SITES), fill=0.0)
+    run = torch.arange(1.0, adapter.pieces[0].numel() + 1.0)
+    for bank in (below, apart):
+        bank.copy_in(Slot(1), replace(adapter, pieces=run.split(100)))
+
+    assert_equal(below, apart)
+    assert not block[:, : shape.outputs].any()
+    assert not block[:, shape.outputs + rows :].any()
+
+
+def test_a_cleared_slot_has_no_adapter_and_is_filled_again(model, spec, tmp_path):
+    make_adapter(tmp_path, model)
+    adapter = read_checkpoint(tmp_path, spec, torch.float32, MAX_RANK)
+    bank, fresh = (Bank(spec, 2, MAX_RANK, torch.float32, CPU) for _ in range(2))
+    bank.copy_in(Slot(1), adapter)
+    bank.clear(Slot(1))
+    assert not bank.factors(0, "qkv").ranks.any()
+    assert bank.generation(1) == 2
+    for each in (bank, fresh):
+        each.copy_in(Slot(1), adapter)
+    assert torch.equal(bank.factors(1, "down").a, fresh.factors(1, "down").a)
+    assert bank.factors(1, "down").ranks.tolist() == [0, 4]
+
+
+def assert_equal(bank: Bank, other: Bank) -> None:
+    for layer in range(bank.layers):
         for site in SITES:
-            found, wanted = bank.factors(layer, site), fresh.factors(layer, site)
+            found, wanted = bank.factors(layer, site), other.factors(layer, site)
             assert torch.equal(found.a, wanted.a)
             assert torch.equal(found.b, wanted.b)
             assert torch.equal(found.ranks, wanted.ranks)
@@ -139,12 +188,34 @@ def test_as_many_slots_as_asked_or_as_the_share_holds():
     assert slots(lora_memory_share=0.2, max_loaded_loras=7) == 7
 
 
-def test_on_a_gpu_the_share_also_holds_one_adapter_on_its_way():
+def test_a_bank_takes_exactly_its_places_unless_it_has_a_stage():
+    place = slot_bytes(SMALL, MAX_RANK, torch.float32)
+    sizes = {
+        has_stage: Bank(SMALL, 3, MAX_RANK, torch.float32, CPU, has_stage=has_stage).size_bytes
+        for has_stage in (False, True, None)
+    }
+    assert sizes == {False: 3 * place, True: 4 * place, None: 3 * place}
+
+
+def test_a_stage_pays_on_a_gpu_whose_copies_would_be_small():
+    gpu = torch.device("cuda")
+    llama = replace(
+        SMALL, hidden_size=4096, intermediate_size=14336, layers=32, heads=32, kv_heads=8, head_dim=128, vocab_size=9
+    )
+    assert pays_staging(SMALL, 64, torch.bfloat16, gpu)
+    assert not pays_staging(SMALL, 64, torch.bfloat16, CPU)
+    assert not pays_staging(llama, 16, torch.bfloat16, gpu)
+    assert pays_staging(llama, 4, torch.bfloat16, gpu)
+
+
+def test_where_a_stage_pays_the_memory_share_holds_it_too():
     assert slots(torch.device("cuda")) == 5 - LANDINGS - 1
 
 
 def test_slots_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match=r"No adapter fits: lora_memory_share 0\.005 of the cpu's memory is"):
         slots(lora_memory_share=0.005)
-    with pytest.raises(ConfigError, match=r"max_loras_per_batch is 40, .* at rank 64, but only .*; 24 would fit"):
+    with pytest.raises(
+        ConfigError, match=rf"max_loras_per_batch is 40, .* at rank 64, but only .*; {25 - LANDINGS} would fit"
+    ):
         slots(max_loras_per_batch=40, taken=0.75)

@@ -14,10 +14,15 @@ from rota.core.ids import Slot
 from rota.engine.device import DeviceMemory
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.layout import SiteFactors
+from rota.engine.lora.lines import copy_lines, line_count, lines_of
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 
 MEBIBYTE = 1 << 20
+# A copy from host memory takes a GPU about a microsecond besides its bytes: the time of 64 KiB at 50 GB/s. Where lines
+# are shorter, one copy into a staging buffer is faster than a copy for each line. Such a buffer is small: a model with
+# 352 lines a slot has one of 22 MiB at most. `benchmarks/adapter_copy.py --stage on off` compares both ways.
+SHORT_LINE_BYTES = 64 << 10
 NO_ANNEXES: Mapping[str, Tensor] = {}
 
 
@@ -26,12 +31,18 @@ def slot_bytes(spec: ModelSpec, max_rank: int, dtype: torch.dtype) -> int:
     return run_length(site_shapes(spec), spec.layers, [max_rank] * len(SITES)) * dtype.itemsize
 
 
+def pays_staging(spec: ModelSpec, max_rank: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Is an adapter copied sooner through a staging buffer of its size? A CPU never needs one."""
+    lines = line_count(site_shapes(spec), spec.layers)
+    return device.type != "cpu" and slot_bytes(spec, max_rank, dtype) < lines * SHORT_LINE_BYTES
+
+
 def count_slots(
     config: LoraConfig, spec: ModelSpec, dtype: torch.dtype, memory: DeviceMemory, device: torch.device
 ) -> int:
     """Slots whose residents may run: the configured number, or as many as the memory share holds."""
     size = slot_bytes(spec, config.max_lora_rank, dtype)
-    more = LANDINGS + _staged_slots(device)
+    more = LANDINGS + pays_staging(spec, config.max_lora_rank, dtype, device)
     if config.max_loras_per_batch != "auto":
         _check_fits(config.max_loras_per_batch, config.max_lora_rank, more, size, memory)
         return config.max_loras_per_batch
@@ -60,12 +71,16 @@ class Bank:
         dtype: torch.dtype,
         device: torch.device,
         annexes: Mapping[str, Tensor] = NO_ANNEXES,
+        has_stage: bool | None = None,
     ) -> None:
+        """With a stage, or without it, or by default with it where it pays."""
+        if has_stage is None:
+            has_stage = pays_staging(spec, max_rank, dtype, device)
         self.slots = slots
         self.max_rank = max_rank
         self.dtype = dtype
         self.device = device
-        self.size_bytes = (slots + _staged_slots(device)) * slot_bytes(spec, max_rank, dtype)
+        self.size_bytes = (slots + has_stage) * slot_bytes(spec, max_rank, dtype)
         self.layers = spec.layers
         self._shapes = site_shapes(spec)
         self._a = [
@@ -79,9 +94,9 @@ class Bank:
         # By slot and site: how many ranks are not zero.
         self._filled = [[0] * len(SITES) for _ in range(slots)]
         self._generations = [0] * slots
-        # An adapter arrives here on the device; then each factor is copied to its place.
+        # With a stage, an adapter arrives here on the device; then each factor is copied to its place.
         self._stage: Tensor | None = None
-        if _staged_slots(device):
+        if has_stage:
             longest = run_length(self._shapes, spec.layers, [max_rank] * len(SITES))
             self._stage = torch.empty(longest, dtype=dtype, device=device)
 
@@ -100,9 +115,14 @@ class Bank:
 
         No step may read the slot meanwhile, and copies must not be queued on two streams at a time.
         """
-        run = adapter.pieces[0] if self._stage is None else self._arrive(self._stage, adapter.pieces)
-        for index, site in enumerate(stacked_sites(run, self._shapes, self.layers, adapter.site_ranks)):
-            self._place(slot, index, site, adapter.site_ranks[index])
+        if self._stage is None:
+            copy_lines(self._lines(slot, adapter.site_ranks), adapter.pieces)
+        else:
+            run = self._arrive(self._stage, adapter.pieces)
+            for index, site in enumerate(stacked_sites(run, self._shapes, self.layers, adapter.site_ranks)):
+                self._place(slot, index, site)
+        for index, rank in enumerate(adapter.site_ranks):
+            self._clear_beyond(slot, index, rank)
         self._ranks[:, :, slot].copy_(adapter.ranks, non_blocking=True)
         self._generations[slot] += 1
 
@@ -119,22 +139,26 @@ class Bank:
             target.copy_(piece, non_blocking=True)
         return run
 
-    def _place(self, slot: Slot, index: int, site: StackedSite, rank: int) -> None:
-        # Part by part, since each part has max_rank rows: [layers, parts, max_rank, inputs].
-        a, b = self._a[index], self._b[index][:, slot]
-        a = a.view(self.layers, self.slots, -1, self.max_rank, a.shape[3])[:, slot]
+    def _lines(self, slot: Slot, site_ranks: Sequence[int]) -> list[Tensor]:
+        factors = zip(self._a, self._b, site_ranks, strict=True)
+        return [line for a, b, rank in factors if rank for line in lines_of(a[:, slot], b[:, slot], rank)]
+
+    def _place(self, slot: Slot, index: int, site: StackedSite) -> None:
+        a, b, rank = self._parts(slot, index), self._b[index][:, slot], site.b.shape[1]
         a[:, :, :rank] = site.a
         b[:, :rank] = site.b
+
+    def _clear_beyond(self, slot: Slot, index: int, rank: int) -> None:
+        """What a former resident of a larger rank has left."""
         former = self._filled[slot][index]
         if rank < former:
-            a[:, :, rank:former].zero_()
-            b[:, rank:former].zero_()
+            self._parts(slot, index)[:, :, rank:former].zero_()
+            self._b[index][:, slot, rank:former].zero_()
         self._filled[slot][index] = rank
 
-
-def _staged_slots(device: torch.device) -> int:
-    """How many adapters a staging buffer holds; a CPU needs none, since it copies factors straight to their place."""
-    return 0 if device.type == "cpu" else 1
+    def _parts(self, slot: Slot, index: int) -> Tensor:
+        """A of a slot at one site, part by part: [layers, parts, max_rank, inputs]."""
+        return self._a[index][:, slot].unflatten(1, (-1, self.max_rank))
 
 
 def _check_fits(slots: int, max_rank: int, more: int, size: int, memory: DeviceMemory) -> None:
