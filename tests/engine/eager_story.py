@@ -17,9 +17,9 @@ from rota.core.plan import Chunk, Load, Seat, StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
 from rota.engine.engine import Engine
-from rota.engine.lora.arrival import Arrival
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.host import HostAdapter
+from rota.engine.lora.pending_copy import PendingCopy
 from tests.waiting import PATIENCE_S
 
 ROWS, PAGES, BLOCK_SIZE = 5, 8, 8
@@ -122,7 +122,7 @@ class LateCopies:
 
     def __init__(self, monkeypatch: Any, on_device: Callable[[], None] | None = None) -> None:
         self._asked = threading.Semaphore(0)
-        copy_in, wait = Bank.copy_in, Arrival.wait
+        copy_in, wait = Bank.copy_in, PendingCopy.wait
 
         def late(bank: Bank, slot: Slot, adapter: HostAdapter) -> None:
             assert self._asked.acquire(timeout=PATIENCE_S), "no step has waited for this copy"
@@ -130,12 +130,12 @@ class LateCopies:
                 on_device()
             copy_in(bank, slot, adapter)
 
-        def ask(arrival: Arrival) -> None:
+        def ask(pending: PendingCopy) -> None:
             self._asked.release()
-            wait(arrival)
+            wait(pending)
 
         monkeypatch.setattr(Bank, "copy_in", late)
-        monkeypatch.setattr(Arrival, "wait", ask)
+        monkeypatch.setattr(PendingCopy, "wait", ask)
 
 
 class HeldCopies:

@@ -13,12 +13,12 @@ from rota.core.adapter import Adapter
 from rota.core.ids import BASE, AdapterId, Row, Slot
 from rota.core.messages import Message
 from rota.core.plan import StepPlan
-from rota.engine.lora.arrival import Arrival
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batch import BatchFrame, tile_size_for
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.loader import AdapterLoader
+from rota.engine.lora.pending_copy import PendingCopy
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SITES
 from rota.engine.step.lora_batch import LoraBatch
@@ -44,7 +44,7 @@ class Adapters:
         self._loader = AdapterLoader(bank, read, self._tell, overlaps)
         self._resident_of: dict[Slot, AdapterId] = {}
         # Copies that no step has waited for, and those that failed, until their slot gets its next copy.
-        self._arrivals: dict[Slot, Arrival] = {}
+        self._pending: dict[Slot, PendingCopy] = {}
         self._adapter_of_row: NDArray[np.int64] = np.full(rows + 1, BASE)
         # Base rows and the padding row have the number one past the last slot.
         self._slot_of_row: Numbers = np.full(rows + 1, bank.slots, np.int32)
@@ -79,19 +79,19 @@ class Adapters:
 
     def wait_for_copies(self, plan: StepPlan) -> None:
         """Let the plan's step wait, on the device, for copies into the slots that it uses; a CPU waits here."""
-        if not self._arrivals or not plan.tokens:
+        if not self._pending or not plan.tokens:
             return
         rows = [*plan.decodes, *(chunk.row for chunk in plan.chunks)]
-        for slot in self._arrivals.keys() & set(self._slot_of_row[rows].tolist()):
-            arrival = self._arrivals[slot]
-            arrival.wait()
-            if not arrival.has_failed:
+        for slot in self._pending.keys() & set(self._slot_of_row[rows].tolist()):
+            pending = self._pending[slot]
+            pending.wait()
+            if not pending.has_failed:
                 # Later steps are behind this one on the same stream.
-                del self._arrivals[slot]
+                del self._pending[slot]
 
     def lost(self, rows: Sequence[Row]) -> list[int]:
         """Positions of the rows whose adapter could not be copied into its slot; for steps that have waited."""
-        slots = {slot for slot, arrival in self._arrivals.items() if arrival.has_failed}
+        slots = {slot for slot, pending in self._pending.items() if pending.has_failed}
         if not slots:
             return []
         return [at for at, row in enumerate(rows) if int(self._slot_of_row[row]) in slots]
@@ -125,7 +125,7 @@ class Adapters:
                 self._slot_of_row[self._adapter_of_row == former] = NO_SLOT
             self._resident_of[load.slot] = load.adapter_id
             self._slot_of_row[self._adapter_of_row == load.adapter_id] = load.slot
-            self._arrivals[load.slot] = loader.load(load.adapter_id, load.slot, is_free)
+            self._pending[load.slot] = loader.load(load.adapter_id, load.slot, is_free)
 
     def _slot_of(self, adapter_id: AdapterId) -> int:
         for slot, resident in self._resident_of.items():

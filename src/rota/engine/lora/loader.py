@@ -19,12 +19,12 @@ from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
-from rota.engine.lora.arrival import Arrival
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.reader import AdapterReader, Copy, Refused, reason_for
 from rota.engine.lora.host import HostAdapter
-from rota.engine.lora.queued_copy import QueuedCopy
+from rota.engine.lora.pending_copy import PendingCopy
+from rota.engine.lora.timed_copy import TimedCopy
 from rota.engine.model.spec import ModelSpec
 
 
@@ -71,21 +71,21 @@ class AdapterLoader:
         self._adapters[adapter.adapter_id] = adapter
         self._copy_of(adapter).add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
 
-    def load(self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None) -> Arrival:
+    def load(self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None) -> PendingCopy:
         """Copy an adapter into a slot, as soon as `is_free` has passed; it must have been fetched once.
 
         `is_free` is recorded on the compute stream behind the last step that reads the slot. Copies into one slot are
         made in the order of their loads if the adapters are in host memory.
         """
-        adapter, arrival = self._adapters[adapter_id], Arrival()
+        adapter, pending = self._adapters[adapter_id], PendingCopy()
 
         def load_when_read(copy: Future[Copy]) -> None:
-            self._copier.submit(self._load, adapter, copy.result(), slot, is_free, arrival)
+            self._copier.submit(self._load, adapter, copy.result(), slot, is_free, pending)
 
         self._copy_of(adapter).add_done_callback(load_when_read)
         if not self._overlaps:
-            arrival.wait()
-        return arrival
+            pending.wait()
+        return pending
 
     def drop(self, adapter_id: AdapterId) -> None:
         """Free an adapter's host memory; a load under way keeps it until it is done."""
@@ -120,19 +120,19 @@ class AdapterLoader:
             self._post(AdapterFetched(adapter.adapter_id, time.monotonic()))
 
     def _load(
-        self, adapter: Adapter, copy: Copy, slot: Slot, is_free: torch.cuda.Event | None, arrival: Arrival
+        self, adapter: Adapter, copy: Copy, slot: Slot, is_free: torch.cuda.Event | None, pending: PendingCopy
     ) -> None:
-        queued = QueuedCopy(self._stream, is_free)
+        timed = TimedCopy(self._stream, is_free)
         try:
-            with queued:
+            with timed:
                 self._copy_in(copy, slot)
         except Exception as error:  # the border of a thread: the scheduler must hear of any failure
             # The message first: it lies in the inbox before a step that waits is submitted.
             self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), reason_for(adapter, error)))
-            arrival.fail(queued.is_complete)
+            pending.fail(timed.is_complete)
         else:
-            arrival.queue(queued.is_complete)
-            self._watcher.submit(self._tell_ready, adapter, copy, queued)
+            pending.queue(timed.is_complete)
+            self._watcher.submit(self._tell_ready, adapter, copy, timed)
 
     def _copy_in(self, copy: Copy, slot: Slot) -> None:
         """A slot whose copy fails is left empty: a step that waits for it must not find half of an adapter."""
@@ -144,9 +144,9 @@ class AdapterLoader:
             self._bank.clear(slot)
             raise
 
-    def _tell_ready(self, adapter: Adapter, _copy: Copy, queued: QueuedCopy) -> None:
+    def _tell_ready(self, adapter: Adapter, _copy: Copy, timed: TimedCopy) -> None:
         """Blocks its thread until the copy is complete, and keeps the adapter's host memory until then."""
-        copy_s = queued.wait()
+        copy_s = timed.wait()
         self._post(AdapterReady(adapter.adapter_id, time.monotonic(), copy_s))
 
 

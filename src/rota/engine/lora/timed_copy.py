@@ -1,4 +1,4 @@
-"""A queued copy is work on the copies' own stream, between two events that tell how long it took."""
+"""A timed copy is work on the copies' own stream, between two events that tell how long it took."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 
-class QueuedCopy:
+class TimedCopy:
     """What runs inside `with` is queued on the stream behind `is_free`. A CPU has no stream: it has copied at the end.
 
     `is_complete` is recorded behind the work, also if an error ended it.

@@ -1,4 +1,4 @@
-"""An arrival is an adapter's copy into a slot, from its order on: a step that uses the slot waits for the copy.
+"""A pending copy is an adapter's copy into a slot, from its order on: a step that uses the slot waits for it.
 
     host      order A    plan and submit the next step
     copies               | A          |
@@ -15,7 +15,7 @@ import threading
 import torch
 
 
-class Arrival:
+class PendingCopy:
     """One thread queues the copy, or says that it failed; another thread lets steps wait for it."""
 
     def __init__(self) -> None:
