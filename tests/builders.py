@@ -63,6 +63,7 @@ def capacity(
     slots: int = 2,
     vocabulary: int | None = None,
     window: int | None = None,
+    adapter_bytes: int = 2_000_000,
 ) -> Capacity:
     return Capacity(
         blocks=blocks,
@@ -72,4 +73,5 @@ def capacity(
         slots=slots,
         vocabulary=vocabulary,
         window=window,
+        adapter_bytes=adapter_bytes,
     )

@@ -5,7 +5,9 @@ import socket
 import pytest
 
 from rota.cli import main
+from rota.commands.serve import adapter_memory
 from rota.core.config import EngineConfig, ServerConfig
+from tests.builders import capacity
 
 
 def served(*arguments: str) -> tuple[EngineConfig, ServerConfig]:
@@ -54,3 +56,20 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_read(capsys, monkeypat
 
     assert ended.value.code == 2
     assert f"Cannot listen on 127.0.0.1, port {port} " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        ((3, 251_658_240), "3 slots for adapters take 252 MB on the device."),
+        ((1, 83_886_080), "One slot for adapters takes 84 MB on the device."),
+        ((0, 0), ""),
+    ],
+)
+def test_a_server_says_what_its_slots_cost(found, sentence):
+    slots, adapter_bytes = found
+    assert adapter_memory(capacity(slots=slots, adapter_bytes=adapter_bytes)) == sentence
+
+
+def test_a_server_without_an_engine_says_nothing_of_slots():
+    assert adapter_memory(None) == ""

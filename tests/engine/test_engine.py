@@ -12,13 +12,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rota.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from rota.core.config import LANDINGS, CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
 from rota.engine.engine import Engine
+from rota.engine.lora.bank import slot_bytes
 from rota.engine.step.frames import decode_frames
 from tests.engine.model_factory import FAMILIES, make_tiny_model
 
@@ -225,6 +226,13 @@ def test_the_capacity_says_what_was_found(folder: Path):
     capacity = build_engine(config(folder, context_length=100)).capacity
     assert (capacity.blocks, capacity.block_size, capacity.rows) == (BLOCKS, BLOCK_SIZE, ROWS)
     assert (capacity.max_sequence_tokens, capacity.vocabulary) == (100, 256)
+
+
+def test_the_capacity_says_what_all_places_for_adapters_take(folder: Path):
+    asked = replace(config(folder), lora=LoraConfig(max_loras_per_batch=3, max_lora_rank=8))
+    engine = build_engine(asked)
+    place = slot_bytes(engine.spec, 8, torch.float32)
+    assert engine.capacity.adapter_bytes == (3 + LANDINGS) * place
 
 
 def test_the_shortest_context_still_works(folder: Path, oracle: PreTrainedModel):

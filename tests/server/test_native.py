@@ -288,6 +288,7 @@ def test_operators_are_told_what_runs_here(client):
     assert (info["model_path"], info["is_generation"], info["context_length"]) == ("/models/letters", True, CONTEXT)
     assert server["loaded_adapters"] == {"pirate": "/adapters/pirate", "poet": "/adapters/poet"}
     assert (server["status"], server["max_running_requests"], server["max_total_num_tokens"]) == ("ready", 8, 1024)
+    assert (server["max_loras_per_batch"], server["lora_memory_bytes"]) == (2, 2_000_000)
     (state,) = server["internal_states"]
     assert (state["num_running_reqs"], state["kv_blocks_used"]) == (0, 0)
     assert state["age_s"] >= 0.0

@@ -12,7 +12,7 @@ import typer
 
 from rota import __version__
 from rota.commands.flags import config_file, make_command, parameter, quiet_flag, with_file
-from rota.core.config import EngineConfig, ServerConfig
+from rota.core.config import Capacity, EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
@@ -107,14 +107,23 @@ def _serve(
         companions=[KeyWatch(source, access).run] if source.path else (),
     )
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
-    announce = partial(_announce, name, [describe(server, keys), door.advice], on_ready)
+    sentences = [describe(server, keys), door.advice]
+    announce = partial(_announce, name, lambda: [adapter_memory(service.state.capacity), *sentences], on_ready)
     listen(holder, app, service, server, announce, partial(print, flush=True), door)
 
 
-def _announce(name: str, sentences: list[str], on_ready: Callable[[str], None] | None, url: str) -> None:
-    print("\n".join([f"Rota serves {name} at {url}", *filter(None, sentences)]), flush=True)
+def _announce(name: str, sentences: Callable[[], list[str]], on_ready: Callable[[str], None] | None, url: str) -> None:
+    print("\n".join([f"Rota serves {name} at {url}", *filter(None, sentences())]), flush=True)
     if on_ready:
         on_ready(url)
+
+
+def adapter_memory(capacity: Capacity | None) -> str:
+    """What the slots cost, in a sentence; empty if they cost nothing."""
+    if capacity is None or not capacity.adapter_bytes:
+        return ""
+    slots = "One slot for adapters takes" if capacity.slots == 1 else f"{capacity.slots} slots for adapters take"
+    return f"{slots} {capacity.adapter_bytes / 1e6:,.0f} MB on the device."
 
 
 def _model_name(asked_path: str | None, folder: Path) -> str:

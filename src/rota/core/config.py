@@ -232,6 +232,7 @@ class Capacity:
     rows: int
     max_sequence_tokens: int
     slots: int = 0  # adapters a step may hold
+    adapter_bytes: int = 0  # what all places for adapters take on the device, with a staging buffer if there is one
     vocabulary: int | None = None  # token ids lie below it; None: any id may come
     window: int | None = None  # tokens that the layer with the longest view sees, its own included; None: all of them
 

@@ -76,6 +76,7 @@ def _assemble(config: EngineConfig, chosen: Choices, weights: Weights, adapters:
         rows=rows,
         max_sequence_tokens=spec.context_length,
         slots=chosen.slots,
+        adapter_bytes=adapters.bank.size_bytes,
         vocabulary=spec.vocab_size,
         window=spec.widest_window,
     )

@@ -57,6 +57,8 @@ class ServerInfoBody(BaseModel):
     max_total_num_tokens: int | None
     kv_block_size: int | None
     max_loras_per_batch: int | None
+    # What the slots take on the device, in use or not.
+    lora_memory_bytes: int | None
     loaded_adapters: dict[str, str]
     internal_states: list[dict[str, Any]]
 

@@ -101,6 +101,7 @@ def _install_server_info(app: FastAPI, front: Front, queries: Queries) -> None:
             "max_total_num_tokens": capacity and capacity.blocks * capacity.block_size,
             "kv_block_size": capacity and capacity.block_size,
             "max_loras_per_batch": capacity and capacity.slots,
+            "lora_memory_bytes": capacity and capacity.adapter_bytes,
             "loaded_adapters": {adapter.name: adapter.path for adapter in front.registry.adapters},
             "internal_states": [_described(standing)] if standing else [],
         }
