@@ -43,14 +43,30 @@ def test_a_rate_is_that_of_the_median(script):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
 def test_the_script_measures_a_tiny_bank_on_a_cpu_and_leaves_the_device_out(script, tmp_path, capsys):
     path = tmp_path / "new" / "copy.json"
-    script.main(["--shape", "tiny", "--ranks", "16", "4", "--repeats", "2", "--output", str(path)])
+    script.main(["--shape", "tiny", "--ranks", "16", "4", "--repeats", "2", "--decodes", "2", "--output", str(path)])
 
     found = json.loads(path.read_text())
-    assert [one["rank"] for one in found["adapters"]] == [4, 16]
+    assert [(one["rank"], one["stage"]) for one in found["adapters"]] == [
+        (4, "on"),
+        (4, "off"),
+        (16, "on"),
+        (16, "off"),
+    ]
     assert found["max_rank"] == 16
-    small, large = found["adapters"]
+    small, _, large, without = found["adapters"]
     assert large["size_mb"] == pytest.approx(4 * small["size_mb"], rel=0.1)
+    assert large["bank_mb"] == pytest.approx(without["bank_mb"] * 4 / 3, abs=0.01)
     for one in found["adapters"]:
-        assert one["device"] is None
-        assert 0.0 < one["wall"]["median_ms"] <= one["wall"]["max_ms"]
-    assert "No GPU here: times on the device are left out" in capsys.readouterr().out
+        for figures in (one, one["beside"]):
+            assert figures["device"] is None
+            assert 0.0 < figures["wall"]["median_ms"] <= figures["wall"]["max_ms"]
+            assert 0.0 < figures["queue"]["median_ms"] <= figures["wall"]["median_ms"]
+        assert 0.0 < one["beside"]["step_ms"]["beside_median"] <= one["beside"]["step_ms"]["beside_max"]
+    printed = capsys.readouterr().out
+    assert "No GPU here: times on the device are left out" in printed
+    assert "rank 16, stage off" in printed
+
+
+def test_steps_beside_copies_can_be_left_out(script, capsys):
+    script.main(["--shape", "tiny", "--ranks", "4", "--repeats", "1", "--decodes", "0", "--stage", "off"])
+    assert "steps alone" not in capsys.readouterr().out
