@@ -15,6 +15,7 @@ from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Mess
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.loader import AdapterLoader, checkpoint_reader
+from rota.engine.lora.timed_copy import TimedCopy
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.waiting import PATIENCE_S, until
@@ -172,6 +173,18 @@ def test_a_load_that_cannot_be_read_or_copied_fails_and_the_next_one_does_not(lo
     loader.load(AdapterId(1), Slot(0))
 
     assert mailbox.wait_for(5)[4] == (AdapterReady, 1)
+
+
+def test_a_copy_that_fails_on_the_device_is_told_too(loader, mailbox, adapters, monkeypatch):
+    def lose(_: TimedCopy) -> float:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setattr(TimedCopy, "wait", lose)
+    loader.fetch(adapters["a"])
+    loader.load(AdapterId(1), Slot(0))
+
+    assert mailbox.wait_for(2)[1] == (AdapterFailed, 1)
+    assert "the device is lost" in mailbox.messages[1].reason
 
 
 @pytest.mark.usefixtures("disk")

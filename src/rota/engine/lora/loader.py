@@ -128,7 +128,7 @@ class AdapterLoader:
                 self._copy_in(copy, slot)
         except Exception as error:  # the border of a thread: the scheduler must hear of any failure
             # The message first: it lies in the inbox before a step that waits is submitted.
-            self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), reason_for(adapter, error)))
+            self._tell_failed(adapter, error)
             pending.fail(timed.is_complete)
         else:
             pending.queue(timed.is_complete)
@@ -146,8 +146,15 @@ class AdapterLoader:
 
     def _tell_ready(self, adapter: Adapter, _copy: Copy, timed: TimedCopy) -> None:
         """Blocks its thread until the copy is complete, and keeps the adapter's host memory until then."""
-        copy_s = timed.wait()
-        self._post(AdapterReady(adapter.adapter_id, time.monotonic(), copy_s))
+        try:
+            copy_s = timed.wait()
+        except Exception as error:  # the border of a thread: a device that failed says so here
+            self._tell_failed(adapter, error)
+        else:
+            self._post(AdapterReady(adapter.adapter_id, time.monotonic(), copy_s))
+
+    def _tell_failed(self, adapter: Adapter, error: Exception) -> None:
+        self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), reason_for(adapter, error)))
 
 
 def _keep_to_one_core() -> None:
