@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Literal
 
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import Event, Finished, Produced
@@ -17,14 +19,26 @@ from rota.sim.world import Finish
 from tests.fakes import FakeDevice, FakeTicket
 
 STEP_S = 1.0
+LOAD_S = 0.6 * STEP_S
 
 
 class DeviceWorld(VirtualWorld):
-    """Virtual time, real plans: every step takes a second and is computed by a device."""
+    """Virtual time, real plans: every step takes a second and is computed by a device.
 
-    def __init__(self, messages: Iterable[tuple[float, Message]], device: FakeDevice) -> None:
-        super().__init__(messages, ConstantCost(STEP_S, load_s=0.6 * STEP_S, fetch_s=1.7 * STEP_S))
+    At depth 2 a step may use an adapter whose copy an earlier plan has ordered, if copies are shorter than steps.
+    """
+
+    def __init__(
+        self,
+        messages: Iterable[tuple[float, Message]],
+        device: FakeDevice,
+        depth: int = 1,
+        load_s: float = LOAD_S,
+        fetch_s: float = 1.7 * STEP_S,
+    ) -> None:
+        super().__init__(messages, ConstantCost(STEP_S, load_s, fetch_s))
         self.device = device
+        self._is_eager = depth > 1 and load_s <= STEP_S
         self._tickets: list[FakeTicket] = []
         self._arrived: dict[AdapterId, bool] = {BASE: True}
         self._adapter_of: dict[Row, AdapterId] = {}
@@ -37,14 +51,19 @@ class DeviceWorld(VirtualWorld):
         return messages
 
     def submit(self, plan: StepPlan) -> Finish:
+        if self._is_eager:
+            self._arrived = dict.fromkeys(self._arrived, True)
         for load in plan.loads:
             self._arrived[load.adapter_id] = load.is_awaited
-        for seat in plan.seats:
-            self._adapter_of[seat.row] = seat.adapter_id
-        for row in (*plan.decodes, *(chunk.row for chunk in plan.chunks)):
-            assert self._arrived[self._adapter_of[row]], "a step uses an adapter whose copy is not complete"
+        for adapter_id in self.used(plan):
+            assert self._arrived[adapter_id], "a step uses an adapter whose copy is not complete"
         self._tickets.append(self.device.submit(plan))
         return super().submit(plan)
+
+    def used(self, plan: StepPlan) -> set[AdapterId]:
+        """The adapters in a step that is about to be submitted."""
+        self._adapter_of.update((seat.row, seat.adapter_id) for seat in plan.seats)
+        return {self._adapter_of[row] for row in (*plan.decodes, *(chunk.row for chunk in plan.chunks))}
 
     def collect(self, ticket: Finish) -> StepResult:
         result = self.device.collect(self._tickets.pop(0))
@@ -57,19 +76,20 @@ def serve(
     messages: Iterable[tuple[float, Message]],
     device: FakeDevice,
     config: SchedulerConfig | None = None,
-    depth: int = 1,
+    depth: Literal[1, 2] = 1,
     policy: PolicyConfig | None = None,
     lora: LoraConfig | None = None,
+    load_s: float = LOAD_S,
 ) -> list[Event]:
     """Run messages to the end, checking the books after every batch of events."""
-    scheduler = Scheduler(config or SchedulerConfig(), device.capacity, policy, lora)
+    scheduler = Scheduler(replace(config or SchedulerConfig(), overlap_depth=depth), device.capacity, policy, lora)
     events: list[Event] = []
 
     def emit(batch: list[Event]) -> None:
         scheduler.check()
         events.extend(batch)
 
-    run(scheduler, DeviceWorld(messages, device), emit, depth)
+    run(scheduler, DeviceWorld(messages, device, depth, load_s), emit, depth)
     scheduler.check()
     assert scheduler.is_idle
     return events

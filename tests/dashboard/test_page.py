@@ -97,7 +97,7 @@ def test_an_idle_server_explains_itself(on_stage, open_page):
     assert "There are no requests now" in page.locator("#idle").inner_text()
     assert '"model":"pirate"' in page.locator("#idle code").inner_text()
     assert page.locator("#adapters tbody tr").count() == 7
-    assert page.locator(".lane").count() == 3  # two slots and a landing
+    assert page.locator(".lane").count() == 2
 
 
 def test_it_moves_with_traffic_and_shows_the_rotation(on_stage, open_page):
@@ -113,7 +113,7 @@ def test_it_moves_with_traffic_and_shows_the_rotation(on_stage, open_page):
     page.get_by_role("button", name="10 s").click()
     wait_for_text(page, ".chart .legend-line", r"P99\s*\d")
 
-    assert until(lambda: max(colours_in(page, slot) for slot in range(3)) >= 3)
+    assert until(lambda: max(colours_in(page, slot) for slot in range(2)) >= 3)
     assert page.locator("#idle").is_hidden()
     assert "ago" in page.locator("#axis").inner_text()
 
@@ -250,7 +250,7 @@ def test_a_dropped_journal_is_replayed_with_pause_speed_and_scrubber(on_stage, o
     assert re.fullmatch(r"[\d.]+ m?s", figure(page, "First token"))
     assert figure(page, "KV in use") == "–"
     assert "adapter3" in page.locator("#adapters").inner_text()
-    assert until(lambda: max(colours_in(page, slot) for slot in range(3)) >= 3)
+    assert until(lambda: max(colours_in(page, slot) for slot in range(2)) >= 3)
     page.get_by_role("button", name="Back to live").click()
     wait_for_text(page, "#status", "live")
 

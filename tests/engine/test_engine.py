@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rota.core.config import LANDINGS, CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
@@ -228,11 +228,11 @@ def test_the_capacity_says_what_was_found(folder: Path):
     assert (capacity.max_sequence_tokens, capacity.vocabulary) == (100, 256)
 
 
-def test_the_capacity_says_what_all_places_for_adapters_take(folder: Path):
+def test_the_capacity_says_what_the_slots_for_adapters_take(folder: Path):
     asked = replace(config(folder), lora=LoraConfig(max_loras_per_batch=3, max_lora_rank=8))
     engine = build_engine(asked)
     place = slot_bytes(engine.spec, 8, torch.float32)
-    assert engine.capacity.adapter_bytes == (3 + LANDINGS) * place
+    assert engine.capacity.adapter_bytes == 3 * place
 
 
 def test_the_shortest_context_still_works(folder: Path, oracle: PreTrainedModel):

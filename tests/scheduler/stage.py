@@ -49,10 +49,10 @@ class Stage:
     def leave(self, id: str) -> None:
         self.tell(abort(id, self.now))
 
-    def arrive(self, *adapters: int) -> None:
-        """Their copies into slots are complete."""
+    def arrive(self, *adapters: int, copy_s: float = 0.0) -> None:
+        """Their copies into slots are complete; without a time no step uses a slot before it hears of its copy."""
         for adapter in adapters:
-            self.tell(AdapterReady(AdapterId(adapter), self.now))
+            self.tell(AdapterReady(AdapterId(adapter), self.now, copy_s))
 
     def fail(self, adapter: int, reason: str = "it is broken") -> None:
         self.tell(AdapterFailed(AdapterId(adapter), self.now, reason))

@@ -30,7 +30,7 @@ Messages = list[tuple[float, Message]]
 def serve(messages: Messages, policy: PolicyConfig, slots: int, rows: int, depth: int = 2) -> list[Event]:
     """Through the virtual world, with KV for everybody."""
     found = capacity(blocks=4096, rows=rows, slots=slots, max_sequence_tokens=4096)
-    scheduler = Scheduler(SchedulerConfig(enable_prefix_caching=False), found, policy)
+    scheduler = Scheduler(SchedulerConfig(enable_prefix_caching=False, overlap_depth=depth), found, policy)
     events: list[Event] = []
     run(scheduler, VirtualWorld(messages, ConstantCost(STEP_S, LOAD_S)), events.extend, depth)
     scheduler.check()
@@ -107,8 +107,8 @@ def test_no_sequence_that_runs_goes_without_a_token_longer_than_the_bound(
     Proof. L is the most that the limit may be stretched to. Let a parked sequence's adapter have run last at r. From
     r + L on it is due, and only adapters that were due before it come first. Whoever leaves a slot after that moment
     has run after it, and whoever is asked for the first time after it is due later (or, by priority, once earlier): so
-    each of the N − slots claimants comes first at most once. Every q each of the R slots may change hands, one after
-    the other on one landing, c each: R of them come in a round of q + R · c. One more step or two bring the token back.
+    each of the N − slots claimants comes first at most once. Every q each of the R slots may change hands. Turns
+    make one copy at a time, c each: R of them come in a round of q + R · c. One more step or two bring the token back.
     """
     pinned, heaviest = data.draw(st.integers(0, slots - 1)), data.draw(st.sampled_from([1.0, 2.0]))
     messages = data.draw(crowds(slots + more, pinned, heaviest))

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from rota.core.config import LANDINGS
 from rota.policy.eviction import eviction
 from rota.scheduler.slots import SlotLedger
 
@@ -22,7 +21,7 @@ def test_an_adapter_goes_from_nowhere_through_loading_to_ready_and_out_again():
     slot = ledger.begin_load(1)
     assert not ledger.residencies[1].is_ready
     assert ledger.empty == 1
-    assert ledger.finish_load(1) is None
+    ledger.finish_load(1)
     assert ledger.residencies[1].is_ready
 
     assert ledger.vacate(1) == slot
@@ -40,55 +39,25 @@ def test_the_lowest_empty_slot_is_taken_first_so_that_a_rerun_takes_the_same():
     assert ledger.begin_load(9) == second
 
 
-def test_an_adapter_lands_beside_the_one_it_replaces_and_they_change_places_when_it_is_there():
+def test_an_adapter_is_copied_to_where_another_one_left():
     ledger = slots(1, 1)
     assert ledger.empty == 0
-    landing = ledger.begin_load(2, replaces=1)
-    ledger.check()
+    place = ledger.vacate(1)
 
-    assert landing != ledger.residencies[1].slot
-    assert ledger.is_replaced(1)
+    assert ledger.begin_load(2) == place
     assert ledger.empty == 0
-    assert not ledger.landings
-
-    assert ledger.finish_load(2) == 1
-    ledger.vacate(1)
-    assert not ledger.is_replaced(1)
-    assert ledger.empty == 0
-    assert ledger.landings
     ledger.check()
 
 
-def test_when_the_one_to_be_replaced_leaves_by_itself_nobody_else_has_to():
-    ledger = slots(1, 1)
-    ledger.begin_load(2, replaces=1)
-    ledger.vacate(1)
-    ledger.check()
+def test_copies_under_way_are_known_in_the_order_in_which_they_were_ordered():
+    ledger = slots(4, 1)
+    for adapter_id in (4, 2, 3):
+        ledger.begin_load(adapter_id)
+    assert ledger.on_their_way == [4, 2, 3]
 
-    assert ledger.finish_load(2) is None
-    assert ledger.empty == 0
-
-
-def test_one_that_lands_for_nobody_may_leave_instead_of_the_present_one():
-    ledger = slots(1, 1)
-    ledger.begin_load(2, replaces=1)
-    assert ledger.finish_load(2) == 1
-    ledger.vacate(2)
-    ledger.check()
-
-    assert not ledger.is_replaced(1)
-    assert ledger.empty == 0
-
-
-def test_when_the_one_on_its_way_is_lost_the_present_one_stays():
-    ledger = slots(1, 1)
-    ledger.begin_load(2, replaces=1)
-    ledger.vacate(2)
-    ledger.check()
-
-    assert not ledger.is_replaced(1)
-    assert ledger.residencies.keys() == {1}
-    assert ledger.landings
+    ledger.finish_load(2)
+    ledger.vacate(4)
+    assert ledger.on_their_way == [3]
 
 
 @pytest.mark.parametrize(("policy", "first"), [("lru", 2), ("fifo", 1)])
@@ -115,7 +84,8 @@ def test_a_lost_slot_does_not_go_unnoticed():
         ledger.check()
 
 
-def test_there_are_as_many_places_as_slots_and_landings():
+def test_there_are_as_many_places_as_slots():
     ledger = slots(2, 1, 2)
-    ledger.begin_load(3, replaces=1)
-    assert {residency.slot for residency in ledger.residencies.values()} == set(range(2 + LANDINGS))
+    assert {residency.slot for residency in ledger.residencies.values()} == {0, 1}
+    with pytest.raises(IndexError):
+        ledger.begin_load(3)

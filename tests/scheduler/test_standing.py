@@ -48,12 +48,13 @@ def test_one_that_runs_and_one_that_nobody_knows_say_so():
 def test_one_whose_adapter_made_room_for_another_is_parked_since_it_last_ran():
     stage = Stage(adapters=2, policy=PolicyConfig(lora_rotation_quantum_ms=100.0), slots=1)
     stage.seat(1)
+    stage.step(at=0.75)
     stage.ask("cold", adapter=2)
     stage.step(at=1.0)
     stage.arrive(2)
 
     answer = explained(stage, "runs1")
-    assert (answer.state, answer.since) == (Whereabouts.PARKED, 1.0)
+    assert (answer.state, answer.since) == (Whereabouts.PARKED, 0.75)
 
 
 def test_an_inspection_counts_who_waits_runs_and_is_parked_for_each_adapter_in_use():

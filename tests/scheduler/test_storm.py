@@ -99,14 +99,15 @@ def policies(draw: st.DrawFn) -> PolicyConfig:
         enable_lora_overlap_loading=st.booleans(),
     ),
     st.sampled_from([None, None, 1, 8, 13, 40]),
+    st.sampled_from([0.1, 0.6, 1.7]),
 )
 def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_lost(
-    messages, blocks, rows, step_tokens, is_caching, depth, slots, policy, lora, window
+    messages, blocks, rows, step_tokens, is_caching, depth, slots, policy, lora, window, load_s
 ):
     found = Capacity(blocks=blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots, window=window)
     config = SchedulerConfig(chunked_prefill_size=step_tokens, enable_prefix_caching=is_caching)
 
-    events = serve(messages, FakeDevice(found), config, depth, policy, lora)
+    events = serve(messages, FakeDevice(found), config, depth, policy, lora, load_s)
 
     given_tokens, ended = outputs(events), endings(events)
     aborted = {message.request_id for _, message in messages if isinstance(message, Abort)}

@@ -91,18 +91,31 @@ def test_nobody_steps_aside_for_a_request_that_could_not_start_anyway():
 # ── rotation ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_leaver_runs_until_the_comer_is_there():
-    stage = Stage(slots=1, policy=ROTATE)
-    stage.seat(1)
-    stage.ask("newcomer", adapter=2)
-    assert loads(stage.step(at=1.0)) == [2]
+def test_the_leaver_goes_at_once_and_the_rest_run_while_its_slot_is_loaded():
+    stage = Stage(slots=2, policy=ROTATE)
+    stage.seat(1, 2)
+    slot_of = {event.adapter_id: event.slot for event in stage.said(SlotChanged)}
+    stage.ask("newcomer", adapter=3)
+    plan = stage.step(at=1.0)
+    (leaver,) = left(stage)
+    assert [(load.adapter_id, load.slot) for load in plan.loads] == [(3, slot_of[leaver])]
+    assert len(plan.decodes) == 1, "the leaver is in no step from now on"
     for _ in range(3):
         assert len(stage.step().decodes) == 1, "no step waits for a copy"
 
-    stage.arrive(2)
-    plan = stage.step()
-    assert (plan.decodes, seated(plan)) == ((), ["newcomer"])
-    assert left(stage) == [1]
+    stage.arrive(3)
+    assert seated(stage.step()) == ["newcomer"]
+
+
+def test_turns_come_one_at_a_time_while_a_copy_is_under_way():
+    stage = Stage(adapters=4, slots=2, policy=ROTATE)
+    stage.seat(1, 2)
+    stage.ask("third", adapter=3)
+    stage.ask("fourth", adapter=4)
+    assert loads(stage.step(at=1.0)) == [3]
+    assert loads(stage.step()) == [], "the other resident runs on"
+    stage.arrive(3)
+    assert loads(stage.step()) == [4]
 
 
 def test_a_parked_sequence_keeps_its_kv_and_goes_on_where_it_was():
@@ -130,7 +143,7 @@ def test_without_overlap_two_change_places_in_one_step():
     assert (loads(plan), seated(plan), plan.decodes) == ([2], ["second"], ())
 
 
-def test_a_turn_is_called_off_when_those_it_came_for_are_gone():
+def test_an_adapter_whose_requests_went_while_it_was_copied_gives_its_slot_back_at_once():
     stage = Stage(slots=1, policy=ROTATE)
     stage.seat(1)
     stage.ask("gone", adapter=2)
@@ -138,24 +151,26 @@ def test_a_turn_is_called_off_when_those_it_came_for_are_gone():
     stage.leave("gone")
     stage.arrive(2)
 
+    assert loads(stage.step()) == [1]
+    assert left(stage) == [1, 2]
+    stage.arrive(1)
     assert len(stage.step().decodes) == 1
-    assert left(stage) == [2]
-    stage.ask("next", adapter=3)
-    assert loads(stage.step(at=2.0)) == [3], "the landing is free again"
 
 
-def test_a_turn_that_fails_leaves_the_present_resident_where_it_is():
+def test_the_slot_of_a_turn_that_fails_goes_back_to_the_adapter_that_left_it():
     stage = Stage(slots=1, policy=ROTATE)
     stage.seat(1)
     stage.ask("unlucky", adapter=2)
     stage.step(at=1.0)
     stage.fail(2)
 
+    assert loads(stage.step()) == [1]
+    assert left(stage) == [1, 2]
+    stage.arrive(1)
     assert len(stage.step().decodes) == 1
-    assert left(stage) == [2]
 
 
-def test_a_resident_that_is_unloaded_while_its_successor_lands_leaves_for_good():
+def test_an_adapter_that_is_unloaded_after_its_turn_leaves_for_good():
     stage = Stage(slots=1, policy=ROTATE)
     stage.seat(1)
     stage.ask("newcomer", adapter=2)

@@ -107,10 +107,10 @@ class LoraConfig:
         "Adapters to start with, one or more: PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and weight.",
     )
     max_loras_per_batch: int | Literal["auto"] = option(
-        "auto", "Adapters on the device at a time; 'auto' takes as many as lora_memory_share holds."
+        "auto", "Adapters on the device at a time, each in a slot; 'auto' takes as many as lora_memory_share holds."
     )
     lora_memory_share: float = option(0.05, "Share of device memory for adapters when max_loras_per_batch is 'auto'.")
-    max_lora_rank: int = option(64, "Largest rank an adapter may have; every place on the device is this large.")
+    max_lora_rank: int = option(64, "Largest rank an adapter may have; every slot on the device is this large.")
     max_loaded_loras: int = option(128, "Adapters kept in host memory; one more takes the place of an idle one.")
     adapter_root: str | None = option(
         None,
@@ -220,9 +220,6 @@ class EngineConfig:
     quiet: bool = False
 
 
-LANDINGS = 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
     """What was found: how much the device can hold. It is never written back into the config."""
@@ -232,14 +229,9 @@ class Capacity:
     rows: int
     max_sequence_tokens: int
     slots: int = 0  # adapters a step may hold
-    adapter_bytes: int = 0  # what all places for adapters take on the device, with a staging buffer if there is one
+    adapter_bytes: int = 0  # what the slots take on the device, with a staging buffer if there is one
     vocabulary: int | None = None  # token ids lie below it; None: any id may come
     window: int | None = None  # tokens that the layer with the longest view sees, its own included; None: all of them
-
-    @property
-    def places(self) -> int:
-        """Places for adapters: the slots, and a landing where the next adapter arrives while all slots run."""
-        return self.slots + LANDINGS if self.slots else 0
 
 
 def _at_least(name: str, value: int | None, low: int) -> None:

@@ -122,7 +122,6 @@ class SlotReason(StrEnum):
     TURN_COME = "its turn has come"  # it takes the slot of an adapter that still has work
     TURN_OVER = "its turn is over"
     IDLE = "idle"
-    CALLED_OFF = "called off"
     UNLOADED = "unloaded"
     FAILED = "failed"
 

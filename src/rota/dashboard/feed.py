@@ -93,7 +93,6 @@ class Feed:
             model=self._base.name,
             may_load=may_load,
             slots=capacity.slots if capacity else 0,
-            places=capacity.places if capacity else 0,
             rows=capacity.rows if capacity else 0,
             blocks=inspected.blocks,
             blocks_used=inspected.blocks_used,

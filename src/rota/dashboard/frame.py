@@ -83,7 +83,6 @@ class Frame:
     model: str
     may_load: bool
     slots: int
-    places: int
     rows: int
     blocks: int
     blocks_used: int

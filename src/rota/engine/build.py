@@ -85,7 +85,7 @@ def _assemble(config: EngineConfig, chosen: Choices, weights: Weights, adapters:
 
 def _weights(config: EngineConfig, chosen: Choices) -> Weights:
     spec, device, dtype = chosen.spec, chosen.device, chosen.dtype
-    annex = annex_rows(spec, chosen.annexed, chosen.places, config.lora.max_lora_rank)
+    annex = annex_rows(spec, chosen.annexed, chosen.slots, config.lora.max_lora_rank)
     if config.model.load_format == "dummy":
         return dummy_weights(spec, device, dtype, annex=annex, four_bit=chosen.four_bit)
     return load_weights(chosen.folder, spec, device, dtype, config.quiet, annex, chosen.four_bit)
@@ -99,7 +99,7 @@ def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
 def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapters:
     """The bank, the loader and the projector. The bank is made first; the KV cache takes the memory that is left."""
     lora: LoraConfig = config.lora
-    bank = Bank(chosen.spec, chosen.places, lora.max_lora_rank, chosen.dtype, chosen.device, weights.annexes)
+    bank = Bank(chosen.spec, chosen.slots, lora.max_lora_rank, chosen.dtype, chosen.device, weights.annexes)
     project: Project = StackedProjector(bank) if chosen.device.type == "cpu" else project_with_lora
     if chosen.lora_backend == "triton":
         from rota.engine.lora.triton_ops import TritonProjector

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rota.core.config import LANDINGS, EngineConfig, ModelConfig
+from rota.core.config import EngineConfig, ModelConfig
 from rota.core.errors import ConfigError
 from rota.engine.cpu.processor import this_processor
 from rota.engine.device import DeviceMemory, choose_backend, choose_device, choose_lora_backend, device_memory
@@ -37,10 +37,6 @@ class Choices:
     slots: int
     annexed: tuple[str, ...]  # sites where the adapters' A lie below the model's matrices
 
-    @property
-    def places(self) -> int:
-        return self.slots + LANDINGS
-
 
 def choose(config: EngineConfig) -> Choices:
     """Raises ConfigError or ModelError if this machine cannot serve the model as configured."""
@@ -57,7 +53,7 @@ def choose(config: EngineConfig) -> Choices:
     has_graphs = backend != "torch" and config.model.enable_cuda_graphs
     lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
     slots = count_slots(config.lora, spec, dtype, _memory_with_weights(spec, dtype, device), device)
-    annexed = annexed_sites(spec, slots + LANDINGS, config.lora.max_lora_rank, dtype)
+    annexed = annexed_sites(spec, slots, config.lora.max_lora_rank, dtype)
     return Choices(
         folder=folder,
         spec=spec,

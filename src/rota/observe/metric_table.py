@@ -120,7 +120,7 @@ SLOTS_USED = _asked("slots_used", "Adapters that are ready in a slot.", "engine"
 SLOTS_LOADING = _asked("slots_loading", "Adapters on their way into a slot.", "engine")
 LOADS = _metric("counter", "adapter_loads_total", "Copies of an adapter into a slot.", "adapter")
 LOAD_TIME = _metric(
-    "histogram", "adapter_load_seconds", "From the order of a copy into a slot to its arrival.", "engine"
+    "histogram", "adapter_load_seconds", "From the order of a copy into a slot until steps may use the slot.", "engine"
 )
 EVICTIONS = _metric("counter", "adapter_evictions_total", "Adapters that left their slot, for any reason.", "adapter")
 ROTATIONS = _metric("counter", "rotations_total", "Adapters that took a slot from an adapter with work left.", "engine")

@@ -47,7 +47,8 @@ class AdapterLifecycle:
                 self._remove(adapter_id, at, is_forced)
             case AdapterFetched(adapter_id, at):
                 self._fetched(adapter_id, at)
-            case AdapterReady(adapter_id, at):
+            case AdapterReady(adapter_id, at, copy_s):
+                self._books.note_copy(adapter_id, copy_s)
                 self._ready(adapter_id, at)
             case AdapterFailed():
                 self._failed(message)
@@ -91,11 +92,13 @@ class AdapterLifecycle:
         self.retire_if_done(group, at)
 
     def _ready(self, adapter_id: AdapterId, at: float) -> None:
+        group = self._books.groups.get(adapter_id)
+        if group is None:
+            return  # it counted as arrived before, and has been removed since
         residency = self._books.slots.residencies.get(adapter_id)
-        if residency is None or residency.is_ready:
-            return  # a step waited for this copy, and the adapter counted as arrived then
-        arrive(self._books, adapter_id, at)
-        self.retire_if_done(self._books.groups[adapter_id], at)
+        if residency is not None and not residency.is_ready:
+            arrive(self._books, adapter_id, at)
+        self.retire_if_done(group, at)
 
     def _failed(self, message: AdapterFailed) -> None:
         """End the adapter's requests with the reason, and free what the adapter held; nothing else changes."""

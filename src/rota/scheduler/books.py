@@ -20,8 +20,9 @@ from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Arrival, Phase, Sequence
 from rota.scheduler.slots import SlotLedger
 
-# The mean step time covers about this many steps.
+# The mean times of steps and of copies cover about this many.
 REMEMBERED_STEPS = 16
+REMEMBERED_COPIES = 4
 
 
 class Books:
@@ -50,6 +51,7 @@ class Books:
         self.waiting = 0
         self.priorities: Counter[int] = Counter()  # of the open ones
         self.step_s = 0.0  # how long steps took recently
+        self.copy_s = 0.0  # and copies of adapters into slots; 0 before the first one
         self.accounts = Accounts()
         # In the last pass, a tenant's requests that arrived later than this had to wait behind those that lacked KV.
         self.line_ends_at: dict[str, Arrival] = {}
@@ -168,6 +170,19 @@ class Books:
 
     def note_step(self, step_s: float) -> None:
         self.step_s += (step_s - self.step_s) / REMEMBERED_STEPS
+
+    def note_copy(self, adapter_id: AdapterId, copy_s: float) -> None:
+        """A copy is complete. A time of 0 means that it was not measured."""
+        if not copy_s:
+            return
+        # The first copy is no mean yet: a zero in it would make slow copies look fast.
+        self.copy_s += (copy_s - self.copy_s) / (REMEMBERED_COPIES if self.copy_s else 1)
+        if group := self.groups.get(adapter_id):
+            group.copy_s = copy_s
+
+    def expected_copy_s(self, group: Group) -> float:
+        """How long an adapter's copy will take: as long as its last one, or else as others; 0 if none was measured."""
+        return group.copy_s or self.copy_s
 
     def sort_absent(self) -> None:
         """Keep `absent` and `parked` correct after `due_at` began to answer differently."""

@@ -34,6 +34,7 @@ class Group:
         "adapter",
         "adapter_id",
         "attained",
+        "copy_s",
         "decoding",
         "is_pinned",
         "lengths",
@@ -61,6 +62,7 @@ class Group:
         self.ran_at = 0.0
         self.ran_in = 0  # the last step that its sequences were in
         self.slot_since = 0.0
+        self.copy_s = 0.0  # how long its last copy into a slot took; adapters differ in rank
         self.steps = 0
         self.attained = 0  # tokens computed for this adapter in all
 

@@ -13,14 +13,32 @@ from rota.scheduler.group import Group
 class Moves:
     """With overlap a copy runs beside the steps; without it the step itself waits for the copy."""
 
-    def __init__(self, books: Books, is_overlapped: bool) -> None:
+    def __init__(self, books: Books, is_overlapped: bool, is_eager: bool) -> None:
         self._books = books
         self.is_overlapped = is_overlapped
+        self.is_eager = is_eager
 
-    def move_in(self, draft: Draft, group: Group, reason: SlotReason, replaces: AdapterId | None = None) -> None:
-        """Order an adapter's copy into a slot; the resident it replaces runs until the copy is complete."""
+    def land(self, draft: Draft) -> None:
+        """Adapters whose copies earlier plans ordered may be in this step: on the device the step waits for them.
+
+        Copies are made one after the other beside the step before this one. A copy that is not complete when that step
+        ends would make this whole step longer. So such an adapter, and those behind it, wait for the message.
+        """
         books = self._books
-        slot = books.slots.begin_load(group.adapter_id, replaces)
+        if not self.is_eager:
+            return
+        left_s = books.step_s
+        for adapter_id in books.slots.on_their_way:
+            copy_s = books.expected_copy_s(books.groups[adapter_id])
+            left_s -= copy_s
+            if not copy_s or left_s < 0:
+                return
+            arrive(books, adapter_id, draft.now)
+
+    def move_in(self, draft: Draft, group: Group, reason: SlotReason) -> None:
+        """Order an adapter's copy into an empty slot."""
+        books = self._books
+        slot = books.slots.begin_load(group.adapter_id)
         books.hosts.use(group.adapter_id)
         books.note_users(group)
         draft.loads.append(Load(group.adapter_id, slot, is_awaited=not self.is_overlapped))
@@ -29,28 +47,17 @@ class Moves:
             arrive(books, group.adapter_id, draft.now)
 
     def replace(self, draft: Draft, leaver: Group, successor: Group) -> None:
-        """A busy resident's slot goes to another adapter."""
-        if self.is_overlapped:
-            self.move_in(draft, successor, SlotReason.TURN_COME, replaces=leaver.adapter_id)
-        else:
-            vacate(self._books, leaver, draft.now, SlotReason.TURN_OVER)
-            self.move_in(draft, successor, SlotReason.TURN_COME)
+        """A busy resident's slot goes to another adapter: the resident leaves, and its slot is loaded meanwhile."""
+        vacate(self._books, leaver, draft.now, SlotReason.TURN_OVER)
+        self.move_in(draft, successor, SlotReason.TURN_COME)
 
 
 def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
-    """An adapter's weights are in their slot; the resident it replaces leaves."""
-    group = books.groups[adapter_id]
-    leaver = books.slots.finish_load(adapter_id)
-    group.slot_since = at
-    slot = books.slots.residencies[adapter_id].slot
-    _tell(books, slot, adapter_id, SlotState.READY, at)
-    if leaver is not None and not group.users:
-        # The requests of the new adapter have ended: a resident with work does not leave for an adapter without work.
-        vacate(books, group, at, SlotReason.CALLED_OFF)
-    elif leaver is not None:
-        vacate(books, books.groups[leaver], at, SlotReason.TURN_OVER)
-    else:
-        books.note_slots()
+    """An adapter's weights are in their slot, or will be before the next step reads them."""
+    books.slots.finish_load(adapter_id)
+    books.groups[adapter_id].slot_since = at
+    _tell(books, books.slots.residencies[adapter_id].slot, adapter_id, SlotState.READY, at)
+    books.note_slots()
 
 
 def vacate(books: Books, group: Group, at: float, reason: SlotReason, detail: str = "") -> None:

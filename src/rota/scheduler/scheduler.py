@@ -66,7 +66,8 @@ class Scheduler:
         is_overlapped = lora.enable_lora_overlap_loading
         fetching = Fetching(self._books, admission)
         candidates = SlotCandidates(self._books, admission, is_overlapped)
-        moves = Moves(self._books, is_overlapped)
+        # With one step at a time a copy that fails would be heard of only after the step that used it.
+        moves = Moves(self._books, is_overlapped, is_eager=config.overlap_depth > 1)
         shares = SlotShares(self._books, admission, candidates, moves)
         self._turns = Turns(self._books, admission, fetching, candidates, moves, shares, slot_policy)
         self._adapters = AdapterLifecycle(self._books, fetching, slot_policy)

@@ -10,6 +10,9 @@ from rota.scheduler.books import Books
 from rota.scheduler.due_queue import DueQueue
 from rota.scheduler.group import Group
 
+# Copies into slots of busy residents that may be under way at a time: each takes a slot out of one step.
+MOST_COPIES = 1
+
 
 class SlotCandidates:
     """What a slot policy sees (`policy.views.SlotsView`); only here are pins and copies under way considered."""
@@ -44,7 +47,7 @@ class SlotCandidates:
     @property
     def landings(self) -> int:
         slots = self._books.slots
-        return slots.landings if self._is_overlapped else slots.total
+        return MOST_COPIES - len(slots.on_their_way) if self._is_overlapped else slots.total
 
     def idle(self) -> list[Group]:
         """Residents without a running sequence: they can leave and no answer stops."""
@@ -52,7 +55,7 @@ class SlotCandidates:
 
     def may_leave(self, adapter_id: AdapterId) -> bool:
         group, slots = self._books.groups[adapter_id], self._books.slots
-        if group.is_pinned or slots.is_replaced(adapter_id):
+        if group.is_pinned:
             return False
         if self._keeps_its_share(group):
             return False

@@ -27,11 +27,10 @@ class SlotShares:
     def give(self, draft: Draft) -> None:
         if not self._books.accounts.are_shared:
             return
-        slots = self._books.slots
-        staying = (self._books.groups[one] for one in slots.residencies if not slots.is_replaced(one))
-        held = Counter(group.main_account for group in staying if group.users)
+        seated = (self._books.groups[adapter_id] for adapter_id in self._books.slots.residencies)
+        held = Counter(group.main_account for group in seated if group.users)
         for account in sorted(self._books.accounts.active.values(), key=lambda one: (one.rank, one.name)):
-            if not self._candidates.landings:
+            if self._candidates.landings <= 0:
                 return
             if held[account] + 1 <= self._share(account) or not held[account]:
                 self._give_to(draft, account, held)

@@ -1,7 +1,7 @@
 """The slot ledger knows which adapter sits in which slot of the device, and whether its weights have arrived.
 
-There is one place more than slots: the landing. The next adapter is copied there while the resident that it replaces
-still runs. When the copy is complete the resident leaves, so no slot ever stands idle during a copy.
+A slot is a place on the device, and there is no other place: an adapter that comes is copied to where another adapter
+leaves, while the rest run.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass
 
-from rota.core.config import LANDINGS
 from rota.core.ids import AdapterId, Slot
 from rota.policy.eviction import Eviction
 
@@ -21,7 +20,6 @@ class Residency:
     slot: Slot
     is_ready: bool = False
     has_run: bool = False
-    replaces: AdapterId | None = None  # the resident that leaves when this adapter is ready
 
 
 class SlotLedger:
@@ -29,46 +27,34 @@ class SlotLedger:
 
     def __init__(self, slots: int, eviction: Eviction) -> None:
         self.total = slots
-        self._empty = [Slot(slot) for slot in range(slots + LANDINGS)]
+        self._empty = [Slot(slot) for slot in range(slots)]
         self._residencies: dict[AdapterId, Residency] = {}
-        self._replaced: set[AdapterId] = set()
         self._eviction = eviction
 
     @property
     def empty(self) -> int:
-        """Slots without a resident, and without an adapter that is on its way to stay."""
-        return self.total - (len(self._residencies) - len(self._replaced))
+        """Slots without a resident, and without an adapter that is on its way."""
+        return len(self._empty)
 
     @property
-    def landings(self) -> int:
-        """Places into which an adapter can be copied now."""
-        return len(self._empty)
+    def on_their_way(self) -> list[AdapterId]:
+        """Adapters whose copies are not known to be complete, in the order of the copies."""
+        return [adapter_id for adapter_id, residency in self._residencies.items() if not residency.is_ready]
 
     @property
     def residencies(self) -> dict[AdapterId, Residency]:
         """By adapter, in the order of their arrival. For reading only."""
         return self._residencies
 
-    def is_replaced(self, adapter_id: AdapterId) -> bool:
-        """Is another adapter on its way that takes this adapter's slot?"""
-        return adapter_id in self._replaced
-
-    def begin_load(self, adapter_id: AdapterId, replaces: AdapterId | None = None) -> Slot:
+    def begin_load(self, adapter_id: AdapterId) -> Slot:
         slot = heapq.heappop(self._empty)
-        self._residencies[adapter_id] = Residency(slot=slot, replaces=replaces)
-        if replaces is not None:
-            self._replaced.add(replaces)
+        self._residencies[adapter_id] = Residency(slot=slot)
         self._eviction.use(adapter_id)
         return slot
 
-    def finish_load(self, adapter_id: AdapterId) -> AdapterId | None:
-        """The copy is complete; gives the adapter that it replaces: one of the two has to leave now."""
-        residency = self._residencies[adapter_id]
-        leaver, residency.replaces = residency.replaces, None
-        if leaver is not None:
-            self._replaced.remove(leaver)
-        residency.is_ready = True
-        return leaver
+    def finish_load(self, adapter_id: AdapterId) -> None:
+        """The adapter's sequences may be in the next step."""
+        self._residencies[adapter_id].is_ready = True
 
     def use(self, adapter_id: AdapterId) -> None:
         """An adapter is used in this step."""
@@ -79,12 +65,6 @@ class SlotLedger:
         residency = self._residencies.pop(adapter_id)
         heapq.heappush(self._empty, residency.slot)
         self._eviction.forget(adapter_id)
-        self._replaced.discard(adapter_id)
-        if residency.replaces is not None:
-            self._replaced.discard(residency.replaces)
-        for other in self._residencies.values():
-            if other.replaces == adapter_id:
-                other.replaces = None
         return residency.slot
 
     def first_to_leave(self, candidates: list[AdapterId]) -> AdapterId:
@@ -92,8 +72,4 @@ class SlotLedger:
 
     def check(self) -> None:
         taken = [residency.slot for residency in self._residencies.values()]
-        assert sorted([*taken, *self._empty]) == list(range(self.total + LANDINGS)), "a slot is lost or shared"
-        assert self.empty >= 0, "more adapters sit than there are slots"
-        replaced = {residency.replaces for residency in self._residencies.values()} - {None}
-        assert replaced == self._replaced
-        assert replaced <= self._residencies.keys()
+        assert sorted([*taken, *self._empty]) == list(range(self.total)), "a slot is lost or shared"

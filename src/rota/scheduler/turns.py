@@ -40,6 +40,7 @@ class Turns:
         self._policy = policy
 
     def take(self, draft: Draft) -> None:
+        self._moves.land(draft)
         self._let_policy_observe(draft)
         if not self._books.absent:
             return
@@ -114,7 +115,7 @@ class Turns:
         """Busy residents make room for the adapters that the policy prefers."""
         groups, candidates, now = self._books.groups, self._candidates, draft.now
         draft.ask_again(self._policy.ask_again_at(candidates, now))
-        for turn in self._policy.turns(candidates, now)[: candidates.landings]:
+        for turn in self._policy.turns(candidates, now)[: max(0, candidates.landings)]:
             leaver, successor = groups[turn.leaver], groups[turn.successor]
             assert candidates.may_leave(turn.leaver), "a policy took the slot of a resident that may not leave"
             assert candidates.is_at_hand(successor), "a policy chose an adapter that is no claimant"

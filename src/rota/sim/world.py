@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import count
 
-from rota.core.ids import Row
+from rota.core.ids import AdapterId, Row
 from rota.core.messages import AdapterFetched, AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
 from rota.sim.cost import CostModel
@@ -41,6 +41,8 @@ class VirtualWorld:
         self._now = 0.0
         self._device_free_at = 0.0
         self._copies_free_at = 0.0
+        self._copied_at: dict[AdapterId, float] = {}  # of copies that may be under way
+        self._adapter_of: dict[Row, AdapterId] = {}
 
     def now(self) -> float:
         return self._now
@@ -61,11 +63,17 @@ class VirtualWorld:
         return due
 
     def submit(self, plan: StepPlan) -> Finish:
-        """The device works in order: a step begins when the step before it is done. Copies run beside the steps."""
+        """The device works in order: a step begins when the step before it is done. Copies run beside the steps.
+
+        A step waits for the copies of its own adapters, and for no others.
+        """
+        self._adapter_of.update((seat.row, seat.adapter_id) for seat in plan.seats)
+        copied_at = self._copied_for(plan)
         self._order_adapters(plan)
         if plan.chunks or plan.decodes:
             awaited_s = self._costs.load_s * sum(load.is_awaited for load in plan.loads)
-            self._device_free_at = max(self._now, self._device_free_at) + self._costs.step_s(plan) + awaited_s
+            begins_at = max(self._now, self._device_free_at, copied_at)
+            self._device_free_at = begins_at + self._costs.step_s(plan) + awaited_s
         return max(self._now, self._device_free_at), self._tokens(plan)
 
     def collect(self, ticket: Finish) -> StepResult:
@@ -90,6 +98,15 @@ class VirtualWorld:
         self._counts[row] += 1
         return self._counts[row]
 
+    def _copied_for(self, plan: StepPlan) -> float:
+        """When the copies of the adapters in a step are complete."""
+        if not self._copied_at:
+            return 0.0
+        self._copied_at = {one: at for one, at in self._copied_at.items() if at > self._now}
+        rows = (*plan.decodes, *(chunk.row for chunk in plan.chunks)) if self._copied_at else ()
+        used = {self._adapter_of[row] for row in rows}
+        return max((at for one, at in self._copied_at.items() if one in used), default=0.0)
+
     def _order_adapters(self, plan: StepPlan) -> None:
         for adapter in plan.fetches:
             at = self._now + self._fetch_s
@@ -99,8 +116,8 @@ class VirtualWorld:
                 continue
             # The former resident of the slot may still be in the step that runs now.
             at = max(self._now, self._device_free_at, self._copies_free_at) + self._costs.load_s
-            self._copies_free_at = at
-            self.post(at, AdapterReady(load.adapter_id, at))
+            self._copies_free_at = self._copied_at[load.adapter_id] = at
+            self.post(at, AdapterReady(load.adapter_id, at, self._costs.load_s))
 
     def post(self, at: float, message: Message) -> None:
         """A message will come at `at`."""

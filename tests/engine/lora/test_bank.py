@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.core.config import LANDINGS, LoraConfig
+from rota.core.config import LoraConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import Slot
 from rota.engine.device import DeviceMemory
@@ -182,9 +182,9 @@ def slots(device: torch.device = CPU, taken: float = 0.0, **fields: Any) -> int:
 
 def test_as_many_slots_as_asked_or_as_the_share_holds():
     assert slots(max_loras_per_batch=40) == 40
-    assert slots() == 5 - LANDINGS
-    assert slots(max_lora_rank=32) == 10 - LANDINGS
-    assert slots(lora_memory_share=0.2) == 20 - LANDINGS
+    assert slots() == 5
+    assert slots(max_lora_rank=32) == 10
+    assert slots(lora_memory_share=0.2) == 20
     assert slots(lora_memory_share=0.2, max_loaded_loras=7) == 7
 
 
@@ -209,13 +209,11 @@ def test_a_stage_pays_on_a_gpu_whose_copies_would_be_small():
 
 
 def test_where_a_stage_pays_the_memory_share_holds_it_too():
-    assert slots(torch.device("cuda")) == 5 - LANDINGS - 1
+    assert slots(torch.device("cuda")) == 4
 
 
 def test_slots_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match=r"No adapter fits: lora_memory_share 0\.005 of the cpu's memory is"):
         slots(lora_memory_share=0.005)
-    with pytest.raises(
-        ConfigError, match=rf"max_loras_per_batch is 40, .* at rank 64, but only .*; {25 - LANDINGS} would fit"
-    ):
+    with pytest.raises(ConfigError, match=r"max_loras_per_batch is 40, .* at rank 64, but only .*; 25 would fit"):
         slots(max_loras_per_batch=40, taken=0.75)

@@ -54,7 +54,7 @@ export class Journal {
     text.split("\n").forEach((line, index) => line.trim() && this.read(line, index + 1));
     if (this.begin === undefined) throw new Error("This journal is empty.");
     this.points = this.bins.map((_, index) => this.point(index));
-    this.places = Math.max(0, ...this.tenures.map((one) => one.slot + 1));
+    this.slots = Math.max(0, ...this.tenures.map((one) => one.slot + 1));
   }
 
   read(line, number) {
@@ -213,8 +213,7 @@ export class Journal {
       phase_reason: "",
       model: "",
       may_load: false,
-      slots: 0,
-      places: this.places,
+      slots: this.slots,
       rows: 0,
       blocks: 0,
       blocks_used: 0,

@@ -44,11 +44,11 @@ export class Strip {
   }
 
   keepLanes(frame) {
-    const places = Math.max(frame.places, ...frame.residents.map((one) => one.slot + 1), 0);
-    if (this.lanes.length === places) return;
-    this.lanes = Array.from({ length: places }, (_, slot) => this.makeLane(slot));
+    const slots = Math.max(frame.slots, ...frame.residents.map((one) => one.slot + 1), 0);
+    if (this.lanes.length === slots) return;
+    this.lanes = Array.from({ length: slots }, (_, slot) => this.makeLane(slot));
     find("lanes").replaceChildren(...this.lanes.map((lane) => lane.element));
-    find("lanes").classList.toggle("dense", places > 12);
+    find("lanes").classList.toggle("dense", slots > 12);
   }
 
   makeLane(slot) {
@@ -64,8 +64,7 @@ export class Strip {
   }
 
   note(frame) {
-    const landing = frame.slots && frame.places > frame.slots ? ", and a landing where the next adapter arrives" : "";
-    const known = frame.slots ? `${frame.slots} adapters run at a time${landing}` : "which adapter was in which slot";
+    const known = frame.slots ? `${frame.slots} adapters run at a time` : "which adapter was in which slot";
     write(find("slots-note"), frame.phase === "ready" && !frame.slots ? "this model serves no adapters" : known);
   }
 

@@ -26,20 +26,20 @@ LARGEST_BYTES = 4 << 20
 LARGEST_SHARE = 1 / 8
 
 
-def annexed_sites(spec: ModelSpec, places: int, max_rank: int, dtype: torch.dtype) -> tuple[str, ...]:
-    """The sites at which this many places (slots and landings) are worth an annex."""
+def annexed_sites(spec: ModelSpec, slots: int, max_rank: int, dtype: torch.dtype) -> tuple[str, ...]:
+    """The sites at which this many slots are worth an annex."""
 
     def is_small(shape: SiteShape) -> bool:
-        rows = _rows(shape, places, max_rank)
+        rows = _rows(shape, slots, max_rank)
         return rows * shape.inputs * dtype.itemsize <= LARGEST_BYTES and rows <= LARGEST_SHARE * shape.outputs
 
     return tuple(shape.name for shape in site_shapes(spec) if is_small(shape))
 
 
-def annex_rows(spec: ModelSpec, sites: Collection[str], places: int, max_rank: int) -> dict[str, int]:
+def annex_rows(spec: ModelSpec, sites: Collection[str], slots: int, max_rank: int) -> dict[str, int]:
     """The annex's rows at each of these sites."""
-    return {shape.name: _rows(shape, places, max_rank) for shape in site_shapes(spec) if shape.name in sites}
+    return {shape.name: _rows(shape, slots, max_rank) for shape in site_shapes(spec) if shape.name in sites}
 
 
-def _rows(shape: SiteShape, places: int, max_rank: int) -> int:
-    return places * len(shape.parts) * max_rank
+def _rows(shape: SiteShape, slots: int, max_rank: int) -> int:
+    return slots * len(shape.parts) * max_rank

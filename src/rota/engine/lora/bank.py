@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.core.config import LANDINGS, LoraConfig
+from rota.core.config import LoraConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import Slot
 from rota.engine.device import DeviceMemory
@@ -42,7 +42,7 @@ def count_slots(
 ) -> int:
     """Slots whose residents may run: the configured number, or as many as the memory share holds."""
     size = slot_bytes(spec, config.max_lora_rank, dtype)
-    more = LANDINGS + pays_staging(spec, config.max_lora_rank, dtype, device)
+    more = int(pays_staging(spec, config.max_lora_rank, dtype, device))  # a staging buffer is as large as a slot
     if config.max_loras_per_batch != "auto":
         _check_fits(config.max_loras_per_batch, config.max_lora_rank, more, size, memory)
         return config.max_loras_per_batch

@@ -78,7 +78,9 @@ class Rotate(SlotPolicy):
     def turns(self, slots: SlotsView, now: float) -> list[Turn]:
         """Residents whose turn is over leave, lowest rank first, for the claimants of the highest rank."""
         over = (
-            [resident for resident in slots.residents if now >= self.turn_over_at(resident)] if slots.landings else []
+            [resident for resident in slots.residents if now >= self.turn_over_at(resident)]
+            if slots.landings > 0
+            else []
         )
         leaving = [
             self._rank(resident, now, 1.0 / self._wear(resident.slot_since, now))
@@ -98,7 +100,7 @@ class Rotate(SlotPolicy):
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:
         """When the next turn is over."""
-        if not slots.landings:
+        if slots.landings <= 0:
             return math.inf
         over_at = map(self.turn_over_at, slots.residents)
         return min((at for at in over_at if at > now), default=math.inf)
