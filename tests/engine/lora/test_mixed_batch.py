@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from transformers import PreTrainedModel
 from rota.core.adapter import Adapter
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.errors import FaultCode
-from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, SlotChanged, SlotReason
+from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, Produced, SlotChanged, SlotReason
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import RemoveAdapter
 from rota.core.policy_config import PolicyConfig
@@ -77,14 +78,29 @@ class Server:
     """Engine and books, kept over several runs."""
 
     def __init__(
-        self, folder: Path, slots: int, chunk: int = 2048, policy: str = "rotate", overlaps: bool = True
+        self,
+        folder: Path,
+        slots: int,
+        *,
+        chunk: int = 2048,
+        policy: str = "rotate",
+        overlaps: bool = True,
+        depth: Literal[1, 2] = 2,
+        turn_ms: float = 5.0,
+        max_open: int = 100,
     ) -> None:
+        self._max_open = max_open
         self.config = EngineConfig(
             model=ModelConfig(model_path=str(folder), dtype="float32", device="cpu"),
             cache=CacheConfig(kv_block_size=8, kv_blocks=512),
-            scheduler=SchedulerConfig(max_running_requests=16, chunked_prefill_size=chunk),
+            scheduler=SchedulerConfig(max_running_requests=16, chunked_prefill_size=chunk, overlap_depth=depth),
             lora=LoraConfig(max_loras_per_batch=slots, enable_lora_overlap_loading=overlaps),
-            policy=PolicyConfig(lora_policy=policy, lora_rotation_quantum_ms=5.0, lora_max_stall_ms=10.0),
+            policy=PolicyConfig(
+                lora_policy=policy,
+                lora_rotation_quantum_ms=turn_ms,
+                lora_max_stall_ms=2 * turn_ms,
+                lora_drain_wait_threshold=0.001,
+            ),
             quiet=True,
         )
         self.engine: Engine = build_engine(self.config)
@@ -95,7 +111,7 @@ class Server:
         return self._run(OfflineInbox(adapters=adapters, doorbell=self.doorbell))
 
     def serve(self, asked: list[Request]) -> list[Event]:
-        return self._run(OfflineInbox(asked, max_open=100, doorbell=self.doorbell))
+        return self._run(OfflineInbox(asked, max_open=self._max_open, doorbell=self.doorbell))
 
     def _run(self, inbox: OfflineInbox) -> list[Event]:
         events: list[Event] = []
@@ -109,7 +125,7 @@ class Server:
                 elif isinstance(event, AdapterAdded | AdapterRefused):
                     inbox.note_ended(event.adapter_id)
 
-        run(self.scheduler, LiveWorld(self.engine, inbox), emit, depth=2)
+        run(self.scheduler, LiveWorld(self.engine, inbox), emit, self.config.scheduler.overlap_depth)
         return events
 
 
@@ -153,6 +169,31 @@ def test_every_request_of_a_mixed_batch_is_answered_as_peft_alone_answers_it(wor
             assert all(end.cached_tokens for id, end in endings(events).items() if id.startswith("1-"))
     if way == "slots for two, taking turns":
         assert any(isinstance(event, SlotChanged) and event.reason is SlotReason.TURN_OVER for event in events)
+
+
+RESTLESS = {
+    f"{policy}, depth {depth}": {"policy": policy, "depth": depth}
+    for policy in ("rotate", "drain", "wait")
+    for depth in (1, 2)
+} | {"one at a time": {"max_open": 1}}
+
+
+@pytest.mark.parametrize("way", RESTLESS)
+def test_answers_are_the_same_under_every_policy_also_if_slots_change_hands_nearly_every_step(world, way):
+    folder, adapters, prompts, answers = world
+    server = Server(folder, slots=2, turn_ms=0.001, **RESTLESS[way])
+    server.add(*(adapter(number, adapters) for number in ADAPTERS))
+    events = server.serve(everybody(prompts))
+
+    given = outputs(events)
+    assert given == {
+        f"{place}-{number}": answers[prompt][number]
+        for place, prompt in enumerate(prompts)
+        for number in answers[prompt]
+    }
+    steps = sum(isinstance(event, Produced) for event in events)
+    turns = sum(isinstance(event, SlotChanged) and event.reason is SlotReason.TURN_OVER for event in events)
+    assert turns > steps // 4 if way.startswith("rotate") else not turns
 
 
 def test_a_name_loaded_again_never_sees_kv_of_its_old_weights(world):
