@@ -133,6 +133,7 @@ def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
     )  # fmt: skip
     with python(*arguments) as server:
         url = line_of(server).split()[-1]
+        assert " slots for adapters take " in line_of(server)
         assert line_of(server) == "Requests need a key.\n"
         body = {"text": "abc", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
