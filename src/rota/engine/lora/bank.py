@@ -12,6 +12,7 @@ from rota.core.config import LoraConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import Slot
 from rota.engine.device import DeviceMemory
+from rota.engine.lora.batched_copy import Stretch, can_batch, copy_stretches
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.lines import copy_lines, line_count, lines_of
@@ -19,6 +20,7 @@ from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 
 MEBIBYTE = 1 << 20
+REMEMBERED_STRETCHES = 256
 # A copy from host memory takes a GPU about a microsecond besides its bytes: the time of 64 KiB at 50 GB/s. Where lines
 # are shorter, one copy into a staging buffer is faster than a copy for each line. Such a buffer is small: a model with
 # 352 lines a slot has one of 22 MiB at most. `benchmarks/adapter_copy.py --stage on off` compares both ways.
@@ -32,7 +34,9 @@ def slot_bytes(spec: ModelSpec, max_rank: int, dtype: torch.dtype) -> int:
 
 
 def pays_staging(spec: ModelSpec, max_rank: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Is an adapter copied sooner through a staging buffer of its size? A CPU never needs one."""
+    """Is an adapter copied sooner through a staging buffer of its size? Never where all its copies are one call."""
+    if can_batch(device):
+        return False
     lines = line_count(site_shapes(spec), spec.layers)
     return device.type != "cpu" and slot_bytes(spec, max_rank, dtype) < lines * SHORT_LINE_BYTES
 
@@ -94,6 +98,8 @@ class Bank:
         # By slot and site: how many ranks are not zero.
         self._filled = [[0] * len(SITES) for _ in range(slots)]
         self._generations = [0] * slots
+        self._is_batching = can_batch(device)
+        self._stretches: dict[tuple[int, tuple[int, ...]], list[Stretch]] = {}  # by slot and the ranks of an adapter
         # With a stage, an adapter arrives here on the device; then each factor is copied to its place.
         self._stage: Tensor | None = None
         if has_stage:
@@ -116,7 +122,7 @@ class Bank:
         No step may read the slot meanwhile, and copies must not be queued on two streams at a time.
         """
         if self._stage is None:
-            copy_lines(self._lines(slot, adapter.site_ranks), adapter.pieces)
+            self._copy_to_lines(slot, adapter)
         else:
             run = self._arrive(self._stage, adapter.pieces)
             for index, site in enumerate(stacked_sites(run, self._shapes, self.layers, adapter.site_ranks)):
@@ -139,6 +145,18 @@ class Bank:
             target.copy_(piece, non_blocking=True)
         return run
 
+    def _copy_to_lines(self, slot: Slot, adapter: HostAdapter) -> None:
+        if not self._is_batching:
+            copy_lines(self._lines(slot, adapter.site_ranks), adapter.pieces)
+            return
+        key = (slot, adapter.site_ranks)
+        if key not in self._stretches:
+            if len(self._stretches) >= REMEMBERED_STRETCHES:
+                self._stretches.clear()
+            # Addresses never change, and making the views of a slot's lines takes the host longer than the copy's call.
+            self._stretches[key] = _stretches(self._lines(slot, adapter.site_ranks))
+        copy_stretches(self._stretches[key], _stretches(adapter.pieces))
+
     def _lines(self, slot: Slot, site_ranks: Sequence[int]) -> list[Tensor]:
         factors = zip(self._a, self._b, site_ranks, strict=True)
         return [line for a, b, rank in factors if rank for line in lines_of(a[:, slot], b[:, slot], rank)]
@@ -159,6 +177,10 @@ class Bank:
     def _parts(self, slot: Slot, index: int) -> Tensor:
         """A of a slot at one site, part by part: [layers, parts, max_rank, inputs]."""
         return self._a[index][:, slot].unflatten(1, (-1, self.max_rank))
+
+
+def _stretches(tensors: Sequence[Tensor]) -> list[Stretch]:
+    return [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
 
 
 def _check_fits(slots: int, max_rank: int, more: int, size: int, memory: DeviceMemory) -> None:
