@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rota.core.events import DrainChanged
 from rota.core.ids import AdapterId
 from rota.policy.drains import DrainingPolicy
+from rota.policy.slot_policy import Turn
 from tests.policy.views import Absent, Slots, View, view
 
 
@@ -17,11 +18,20 @@ class Observed:
     policy: DrainingPolicy
     news: list[DrainChanged] = field(default_factory=list)
 
-    def see(self, absent: list[View], residents: list[View], now: float, free: int = 0) -> None:
-        """One pass: `absent` wait for a slot and for nothing else, `residents` have one."""
-        waiting = Absent(sorted(absent, key=lambda one: (one.oldest_at, one.adapter_id)))
-        self.policy.observe(Slots(residents, waiting, free), now)
+    def see(
+        self,
+        absent: list[View],
+        residents: list[View],
+        now: float,
+        free: int = 0,
+        being_read: frozenset[AdapterId] = frozenset(),
+    ) -> list[Turn]:
+        """One pass: `absent` wait for a slot and for nothing else, `residents` have one. Gives the pass's turns."""
+        waiting = Absent(sorted(absent, key=lambda one: (self.policy.due_at(one), one.adapter_id)))
+        slots = Slots(residents, waiting, free, being_read=being_read)
+        self.policy.observe(slots, now)
         self.news += [news for news in self.policy.take_news() if isinstance(news, DrainChanged)]
+        return list(self.policy.turns(slots, now))
 
     def told(self, state: str) -> int:
         """How often it told of drains that came to this."""

@@ -5,8 +5,9 @@ import math
 
 import pytest
 
-from rota.policy.drains import RESERVATION_S
+from rota.policy.drains import LONGEST_READ_S, RESERVATION_S
 from rota.policy.slot_policies.drain import Drain
+from rota.policy.slot_policy import Turn
 from tests.policy.drains import Observed, busy, starving
 from tests.policy.views import A, Absent, B, C, D, E, F, Slots, view
 
@@ -166,6 +167,62 @@ def test_a_stream_of_long_requests_does_not_keep_a_drain_open():
     assert step <= 1.2 * 512 + 2
 
 
+def test_a_prompt_that_is_still_to_be_computed_is_part_of_what_a_drain_waits_for():
+    one = drain()
+    victim = view(B, running=1, remaining=5, prompt_left=36)  # in steps of eight tokens
+    one.see(starving(A), [victim], now=3.1)
+
+    assert one.policy.admits(victim, steps_needed=12)
+    assert not one.policy.admits(victim, steps_needed=13)
+
+
+# ── the deadline ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("steps", "turns"), [(17, []), (18, [Turn(B, A)]), (900, [Turn(B, A)])])
+def test_at_its_deadline_the_victim_leaves_however_much_is_left(steps, turns):
+    one = draining(victim=B, beneficiary=A, remaining=15)
+
+    assert one.see(starving(A), [view(B, running=3, remaining=700, steps=steps)], now=4.0) == turns
+
+
+def test_beyond_the_last_step_a_victim_stays_only_for_sequences_that_ran_at_the_start():
+    one = drain()
+    one.see(starving(A), [view(B, running=1, remaining=15, most_remaining=40, steps=100, seated_in=90)], now=3.1)
+
+    for steps, seated_in, turns in [(117, 90, []), (118, 90, []), (147, 100, []), (118, 101, [Turn(B, A)])]:
+        victim = view(B, running=1, remaining=700, steps=steps, seated_in=seated_in)
+        assert one.see(starving(A), [victim], now=4.0) == turns, (steps, seated_in)
+    assert one.see(starving(A), [view(B, running=1, steps=148, seated_in=90)], now=5.0) == [Turn(B, A)]
+
+
+def test_a_victim_that_left_at_its_deadline_has_finished_its_drain():
+    one = draining(victim=B, beneficiary=A)
+    one.see([view(B, running=3, ran_at=4.0)], [view(A, running=1)], now=4.1)
+
+    assert one.policy.draining_for == {}
+    assert one.policy.reserved == frozenset()
+    assert (one.told("finished"), one.told("called_off")) == (1, 0)
+
+
+def test_a_victim_stays_beyond_its_deadline_while_its_successor_is_read_from_disk():
+    one = draining(victim=B, beneficiary=A)
+    late = [view(B, running=1, remaining=9, steps=18)]
+
+    assert one.see(starving(A), late, now=4.0, being_read=frozenset({A})) == []
+    assert one.see(starving(A), late, now=4.1) == [Turn(B, A)]
+
+
+def test_parked_sequences_starve_like_requests_that_wait():
+    one = drain()
+    parked = view(A, running=2, ran_at=5.0)
+    one.see([parked], busy(B), now=8.0)
+    assert one.policy.draining_for == {}
+
+    one.see([parked], busy(B), now=8.1)
+    assert one.policy.draining_for == {B: A}
+
+
 # ── how a drain ends ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -205,6 +262,33 @@ def test_a_slot_is_not_kept_for_ever():
     assert one.policy.reserved == frozenset()
     assert one.told("expired") == 1
     assert one.policy.admits(view(B), steps_needed=400)
+
+
+def test_a_slot_is_kept_while_its_adapter_is_read_from_disk_and_for_the_usual_time_after_that():
+    one, read = draining(), frozenset({A})
+    one.see(starving(A), [view(B)], now=5.0, free=1, being_read=read)
+    one.see(starving(A), [view(B)], now=7.0, free=1, being_read=read)
+    assert one.policy.reserved == {A}
+
+    one.see(starving(A), [view(B)], now=7.5, free=1)
+    assert one.policy.ask_again_at(Slots(), now=7.5) == 7.5 + RESERVATION_S
+    one.see(starving(A), [view(B)], now=7.5 + RESERVATION_S, free=1)
+    assert (one.policy.reserved, one.told("expired")) == (frozenset(), 1)
+
+
+def test_a_slot_is_not_kept_for_a_read_that_never_ends_and_none_drains_for_it_again():
+    one, read = draining(), frozenset({A})
+    one.see(starving(A), [view(B)], now=5.0, free=1, being_read=read)
+    end = 5.0 + LONGEST_READ_S
+    assert one.policy.ask_again_at(Slots(), now=5.0) == end
+
+    one.see(starving(A), [view(B)], now=end, free=1, being_read=read)
+    one.see(starving(A), busy(B), now=end + 9.0, being_read=read)
+    assert (one.policy.reserved, one.policy.draining_for) == (frozenset(), {})
+    assert one.told("expired") == 1
+
+    one.see(starving(A), busy(B), now=end + 10.0)
+    assert one.policy.draining_for == {B: A}, "it has come after all"
 
 
 def test_a_slot_that_was_taken_in_time_has_not_expired():
@@ -247,4 +331,4 @@ def test_after_a_drain_the_next_adapter_that_starves_gets_its_own():
     one.see(starving(F), [view(A, running=1, remaining=30)], now=6.0)
 
     assert one.policy.draining_for == {A: F}
-    assert (one.told("started"), one.told("called_off")) == (2, 1)
+    assert (one.told("started"), one.told("finished")) == (2, 1)

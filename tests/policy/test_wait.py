@@ -6,6 +6,7 @@ import pytest
 
 from rota.policy.slot_policies.drain import Drain
 from rota.policy.slot_policies.wait import Wait
+from rota.policy.slot_policy import Turn
 from tests.policy.drains import Observed, busy, starving
 from tests.policy.views import A, Absent, B, C, Slots, view
 
@@ -17,7 +18,7 @@ def test_however_long_an_adapter_waits_a_busy_resident_keeps_its_slot():
 
     assert one.policy.draining_for == {}
     assert one.policy.ask_again_at(Slots(busy(B), Absent(starving(A))), now=9.0) == math.inf
-    assert one.policy.turns(Slots(busy(B), Absent(starving(A))), now=9.0) == ()
+    assert one.policy.turns(Slots(busy(B), Absent(starving(A))), now=9.0) == []
     assert one.news == []
 
 
@@ -43,3 +44,29 @@ def test_of_several_residents_the_one_with_the_lowest_priority_drains():
     one.see([view(A, waiting_since=0.0, priority=2)], residents, now=0.0)
 
     assert one.policy.draining_for == {C: A}
+
+
+def interrupted() -> Observed:
+    """One slot: B has left it at the deadline of a drain for A, and its answers are parked."""
+    one = Observed(Wait(slots=1))
+    urgent = [view(A, waiting_since=0.0, priority=1)]
+    one.see(urgent, busy(B), now=0.0)
+    assert one.see(urgent, [view(B, running=1, remaining=9, steps=18)], now=1.0) == [Turn(B, A)]
+    one.see([view(B, running=1, ran_at=1.0)], [view(A, running=1, remaining=5, priority=1)], now=1.1)
+    return one
+
+
+def test_an_adapter_whose_answers_were_interrupted_waits_while_the_resident_is_more_urgent_and_then_comes_back():
+    one = interrupted()
+    assert one.policy.draining_for == {}
+
+    one.see([view(B, running=1, ran_at=1.0)], [view(A, running=1, remaining=5, priority=0)], now=1.2)
+    assert one.policy.draining_for == {A: B}
+
+
+def test_an_adapter_that_is_back_in_a_slot_is_no_longer_owed_one():
+    one = interrupted()
+    one.see(starving(A), [view(B, running=1)], now=2.0)
+    one.see([view(B, running=1, ran_at=2.0)], busy(A), now=3.0)
+
+    assert one.policy.draining_for == {}, "another tenant's share took its slot, and no drain"

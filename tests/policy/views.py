@@ -24,6 +24,9 @@ class View:
     first_token_due_at: float
     running: int
     remaining: int
+    most_remaining: int
+    seated_in: int
+    prompt_left: int
     ran_at: float
     steps: int
     slot_since: float
@@ -42,6 +45,9 @@ def view(
     waiting_since: float = math.inf,
     running: int = 0,
     remaining: int = 0,
+    most_remaining: int | None = None,
+    seated_in: int = 0,
+    prompt_left: int = 0,
     ran_at: float = 0.0,
     steps: int = 0,
     slot_since: float = 0.0,
@@ -59,6 +65,9 @@ def view(
         waiting_since,
         running,
         remaining,
+        remaining if most_remaining is None else most_remaining,
+        seated_in,
+        prompt_left,
         ran_at,
         steps,
         slot_since,
@@ -82,10 +91,18 @@ class Slots:
     free: int = 0
     landings: int = 9
     step_s: float = 0.0
+    step_tokens: int = 8
     has_priorities: bool = True
+    being_read: frozenset[AdapterId] = frozenset()
 
     def may_leave(self, adapter_id: AdapterId) -> bool:
         return not next(resident for resident in self.residents if resident.adapter_id == adapter_id).is_pinned
+
+    def is_at_hand(self, adapter_id: AdapterId) -> bool:
+        return adapter_id not in self.being_read
+
+    def is_being_read(self, adapter_id: AdapterId) -> bool:
+        return adapter_id in self.being_read
 
     def can_start(self, adapter_id: AdapterId) -> bool:
         return True

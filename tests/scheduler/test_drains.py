@@ -11,6 +11,7 @@ from rota.core.events import DrainChanged, Finished, Preempted
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFetched
 from rota.core.policy_config import PolicyConfig
+from rota.policy.drains import LONGEST_READ_S
 from tests.builders import add_adapter, capacity, submit
 from tests.fakes import FakeDevice
 from tests.scheduler.stage import WAIT, Stage, loads, seated
@@ -85,7 +86,8 @@ def test_the_slot_that_a_drain_frees_is_kept_while_the_starving_adapter_is_read_
     assert loads(stage.step(at=3.2)) == [2]
 
 
-def test_a_reservation_lapses_and_the_drained_goes_on():
+def reserved_and_read() -> Stage:
+    """Adapter 1 has drained for adapter 2 at 3.1, which is being read from disk."""
     stage = known_but_not_at_hand(1, 2, 1)
     stage.seat(1, max_new_tokens=6)
     stage.ask("starves", adapter=2)
@@ -93,11 +95,33 @@ def test_a_reservation_lapses_and_the_drained_goes_on():
     stage.ask("waits", adapter=1, max_new_tokens=200)
     while not stage.said(Finished):
         stage.step()
-    plan = stage.step()
-    assert plan.seats == ()
-    assert plan.wake_at == 4.1
+    assert stage.step().seats == ()
+    return stage
 
-    assert seated(stage.step(at=4.1)) == ["waits"], "the disk was too slow"
+
+def test_the_slot_that_a_drain_frees_is_kept_through_a_read_of_two_seconds():
+    stage = reserved_and_read()
+    assert stage.step(at=4.2).seats == ()
+    assert stage.step(at=5.0).seats == ()
+    stage.tell(AdapterFetched(AdapterId(2), 5.1))
+
+    assert loads(stage.step(at=5.1)) == [2]
+
+
+def test_a_slot_is_not_kept_for_a_read_that_never_ends_and_the_drained_goes_on():
+    stage = reserved_and_read()
+    lapses_at = stage.step().wake_at
+    assert lapses_at == 3.1 + LONGEST_READ_S
+
+    assert seated(stage.step(at=lapses_at)) == ["waits"], "the disk is broken"
+    assert "starves" in stage.scheduler.refusals()
+
+
+def test_a_slot_is_not_kept_for_a_read_that_fails():
+    stage = reserved_and_read()
+    stage.fail(2)
+
+    assert seated(stage.step()) == ["waits"]
 
 
 @pytest.mark.parametrize("how", ["cancelled", "unloaded"])
@@ -136,6 +160,52 @@ def test_a_drain_outlasts_a_moment_without_kv():
 
     assert stage.step().seats == ()
     assert "makes room for another" in stage.why("long")
+
+
+def used_to_short_answers(longest: int) -> Stage:
+    """One slot, whose adapter 1 has given 64 answers of twenty tokens. It drains for adapter 2 now."""
+    stage = Stage(slots=1, policy=DRAIN, rows=80, blocks=4096, max_sequence_tokens=4096)
+    for number in range(64):
+        stage.ask(f"short{number}", adapter=1, max_new_tokens=3000, stop_token_ids=frozenset({9}))
+    stage.step()
+    stage.arrive(1)
+    for step in range(1, 21):
+        stage.step(token=9 if step == 20 else 7)
+    assert len(stage.said(Finished)) == 64
+    stage.ask("long", adapter=1, max_new_tokens=longest)
+    stage.step()
+    stage.ask("starves", adapter=2, max_new_tokens=2)
+    stage.step(at=3.1)
+    assert [(event.victim, event.beneficiary) for event in stage.said(DrainChanged)] == [(1, 2)]
+    return stage
+
+
+def test_a_drain_ends_at_its_deadline_though_long_answers_were_let_in_as_short_ones():
+    """Twenty tokens were expected of each answer. All of these answers take three thousand."""
+    stage = used_to_short_answers(longest=3000)
+    for number in range(10):
+        stage.ask(f"late{number}", adapter=1, max_new_tokens=3000)
+    assert len(seated(stage.step())) == 10
+    steps = 2
+    while loads(stage.step()) != [2]:
+        steps += 1
+        assert steps <= 1.2 * 20
+
+    assert seated(stage.step()) == ["starves"]
+    assert len(stage.step().decodes) == 1, "all of adapter 1 is parked"
+
+
+def test_answers_that_a_deadline_interrupts_keep_their_kv_and_go_on():
+    stage = used_to_short_answers(longest=60)
+    seats, ended = [], []
+    for _ in range(80):
+        plan = stage.step()
+        seats += seated(plan)
+        ended += [event.request_id for event in stage.said(Finished)]
+        stage.arrive(*loads(plan))
+
+    assert ended == ["starves", "long"]
+    assert (seats, stage.said(Preempted)) == (["starves"], []), "it never sat down again"
 
 
 def test_a_prompt_in_chunks_is_work_that_a_drain_waits_for():

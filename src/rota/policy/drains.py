@@ -1,9 +1,13 @@
-"""A drain empties a slot without a pause in any answer: the resident finishes its sequences and admits few others.
+"""A drain empties a slot by a deadline: the resident finishes its sequences and admits few others.
 
-The deadline of a drain is fixed when the drain starts: 1.2 × the steps that the resident's longest sequence still
-needs. Requests that the resident admits meanwhile must fit into the steps that are left, so a drain always ends. The
-freed slot is kept for the adapter for which the drain was started. The base model needs no slot and is never seen
-here.
+How long answers become is only estimated, so two step counts are fixed when a drain starts. The resident should be
+empty after 1.2 × the steps that its sequences need by the mean of earlier answers. Requests that it admits meanwhile
+must end before that by the longest of earlier answers. If only such requests still run then, the resident leaves.
+Sequences that ran when the drain started may go on, up to 1.2 × the steps that they need by the longest of earlier
+answers. Then the resident leaves in any case. What still runs when a resident leaves is parked with its KV.
+
+A slot that is free sooner is kept for the adapter for which the drain was started. The base model needs no slot and is
+never seen here.
 """
 
 from __future__ import annotations
@@ -11,36 +15,61 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Self
 
 from rota.core.events import DrainChanged, DrainState
 from rota.core.ids import AdapterId
-from rota.policy.slot_policy import SlotPolicy
+from rota.policy.slot_policy import SlotPolicy, Turn
 from rota.policy.views import AdapterView, SlotsView
 
 TOLERANCE = 1.2
 RESERVATION_S = 1.0
+# A read from disk that takes longer than this is taken for one that never ends.
+LONGEST_READ_S = 30.0
 # This many absent adapters are looked at to find one that should have a resident's slot.
 LOOK_AHEAD = 64
 
 Views = Mapping[AdapterId, AdapterView]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """A resident that is to leave, for an adapter that needs its slot."""
+    """A resident that is to leave, for an adapter that needs its slot. Steps are counted as the resident's."""
 
     beneficiary: AdapterId
-    last_step: int  # the resident's step count at which it should be empty
+    first_step: int
+    last_step: int  # after which it should be empty
+    deadline: int  # after which it leaves, empty or not
+
+    @classmethod
+    def of(cls, resident: AdapterView, beneficiary: AdapterId, step_tokens: int) -> Self:
+        prompt_steps, start = math.ceil(resident.prompt_left / step_tokens), resident.steps
+        last_step = start + math.ceil(TOLERANCE * (prompt_steps + resident.remaining))
+        deadline = start + math.ceil(TOLERANCE * (prompt_steps + resident.most_remaining))
+        deadline = max(last_step, deadline)
+        return cls(beneficiary=beneficiary, first_step=start, last_step=last_step, deadline=deadline)
+
+    @property
+    def length(self) -> int:
+        return self.last_step - self.first_step
+
+    def is_over(self, resident: AdapterView) -> bool:
+        """Must the resident leave now? Beyond the last step only sequences that ran at the start keep it there."""
+        if resident.steps < self.last_step:
+            return False
+        return resident.seated_in > self.first_step or resident.steps >= self.deadline
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     """A slot that a drain has freed, and that the beneficiary has not taken yet."""
 
     giver: AdapterId
+    since: float
     until: float
+    awaits_read: bool = False  # the beneficiary's weights are not in host memory yet
 
 
 class DrainingPolicy(SlotPolicy):
@@ -53,6 +82,8 @@ class DrainingPolicy(SlotPolicy):
         self._drains: dict[AdapterId, Drain] = {}  # by victim
         self._reservations: dict[AdapterId, Reservation] = {}  # by beneficiary
         self._called_off: list[tuple[AdapterId, AdapterId]] = []  # since the last pass
+        self._interrupted: set[AdapterId] = set()  # left at the deadline, and have parked sequences since then
+        self._unreadable: set[AdapterId] = set()  # did not come from disk while a slot was kept for them
         self._news: list[DrainChanged] = []
 
     @abstractmethod
@@ -69,28 +100,46 @@ class DrainingPolicy(SlotPolicy):
         for victim, beneficiary in self._called_off:
             self._tell(victim, beneficiary, DrainState.CALLED_OFF, now)
         self._called_off.clear()
+        self._interrupted = {one for one in self._interrupted if (view := slots.absent.get(one)) and view.running}
+        self._unreadable = {one for one in self._unreadable if slots.absent.get(one) and not slots.is_at_hand(one)}
         if not slots.absent and not self.beneficiaries:
             return
         # A drain goes on while KV is short for a moment: a new drain would give the resident a later deadline.
         found = map(slots.absent.get, self.beneficiaries)
-        kept = {view.adapter_id: view for view in found if view and view.waiting}
+        kept = {view.adapter_id: view for view in found if view and (view.waiting or view.running)}
         blocked = kept | self.blocked(slots, kept, now)
         residents = {resident.adapter_id: resident for resident in slots.residents}
-        self._end_reservations(blocked, now)
-        self._end_drains(blocked, residents, now)
+        self._end_reservations(slots, blocked, now)
+        self._end_drains(slots, blocked, residents, now)
         if slots.free <= len(self._reservations):
-            self._start_drains(blocked, residents, now)
+            self._start_drains(slots, blocked, now)
 
     @property
     def reserved(self) -> frozenset[AdapterId]:
         return frozenset(self._reservations)
 
     def admits(self, view: AdapterView, steps_needed: int) -> bool:
-        """A draining resident admits only requests that end before its drain does."""
+        """A draining resident admits only requests that end before it should be empty."""
         if any(reservation.giver == view.adapter_id for reservation in self._reservations.values()):
             return False
         drain = self._drains.get(view.adapter_id)
         return drain is None or view.steps + steps_needed <= drain.last_step
+
+    def turns(self, slots: SlotsView, now: float) -> list[Turn]:
+        """Residents that have reached their deadline leave, as soon as their beneficiaries can run."""
+        if not self._drains:
+            return []
+        over = [
+            (self.due_at(view), drain.beneficiary, resident.adapter_id)
+            for resident in slots.residents
+            if (drain := self._drains.get(resident.adapter_id))
+            and drain.is_over(resident)
+            and slots.may_leave(resident.adapter_id)
+            and (view := slots.absent.get(drain.beneficiary))
+            and slots.is_at_hand(drain.beneficiary)
+            and lacks_only_a_slot(slots, view)
+        ]
+        return [Turn(victim, beneficiary) for _, beneficiary, victim in sorted(over)]
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:
         """When the first reservation lapses."""
@@ -102,6 +151,8 @@ class DrainingPolicy(SlotPolicy):
 
     def forget(self, adapter_id: AdapterId) -> None:
         self._reservations.pop(adapter_id, None)
+        self._interrupted.discard(adapter_id)
+        self._unreadable.discard(adapter_id)
         for victim, drain in list(self._drains.items()):
             if adapter_id in (victim, drain.beneficiary):
                 del self._drains[victim]
@@ -119,45 +170,61 @@ class DrainingPolicy(SlotPolicy):
         """Adapters for which a resident drains, or has drained."""
         return self.reserved.union(drain.beneficiary for drain in self._drains.values())
 
-    def _start_drains(self, blocked: Views, residents: Views, now: float) -> None:
+    @property
+    def interrupted(self) -> frozenset[AdapterId]:
+        """Adapters that left at a deadline and have parked sequences since then."""
+        return frozenset(self._interrupted)
+
+    def _start_drains(self, slots: SlotsView, blocked: Views, now: float) -> None:
         for view in self._unserved(blocked):
             if len(self._drains) >= self.most_drains:
                 return
-            victims = [resident for resident in residents.values() if self._may_drain(resident, view, now)]
+            victims = [resident for resident in slots.residents if self._may_drain(slots, resident, view, now)]
             if not victims:
                 continue
-            victim = min(victims, key=lambda resident: (resident.priority, resident.remaining, resident.adapter_id))
-            last_step = victim.steps + math.ceil(TOLERANCE * victim.remaining)
-            self._drains[victim.adapter_id] = Drain(view.adapter_id, last_step)
+            drains = {one.adapter_id: Drain.of(one, view.adapter_id, slots.step_tokens) for one in victims}
+            victim = min(victims, key=lambda one: (one.priority, drains[one.adapter_id].length, one.adapter_id))
+            self._drains[victim.adapter_id] = drains[victim.adapter_id]
             self._tell(victim.adapter_id, view.adapter_id, DrainState.STARTED, now)
 
     def _unserved(self, blocked: Views) -> Iterator[AdapterView]:
         """Longest wait first. An adapter that drains is no beneficiary, and a beneficiary needs no second drain."""
-        passed_by = self.beneficiaries.union(self._drains)
-        waiting = sorted(blocked.values(), key=lambda view: (view.oldest_at, view.adapter_id))
+        passed_by = self.beneficiaries.union(self._drains, self._unreadable)
+        waiting = sorted(blocked.values(), key=lambda view: (self.due_at(view), view.adapter_id))
         return (view for view in waiting if view.adapter_id not in passed_by)
 
-    def _may_drain(self, resident: AdapterView, view: AdapterView, now: float) -> bool:
-        if not resident.running or resident.is_pinned or resident.adapter_id in self._drains:
+    def _may_drain(self, slots: SlotsView, resident: AdapterView, view: AdapterView, now: float) -> bool:
+        # A resident that may not leave could not be made to leave at the deadline either.
+        if not resident.running or resident.adapter_id in self._drains or not slots.may_leave(resident.adapter_id):
             return False
         return self.goes_before(view, resident, now)
 
-    def _end_reservations(self, blocked: Views, now: float) -> None:
+    def _end_reservations(self, slots: SlotsView, blocked: Views, now: float) -> None:
         for beneficiary, reservation in list(self._reservations.items()):
-            if beneficiary in blocked and now < reservation.until:
+            if beneficiary not in blocked:
+                del self._reservations[beneficiary]
                 continue
-            if beneficiary in blocked:
+            reservation = _while_read(reservation, slots.is_being_read(beneficiary), now)
+            self._reservations[beneficiary] = reservation
+            if now >= reservation.until:
                 self._tell(reservation.giver, beneficiary, DrainState.EXPIRED, now)
-            del self._reservations[beneficiary]
+                del self._reservations[beneficiary]
+                if reservation.awaits_read:
+                    self._unreadable.add(beneficiary)
 
-    def _end_drains(self, blocked: Views, residents: Views, now: float) -> None:
+    def _end_drains(self, slots: SlotsView, blocked: Views, residents: Views, now: float) -> None:
         for victim, drain in list(self._drains.items()):
-            resident = residents.get(victim)
-            if drain.beneficiary not in blocked:
-                self._tell(victim, drain.beneficiary, DrainState.CALLED_OFF, now)
-            elif resident is None or not resident.running:
+            resident, is_wanted = residents.get(victim), drain.beneficiary in blocked
+            if resident is None or (is_wanted and not resident.running):
                 self._tell(victim, drain.beneficiary, DrainState.FINISHED, now)
-                self._reservations[drain.beneficiary] = Reservation(victim, now + RESERVATION_S)
+                if is_wanted:
+                    reservation = Reservation(giver=victim, since=now, until=now + RESERVATION_S)
+                    is_being_read = slots.is_being_read(drain.beneficiary)
+                    self._reservations[drain.beneficiary] = _while_read(reservation, is_being_read, now)
+                if (view := slots.absent.get(victim)) and view.running:
+                    self._interrupted.add(victim)
+            elif not is_wanted:
+                self._tell(victim, drain.beneficiary, DrainState.CALLED_OFF, now)
             else:
                 continue
             del self._drains[victim]
@@ -166,11 +233,24 @@ class DrainingPolicy(SlotPolicy):
         self._news.append(DrainChanged(at=now, victim=victim, beneficiary=beneficiary, state=state))
 
 
+def lacks_only_a_slot(slots: SlotsView, view: AdapterView) -> bool:
+    """Would the adapter run in a slot? It holds KV already, or there are KV and a row for its next request."""
+    return view.running > 0 or slots.can_start(view.adapter_id)
+
+
+def _while_read(reservation: Reservation, is_being_read: bool, now: float) -> Reservation:
+    """A slot is kept while its adapter is being read from disk; its usual time begins when the read has ended."""
+    if is_being_read == reservation.awaits_read:
+        return reservation
+    until = reservation.since + LONGEST_READ_S if is_being_read else now + RESERVATION_S
+    return replace(reservation, until=until, awaits_read=is_being_read)
+
+
 def outranking(slots: SlotsView) -> Iterator[AdapterView]:
     """Adapters that lack only a slot and have a higher priority than some resident, among those that are due first."""
     if not slots.has_priorities:
         return
     least = min((resident.priority for resident in slots.residents), default=math.inf)
     for view in islice(slots.absent, LOOK_AHEAD):
-        if view.priority > least and slots.can_start(view.adapter_id):
+        if view.priority > least and lacks_only_a_slot(slots, view):
             yield view

@@ -55,6 +55,21 @@ class AdapterView(Protocol):
         ...
 
     @property
+    def most_remaining(self) -> int:
+        """As `remaining`, but estimated from the longest of many earlier answers, or else the limit."""
+        ...
+
+    @property
+    def seated_in(self) -> int:
+        """The value of `steps` when the first of them sat down."""
+        ...
+
+    @property
+    def prompt_left(self) -> int:
+        """The most tokens of one of their prompts that are still to be computed."""
+        ...
+
+    @property
     def ran_at(self) -> float:
         """When its sequences were last in a step."""
         ...
@@ -115,12 +130,25 @@ class SlotsView(Protocol):
         ...
 
     @property
+    def step_tokens(self) -> int:
+        """How many tokens a step may compute."""
+        ...
+
+    @property
     def has_priorities(self) -> bool:
         """Whether the open requests differ in priority."""
         ...
 
     def may_leave(self, adapter_id: AdapterId) -> bool:
         """Whether a resident can be made to leave: not pinned, not leaving already, not waiting for its first step."""
+        ...
+
+    def is_at_hand(self, adapter_id: AdapterId) -> bool:
+        """Whether an adapter's weights lie in host memory, from where they can be copied into a slot."""
+        ...
+
+    def is_being_read(self, adapter_id: AdapterId) -> bool:
+        """Whether an adapter's weights are on their way from disk into host memory."""
         ...
 
     def can_start(self, adapter_id: AdapterId) -> bool:

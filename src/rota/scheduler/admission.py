@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rota.core.ids import BlockId
@@ -41,7 +42,7 @@ class Admission:
             return Reason.TENANT_FULL
         if sequence.flights:
             return Reason.IN_FLIGHT
-        if not self._policy.admits(group, 1 + group.expected_tokens(sequence)):
+        if not self._policy.admits(group, self._steps_needed(sequence, group)):
             return Reason.MAKING_ROOM
         if delay and not delay.is_allowed and not self._has_fresh_slot(group):
             return Reason.DELAYED
@@ -67,6 +68,11 @@ class Admission:
         if self._books.blocks.blocks_for(len(sequence.tokens)) <= spare:
             return False
         return self._offer(sequence, promised) is None
+
+    def _steps_needed(self, sequence: Sequence, group: Group) -> int:
+        """How many steps a sequence will need, if its answer is no longer than earlier ones."""
+        prompt_steps = math.ceil(len(sequence.tokens) / self._books.step_tokens)
+        return prompt_steps + group.most_tokens(sequence)
 
     def _has_fresh_slot(self, group: Group) -> bool:
         """Has the adapter not run yet in its slot? A slot that was given up for it must not stand idle."""

@@ -50,6 +50,7 @@ class Books:
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
         self.waiting = 0
         self.priorities: Counter[int] = Counter()  # of the open ones
+        self.step_tokens = 1  # that a step may compute, at most
         self.step_s = 0.0  # how long steps took recently
         self.copy_s = 0.0  # and copies of adapters into slots; 0 before the first one
         self.accounts = Accounts()

@@ -58,6 +58,7 @@ class Scheduler:
         slot_policy = make_slot_policy(policy, capacity)
         eviction_policy = eviction(lora.lora_eviction_policy)
         self._books = Books(capacity, eviction_policy, lora.max_loaded_loras, slot_policy.due_at, engine_id)
+        self._books.step_tokens = config.chunked_prefill_size
         admission = Admission(self._books, config.enable_prefix_caching, slot_policy)
         self._batch = Batch(self._books)
         delays = Delays(self._books, _delayer(policy, capacity))

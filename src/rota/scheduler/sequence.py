@@ -59,6 +59,7 @@ class Sequence:
         "room",
         "row",
         "scored",
+        "seated_in",
         "step_id",
         "stop_token_ids",
         "tokens",
@@ -80,6 +81,7 @@ class Sequence:
         self.cached_tokens = 0
         self.flights = 0  # steps in flight that contain this sequence
         self.step_id = 0  # the last step that contains this sequence
+        self.seated_in = 0  # how many steps its adapter had run when it last sat down
         self.overtaken = 0  # how many sequences were admitted before it while it lacked KV
         self.held_s = 0.0  # how long the prefill delayer has held it back in all
         self.refusal: Refusal | None = None  # why it was last refused

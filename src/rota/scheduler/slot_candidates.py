@@ -31,6 +31,10 @@ class SlotCandidates:
         return self._books.step_s
 
     @property
+    def step_tokens(self) -> int:
+        return self._books.step_tokens
+
+    @property
     def has_priorities(self) -> bool:
         return len(self._books.priorities) > 1
 
@@ -76,20 +80,23 @@ class SlotCandidates:
         first = self._books.groups[adapter_id].queue.first()
         return first is not None and self._admission.has_room(first)
 
-    def is_at_hand(self, group: Group) -> bool:
+    def is_at_hand(self, adapter_id: AdapterId) -> bool:
         """Do the adapter's weights lie in host memory, from where they can be copied into a slot?"""
-        return self._books.hosts.has(group.adapter_id)
+        return self._books.hosts.has(adapter_id)
+
+    def is_being_read(self, adapter_id: AdapterId) -> bool:
+        return self._books.hosts.is_fetching(adapter_id)
 
     def at_hand(self) -> Iterator[Group]:
         """Absent adapters whose weights lie in host memory, first due first."""
         books, missed = self._books, 0
         for group in books.absent:
-            if self.is_at_hand(group):
+            if self.is_at_hand(group.adapter_id):
                 yield group
             elif (missed := missed + 1) == LOOK_AHEAD:
                 # Of a thousand adapters behind it, only those in host memory are worth a look.
                 behind = books.absent.later_among(books.hosts.held, books.due_at(group), group.adapter_id)
-                yield from filter(self.is_at_hand, behind)
+                yield from (one for one in behind if self.is_at_hand(one.adapter_id))
                 return
 
     def claimants(self) -> Iterator[Group]:
@@ -100,5 +107,5 @@ class SlotCandidates:
                 yield group
             elif (lacking := lacking + 1) == LOOK_AHEAD:
                 behind = books.parked.later_than(books.due_at(group), group.adapter_id)
-                yield from filter(self.is_at_hand, behind)
+                yield from (one for one in behind if self.is_at_hand(one.adapter_id))
                 return

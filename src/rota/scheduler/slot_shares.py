@@ -45,7 +45,7 @@ class SlotShares:
         held[leaver.main_account] -= 1
 
     def _is_claimant(self, group: Group) -> bool:
-        if group.adapter_id not in self._books.absent or not self._candidates.is_at_hand(group):
+        if group.adapter_id not in self._books.absent or not self._candidates.is_at_hand(group.adapter_id):
             return False
         return self._admission.can_work(group) or self._would_get_a_row(group)
 

@@ -73,7 +73,7 @@ class Turns:
             is_reserved = group.adapter_id in reserved
             if books.slots.empty + len(idle) <= (0 if is_reserved else kept):
                 return
-            if not self._candidates.is_at_hand(group):
+            if not self._candidates.is_at_hand(group.adapter_id):
                 continue
             if books.slots.empty:
                 self._moves.move_in(draft, group, SlotReason.SLOT_EMPTY)
@@ -118,5 +118,5 @@ class Turns:
         for turn in self._policy.turns(candidates, now)[: max(0, candidates.landings)]:
             leaver, successor = groups[turn.leaver], groups[turn.successor]
             assert candidates.may_leave(turn.leaver), "a policy took the slot of a resident that may not leave"
-            assert candidates.is_at_hand(successor), "a policy chose an adapter that is no claimant"
+            assert candidates.is_at_hand(turn.successor), "a policy chose an adapter that is no claimant"
             self._moves.replace(draft, leaver, successor)

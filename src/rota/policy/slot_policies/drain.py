@@ -11,7 +11,7 @@ from typing import Self
 from rota.core.config import Capacity
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
-from rota.policy.drains import LOOK_AHEAD, DrainingPolicy, Views, outranking
+from rota.policy.drains import LOOK_AHEAD, DrainingPolicy, Views, lacks_only_a_slot, outranking
 from rota.policy.views import AdapterView, SlotsView
 
 
@@ -38,8 +38,8 @@ class Drain(DrainingPolicy):
         return min(super().ask_again_at(slots, now), self._next_starves_at)
 
     def _starves(self, view: AdapterView, now: float) -> bool:
-        """Has the adapter waited strictly longer than it may?"""
-        return now > view.oldest_at + self._max_wait_s
+        """Has the adapter waited strictly longer than it may, for a first token or with parked sequences?"""
+        return now > self.due_at(view) + self._max_wait_s
 
     def _starving(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
         """The longest waits first, as many as may get a drain beside the adapters that have one."""
@@ -47,11 +47,11 @@ class Drain(DrainingPolicy):
         lacking, self._next_starves_at = 0, math.inf
         for view in slots.absent:
             if not self._starves(view, now):
-                self._next_starves_at = math.nextafter(view.oldest_at + self._max_wait_s, math.inf)
+                self._next_starves_at = math.nextafter(self.due_at(view) + self._max_wait_s, math.inf)
                 break
             if len(starving.keys() - kept.keys()) == self.most_drains or lacking == LOOK_AHEAD:
                 break
-            if slots.can_start(view.adapter_id):
+            if lacks_only_a_slot(slots, view):
                 starving[view.adapter_id] = view
             else:
                 lacking += 1

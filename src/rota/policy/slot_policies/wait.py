@@ -1,6 +1,8 @@
 """`wait` lets a busy resident keep its slot, unless an absent adapter has a request of higher priority.
 
-Slots must not reverse priorities: a resident whose requests all have a lower priority drains at once.
+Slots must not reverse priorities: a resident whose requests all have a lower priority drains at once. If the resident
+has to leave before its answers are complete, another resident drains for it in turn, unless that resident has a higher
+priority.
 """
 
 from __future__ import annotations
@@ -15,14 +17,17 @@ from rota.policy.views import AdapterView, SlotsView
 
 
 class Wait(DrainingPolicy):
-    """Only the priority of an adapter makes a resident drain for it, however long the adapter waits."""
+    """However long an adapter waits, no resident drains for it: only priority or an interrupted answer makes one."""
 
     @classmethod
     def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
         return cls(capacity.slots)
 
     def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
-        return {view.adapter_id: view for view in outranking(slots)}
+        interrupted = [view for one in sorted(self.interrupted) if (view := slots.absent.get(one))]
+        return {view.adapter_id: view for view in (*interrupted, *outranking(slots))}
 
     def goes_before(self, absent: AdapterView, resident: AdapterView, now: float) -> bool:
+        if absent.adapter_id in self.interrupted:
+            return absent.priority >= resident.priority
         return absent.priority > resident.priority
