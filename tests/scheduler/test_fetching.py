@@ -45,15 +45,6 @@ def test_the_adapter_that_is_next_in_line_is_read_while_it_waits_for_a_slot(poli
     assert fetched(stage.step()) == [], "it is on its way"
 
 
-def test_no_adapter_is_read_while_the_next_in_line_lies_in_host_memory():
-    stage = on_disk(3, 2, 3, 4, 1)
-    stage.seat(1)
-    stage.ask("at hand", adapter=4, at=-1.0)
-    stage.ask("behind it", adapter=2)
-
-    assert fetched(stage.step()) == []
-
-
 def test_an_adapter_that_lacks_kv_does_not_keep_those_behind_it_from_being_read():
     lora = LoraConfig(max_loras_per_batch=1, max_loaded_loras=3)
     stage = Stage(adapters=0, slots=1, lora=lora, blocks=12)

@@ -10,6 +10,7 @@ from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group, Standing
+from rota.scheduler.read_ahead import ReadAhead
 
 # First whether the adapter could not run yet, then when its weights will be needed.
 WantedAt = tuple[bool, float]
@@ -21,6 +22,7 @@ class Fetching:
     def __init__(self, books: Books, admission: Admission) -> None:
         self._books = books
         self._admission = admission
+        self._ahead = ReadAhead(books)
 
     def order(self, draft: Draft, reserved: Set[AdapterId]) -> None:
         """Once a pass: order the adapters that would come next if they were in host memory."""
@@ -32,6 +34,7 @@ class Fetching:
             wanted_at = self._wanted_at(group)
             if (no_room_from is None or wanted_at < no_room_from) and not self.try_fetch(draft, group):
                 no_room_from = wanted_at
+        self._ahead.order(draft)
 
     def try_fetch(self, draft: Draft, group: Group) -> bool:
         """Order an adapter into host memory, and drop another if it is full; False if no other can be dropped."""

@@ -25,6 +25,11 @@ class HostLedger:
         return len(self._held) + len(self._fetching)
 
     @property
+    def reads(self) -> int:
+        """How many adapters are on their way."""
+        return len(self._fetching)
+
+    @property
     def held(self) -> Collection[AdapterId]:
         """The adapters in host memory; the adapter that was unused for longest comes first."""
         return self._held.keys()
