@@ -233,6 +233,8 @@ def test_calibration_writes_a_cost_model_that_a_simulation_takes(scenario, tmp_p
         (["SCENARIO", "--max-loaded-loras", "1"], "max_loaded_loras is 1, fewer than max_loras_per_batch (2)"),
         (["SCENARIO", "--config", "/nowhere.toml"], "Cannot read /nowhere.toml"),
         (["SCENARIO", "--compare", "drain", "--lora-drain-wait-threshold", "0"], "of 0 turns draining off"),
+        (["SCENARIO", "--lora-policy", "wait", "--lora-drain-wait-threshold", "2"], "'wait' does not read it"),
+        (["SCENARIO", "--compare", "wait,rotate", "--lora-drain-wait-threshold", "2"], "(wait, rotate) reads it"),
     ],
 )
 def test_what_cannot_be_is_one_sentence_and_code_2(scenario, capsys, arguments, words):

@@ -7,7 +7,7 @@ import pytest
 from rota.core.errors import ConfigError
 from rota.core.options import options_of
 from rota.core.policy_config import PolicyConfig
-from rota.policy.slot_policies import SLOT_POLICIES, check_slot_policy, make_slot_policy
+from rota.policy.slot_policies import READS, SLOT_POLICIES, check_slot_policy, make_slot_policy
 from rota.policy.slot_policy import SlotPolicy
 from tests.builders import capacity
 from tests.policy.views import A, Absent, B, Slots, view
@@ -19,6 +19,20 @@ def test_every_policy_of_the_table_is_made_by_its_name_and_named_in_the_help_of_
 
     assert type(policy).__name__.lower() == name
     assert f"'{name}'" in options_of(PolicyConfig)["lora_policy"].help
+
+
+@pytest.mark.parametrize("name", SLOT_POLICIES)
+def test_every_policy_reads_the_fields_that_the_table_says_and_no_others(name):
+    read = set()
+
+    class Watched:
+        def __getattr__(self, field: str) -> object:
+            read.add(field)
+            return getattr(PolicyConfig(), field)
+
+    SLOT_POLICIES[name](Watched(), capacity(slots=3))
+
+    assert read == {*READS[name]}
 
 
 def test_a_policy_that_is_not_in_the_table_is_refused_with_the_names_that_are():

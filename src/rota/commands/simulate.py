@@ -24,6 +24,7 @@ from rota.observe.journal import Journal
 from rota.observe.observer import Observer
 from rota.observe.summary import mean_of
 from rota.observe.table import print_table
+from rota.policy.policy_options import policy_config
 from rota.policy.slot_policies import check_slot_policy
 from rota.sim.cost import LinearCost, read_cost
 from rota.sim.run import Simulation, adapter_name, lora_config, scheduler_config
@@ -119,7 +120,7 @@ def simulate(given: dict[str, Any]) -> None:
     slots = asked.asked_slots
     config = replace(scheduler_config(scenario), **_among(options_of(SchedulerConfig), chosen))
     lora = replace(lora_config(scenario, slots), **_among(SCHEDULED, chosen))
-    policies = policies_of(asked.compare, build(PolicyConfig, chosen))
+    policies = policies_of(asked.compare, policy_config(chosen, _names_of(asked.compare)))
     summaries, pictures = {}, {}
     with _counting(scenario, asked.seeds * len(policies), chosen) as endings, _journal(asked) as journals:
         for name, policy in policies.items():
@@ -157,10 +158,14 @@ def _among(names: Iterable[str], chosen: dict[str, Any]) -> dict[str, Any]:
 
 def policies_of(compare: str | None, policy: PolicyConfig) -> dict[str, PolicyConfig]:
     """The policies to run, by name."""
-    names = [name.strip() for name in compare.split(",")] if compare else [policy.lora_policy]
+    names = _names_of(compare) or [policy.lora_policy]
     for name in names:
         check_slot_policy(name, "compare" if compare else "lora_policy")
     return {name: replace(policy, lora_policy=name) for name in names}
+
+
+def _names_of(compare: str | None) -> list[str]:
+    return [name.strip() for name in compare.split(",")] if compare else []
 
 
 def label(policy: PolicyConfig) -> str:

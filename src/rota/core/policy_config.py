@@ -24,7 +24,9 @@ class PolicyConfig:
         200.0, "How long a sequence may go without a token before its adapter goes first."
     )
     lora_drain_wait_threshold: float = option(
-        2.0, "Seconds an adapter may wait before another drains for it (policy 'drain')."
+        2.0,
+        "Seconds an adapter may wait before another drains for it (policy 'drain'). A number above 0 without "
+        "lora_policy means lora_policy 'drain'.",
     )
     enable_prefill_delayer: bool = option(False, "Hold new prompts back for a moment so that they start together.")
     prefill_delayer_max_delay_passes: int = option(30, "Passes a prompt may be held back.")

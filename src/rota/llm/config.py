@@ -12,7 +12,7 @@ from rota.core.options import build
 from rota.core.policy_config import PolicyConfig
 from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
 from rota.engine.folders.hub import model_folder
-from rota.policy.slot_policies import check_slot_policy
+from rota.policy.policy_options import policy_config
 from rota.runtime.world import Device
 
 ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
@@ -20,8 +20,7 @@ ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyC
 
 def engine_config(options: Mapping[str, Any], quiet: bool) -> EngineConfig:
     """The engine's config from options by name. Options that are not the engine's are ignored."""
-    policy = build(PolicyConfig, options)
-    check_slot_policy(policy.lora_policy)  # here too, so that a wrong name is refused before the model is read
+    policy = policy_config(options)  # first, so that a wrong policy is refused before the model is read
     return EngineConfig(
         model=build(ModelConfig, options),
         cache=build(CacheConfig, options),

@@ -22,6 +22,14 @@ SLOT_POLICIES: dict[str, MakeSlotPolicy] = {
 }
 
 
+# The fields of PolicyConfig that each of them reads: a flag that no chosen policy reads is refused.
+READS: dict[str, tuple[str, ...]] = {
+    "rotate": ("lora_rotation_quantum_ms", "lora_max_stall_ms"),
+    "drain": ("lora_drain_wait_threshold",),
+    "wait": (),
+}
+
+
 def make_slot_policy(config: PolicyConfig, capacity: Capacity) -> SlotPolicy:
     """The policy that was asked for; raises ConfigError if there is none of that name."""
     check_slot_policy(config.lora_policy)
