@@ -19,9 +19,13 @@ class PolicyConfig:
         "When more adapters have work than there are slots: 'rotate' lets them take turns, 'drain' makes room for an "
         "adapter that has waited too long, 'wait' lets adapters keep their slots.",
     )
-    lora_rotation_quantum_ms: float = option(100.0, "How long an adapter may sit in its slot while others wait.")
-    lora_max_stall_ms: float = option(
-        200.0, "How long a sequence may go without a token before its adapter goes first."
+    lora_rotation_quantum_ms: float | None = option(
+        None, "How long a turn of a parked adapter takes (policy 'rotate'; default: a few steps, as measured)."
+    )
+    lora_max_stall_ms: float | None = option(
+        None,
+        "The longest pause of an answer that is promised (policy 'rotate'): while more adapters are parked than can "
+        "have a turn in this time, others wait for their first token instead. Without it pauses grow with the crowd.",
     )
     lora_drain_wait_threshold: float = option(
         2.0,
@@ -47,8 +51,9 @@ class PolicyConfig:
 
     def __post_init__(self) -> None:
         for name in ("lora_rotation_quantum_ms", "lora_max_stall_ms", "prefill_delayer_max_delay_ms"):
-            if not getattr(self, name) > 0.0:
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}.")
+            value = getattr(self, name)
+            if value is not None and not value > 0.0:
+                raise ConfigError(f"{name} must be above 0, not {value}.")
         self._check_threshold()
         if self.prefill_delayer_max_delay_passes < 1:
             raise ConfigError("prefill_delayer_max_delay_passes must be at least 1.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,20 @@ class SlotPolicy(Protocol):
     def reserved(self) -> Set[AdapterId]:
         """Adapters for which a free slot is kept."""
         return frozenset()
+
+    @property
+    def wanted(self) -> Iterable[AdapterId]:
+        """Absent adapters that get a slot as soon as their weights are in host memory; they are read first."""
+        return ()
+
+    @property
+    def prompts_only(self) -> Set[AdapterId]:
+        """Residents that only compute prompts in this step: their other sequences have no turn."""
+        return frozenset()
+
+    def line(self, slots: SlotsView, now: float) -> Iterator[AdapterView]:
+        """Absent adapters that lack nothing but a slot, in the order in which free slots go to them."""
+        return slots.claimants()
 
     def turns(self, slots: SlotsView, now: float) -> Sequence[Turn]:
         """Which busy residents leave now, and for which claimants; as many as there are landings begin."""

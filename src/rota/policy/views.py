@@ -84,19 +84,46 @@ class AdapterView(Protocol):
         """When it got its present slot."""
         ...
 
+    @property
+    def turn_steps(self) -> int:
+        """Of these, the steps since it got its present slot."""
+        ...
+
+    @property
+    def first_arrival(self) -> float:
+        """When the oldest of its open requests, waiting or running, counts as arrived."""
+        ...
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Is a prompt of it begun and not yet computed?"""
+        ...
+
+    @property
+    def blocks(self) -> int:
+        """KV blocks that its sequences hold."""
+        ...
+
+    @property
+    def attained(self) -> int:
+        """Tokens that its sequences have got, without first tokens."""
+        ...
+
     def claim(self, now: float) -> float:
-        """How strong its claim to a slot is: the sum of the square roots of the ages of its running sequences."""
+        """How strong its claim to a slot is: a sum over its open requests that grows with their age."""
         ...
 
 
 class DueView(Protocol):
-    """Adapters that have work and no slot, sorted by when the slot policy says that they are due."""
+    """Adapters that have work and no slot, sorted in one of the ways that `SlotsView` names."""
 
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[AdapterView]:
         """First due first. There may be thousands: a policy stops when it has seen enough."""
         ...
+
+    def __contains__(self, adapter_id: AdapterId) -> bool: ...
 
     def get(self, adapter_id: AdapterId) -> AdapterView | None:
         """One of them; None if this adapter has a slot or no work."""
@@ -112,7 +139,38 @@ class SlotsView(Protocol):
         ...
 
     @property
-    def absent(self) -> DueView: ...
+    def absent(self) -> DueView:
+        """All of them, first due first, as the slot policy says."""
+        ...
+
+    @property
+    def newcomers(self) -> DueView:
+        """Absent adapters that wait for a first token, first come first."""
+        ...
+
+    @property
+    def parked(self) -> DueView:
+        """Absent adapters that hold KV, the longest without a step first."""
+        ...
+
+    @property
+    def oldest(self) -> DueView:
+        """All absent adapters, the one with the oldest open request first."""
+        ...
+
+    @property
+    def largest(self) -> DueView:
+        """All absent adapters, the one with most open requests first."""
+        ...
+
+    def view_of(self, adapter_id: AdapterId) -> AdapterView | None:
+        """An adapter wherever it is; None if it is not known any more."""
+        ...
+
+    @property
+    def total(self) -> int:
+        """The number of slots."""
+        ...
 
     @property
     def free(self) -> int:
@@ -120,13 +178,26 @@ class SlotsView(Protocol):
         ...
 
     @property
-    def landings(self) -> int:
+    def copies(self) -> int:
         """How many copies into slots of busy residents can begin now."""
         ...
 
     @property
+    def blocks(self) -> int:
+        """All KV blocks."""
+        ...
+
+    @property
+    def free_blocks(self) -> int: ...
+
+    @property
+    def adapter_blocks(self) -> int:
+        """KV blocks that sequences of adapters hold; the base model's are not among them."""
+        ...
+
+    @property
     def step_s(self) -> float:
-        """How long steps took recently."""
+        """How long steps took recently; never zero."""
         ...
 
     @property
@@ -153,6 +224,10 @@ class SlotsView(Protocol):
 
     def can_start(self, adapter_id: AdapterId) -> bool:
         """Whether an adapter's next request lacks nothing but a slot: there are KV and a row for it."""
+        ...
+
+    def blocks_to_start(self, adapter_id: AdapterId) -> int:
+        """KV blocks that the prompt of its next request takes."""
         ...
 
     def claimants(self) -> Iterator[AdapterView]:

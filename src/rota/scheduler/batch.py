@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rota.core.plan import Chunk, Grant, Scoring
+from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
@@ -15,13 +16,17 @@ from rota.scheduler.sequence import Phase, Sequence
 class Batch:
     """Books what it plans: rows, blocks, tokens in flight."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: Books, policy: SlotPolicy) -> None:
         self._books = books
+        self._policy = policy
 
     def plan_decodes(self, draft: Draft) -> None:
         flight, rows, step_id = draft.flight.decodes, draft.decodes, draft.step_id
         decode = Phase.DECODE  # looked up once: Python 3.11 is slow to look up a member of an enumeration
+        resting = self._policy.prompts_only
         for group in self._books.open_groups:
+            if group.adapter_id in resting:
+                continue
             before = len(rows)
             context_tokens = 0
             # A copy, because growth may preempt a sequence of this list.
@@ -61,7 +66,7 @@ class Batch:
                 return False
         block = self._books.blocks.allocate_one()
         sequence.blocks.append(block)
-        sequence.account.blocks += 1
+        self._books.count_blocks(sequence, 1)
         sequence.room += self._books.blocks.block_size
         assert sequence.row is not None
         draft.grants.append(Grant(sequence.row, block))
@@ -107,7 +112,7 @@ class Batch:
             draft.flight.samplers.append(sequence)
         if sequence.scored < sequence.prompt_length:
             _plan_scores(draft, sequence)
-        self._note_run(draft, group, length)
+        self._note_run(draft, group, 0)
         self._books.accounts.charge(sequence.account, length, 0)
         return length
 

@@ -11,9 +11,9 @@ from rota.core.events import Event, Finished, FinishReason, Preempted
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.request import Request
 from rota.policy.eviction import Eviction
+from rota.scheduler.absent import Absent
 from rota.scheduler.accounts import Accounts
 from rota.scheduler.blocks import BlockLedger
-from rota.scheduler.due_queue import DueQueue
 from rota.scheduler.group import Group, arrival
 from rota.scheduler.hosts import HostLedger
 from rota.scheduler.rows import RowLedger
@@ -58,8 +58,8 @@ class Books:
         self.line_ends_at: dict[str, Arrival] = {}
         self.outbox: list[Event] = []
         # Adapters with work and no slot: those a policy may have to choose among.
-        self.absent = DueQueue()
-        self.parked = DueQueue()  # of these, the ones that hold KV
+        self.absent = Absent()
+        self.adapter_blocks = 0  # KV blocks that adapters' sequences hold, without the base model's
         self.residents: list[Group] = []  # in a slot, with their weights
         self.open_groups = [self.base]  # whose sequences may be in a step: the base model's, and the residents'
 
@@ -144,8 +144,16 @@ class Books:
         self.rows.give_back(sequence.row)
         self.blocks.release(sequence.held_blocks)
         sequence.account.rows -= 1
-        sequence.account.blocks -= len(sequence.held_blocks)
+        self.count_blocks(sequence, -len(sequence.held_blocks))
         sequence.stand_up()
+
+    def count_blocks(self, sequence: Sequence, blocks: int) -> None:
+        """A sequence holds so many blocks more, or less; a block that several sequences share counts for each."""
+        group = self.group_of(sequence)
+        sequence.account.blocks += blocks
+        group.blocks += blocks
+        if group is not self.base:
+            self.adapter_blocks += blocks
 
     def leave_window(self, sequence: Sequence) -> None:
         """Give back the blocks that no layer sees from the next token on. A step in flight may still read them."""
@@ -154,7 +162,7 @@ class Books:
         unseen = max(0, sequence.computed - self.window + 1) // self.blocks.block_size
         if unseen > sequence.given_back:
             self.blocks.release(sequence.blocks[sequence.given_back : unseen])
-            sequence.account.blocks -= unseen - sequence.given_back
+            self.count_blocks(sequence, sequence.given_back - unseen)
             sequence.given_back = unseen
 
     def note_users(self, group: Group) -> None:
@@ -162,12 +170,9 @@ class Books:
         if group is self.base:
             return
         if group.wants_slot and group.adapter_id not in self.slots.residencies:
-            due_at = self.due_at(group)
-            self.absent.place(group, due_at)
-            self.parked.place(group, due_at) if group.running else self.parked.remove(group)
+            self.absent.place(group, self.due_at(group))
         else:
             self.absent.remove(group)
-            self.parked.remove(group)
 
     def note_step(self, step_s: float) -> None:
         self.step_s += (step_s - self.step_s) / REMEMBERED_STEPS
@@ -216,7 +221,7 @@ class Books:
         absent = {a for a, g in self.groups.items() if g.wants_slot and a != BASE and a not in self.slots.residencies}
         assert absent == {group.adapter_id for group in self.absent}
         assert [*self.absent] == sorted(self.absent, key=lambda group: (self.due_at(group), group.adapter_id))
-        assert [*self.parked] == [group for group in self.absent if group.running]
+        assert [*self.absent.parked] == [group for group in self.absent if group.running]
         ready = [a for a, residency in self.slots.residencies.items() if residency.is_ready]
         assert [group.adapter_id for group in self.residents] == ready
         assert self.open_groups == [group for group in (self.base, *self.residents) if self.is_open(group)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 
 from rota.core.ids import AdapterId
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group, Standing
+from rota.scheduler.hosts import NO_PRICE, Price
 from rota.scheduler.read_ahead import ReadAhead
 
 # First whether the adapter could not run yet, then when its weights will be needed.
@@ -23,13 +24,15 @@ class Fetching:
         self._books = books
         self._admission = admission
         self._ahead = ReadAhead(books)
+        self._first: frozenset[AdapterId] = frozenset()
 
-    def order(self, draft: Draft, reserved: Set[AdapterId]) -> None:
+    def order(self, draft: Draft, first: list[AdapterId]) -> None:
         """Once a pass: order the adapters that would come next if they were in host memory."""
         if self._books.hosts.known == len(self._books.groups) - 1:
             return  # every adapter is in host memory, or on its way there
         no_room_from: WantedAt | None = None
-        for group in filter(self._is_missing, self._next_in_line(reserved)):
+        self._first = frozenset(first)
+        for group in filter(self._is_missing, self._next_in_line(first)):
             # If an adapter that is wanted sooner found no room, an adapter that is wanted later finds none either.
             wanted_at = self._wanted_at(group)
             if (no_room_from is None or wanted_at < no_room_from) and not self.try_fetch(draft, group):
@@ -51,10 +54,10 @@ class Fetching:
         draft.fetches.append(group.adapter)
         return True
 
-    def _next_in_line(self, reserved: Set[AdapterId]) -> Iterator[Group]:
+    def _next_in_line(self, first: list[AdapterId]) -> Iterator[Group]:
         """Adapters with a reserved slot, then absent adapters, first due first, up to the first that could come now."""
         books, passed_over = self._books, 0
-        yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
+        yield from (books.groups[adapter_id] for adapter_id in first if adapter_id in books.absent)
         for group in books.absent:
             if books.hosts.has(group.adapter_id) and self._admission.can_work(group):
                 return
@@ -66,7 +69,7 @@ class Fetching:
 
     def _parked_behind(self, group: Group) -> Iterator[Group]:
         """Of a thousand adapters behind `group`, only parked ones are worth a look: they hold KV already."""
-        for parked in self._books.parked.later_than(self._books.due_at(group), group.adapter_id):
+        for parked in self._books.absent.parked.later_than(self._books.due_at(group), group.adapter_id):
             if self._books.hosts.has(parked.adapter_id):
                 return
             yield parked
@@ -76,19 +79,22 @@ class Fetching:
         hosts, adapter_id = self._books.hosts, group.adapter_id
         return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
 
-    def _cost_of_dropping(self, group: Group, wanted_at: WantedAt) -> int | None:
+    def _cost_of_dropping(self, group: Group, wanted_at: WantedAt) -> Price | None:
         """Idle adapters first, then those whose weights are in a slot, then those that will be wanted later."""
         residency = self._books.slots.residencies.get(group.adapter_id)
         if residency and not residency.is_ready:
             return None  # it is being copied from host memory
         if not group.users:
-            return 0
+            return NO_PRICE
         if residency:
-            return 1
-        return 2 if self._wanted_at(group) > wanted_at else None
+            return (1, 0.0)
+        own = self._wanted_at(group)
+        return (2, -own[1]) if own > wanted_at else None
 
     def _wanted_at(self, group: Group) -> WantedAt:
         """When an adapter without a slot will be copied into one; after all others if it could not run there."""
         if group.standing is Standing.NEW:
             return (False, -math.inf)  # the client that adds an adapter waits to be told that it can be read
+        if group.adapter_id in self._first:
+            return (False, -1e9)
         return (not self._admission.can_work(group), self._books.due_at(group))

@@ -7,6 +7,7 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterator
 from enum import Enum
+from itertools import chain, islice
 
 from rota.core.adapter import Adapter
 from rota.core.ids import BASE, AdapterId, RequestId
@@ -18,6 +19,9 @@ REMEMBERED_LENGTHS = 64
 # The longest of this many answers tells how long others may become. With fewer, drains cut off too many answers:
 # in the mean of four seeds of `slow-disk` on an A100 E2E P99 was 27.8 s without this bound and 20.6 s with it.
 TELLING_LENGTHS = 16
+# Of a crowd behind one adapter, this many requests count in its claim.
+MOST_CLAIMING = 32
+CLAIM_POWER = 2.5
 
 
 class Standing(Enum):
@@ -37,6 +41,7 @@ class Group:
         "adapter",
         "adapter_id",
         "attained",
+        "blocks",
         "copy_s",
         "decoding",
         "is_pinned",
@@ -48,6 +53,7 @@ class Group:
         "slot_since",
         "standing",
         "steps",
+        "steps_before",
         "weight",
     )
 
@@ -67,6 +73,8 @@ class Group:
         self.slot_since = 0.0
         self.copy_s = 0.0  # how long its last copy into a slot took; adapters differ in rank
         self.steps = 0
+        self.steps_before = 0  # of these, the steps before it got its present slot
+        self.blocks = 0  # KV blocks that its sequences hold
         self.attained = 0  # tokens computed for this adapter in all
 
     @property
@@ -124,9 +132,22 @@ class Group:
     def seated_in(self) -> int:
         return min((sequence.seated_in for sequence in self.running_sequences()), default=self.steps)
 
+    @property
+    def first_arrival(self) -> float:
+        firsts = [sequences[0].arrival[0] for sequences in (self.prefilling, self.decoding) if sequences]
+        return min([*firsts, self.oldest_at])
+
+    @property
+    def is_prefilling(self) -> bool:
+        return bool(self.prefilling)
+
+    @property
+    def turn_steps(self) -> int:
+        return self.steps - self.steps_before
+
     def claim(self, now: float) -> float:
-        ages = [max(0.0, now - sequence.arrival[0]) for sequence in (*self.prefilling, *self.decoding)]
-        return sum(map(math.sqrt, ages))
+        arrivals = [one.arrival[0] for one in islice(chain(self.decoding, self.prefilling, self.queue), MOST_CLAIMING)]
+        return math.fsum([math.pow(max(0.0, now - at) + 1.0, CLAIM_POWER) for at in arrivals])
 
     def expected_tokens(self, sequence: Sequence) -> int:
         """Tokens still to come, by the mean of earlier answers that became longer than this one; at most the limit."""

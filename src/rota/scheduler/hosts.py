@@ -6,6 +6,10 @@ from collections.abc import Callable, Collection
 
 from rota.core.ids import AdapterId
 
+# What is lost if an adapter is dropped: first the kind of loss, then how soon the adapter would have to be read again.
+Price = tuple[int, float]
+NO_PRICE: Price = (0, 0.0)
+
 
 class HostLedger:
     """Bounded: an adapter on its way takes as much room as an adapter in host memory."""
@@ -40,14 +44,15 @@ class HostLedger:
     def is_fetching(self, adapter_id: AdapterId) -> bool:
         return adapter_id in self._fetching
 
-    def cheapest(self, cost: Callable[[AdapterId], int | None]) -> AdapterId | None:
+    def cheapest(self, cost: Callable[[AdapterId], Price | None]) -> AdapterId | None:
         """The adapter that costs least to drop, among equals the longest unused; a cost of None forbids it."""
-        best, least = None, 0
+        best: AdapterId | None = None
+        least = NO_PRICE
         for adapter_id in self._held:
             price = cost(adapter_id)
             if price is not None and (best is None or price < least):
                 best, least = adapter_id, price
-                if price == 0:
+                if price == NO_PRICE:
                     break
         return best
 

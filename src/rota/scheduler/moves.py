@@ -55,7 +55,8 @@ class Moves:
 def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
     """An adapter's weights are in their slot, or will be before the next step reads them."""
     books.slots.finish_load(adapter_id)
-    books.groups[adapter_id].slot_since = at
+    group = books.groups[adapter_id]
+    group.slot_since, group.steps_before = at, group.steps
     _tell(books, books.slots.residencies[adapter_id].slot, adapter_id, SlotState.READY, at)
     books.note_slots()
 

@@ -176,7 +176,7 @@ class Newcomers:
         sequence.room = len(sequence.blocks) * blocks.block_size
         sequence.row = self._books.rows.take()
         sequence.account.rows += 1
-        sequence.account.blocks += len(sequence.blocks)
+        self._books.count_blocks(sequence, len(sequence.blocks))
         cached_tokens = len(offer.cached) * blocks.block_size
         sequence.computed = sequence.planned = cached_tokens
         sequence.next_full = cached_tokens + blocks.block_size

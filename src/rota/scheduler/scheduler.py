@@ -60,7 +60,7 @@ class Scheduler:
         self._books = Books(capacity, eviction_policy, lora.max_loaded_loras, slot_policy.due_at, engine_id)
         self._books.step_tokens = config.chunked_prefill_size
         admission = Admission(self._books, config.enable_prefix_caching, slot_policy)
-        self._batch = Batch(self._books)
+        self._batch = Batch(self._books, slot_policy)
         delays = Delays(self._books, _delayer(policy, capacity))
         self._sharing = Sharing(self._books, admission)
         self._newcomers = Newcomers(self._books, admission, delays, self._batch)

@@ -11,7 +11,9 @@ from rota.scheduler.due_queue import DueQueue
 from rota.scheduler.group import Group
 
 # Copies into slots of busy residents that may be under way at a time: each takes a slot out of one step.
-MOST_COPIES = 1
+MOST_COPIES = 2
+# The time of a step is not known before the first step.
+LEAST_STEP_S = 0.001
 
 
 class SlotCandidates:
@@ -28,7 +30,11 @@ class SlotCandidates:
 
     @property
     def step_s(self) -> float:
-        return self._books.step_s
+        return max(self._books.step_s, LEAST_STEP_S)
+
+    @property
+    def total(self) -> int:
+        return self._books.slots.total
 
     @property
     def step_tokens(self) -> int:
@@ -37,6 +43,41 @@ class SlotCandidates:
     @property
     def has_priorities(self) -> bool:
         return len(self._books.priorities) > 1
+
+    @property
+    def oldest(self) -> DueQueue:
+        return self._books.absent.oldest
+
+    @property
+    def largest(self) -> DueQueue:
+        return self._books.absent.largest
+
+    @property
+    def newcomers(self) -> DueQueue:
+        return self._books.absent.newcomers
+
+    @property
+    def parked(self) -> DueQueue:
+        return self._books.absent.stalest
+
+    @property
+    def blocks(self) -> int:
+        return self._books.blocks.total
+
+    @property
+    def free_blocks(self) -> int:
+        return self._books.blocks.free
+
+    @property
+    def adapter_blocks(self) -> int:
+        return self._books.adapter_blocks
+
+    def blocks_to_start(self, adapter_id: AdapterId) -> int:
+        first = self._books.groups[adapter_id].queue.first()
+        return self._books.blocks.blocks_for(len(first.tokens)) if first else 0
+
+    def view_of(self, adapter_id: AdapterId) -> Group | None:
+        return self._books.groups.get(adapter_id)
 
     # ── who may leave ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -49,7 +90,7 @@ class SlotCandidates:
         return self._books.slots.empty + len(self.idle())
 
     @property
-    def landings(self) -> int:
+    def copies(self) -> int:
         slots = self._books.slots
         return MOST_COPIES - len(slots.on_their_way) if self._is_overlapped else slots.total
 
@@ -106,6 +147,6 @@ class SlotCandidates:
             if self._admission.can_work(group):
                 yield group
             elif (lacking := lacking + 1) == LOOK_AHEAD:
-                behind = books.parked.later_than(books.due_at(group), group.adapter_id)
+                behind = books.absent.parked.later_than(books.due_at(group), group.adapter_id)
                 yield from (one for one in behind if self.is_at_hand(one.adapter_id))
                 return

@@ -30,7 +30,7 @@ class SlotShares:
         seated = (self._books.groups[adapter_id] for adapter_id in self._books.slots.residencies)
         held = Counter(group.main_account for group in seated if group.users)
         for account in sorted(self._books.accounts.active.values(), key=lambda one: (one.rank, one.name)):
-            if self._candidates.landings <= 0:
+            if self._candidates.copies <= 0:
                 return
             if held[account] + 1 <= self._share(account) or not held[account]:
                 self._give_to(draft, account, held)

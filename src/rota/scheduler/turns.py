@@ -44,7 +44,7 @@ class Turns:
         self._let_policy_observe(draft)
         if not self._books.absent:
             return
-        self._fetching.order(draft, self._policy.reserved)
+        self._fetching.order(draft, [*sorted(self._policy.reserved), *self._policy.wanted])
         idle = self._candidates.idle()
         if idle or self._books.slots.empty:
             self._fill(draft, idle)
@@ -69,7 +69,7 @@ class Turns:
         kept = sum(
             adapter_id in books.absent for adapter_id in reserved
         )  # free slots that only reserved adapters may take
-        for group in self._line(idle, reserved):
+        for group in self._line(draft, idle, reserved):
             is_reserved = group.adapter_id in reserved
             if books.slots.empty + len(idle) <= (0 if is_reserved else kept):
                 return
@@ -87,15 +87,15 @@ class Turns:
                 continue
             kept -= is_reserved
 
-    def _line(self, idle: list[Group], reserved: Set[AdapterId]) -> Iterator[Group]:
+    def _line(self, draft: Draft, idle: list[Group], reserved: Set[AdapterId]) -> Iterator[Group]:
         """Adapters with a reserved slot; then any adapter while a slot is unused; then adapters that could start."""
         books = self._books
         yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
+        yield from (books.groups[view.adapter_id] for view in self._policy.line(self._candidates, draft.now))
         for group in self._candidates.at_hand():
             if not books.slots.empty and all(resident.users for resident in idle):
                 break
             yield group
-        yield from self._candidates.claimants()
 
     def _leaver(self, idle: list[Group], successor: Group, is_reserved: bool) -> Group | None:
         """The idle resident that makes room for `successor`, if there is one."""
@@ -115,8 +115,9 @@ class Turns:
         """Busy residents make room for the adapters that the policy prefers."""
         groups, candidates, now = self._books.groups, self._candidates, draft.now
         draft.ask_again(self._policy.ask_again_at(candidates, now))
-        for turn in self._policy.turns(candidates, now)[: max(0, candidates.landings)]:
+        for turn in self._policy.turns(candidates, now)[: max(0, candidates.copies)]:
             leaver, successor = groups[turn.leaver], groups[turn.successor]
             assert candidates.may_leave(turn.leaver), "a policy took the slot of a resident that may not leave"
+            assert turn.successor in self._books.absent, "a policy chose an adapter that has a slot or no work"
             assert candidates.is_at_hand(turn.successor), "a policy chose an adapter that is no claimant"
             self._moves.replace(draft, leaver, successor)

@@ -1,130 +1,142 @@
-"""`rotate` gives every adapter with work its turn in a slot; sequences of an adapter that leaves keep their KV.
+"""`rotate` gives every adapter its turn: some are settled in their slots, and the others come for visits.
 
-A resident may be asked to leave once its quantum is over. The adapters that may take its place are ranked. Adapters
-that are due come first (a first token is due, or the stall limit has passed), the longest wait first. Then comes the
-largest claim: the sum of the square roots of the ages of an adapter's sequences. It keeps the batch full and old
-sequences moving. A claim falls in a slot and grows outside, so equal claims take equal turns.
+A newcomer, an adapter that waits for a first token, comes for as long as its prompts take, and is then parked: its
+sequences keep their KV. A parked adapter that has had no token for a while comes for a turn of a few steps. A settled
+adapter steps aside for them, and comes back.
 
-The more adapters wait for a slot, the longer a round of turns takes. If the stall limit were shorter than a round, all
-adapters would be due at once, and first tokens would wait behind all of them. So the limit grows with the round, within
-bounds.
+While few adapters are parked, this is rotation: first tokens come at once, and no sequence pauses for long. The more
+are parked, the rarer are such turns. To pause each answer often would delay all of them, and first tokens that come
+far ahead of the answer's turn would delay the answers before it. So with a crowd, first tokens wait for a tenth of the
+longest pause, and turns end: the crowd is served nearly first come first served.
+
+All times are counted in steps, as long as steps are at present.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import takewhile
+from collections.abc import Iterator
 from typing import Self
 
 from rota.core.config import Capacity
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
+from rota.policy.gathering import Gathering
+from rota.policy.leavers import Leavers
+from rota.policy.settled import Settled
 from rota.policy.slot_policy import SlotPolicy, Turn
 from rota.policy.views import AdapterView, SlotsView
+from rota.policy.visits import Visits
 
-Rank = tuple[int, float, AdapterId]
+# Longer than any wait.
+BEHIND_NEWCOMERS_S = 1e6
 
-# A claim halves in this many quanta in a slot, and doubles in as many outside. A faster change shares slot time more
-# equally (in the worst 10 s of `tail-ttft` a factor of 1.96 instead of 2.11 at 16), but larger groups stay out longer.
-WEARING_QUANTA = 5
-# Copies come one after another, and each takes two steps: until the copy is known to be complete, and until the last
-# step of the adapter that left is done.
-STEPS_PER_TURN = 2
-MOST_STRETCH = 8
+# A settled adapter that came less than this many steps ago does not step aside. One that has been out for as long comes
+# back before others come.
+STEADY_STEPS = 8
 
 
 class Rotate(SlotPolicy):
-    """Remembers only how far the stall limit is stretched: the views have everything else."""
+    """Who is settled and who visits is looked at once a pass; the questions answer from that."""
 
-    def __init__(self, quantum_s: float, max_stall_s: float) -> None:
-        self._quantum_s = quantum_s
-        self._max_stall_s = max_stall_s
-        self._stretch = 1
+    def __init__(self, slots: int, turn_s: float | None = None, max_stall_s: float | None = None) -> None:
+        self._settled = Settled(slots)
+        self._visits = Visits(turn_s, max_stall_s)
+        self._gathering = Gathering()
+        self._prompts_only: frozenset[AdapterId] = frozenset()
 
     @classmethod
     def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
-        return cls(config.lora_rotation_quantum_ms / 1000, config.lora_max_stall_ms / 1000)
+        return cls(capacity.slots, _seconds(config.lora_rotation_quantum_ms), _seconds(config.lora_max_stall_ms))
 
-    # ── when an adapter is due ───────────────────────────────────────────────────────────────────────────────────────
+    # ── what is seen once a pass ─────────────────────────────────────────────────────────────────────────────────────
 
     def observe(self, slots: SlotsView, now: float) -> None:
-        """Stretch the stall limit: a round of turns is longer if more adapters are absent, or if steps take longer."""
-        if not slots.absent:
-            return
-        round_s = STEPS_PER_TURN * slots.step_s * len(slots.absent)
-        # In powers of two: the absent adapters have to be sorted anew at every change.
-        self._stretch = 1
-        while self._stretch < MOST_STRETCH and 2 * self._stretch * self._max_stall_s <= round_s:
-            self._stretch *= 2
+        self._gathering.next_pass()
+        self._settled.observe(slots, now)
+        self._visits.observe(slots, self._settled, now, self._gathering.is_open)
+        self._gathering.hold(slots, self._visits.parked, bool(self._visits.newcomers), now)
+        self._prompts_only = frozenset(map(_id, self._only_for_prompts(slots)))
 
-    @property
-    def stall_limit_s(self) -> float:
-        """How long sequences go at present without a token before their adapter is due."""
-        return self._max_stall_s * self._stretch
-
-    @property
-    def due_edition(self) -> int:
-        return self._stretch
+    def _only_for_prompts(self, slots: SlotsView) -> Iterator[AdapterView]:
+        """While weights share the slots, a visit for a first token is none for the tokens after it."""
+        if self._settled.shares and slots.absent:
+            visitors = (view for view in slots.residents if view.adapter_id not in self._settled)
+            yield from (view for view in visitors if not self._visits.is_on_turn(view.adapter_id))
 
     def due_at(self, view: AdapterView) -> float:
-        """For a first token an adapter is due at once, for the next token after the stall limit."""
-        # A request that did not start when its adapter last ran lacks KV or a row, which a turn does not give. So its
-        # wait counts from then.
-        first_due_at = max(view.first_token_due_at, view.ran_at)
-        return min(first_due_at, view.ran_at + self.stall_limit_s if view.running else math.inf)
+        """Newcomers by arrival; behind them parked adapters, the oldest request first."""
+        is_newcomer = view.first_token_due_at < math.inf
+        return view.first_token_due_at if is_newcomer else view.first_arrival + BEHIND_NEWCOMERS_S
 
-    # ── who leaves for which claimant ────────────────────────────────────────────────────────────────────────────────
+    # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def wanted(self) -> list[AdapterId]:
+        return [*self._settled, *self._settled.next]
+
+    @property
+    def prompts_only(self) -> frozenset[AdapterId]:
+        return self._prompts_only
+
+    def admits(self, view: AdapterView, steps_needed: int) -> bool:
+        """Prompts start together with others, except in a slot where nothing runs."""
+        return not self._gathering.is_holding or not view.running
+
+    def line(self, slots: SlotsView, now: float) -> Iterator[AdapterView]:
+        """Settled adapters that were out for long, newcomers, stalled adapters, the others by their claims."""
+        late, soon = self._coming_back(slots, now)
+        coming = (*map(_id, late), *map(_id, self._visits.newcomers), *map(_id, self._visits.stalled))
+        for adapter_id in dict.fromkeys((*coming, *map(_id, soon), *self._settled.next)):
+            view = slots.absent.get(adapter_id)
+            if view and slots.is_at_hand(adapter_id):
+                yield view
 
     def turns(self, slots: SlotsView, now: float) -> list[Turn]:
-        """Residents whose turn is over leave, lowest rank first, for the claimants of the highest rank."""
-        over = (
-            [resident for resident in slots.residents if now >= self.turn_over_at(resident)]
-            if slots.landings > 0
-            else []
-        )
-        leaving = [
-            self._rank(resident, now, 1.0 / self._wear(resident.slot_since, now))
-            for resident in over
-            if slots.may_leave(resident.adapter_id)
-        ]
-        if not leaving:
+        """Settled adapters come back when a visit is over; for visits they step aside."""
+        late, soon = self._coming_back(slots, now)
+        newcomers, stalled = ([one for one in group if one.adapter_id in slots.absent] for group in self._visits.both)
+        if slots.copies <= 0 or not (late or soon or newcomers or stalled):
             return []
-        claimants = self._first_claimants(slots, min(slots.landings, len(leaving)), now)
-        coming = [self._rank(claimant, now, self._wear(claimant.ran_at, now)) for claimant in claimants]
-        pairs = zip(sorted(leaving, reverse=True), sorted(coming), strict=False)
-        return [Turn(leaver, successor) for (*_, leaver), (*_, successor) in takewhile(_deserves_it, pairs)]
-
-    def turn_over_at(self, resident: AdapterView) -> float:
-        """When a resident may be asked to leave."""
-        return resident.slot_since + self._quantum_s * resident.weight
+        leavers = Leavers(slots, self._settled, self._visits, now - self._steady_s(slots), now)
+        turns: list[Turn] = []
+        for comers, leaver_for in (
+            (late, leavers.for_settled),
+            (newcomers, leavers.for_newcomer),
+            (stalled, leavers.for_stalled),
+            (soon, leavers.for_settled),
+        ):
+            for comer in comers[: slots.copies - len(turns)]:
+                if leaver := leaver_for():
+                    turns.append(Turn(leaver.adapter_id, comer.adapter_id))
+        return turns
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:
-        """When the next turn is over."""
-        if slots.landings <= 0:
-            return math.inf
-        over_at = map(self.turn_over_at, slots.residents)
-        return min((at for at in over_at if at > now), default=math.inf)
+        """Claims, pauses and turns change with every step."""
+        return now + self._steady_s(slots) if slots.absent else math.inf
 
-    def _first_claimants(self, slots: SlotsView, most: int, now: float) -> list[AdapterView]:
-        """The first `most` claimants if all of them are due, or else all claimants."""
-        found: list[AdapterView] = []
-        for claimant in slots.claimants():
-            found.append(claimant)
-            if len(found) == most and self.due_at(claimant) <= now:
-                break
-        return found
+    def forget(self, adapter_id: AdapterId) -> None:
+        self._settled.forget(adapter_id)
 
-    def _wear(self, since: float, now: float) -> float:
-        return 1.0 + (now - since) / (WEARING_QUANTA * self._quantum_s)
+    def _steady_s(self, slots: SlotsView) -> float:
+        return STEADY_STEPS * slots.step_s
 
-    def _rank(self, view: AdapterView, now: float, wear: float) -> Rank:
-        """Lower goes first."""
-        due_at = self.due_at(view)
-        if due_at <= now:
-            return (0, due_at, view.adapter_id)
-        return (1, -view.claim(now) * view.weight * wear, view.adapter_id)
+    def _coming_back(self, slots: SlotsView, now: float) -> tuple[list[AdapterView], list[AdapterView]]:
+        """Settled adapters without a slot, the largest claim first: those that were out for long, and the others."""
+        absent = (view for one in self._settled if (view := slots.absent.get(one)))
+        able = [view for view in absent if slots.is_at_hand(view.adapter_id) and _can_work(slots, view)]
+        able.sort(key=lambda view: (-view.claim(now) * view.weight, view.adapter_id))
+        long_ago = now - self._steady_s(slots)
+        return [view for view in able if view.ran_at <= long_ago], [view for view in able if view.ran_at > long_ago]
 
 
-def _deserves_it(pair: tuple[Rank, Rank]) -> bool:
-    leaving, coming = pair
-    return coming < leaving
+def _can_work(slots: SlotsView, view: AdapterView) -> bool:
+    return bool(view.running) or slots.can_start(view.adapter_id)
+
+
+def _id(view: AdapterView) -> AdapterId:
+    return view.adapter_id
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
