@@ -9,7 +9,6 @@ from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
-from rota.scheduler.prefill_shares import prefill_shares
 from rota.scheduler.sequence import Phase, Sequence
 
 
@@ -47,6 +46,7 @@ class Batch:
                 draft.context_tokens += context_tokens
                 self._note_run(draft, group, len(rows) - before)
         draft.budget -= len(rows)
+        draft.prompt_budget = draft.budget
         self._charge_decodes(flight)
 
     def _charge_decodes(self, decodes: list[Sequence]) -> None:
@@ -80,41 +80,36 @@ class Batch:
             key=lambda sequence: (sequence.request.adapter_id not in is_open, sequence.arrival),
         )
 
-    def plan_chunks(self, draft: Draft) -> None:
-        """Continue prompts that have begun; the prefill delayer does not hold these back."""
-        shares = prefill_shares(self._books, draft.budget) if self._books.accounts.are_shared else None
-        for group in self._books.open_groups:
-            for sequence in group.prefilling:
-                if shares is None:
-                    self.plan_chunk(draft, sequence, group)
-                else:
-                    shares[sequence.account] -= self.plan_chunk(draft, sequence, group, shares[sequence.account])
-
     def plan_chunk(self, draft: Draft, sequence: Sequence, group: Group, most: int | None = None) -> int:
         """Plan as much of a sequence's prompt as the step has room for, up to `most` tokens; tells how much."""
-        start = sequence.planned
-        length = min(draft.budget, len(sequence.tokens) - start)
+        length = min(draft.budget, sequence.rest)
         if most is not None:
             length = min(length, most)
         if length <= 0:
             return 0
-        samples = start + length == len(sequence.tokens)
-        assert sequence.row is not None
-        draft.chunks.append(Chunk(row=sequence.row, start=start, length=length, samples=samples))
-        draft.flight.chunks.append((sequence, start + length))
-        draft.flight.prompt_tokens += length
+        draft.portions[sequence] = draft.portions.get(sequence, 0) + length
         draft.budget -= length
-        draft.context_tokens += start + length
         sequence.planned += length
-        sequence.flights += 1
-        sequence.step_id = draft.step_id
-        if samples:
-            draft.flight.samplers.append(sequence)
-        if sequence.scored < sequence.prompt_length:
-            _plan_scores(draft, sequence)
         self._note_run(draft, group, 0)
         self._books.accounts.charge(sequence.account, length, 0)
         return length
+
+    def write_chunks(self, draft: Draft) -> None:
+        """Make one chunk of all that is planned of a sequence's prompt."""
+        for sequence, length in draft.portions.items():
+            end = sequence.planned
+            samples = end == len(sequence.tokens)
+            assert sequence.row is not None
+            draft.chunks.append(Chunk(row=sequence.row, start=end - length, length=length, samples=samples))
+            draft.flight.chunks.append((sequence, end))
+            draft.flight.prompt_tokens += length
+            draft.context_tokens += end
+            sequence.flights += 1
+            sequence.step_id = draft.step_id
+            if samples:
+                draft.flight.samplers.append(sequence)
+            if sequence.scored < sequence.prompt_length:
+                _plan_scores(draft, sequence)
 
     def _note_run(self, draft: Draft, group: Group, tokens: int) -> None:
         group.attained += tokens

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, Row
 from rota.core.plan import Chunk, Grant, Load, Scoring, Seat, StepPlan
+from rota.scheduler.accounts import Account
+from rota.scheduler.crowd import Crowd
 from rota.scheduler.sequence import Sequence
 
 
@@ -36,6 +38,9 @@ class Draft:
     invited: list[Sequence] = field(default_factory=list)  # waiting sequences for which others made room
     seats: list[Seat] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
+    prompt_budget: int = 0  # tokens of the step that are left for prompts
+    portions: dict[Sequence, int] = field(default_factory=dict)  # prompt tokens by sequence; chunks are made of them
+    crowds: dict[Account, Crowd] = field(default_factory=dict)  # tenants whose begun prompts do not fit into the step
     chunks: list[Chunk] = field(default_factory=list)
     decodes: list[Row] = field(default_factory=list)
     fetches: list[Adapter] = field(default_factory=list)

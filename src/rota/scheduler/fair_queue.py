@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from rota.scheduler.accounts import Account
-from rota.scheduler.queue import MOST_LEFT_BEHIND, WaitingQueue
+from rota.scheduler.queue import MOST_LEFT_BEHIND, WaitingQueue, by_size
 from rota.scheduler.sequence import Sequence
 
 # The rank that the tenant had when it was put into the line; the number keeps accounts from being compared.
@@ -24,6 +24,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._all = WaitingQueue()
         self._of: dict[str, WaitingQueue] = {}  # by the tenant's name; none is empty
+        self._sizes: dict[str, WaitingQueue] = {}  # the same sequences, by size
         self._line: list[Place] = []  # a heap; it may hold places of tenants that have nothing here any more
         self._numbers = count()
 
@@ -39,17 +40,20 @@ class FairQueue:
         queue = self._of.get(account.name)
         if queue is None:
             queue = self._of[account.name] = WaitingQueue()
+            self._sizes[account.name] = WaitingQueue(by_size)
             self._clear_away()
             heapq.heappush(self._line, (account.rank, next(self._numbers), account, queue))
         queue.push(sequence)
+        self._sizes[account.name].push(sequence)
         self._all.push(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         queue = self._of[sequence.account.name]
         queue.remove(sequence)
+        self._sizes[sequence.account.name].remove(sequence)
         self._all.remove(sequence)
         if not queue:
-            del self._of[sequence.account.name]
+            del self._of[sequence.account.name], self._sizes[sequence.account.name]
 
     def first(self) -> Sequence | None:
         """The sequence that arrived first, of any tenant; it stays in the queue."""
@@ -67,6 +71,11 @@ class FairQueue:
             else:
                 return queue.first()
         return None
+
+    def shortest_of(self, account: Account) -> Sequence | None:
+        """The shortest sequence of a tenant, among those of its highest priority; it stays in the queue."""
+        sizes = self._sizes.get(account.name)
+        return sizes.first() if sizes else None
 
     def pass_over(self) -> Place:
         """Let the tenants after the one whose turn it is come to the top, until the place is given back."""

@@ -13,12 +13,12 @@ from rota.core.plan import Seat
 from rota.policy.prefill_delayer import Verdict
 from rota.scheduler.accounts import Account
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer
-from rota.scheduler.batch import Batch
 from rota.scheduler.books import Books
 from rota.scheduler.delays import Delays, Head
 from rota.scheduler.draft import Draft
 from rota.scheduler.fair_queue import Place
 from rota.scheduler.group import Group
+from rota.scheduler.prompts import Prompts
 from rota.scheduler.reasons import EFFECT_AFTER_SKIPS, EFFECT_OF, Effect, Reason
 from rota.scheduler.sequence import Arrival, Phase, Refusal, Sequence
 
@@ -46,7 +46,7 @@ class Pass:
     passed_over: list[tuple[Group, Place]] = field(default_factory=list)
 
     def add_head(self, group: Group) -> None:
-        if head := head_of(group):
+        if head := head_of(group, self.draft):
             heapq.heappush(self.heads, head)
 
     def pass_over_tenant(self, group: Group) -> None:
@@ -57,15 +57,15 @@ class Pass:
 class Newcomers:
     """Gives rows to waiting sequences; a sequence that cannot start does not stop those of other adapters."""
 
-    def __init__(self, books: Books, admission: Admission, delays: Delays, batch: Batch) -> None:
+    def __init__(self, books: Books, admission: Admission, delays: Delays, prompts: Prompts) -> None:
         self._books = books
         self._admission = admission
         self._delays = delays
-        self._batch = batch
+        self._prompts = prompts
 
     def admit(self, draft: Draft) -> None:
         groups = self._books.open_groups
-        heads = [head for group in groups if (head := head_of(group))]
+        heads = [head for group in groups if (head := head_of(group, draft))]
         delay = self._delays.ask(draft, heads)
         self._books.line_ends_at = {}
         if not heads:
@@ -86,21 +86,32 @@ class Newcomers:
             if isinstance(verdict := self._consider(current, sequence, group), Offer) and current.draft.budget > 0:
                 self._start(current, sequence, group, verdict)
         if current.admitted:
-            current.heads = [head for group in self._books.open_groups if (head := head_of(group))]
+            self._look_again(current)
+
+    def _look_again(self, current: Pass) -> None:
+        """Which sequences are next has changed in every queue."""
+        draft = current.draft
+        current.heads = [head for group in self._books.open_groups if (head := head_of(group, draft))]
+        heapq.heapify(current.heads)
 
     def _admit_heads(self, current: Pass) -> None:
-        heads, draft = current.heads, current.draft
-        heapq.heapify(heads)
-        while heads and draft.budget > 0:
-            rank, _, sequence, group = heapq.heappop(heads)
+        draft = current.draft
+        heapq.heapify(current.heads)
+        while current.heads and draft.budget > 0:
+            rank, _, sequence, group = heapq.heappop(current.heads)
             if sequence.account.rank > rank:  # its tenant has got something meanwhile
                 current.add_head(group)
             elif sequence.account in current.stopped:
                 self._refuse(current, sequence, current.stopped[sequence.account])
                 current.pass_over_tenant(group)
+            elif (crowd := draft.crowds.get(sequence.account)) and not crowd.lets_in(sequence):
+                self._refuse(current, group.queue.next() or sequence, Reason.STEP_FULL)
+                current.pass_over_tenant(group)
             elif isinstance(verdict := self._consider(current, sequence, group), Offer):
-                self._start(current, sequence, group, verdict)
-                current.add_head(group)
+                if self._start(current, sequence, group, verdict):
+                    self._look_again(current)
+                else:
+                    current.add_head(group)
             elif not self._goes_on(current, sequence, group, verdict):
                 return
 
@@ -160,13 +171,15 @@ class Newcomers:
 
     # ── sequences that start ─────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start(self, current: Pass, sequence: Sequence, group: Group, offer: Offer) -> None:
+    def _start(self, current: Pass, sequence: Sequence, group: Group, offer: Offer) -> bool:
+        """Let a sequence start; True if it is so long that from now on only short ones may start beside it."""
         self._sit_down(current.draft, sequence, group, offer)
-        self._batch.plan_chunk(current.draft, sequence, group)
+        is_long = self._prompts.start(current.draft, sequence)
         current.admitted.append(sequence)
         current.held_s = max(current.held_s, sequence.held_s)
         for other in (*current.skipped[Reason.NO_KV], *(current.line_for_both or [])):
             other.overtaken += other.arrival < sequence.arrival
+        return is_long
 
     def _sit_down(self, draft: Draft, sequence: Sequence, group: Group, offer: Offer) -> None:
         blocks = self._books.blocks
@@ -228,9 +241,11 @@ class Newcomers:
         return Reason.OTHER_TENANT if is_others_turn else current.why_others_wait
 
 
-def head_of(group: Group) -> Head | None:
-    """The sequence of an adapter's queue that would start next."""
+def head_of(group: Group, draft: Draft) -> Head | None:
+    """The sequence of an adapter's queue that would start next; beside prompts that fill the step, the shortest."""
     first = group.queue.next()
+    if first and first.account in draft.crowds:
+        first = group.queue.shortest_of(first.account)
     return (first.account.rank, first.arrival, first, group) if first else None
 
 

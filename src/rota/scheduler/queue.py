@@ -1,25 +1,37 @@
-"""The waiting queue holds sequences in order of arrival, also those that come back after a preemption."""
+"""The waiting queue holds sequences by arrival or by size, also those that come back after a preemption."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
+from typing import Any
 
 from rota.core.ids import RequestId
 from rota.scheduler.sequence import Arrival, Sequence
 
-Entry = tuple[Arrival, int, Sequence]  # the number keeps sequences from being compared
+Order = Callable[[Sequence], tuple[Any, ...]]
+Entry = tuple[tuple[Any, ...], int, Sequence]  # the number keeps sequences from being compared
 
 # Entries of sequences that left stay in the heap; they are cleared away when they are more than this, and more than
 # those of sequences that wait.
 MOST_LEFT_BEHIND = 64
 
 
-class WaitingQueue:
-    """A heap by arrival; the entry of a sequence that leaves from the middle is dropped when it comes to the top."""
+def by_arrival(sequence: Sequence) -> Arrival:
+    return sequence.arrival
 
-    def __init__(self) -> None:
+
+def by_size(sequence: Sequence) -> tuple[int, int, Arrival]:
+    """The highest priority first, and of these the shortest."""
+    return (-sequence.priority, sequence.length, sequence.arrival)
+
+
+class WaitingQueue:
+    """A heap, by arrival if not told otherwise; the entry of a sequence that leaves from the middle is dropped when it comes to the top."""
+
+    def __init__(self, order: Order = by_arrival) -> None:
+        self._order = order
         self._heap: list[Entry] = []
         self._numbers = count()
         self._entries: dict[RequestId, Entry] = {}  # the valid entries; the heap may have others
@@ -32,12 +44,12 @@ class WaitingQueue:
         return (sequence for _, _, sequence in self._entries.values())
 
     def push(self, sequence: Sequence) -> None:
-        entry = (sequence.arrival, next(self._numbers), sequence)
+        entry = (self._order(sequence), next(self._numbers), sequence)
         self._entries[sequence.request_id] = entry
         heapq.heappush(self._heap, entry)
 
     def first(self) -> Sequence | None:
-        """The sequence that arrived first; it stays in the queue."""
+        """The first sequence; it stays in the queue."""
         while self._heap:
             entry = self._heap[0]
             sequence = entry[2]

@@ -26,6 +26,7 @@ from rota.scheduler.draft import Draft, Flight
 from rota.scheduler.fetching import Fetching
 from rota.scheduler.moves import Moves
 from rota.scheduler.newcomers import Newcomers
+from rota.scheduler.prompts import Prompts
 from rota.scheduler.request_limits import RequestLimits
 from rota.scheduler.result_writer import ResultWriter
 from rota.scheduler.sequence import Refusal, Sequence
@@ -63,7 +64,8 @@ class Scheduler:
         self._batch = Batch(self._books, slot_policy)
         delays = Delays(self._books, _delayer(policy, capacity))
         self._sharing = Sharing(self._books, admission)
-        self._newcomers = Newcomers(self._books, admission, delays, self._batch)
+        self._prompts = Prompts(self._books, self._batch)
+        self._newcomers = Newcomers(self._books, admission, delays, self._prompts)
         is_overlapped = lora.enable_lora_overlap_loading
         fetching = Fetching(self._books, admission)
         candidates = SlotCandidates(self._books, admission, is_overlapped)
@@ -138,8 +140,10 @@ class Scheduler:
         self._turns.take(draft)
         self._sharing.make_room(draft)
         self._batch.plan_decodes(draft)
-        self._batch.plan_chunks(draft)
+        self._prompts.begin(draft)
         self._newcomers.admit(draft)
+        self._prompts.fill(draft)
+        self._batch.write_chunks(draft)
         self._batch.start_decoding()
         self._flights[draft.step_id] = draft.flight
         return draft.plan()

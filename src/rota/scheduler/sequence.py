@@ -63,6 +63,7 @@ class Sequence:
         "step_id",
         "stop_token_ids",
         "tokens",
+        "yielded",
     )
 
     def __init__(self, request: Request, limit: int, account: Account) -> None:
@@ -83,6 +84,7 @@ class Sequence:
         self.step_id = 0  # the last step that contains this sequence
         self.seated_in = 0  # how many steps its adapter had run when it last sat down
         self.overtaken = 0  # how many sequences were admitted before it while it lacked KV
+        self.yielded = 0  # prompt tokens by which others have overtaken it while it was the oldest that had begun
         self.held_s = 0.0  # how long the prefill delayer has held it back in all
         self.refusal: Refusal | None = None  # why it was last refused
         self.row: Row | None = None
@@ -103,6 +105,19 @@ class Sequence:
     @property
     def held_blocks(self) -> list[BlockId]:
         return self.blocks[self.given_back :] if self.given_back else self.blocks
+
+    @property
+    def priority(self) -> int:
+        return self.request.priority
+
+    @property
+    def length(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def rest(self) -> int:
+        """Tokens of its prompt that are not planned yet; after a preemption its output counts too."""
+        return len(self.tokens) - self.planned
 
     @property
     def output_length(self) -> int:

@@ -1,0 +1,66 @@
+"""Prompts that have begun share a step with newcomers: the prefill budget says how, for each tenant by itself."""
+
+from __future__ import annotations
+
+from rota.policy.prefill_budget import newcomers_part, split
+from rota.scheduler.accounts import Account
+from rota.scheduler.batch import Batch
+from rota.scheduler.books import Books
+from rota.scheduler.crowd import Crowd
+from rota.scheduler.draft import Draft
+from rota.scheduler.prefill_shares import prefill_shares
+from rota.scheduler.sequence import Sequence
+
+
+class Prompts:
+    """Acts twice in a pass: before newcomers start, and with what they leave."""
+
+    def __init__(self, books: Books, batch: Batch) -> None:
+        self._books = books
+        self._batch = batch
+
+    def begin(self, draft: Draft) -> None:
+        """Continue prompts that have begun; the prefill delayer does not hold these back."""
+        begun = [sequence for group in self._books.open_groups for sequence in group.prefilling]
+        if not begun:
+            return
+        of: dict[Account, list[Sequence]] = {}
+        for sequence in begun:
+            of.setdefault(sequence.account, []).append(sequence)
+        shares = prefill_shares(self._books, draft.budget) if self._books.accounts.are_shared else {}
+        share_of = {account: shares.get(account, draft.budget) for account in of}
+        for account, own in of.items():
+            if sum(sequence.rest for sequence in own) > share_of[account]:
+                self._crowd(draft, own, share_of[account])
+        for sequence in begun:
+            if sequence.account not in draft.crowds:
+                self._batch.plan_chunk(draft, sequence, self._books.group_of(sequence))
+
+    def _crowd(self, draft: Draft, prompts: list[Sequence], budget: int) -> None:
+        crowd = Crowd(split(prompts, budget, min(self._books.priorities)), budget)
+        draft.crowds[prompts[0].account] = crowd
+        for sequence, tokens in crowd.split.first:
+            crowd.note(sequence, self._plan(draft, sequence, tokens))
+
+    def start(self, draft: Draft, sequence: Sequence) -> bool:
+        """Plan the first chunk of a newcomer; True if it is so long that only short ones may start beside it."""
+        crowd, left = draft.crowds.get(sequence.account), draft.budget
+        if crowd is None and sequence.rest - left > draft.prompt_budget:
+            draft.crowds[sequence.account] = Crowd(split([sequence], left, min(self._books.priorities)), left)
+            self._plan(draft, sequence, max(1, left - newcomers_part(draft.prompt_budget)))
+            draft.crowds[sequence.account].left = draft.budget
+            return True
+        planned = self._plan(draft, sequence, left)
+        if crowd:
+            crowd.note(sequence, planned)
+        return False
+
+    def fill(self, draft: Draft) -> None:
+        """Prompts that have begun get what newcomers left."""
+        for crowd in draft.crowds.values():
+            for sequence in crowd.split.then:
+                crowd.note(sequence, self._plan(draft, sequence, crowd.left))
+            crowd.settle()
+
+    def _plan(self, draft: Draft, sequence: Sequence, most: int) -> int:
+        return self._batch.plan_chunk(draft, sequence, self._books.group_of(sequence), most)
