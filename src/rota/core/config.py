@@ -231,6 +231,8 @@ class Capacity:
     slots: int = 0  # adapters a step may hold
     adapter_bytes: int = 0  # what the slots take on the device, with a staging buffer if there is one
     vocabulary: int | None = None  # token ids lie below it; None: any id may come
+    # Behind this many tokens the attention of a prompt's token takes as long as all else of it; None: not known.
+    deep_prefix: int | None = None
     window: int | None = None  # tokens that the layer with the longest view sees, its own included; None: all of them
 
 

@@ -78,6 +78,7 @@ def _assemble(config: EngineConfig, chosen: Choices, weights: Weights, adapters:
         slots=chosen.slots,
         adapter_bytes=adapters.bank.size_bytes,
         vocabulary=spec.vocab_size,
+        deep_prefix=spec.deep_prefix,
         window=spec.widest_window,
     )
     return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters)

@@ -8,6 +8,9 @@ Ageing bounds the long ones. Only the oldest prompt has to be guarded, because e
 Others may overtake it by a quarter of its length, at any speed. From then on it goes first, and only the newcomers'
 quarter of each step goes to others. So a prompt of n tokens waits for at most n/4 + n/3 tokens of younger prompts while
 it is the oldest, and one step. The oldest of a higher priority than others goes first at once.
+
+A token behind a long prefix takes longer. So such chunks are shorter while requests with short prompts are open: their
+tokens take at most a third longer than those of a step of prompts that begin.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from rota.core.ids import RequestId
 
 # One part in this many: of a step for newcomers, and of a prompt's length that others may overtake it by.
 PART = 4
+# The most work of a step's prompts, in steps full of tokens without a prefix: a step becomes as much longer as a prompt
+# that yields the newcomers' part of each step.
+MOST_WORK = PART / (PART - 1)
 # How much shorter than the prompts that have begun a prompt must be to start before its turn.
 SHORTER = 2
 
@@ -70,6 +76,16 @@ class Split(Generic[Prompt]):
 def newcomers_part(budget: int) -> int:
     """Tokens of a step that stay for newcomers."""
     return budget // PART
+
+
+def work_of(tokens: int, start: int, deep_prefix: int) -> float:
+    """What a chunk behind `start` tokens takes, in tokens without a prefix; a token behind `deep_prefix` counts twice."""
+    return tokens * (1.0 + start / deep_prefix)
+
+
+def most_tokens(work: float, start: int, deep_prefix: int) -> int:
+    """The longest chunk behind `start` tokens that takes at most this much work."""
+    return int(work / (1.0 + start / deep_prefix))
 
 
 def split(prompts: Sequence[Prompt], budget: int, lowest_priority: int = 0) -> Split[Prompt]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 from rota.core.plan import Chunk, Grant, Scoring
+from rota.policy.prefill_budget import MOST_WORK, most_tokens, newcomers_part, work_of
 from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
@@ -85,6 +87,8 @@ class Batch:
         length = min(draft.budget, sequence.rest)
         if most is not None:
             length = min(length, most)
+        if start := self._prefix(sequence):
+            length = self._within_work(draft, length, start)
         if length <= 0:
             return 0
         draft.portions[sequence] = draft.portions.get(sequence, 0) + length
@@ -92,6 +96,23 @@ class Batch:
         sequence.planned += length
         self._note_run(draft, group, 0)
         self._books.accounts.charge(sequence.account, length, 0)
+        return length
+
+    def _prefix(self, sequence: Sequence) -> int:
+        """Tokens before the next chunk, as far as it sees them."""
+        return sequence.planned if self._books.window is None else min(sequence.planned, self._books.window)
+
+    def _within_work(self, draft: Draft, length: int, start: int) -> int:
+        """Shorten a chunk behind a long prefix while requests with short prompts are open, for which steps count."""
+        deep = self._books.deep_prefix
+        if deep is None or not self._books.short_prompts:
+            return length
+        if draft.work == math.inf:
+            draft.work = MOST_WORK * draft.prompt_budget
+        # Far behind, a step's constant costs count for more than its length.
+        least = 0 if draft.portions else newcomers_part(draft.prompt_budget)
+        length = min(length, max(least, most_tokens(draft.work, start, deep)))
+        draft.work -= work_of(length, start, deep)
         return length
 
     def write_chunks(self, draft: Draft) -> None:

@@ -45,6 +45,8 @@ class Books:
         self.hosts = HostLedger(host_adapters)
         self.longest = min(capacity.max_sequence_tokens, capacity.blocks * capacity.block_size)
         self.window = capacity.window
+        self.deep_prefix = capacity.deep_prefix
+        self.short_prompts = 0  # open requests whose prompts are shorter than that
         self.base = Group(None)
         self.groups: dict[AdapterId, Group] = {BASE: self.base}
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
@@ -87,6 +89,7 @@ class Books:
         self.group_of(sequence).enter(account)
         self.sequences[request.request_id] = sequence
         self.priorities[request.priority] += 1
+        self.short_prompts += self._is_short(sequence)
         self._enqueue(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:
@@ -111,6 +114,7 @@ class Books:
         group.exit(sequence.account)
         self.accounts.close(sequence.account)
         self._forget_priority(sequence.request.priority)
+        self.short_prompts -= self._is_short(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             group.lengths.append(sequence.output_length)
         self.note_users(group)
@@ -125,6 +129,9 @@ class Books:
                 fault=fault,
             )
         )
+
+    def _is_short(self, sequence: Sequence) -> bool:
+        return self.deep_prefix is not None and sequence.prompt_length < self.deep_prefix
 
     def _forget_priority(self, priority: int) -> None:
         self.priorities[priority] -= 1
@@ -213,6 +220,7 @@ class Books:
         self._check_accounts(running)
         waiting = [sequence for group in self.groups.values() for sequence in group.queue]
         assert len(waiting) == self.waiting
+        assert self.short_prompts == sum(map(self._is_short, self.sequences.values()))
         assert self.priorities == Counter(sequence.request.priority for sequence in self.sequences.values())
         assert {*map(id, self.sequences.values())} == {*map(id, running), *map(id, waiting)}
         for group in self.groups.values():

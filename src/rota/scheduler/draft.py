@@ -39,6 +39,7 @@ class Draft:
     seats: list[Seat] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
     prompt_budget: int = 0  # tokens of the step that are left for prompts
+    work: float = math.inf  # work that prompts behind a prefix may still take; see `policy.prefill_budget`
     portions: dict[Sequence, int] = field(default_factory=dict)  # prompt tokens by sequence; chunks are made of them
     crowds: dict[Account, Crowd] = field(default_factory=dict)  # tenants whose begun prompts do not fit into the step
     chunks: list[Chunk] = field(default_factory=list)

@@ -62,7 +62,7 @@ class Scheduler:
         self._books.step_tokens = config.chunked_prefill_size
         admission = Admission(self._books, config.enable_prefix_caching, slot_policy)
         self._batch = Batch(self._books, slot_policy)
-        delays = Delays(self._books, _delayer(policy, capacity))
+        delays = Delays(self._books, admission, _delayer(policy, capacity))
         self._sharing = Sharing(self._books, admission)
         self._prompts = Prompts(self._books, self._batch)
         self._newcomers = Newcomers(self._books, admission, delays, self._prompts)

@@ -19,7 +19,7 @@ from rota.observe.observer import Observer
 from rota.observe.summary import Recorder
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
-from rota.sim.cost import CostModel
+from rota.sim.cost import CostModel, LinearCost
 from rota.sim.prompts import Prompts
 from rota.sim.world import VirtualWorld
 from rota.workload.arrivals import Ask, asks
@@ -103,6 +103,7 @@ class Simulation:
             rows=config.max_running_requests,
             max_sequence_tokens=scenario.context_length or max(SHORTEST_CONTEXT, scenario.longest),
             slots=slots,
+            deep_prefix=_deep_prefix(self.costs),
         )
 
     def _adapters(self) -> list[tuple[float, Message]]:
@@ -178,6 +179,12 @@ class Simulation:
                 self._ask_next(client, event.at)
             elif isinstance(event, AdapterAdded) and event.adapter_id in self._coming:
                 self._receive(event.adapter_id, event.at)
+
+
+def _deep_prefix(costs: CostModel) -> int | None:
+    if isinstance(costs, LinearCost) and costs.prefix_pair_s:
+        return round(costs.prompt_token_s / costs.prefix_pair_s)
+    return None
 
 
 def _sampling(ask: Ask) -> SamplingParams:
