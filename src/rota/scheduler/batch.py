@@ -11,7 +11,7 @@ from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
-from rota.scheduler.sequence import Phase, Sequence
+from rota.scheduler.sequence import Phase, Sequence, first_to_yield
 
 
 class Batch:
@@ -75,11 +75,11 @@ class Batch:
         return True
 
     def _victim(self, draft: Draft) -> Sequence:
-        """The sequence that gives up its KV: the newest parked one, or else the newest that is not in this step yet."""
-        is_open = {group.adapter_id for group in self._books.open_groups}
+        """The sequence that gives up its KV: one that is not in this step yet."""
+        open_ids = {group.adapter_id for group in self._books.open_groups}
         return max(
             (sequence for sequence in self._books.running() if sequence.step_id != draft.step_id),
-            key=lambda sequence: (sequence.request.adapter_id not in is_open, sequence.arrival),
+            key=lambda sequence: first_to_yield(sequence, open_ids),
         )
 
     def plan_chunk(self, draft: Draft, sequence: Sequence, group: Group, most: int | None = None) -> int:

@@ -77,6 +77,15 @@ class Books:
         for group in self.groups.values():
             yield from group.running_sequences()
 
+    def growing(self) -> set[Sequence]:
+        """Sequences that need one more KV block for the next token."""
+        return {
+            sequence
+            for group in self.open_groups
+            for sequence in group.decoding
+            if sequence.planned == sequence.room and sequence.planned < sequence.limit - 1
+        }
+
     @property
     def running_count(self) -> int:
         return self.rows.total - self.rows.free

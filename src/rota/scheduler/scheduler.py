@@ -35,6 +35,7 @@ from rota.scheduler.slot_candidates import SlotCandidates
 from rota.scheduler.slot_shares import SlotShares
 from rota.scheduler.standing import explained, inspected, refusal_of
 from rota.scheduler.turns import Turns
+from rota.scheduler.urgency import Urgency
 
 
 class Scheduler:
@@ -64,6 +65,7 @@ class Scheduler:
         self._batch = Batch(self._books, slot_policy)
         delays = Delays(self._books, admission, _delayer(policy, capacity))
         self._sharing = Sharing(self._books, admission)
+        self._urgency = Urgency(self._books, self._sharing)
         self._prompts = Prompts(self._books, self._batch)
         self._newcomers = Newcomers(self._books, admission, delays, self._prompts)
         is_overlapped = lora.enable_lora_overlap_loading
@@ -139,6 +141,7 @@ class Scheduler:
         self._adapters.give_orders(draft)
         self._turns.take(draft)
         self._sharing.make_room(draft)
+        self._urgency.make_room(draft)
         self._batch.plan_decodes(draft)
         self._prompts.begin(draft)
         self._newcomers.admit(draft)

@@ -8,10 +8,11 @@ planned   ───────────────────▶          
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum
 
-from rota.core.ids import BlockId, RequestId, Row
+from rota.core.ids import AdapterId, BlockId, RequestId, Row
 from rota.core.request import Request
 from rota.scheduler.accounts import PRIORITY_HEAD_START_S, Account
 
@@ -122,3 +123,8 @@ class Sequence:
     @property
     def output_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+
+def first_to_yield(sequence: Sequence, open_ids: Set[AdapterId]) -> tuple[int, bool, Arrival]:
+    """Which sequence gives up its KV is the largest: of the lowest priority, parked before running, the newest."""
+    return (-sequence.priority, sequence.request.adapter_id not in open_ids, sequence.arrival)

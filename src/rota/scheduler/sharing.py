@@ -10,7 +10,7 @@ from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.reasons import Reason
-from rota.scheduler.sequence import Refusal, Sequence
+from rota.scheduler.sequence import Refusal, Sequence, first_to_yield
 
 Held = Callable[[Account], int]
 
@@ -34,7 +34,7 @@ class Sharing:
             return
         for group in self._books.open_groups:
             for sequence in group.queue.in_turn(LOOK_AHEAD):
-                if self._is_short(draft, sequence) and self._make_room_for(draft, sequence):
+                if self.is_short(draft, sequence) and self._make_room_for(draft, sequence):
                     draft.invited.append(sequence)
 
     def _make_room_to_grow(self, draft: Draft) -> None:
@@ -42,31 +42,26 @@ class Sharing:
         blocks = self._books.blocks
         if blocks.free >= self._books.running_count:
             return
-        growing = {
-            sequence
-            for group in self._books.open_groups
-            for sequence in group.decoding
-            if sequence.planned == sequence.room and sequence.planned < sequence.limit - 1
-        }
+        growing = self._books.growing()
         while blocks.free < len(growing) and (victim := self._victim(None, blocks.total, _blocks)):
             self._preempt(draft, victim)
             growing.discard(victim)
 
-    def _is_short(self, draft: Draft, sequence: Sequence) -> bool:
+    def is_short(self, draft: Draft, sequence: Sequence) -> bool:
         """Does a sequence lack only a row or KV?"""
         if sequence.flights or sequence.account.is_full:
             return False
-        return self._lacks_row(draft) or self._lacks_kv(draft, sequence)
+        return self.lacks_row(draft) or self.lacks_kv(draft, sequence)
 
     def _make_room_for(self, draft: Draft, sequence: Sequence) -> bool:
         books, taker = self._books, sequence.account
-        while self._lacks_row(draft):
+        while self.lacks_row(draft):
             if not self._take(draft, taker, books.rows.total, _rows, 1):
                 return False
         needed = books.blocks.blocks_for(len(sequence.tokens))
-        if self._lacks_kv(draft, sequence) and books.blocks.free + self._could_free(taker) < needed:
+        if self.lacks_kv(draft, sequence) and books.blocks.free + self._could_free(taker) < needed:
             return False  # to preempt others would be in vain, in this pass and in the next
-        while self._lacks_kv(draft, sequence):
+        while self.lacks_kv(draft, sequence):
             if not self._take(draft, taker, books.blocks.total, _blocks, needed):
                 return False
         return True
@@ -80,10 +75,10 @@ class Sharing:
                 oldest[sequence.account] = sequence
         return sum(one.blocks - len(kept.held_blocks) for one, kept in oldest.items() if one is not taker)
 
-    def _lacks_row(self, draft: Draft) -> bool:
+    def lacks_row(self, draft: Draft) -> bool:
         return self._books.rows.free <= len(draft.invited)
 
-    def _lacks_kv(self, draft: Draft, sequence: Sequence) -> bool:
+    def lacks_kv(self, draft: Draft, sequence: Sequence) -> bool:
         blocks = self._books.blocks
         promised = sum(blocks.blocks_for(len(one.tokens)) for one in draft.invited)
         # In this step some sequences that run get one more block, before the new one gets its blocks.
@@ -100,15 +95,15 @@ class Sharing:
         return victim is not None
 
     def _victim(self, taker: Account | None, total: int, held: Held) -> Sequence | None:
-        """The sequence that gives up its place: of the tenant that holds most, the newest parked one, or the newest."""
+        """The sequence that gives up its place, of the tenant that holds most."""
         accounts = self._books.accounts
         giver = gives_up(accounts.active.values(), taker, accounts.weights, total, held)
         if giver is None:
             return None
-        is_open = {group.adapter_id for group in self._books.open_groups}
+        open_ids = {group.adapter_id for group in self._books.open_groups}
         return max(
             (sequence for sequence in self._books.running() if sequence.account is giver),
-            key=lambda sequence: (sequence.request.adapter_id not in is_open, sequence.arrival),
+            key=lambda sequence: first_to_yield(sequence, open_ids),
         )
 
     def _preempt(self, draft: Draft, victim: Sequence) -> None:

@@ -1,0 +1,74 @@
+"""Urgency makes room for requests of a higher priority: the newest sequence of the lowest priority gives up its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rota.scheduler.admission import LOOK_AHEAD
+from rota.scheduler.books import Books
+from rota.scheduler.draft import Draft
+from rota.scheduler.sequence import Sequence, first_to_yield
+from rota.scheduler.sharing import Sharing
+
+
+class Urgency:
+    """Acts within one tenant, before decodes are planned; where all priorities are equal it does nothing."""
+
+    def __init__(self, books: Books, sharing: Sharing) -> None:
+        self._books = books
+        self._sharing = sharing
+
+    def make_room(self, draft: Draft) -> None:
+        """Make room for at most one request in a pass, so that a burst of urgent ones does not empty the device."""
+        books = self._books
+        if len(books.priorities) < 2:
+            return
+        self._make_room_to_grow(draft)
+        if not books.waiting:
+            return
+        urgent = max(self._urgent(), key=lambda one: (one.priority, -one.arrival[0], one.request_id), default=None)
+        if urgent and self._sharing.is_short(draft, urgent) and self._make_room_for(draft, urgent):
+            draft.invited.append(urgent)
+
+    def _urgent(self) -> Iterator[Sequence]:
+        """The first waiting sequences of tenants, as far as others have a lower priority."""
+        lowest = min(self._books.priorities)
+        for group in self._books.open_groups:
+            for first in group.queue.in_turn(LOOK_AHEAD):
+                sequence = group.queue.shortest_of(first.account)
+                if sequence and sequence.priority > lowest:
+                    yield sequence
+
+    def _make_room_for(self, draft: Draft, urgent: Sequence) -> bool:
+        yielding = [one for one in self._books.running() if one.account is urgent.account]
+        yielding = self._in_turn([one for one in yielding if one.priority < urgent.priority])
+        blocks = self._books.blocks
+        could_free = sum(len(one.held_blocks) for one in yielding)
+        if self._sharing.lacks_kv(draft, urgent) and blocks.free + could_free < blocks.blocks_for(urgent.length):
+            return False  # to preempt others would be in vain
+        while self._sharing.lacks_row(draft) or self._sharing.lacks_kv(draft, urgent):
+            if not yielding:
+                return False
+            self._books.preempt(yielding.pop(), draft.now)
+        return True
+
+    def _make_room_to_grow(self, draft: Draft) -> None:
+        """Free the blocks that decodes need in this step, or else the order of adapters would decide who finds none."""
+        books = self._books
+        if books.blocks.free >= books.running_count or books.accounts.are_shared:
+            return
+        growing = books.growing()
+        if books.blocks.free >= len(growing):
+            return
+        running = list(books.running())
+        highest = max(one.priority for one in running)
+        yielding = self._in_turn([one for one in running if one.priority < highest])
+        while yielding and books.blocks.free < len(growing):
+            victim = yielding.pop()
+            books.preempt(victim, draft.now)
+            growing.discard(victim)
+
+    def _in_turn(self, sequences: list[Sequence]) -> list[Sequence]:
+        """The sequence that yields first is the last."""
+        open_ids = {group.adapter_id for group in self._books.open_groups}
+        return sorted(sequences, key=lambda one: first_to_yield(one, open_ids))
