@@ -24,6 +24,7 @@ def request(
     adapter: AdapterId = BASE,
     tenant: Tenant | str = SOLE_TENANT,
     cache_scope: str = "",
+    priority: int = 0,
     **sampling: Any,
 ) -> Request:
     """A greedy request; a number as prompt means that many tokens, different for every id."""
@@ -39,6 +40,7 @@ def request(
         adapter_id=adapter,
         tenant=Tenant(name=tenant) if isinstance(tenant, str) else tenant,
         cache_scope=cache_scope,
+        priority=priority,
     )
 
 
@@ -64,6 +66,7 @@ def capacity(
     vocabulary: int | None = None,
     window: int | None = None,
     adapter_bytes: int = 2_000_000,
+    deep_prefix: int | None = None,
 ) -> Capacity:
     return Capacity(
         blocks=blocks,
@@ -74,4 +77,5 @@ def capacity(
         vocabulary=vocabulary,
         window=window,
         adapter_bytes=adapter_bytes,
+        deep_prefix=deep_prefix,
     )

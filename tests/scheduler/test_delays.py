@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rota.core.config import SchedulerConfig
+from rota.core.events import Admitted, PrefillsReleased
 from rota.core.policy_config import PolicyConfig
 from tests.scheduler.stage import Stage, seated
 
@@ -107,3 +108,28 @@ def test_a_prompt_that_has_begun_goes_on_whatever_the_delayer_says():
 
     assert plan.seats == ()
     assert [chunk.length for chunk in plan.chunks] == [8]
+
+
+def test_requests_that_lack_kv_are_not_released_again_and_again():
+    """Two requests hold nearly all blocks, and twenty wait for theirs: a release is told when one can start."""
+    policy = PolicyConfig(lora_policy="wait", enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.5)
+    stage = Stage(slots=1, rows=32, blocks=12, policy=policy)
+    for number in range(22):
+        stage.ask(f"r{number}", prompt=64, max_new_tokens=30, at=0.01 * number)
+    for number in range(400):
+        stage.step(at=1.0 + 0.01 * number)
+    releases, admissions = stage.said(PrefillsReleased), stage.said(Admitted)
+
+    assert len(admissions) >= 22, "all of them have run"
+    assert len(releases) <= len(admissions)
+
+
+def test_a_short_request_that_could_start_counts_though_the_first_of_its_queue_lacks_kv():
+    policy = PolicyConfig(lora_policy="wait", enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.5)
+    stage = Stage(slots=1, rows=32, blocks=12, policy=policy)
+    stage.ask("holds", prompt=64, max_new_tokens=100)
+    stage.step()
+    stage.ask("large", prompt=200, at=1.0)
+    stage.ask("small", prompt=16, at=1.1)
+
+    assert seated(stage.step(at=1.2)) == ["small"]

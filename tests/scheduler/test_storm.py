@@ -100,11 +100,20 @@ def policies(draw: st.DrawFn) -> PolicyConfig:
     ),
     st.sampled_from([None, None, 1, 8, 13, 40]),
     st.sampled_from([0.1, 0.6, 1.7]),
+    st.sampled_from([None, 4]),
 )
 def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_lost(
-    messages, blocks, rows, step_tokens, is_caching, depth, slots, policy, lora, window, load_s
+    messages, blocks, rows, step_tokens, is_caching, depth, slots, policy, lora, window, load_s, deep
 ):
-    found = Capacity(blocks=blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots, window=window)
+    found = Capacity(
+        blocks=blocks,
+        block_size=8,
+        rows=rows,
+        max_sequence_tokens=64,
+        slots=slots,
+        window=window,
+        deep_prefix=deep,
+    )
     config = SchedulerConfig(chunked_prefill_size=step_tokens, enable_prefix_caching=is_caching)
 
     events = serve(messages, FakeDevice(found), config, depth, policy, lora, load_s)

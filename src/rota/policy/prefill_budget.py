@@ -58,7 +58,7 @@ class PromptView(Protocol):
 Prompt = TypeVar("Prompt", bound=PromptView)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Split(Generic[Prompt]):
     """How prompts that have begun share a step with newcomers."""
 
@@ -79,7 +79,7 @@ def newcomers_part(budget: int) -> int:
 
 
 def work_of(tokens: int, start: int, deep_prefix: int) -> float:
-    """What a chunk behind `start` tokens takes, in tokens without a prefix; a token behind `deep_prefix` counts twice."""
+    """What a chunk behind `start` tokens takes, in tokens without a prefix; at `deep_prefix` a token counts double."""
     return tokens * (1.0 + start / deep_prefix)
 
 

@@ -107,10 +107,11 @@ class Batch:
         deep = self._books.deep_prefix
         if deep is None or not self._books.short_prompts:
             return length
+        least = 0
         if draft.work == math.inf:
             draft.work = MOST_WORK * draft.prompt_budget
-        # Far behind, a step's constant costs count for more than its length.
-        least = 0 if draft.portions else newcomers_part(draft.prompt_budget)
+            # Far behind, a step's constant costs count for more than its length.
+            least = newcomers_part(draft.prompt_budget)
         length = min(length, max(least, most_tokens(draft.work, start, deep)))
         draft.work -= work_of(length, start, deep)
         return length
@@ -118,6 +119,8 @@ class Batch:
     def write_chunks(self, draft: Draft) -> None:
         """Make one chunk of all that is planned of a sequence's prompt."""
         for sequence, length in draft.portions.items():
+            if not length:
+                continue
             end = sequence.planned
             samples = end == len(sequence.tokens)
             assert sequence.row is not None

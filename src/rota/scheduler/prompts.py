@@ -39,6 +39,7 @@ class Prompts:
     def _crowd(self, draft: Draft, prompts: list[Sequence], budget: int) -> None:
         crowd = Crowd(split(prompts, budget, min(self._books.priorities)), budget)
         draft.crowds[prompts[0].account] = crowd
+        draft.portions |= dict.fromkeys(prompts, 0)  # in the plan prompts that have begun stand before newcomers
         for sequence, tokens in crowd.split.first:
             crowd.note(sequence, self._plan(draft, sequence, tokens))
 

@@ -28,7 +28,10 @@ def by_size(sequence: Sequence) -> tuple[int, int, Arrival]:
 
 
 class WaitingQueue:
-    """A heap, by arrival if not told otherwise; the entry of a sequence that leaves from the middle is dropped when it comes to the top."""
+    """A heap, by arrival if not told otherwise.
+
+    The entry of a sequence that leaves from the middle is dropped when it comes to the top.
+    """
 
     def __init__(self, order: Order = by_arrival) -> None:
         self._order = order

@@ -65,7 +65,7 @@ class Scheduler:
         self._batch = Batch(self._books, slot_policy)
         delays = Delays(self._books, admission, _delayer(policy, capacity))
         self._sharing = Sharing(self._books, admission)
-        self._urgency = Urgency(self._books, self._sharing)
+        self._urgency = Urgency(self._books, admission)
         self._prompts = Prompts(self._books, self._batch)
         self._newcomers = Newcomers(self._books, admission, delays, self._prompts)
         is_overlapped = lora.enable_lora_overlap_loading

@@ -34,7 +34,7 @@ class Sharing:
             return
         for group in self._books.open_groups:
             for sequence in group.queue.in_turn(LOOK_AHEAD):
-                if self.is_short(draft, sequence) and self._make_room_for(draft, sequence):
+                if self._is_short(draft, sequence) and self._make_room_for(draft, sequence):
                     draft.invited.append(sequence)
 
     def _make_room_to_grow(self, draft: Draft) -> None:
@@ -47,21 +47,21 @@ class Sharing:
             self._preempt(draft, victim)
             growing.discard(victim)
 
-    def is_short(self, draft: Draft, sequence: Sequence) -> bool:
+    def _is_short(self, draft: Draft, sequence: Sequence) -> bool:
         """Does a sequence lack only a row or KV?"""
         if sequence.flights or sequence.account.is_full:
             return False
-        return self.lacks_row(draft) or self.lacks_kv(draft, sequence)
+        return self._lacks_row(draft) or self._lacks_kv(draft, sequence)
 
     def _make_room_for(self, draft: Draft, sequence: Sequence) -> bool:
         books, taker = self._books, sequence.account
-        while self.lacks_row(draft):
+        while self._lacks_row(draft):
             if not self._take(draft, taker, books.rows.total, _rows, 1):
                 return False
         needed = books.blocks.blocks_for(len(sequence.tokens))
-        if self.lacks_kv(draft, sequence) and books.blocks.free + self._could_free(taker) < needed:
+        if self._lacks_kv(draft, sequence) and books.blocks.free + self._could_free(taker) < needed:
             return False  # to preempt others would be in vain, in this pass and in the next
-        while self.lacks_kv(draft, sequence):
+        while self._lacks_kv(draft, sequence):
             if not self._take(draft, taker, books.blocks.total, _blocks, needed):
                 return False
         return True
@@ -75,10 +75,10 @@ class Sharing:
                 oldest[sequence.account] = sequence
         return sum(one.blocks - len(kept.held_blocks) for one, kept in oldest.items() if one is not taker)
 
-    def lacks_row(self, draft: Draft) -> bool:
+    def _lacks_row(self, draft: Draft) -> bool:
         return self._books.rows.free <= len(draft.invited)
 
-    def lacks_kv(self, draft: Draft, sequence: Sequence) -> bool:
+    def _lacks_kv(self, draft: Draft, sequence: Sequence) -> bool:
         blocks = self._books.blocks
         promised = sum(blocks.blocks_for(len(one.tokens)) for one in draft.invited)
         # In this step some sequences that run get one more block, before the new one gets its blocks.

@@ -1,22 +1,25 @@
-"""Urgency makes room for requests of a higher priority: the newest sequence of the lowest priority gives up its place."""
+"""Urgency makes room for requests of a higher priority: the newest sequence of the lowest priority yields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rota.scheduler.admission import LOOK_AHEAD
+from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.sequence import Sequence, first_to_yield
-from rota.scheduler.sharing import Sharing
+
+# An urgent request waits this many steps before a sequence is preempted for it: mostly a row becomes free by itself,
+# and a preempted sequence is computed again.
+PATIENCE_STEPS = 4
 
 
 class Urgency:
     """Acts within one tenant, before decodes are planned; where all priorities are equal it does nothing."""
 
-    def __init__(self, books: Books, sharing: Sharing) -> None:
+    def __init__(self, books: Books, admission: Admission) -> None:
         self._books = books
-        self._sharing = sharing
+        self._admission = admission
 
     def make_room(self, draft: Draft) -> None:
         """Make room for at most one request in a pass, so that a burst of urgent ones does not empty the device."""
@@ -26,31 +29,46 @@ class Urgency:
         self._make_room_to_grow(draft)
         if not books.waiting:
             return
-        urgent = max(self._urgent(), key=lambda one: (one.priority, -one.arrival[0], one.request_id), default=None)
-        if urgent and self._sharing.is_short(draft, urgent) and self._make_room_for(draft, urgent):
+        urgent = max(self._urgent(draft.now), key=lambda one: (one.priority, -one.arrival[0]), default=None)
+        if urgent and self._is_short(draft, urgent) and self._make_room_for(draft, urgent):
             draft.invited.append(urgent)
 
-    def _urgent(self) -> Iterator[Sequence]:
-        """The first waiting sequences of tenants, as far as others have a lower priority."""
+    def _urgent(self, now: float) -> Iterator[Sequence]:
+        """The most urgent sequences of tenants that have waited for some steps."""
         lowest = min(self._books.priorities)
+        latest = now - PATIENCE_STEPS * self._books.step_s
         for group in self._books.open_groups:
             for first in group.queue.in_turn(LOOK_AHEAD):
                 sequence = group.queue.shortest_of(first.account)
-                if sequence and sequence.priority > lowest:
+                if sequence and sequence.priority > lowest and sequence.request.arrived_at <= latest:
                     yield sequence
 
+    def _is_short(self, draft: Draft, urgent: Sequence) -> bool:
+        """Does a sequence lack only a row or KV?"""
+        if urgent in draft.invited or urgent.flights or urgent.account.is_full:
+            return False
+        return self._lacks_row(draft) or self._lacks_kv(draft, urgent)
+
     def _make_room_for(self, draft: Draft, urgent: Sequence) -> bool:
-        yielding = [one for one in self._books.running() if one.account is urgent.account]
-        yielding = self._in_turn([one for one in yielding if one.priority < urgent.priority])
+        own = (one for one in self._books.running() if one.account is urgent.account)
+        yielding = self._in_turn([one for one in own if one.priority < urgent.priority])
         blocks = self._books.blocks
         could_free = sum(len(one.held_blocks) for one in yielding)
-        if self._sharing.lacks_kv(draft, urgent) and blocks.free + could_free < blocks.blocks_for(urgent.length):
+        if self._lacks_kv(draft, urgent) and blocks.free + could_free < blocks.blocks_for(urgent.length):
             return False  # to preempt others would be in vain
-        while self._sharing.lacks_row(draft) or self._sharing.lacks_kv(draft, urgent):
+        while self._lacks_row(draft) or self._lacks_kv(draft, urgent):
             if not yielding:
                 return False
             self._books.preempt(yielding.pop(), draft.now)
         return True
+
+    def _lacks_row(self, draft: Draft) -> bool:
+        return self._books.rows.free <= len(draft.invited)
+
+    def _lacks_kv(self, draft: Draft, urgent: Sequence) -> bool:
+        blocks = self._books.blocks
+        promised = sum(blocks.blocks_for(one.length) for one in draft.invited)
+        return self._admission.lacks_kv(urgent, promised + len(self._books.growing()))
 
     def _make_room_to_grow(self, draft: Draft) -> None:
         """Free the blocks that decodes need in this step, or else the order of adapters would decide who finds none."""
