@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ def fit_costs(folder: Path, load_s: float | None) -> Fit | None:
     return fit
 
 
-def compare(costs: LinearCost, results: Mapping[str, Result]) -> dict[str, dict[str, Any]]:
+def compare(
+    costs: LinearCost, results: Mapping[str, Result], figures: Sequence[tuple[str, ...]] = TAIL_FIGURES
+) -> dict[str, dict[str, Any]]:
     """For every open-loop run over six adapters: each figure real, simulated, and how far apart."""
     found = {}
     for name, result in results.items():
@@ -45,7 +47,7 @@ def compare(costs: LinearCost, results: Mapping[str, Result]) -> dict[str, dict[
             continue
         simulated = simulate(costs, result)
         found[name] = {
-            " ".join(path): _pair(figure(result["summary"], path), figure(simulated, path)) for path in TAIL_FIGURES
+            " ".join(path): _pair(figure(result["summary"], path), figure(simulated, path)) for path in figures
         }
     return found
 

@@ -27,7 +27,7 @@ class InProcessServer:
 
     via = "in-process"
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: Asked, watch: type[Timed] = Timed) -> None:
         started_at = time.monotonic()
         config = engine_config({"model_path": str(asked.model), **asked.options}, quiet=True)
         self.events: list[Event] = []
@@ -36,7 +36,7 @@ class InProcessServer:
         self._client: ServiceClient | None = None
 
         def build() -> Timed:
-            self._timed = Timed(build_device(config))
+            self._timed = watch(build_device(config))
             return self._timed
 
         self._service = InProcessService(build, config)
@@ -51,7 +51,7 @@ class InProcessServer:
         return self._timed
 
     def run(self, scenario: Scenario, seed: int, limit_s: float) -> Outcome:
-        self.timed.steps.clear()
+        self.timed.clear()
         self.events.clear()
         asked = self._asked
         self._client = ServiceClient(scenario, seed, self._service.send, asked.vocabulary, asked.folder)

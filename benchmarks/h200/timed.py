@@ -60,6 +60,10 @@ class Timed:
     def listen(self, post: Callable[[Message], None]) -> None:
         self.device.listen(post)
 
+    def clear(self) -> None:
+        """Forget the steps so far."""
+        self.steps.clear()
+
     def submit(self, plan: StepPlan) -> Any:
         if self.on_submit and (plan.decodes or plan.chunks):
             self.on_submit(plan)

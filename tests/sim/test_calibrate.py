@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from rota.core.errors import ConfigError
-from rota.sim.calibrate import FITTED, MeasuredStep, calibrate, read_timings, write_cost
+from rota.sim.calibrate import calibrate, read_timings, write_cost
 from rota.sim.cost import LinearCost, read_cost
+from rota.sim.graphs import Graphs
+from rota.sim.step_shapes import FITTED, MeasuredStep
 
 TRUTH = LinearCost(
     name="truth",
@@ -95,6 +97,43 @@ def test_what_was_written_is_a_cost_model(tmp_path: Path):
 
     assert read_cost(str(tmp_path / "mine.toml")).base_s == pytest.approx(TRUTH.base_s, rel=1e-3)
     assert "400 steps" in (tmp_path / "mine.toml").read_text()
+
+
+def test_the_curve_of_a_machine_with_graphs_is_found_again_and_written(tmp_path: Path):
+    curve = Graphs(
+        decodes=(1, 8, 64, 256),
+        mixed_decodes=(16, 256),
+        prompt_tokens=(128, 512, 1024),
+        knots=(1, 64, 256, 512, 1024, 2048, 4096),
+        knots_s=(0.0, 0.0002, 0.002, 0.007, 0.02, 0.045, 0.1),
+        lora_token_s=1e-6,
+        eager_s=0.004,
+        eager_lora_s=0.002,
+    )
+    truth = replace(TRUTH, sequence_s=0.0, prompt_token_s=0.0, graphs=curve)
+    flat = replace(curve, knots_s=(0.0,) * 6 + (0.5,), lora_token_s=0.0, eager_s=0.0, eager_lora_s=0.0)
+    fit = calibrate(measured(truth, steps=2000), replace(TRUTH, graphs=flat), "found")
+    write_cost(fit, tmp_path / "found.toml", source=tmp_path / "found.json")
+    found = read_cost(str(tmp_path / "found.toml"))
+
+    assert fit.p95_error < 1e-4
+    assert found.graphs is not None
+    assert found.graphs.knots_s == pytest.approx(curve.knots_s, rel=0.01)
+    assert found.graphs.eager_s == pytest.approx(curve.eager_s, rel=0.01)
+    assert found.context_token_s == pytest.approx(truth.context_token_s, rel=0.01)
+    assert found.sequence_s == found.prompt_token_s == 0.0
+
+
+def test_a_part_of_the_curve_that_no_step_reached_rises_as_before():
+    curve = Graphs(decodes=(1, 64), mixed_decodes=(64,), prompt_tokens=(64,), knots=(1, 64, 128), knots_s=(0, 1, 3))
+    decoding = [
+        MeasuredStep(decodes=count, prompt_tokens=0, context_tokens=count, adapters=0, seconds=0.01 * (1 + (count > 1)))
+        for count in range(1, 50)
+    ]
+    found = calibrate(decoding, replace(TRUTH, graphs=curve), "found").cost.graphs
+
+    assert found is not None
+    assert found.knots_s[1:] == pytest.approx((0.01, 2.01))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from rota.core.errors import ConfigError
 from rota.core.ids import Row
 from rota.core.plan import Chunk, StepPlan
 from rota.sim.cost import LinearCost, read_cost
+from rota.sim.graphs import Graphs
 
 SHIPPED = sorted(entry.name.removesuffix(".toml") for entry in (files("rota.sim") / "costs").iterdir())
 COST = LinearCost(
@@ -63,11 +64,18 @@ def test_prompts_that_are_computed_alone_cost_a_step_of_their_own_before_the_dec
 
 
 def write(folder: Path, **changes: object) -> Path:
-    names = [name for name in LinearCost.__slots__ if name not in ("name", "prefill")]
+    names = [name for name in LinearCost.__slots__ if name not in ("name", "prefill", "graphs")]
     values = {**dict.fromkeys(names, 0.1), **changes}
     path = folder / "mine.toml"
     path.write_text("\n".join(f"{name} = {value}" for name, value in values.items() if value is not None))
     return path
+
+
+def graphs(**changes: str) -> str:
+    lists = ("decodes", "mixed_decodes", "prompt_tokens", "knots", "knots_s")
+    return (
+        "{" + ", ".join(f"{name} = {value}" for name, value in (dict.fromkeys(lists, "[1, 2]") | changes).items()) + "}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,6 +87,10 @@ def write(folder: Path, **changes: object) -> Path:
         ({"base_s": -1.0}, "base_s must be a number of seconds of at least 0"),
         ({"base_s": "?"}, "is not a TOML file"),
         ({"prefill": '"later"'}, "prefill must be one of mixed, alone"),
+        ({"graphs": 1}, "graphs must be a table with decodes, mixed_decodes"),
+        ({"graphs": graphs(knots="[1, 2, 3]")}, "graphs.knots and graphs.knots_s must be as long"),
+        ({"graphs": graphs(decodes="[8, 4]")}, "graphs.decodes must be a list of numbers that grow"),
+        ({"graphs": graphs(eager_s="true")}, "graphs.eager_s must be a number of seconds"),
     ],
 )
 def test_a_cost_file_that_is_wrong_is_refused_with_a_sentence(tmp_path, changes, words):
@@ -105,3 +117,45 @@ def test_decodes_cost_the_tokens_of_all_rows_whichever_row_has_them():
     assert COST.step_s(replace(even, context_tokens=63 * 600 + 7300)) - COST.step_s(even) == pytest.approx(
         COST.context_token_s * 6700
     )
+
+
+GRAPHS = Graphs(
+    decodes=(1, 4, 8),
+    mixed_decodes=(4, 8),
+    prompt_tokens=(16, 64),
+    knots=(1, 8, 40, 72),
+    knots_s=(0.0, 0.0, 0.32, 0.96),
+    lora_token_s=0.001,
+    eager_s=0.5,
+    eager_lora_s=0.25,
+)
+
+
+@pytest.mark.parametrize(
+    ("decodes", "prompt_tokens", "tokens", "has_graph"),
+    [
+        (1, 0, 1, True),
+        (3, 0, 4, True),
+        (9, 0, 9, False),
+        (0, 5, 20, True),
+        (5, 16, 24, True),
+        (5, 65, 70, False),
+        (9, 16, 25, False),
+    ],
+)
+def test_a_step_is_padded_to_the_next_size_that_has_a_graph(decodes, prompt_tokens, tokens, has_graph):
+    assert GRAPHS.padded(decodes, prompt_tokens) == (tokens, has_graph)
+
+
+def test_tokens_cost_what_the_curve_says():
+    cost = replace(COST, graphs=GRAPHS)
+
+    def extra(decodes: int, prompt_tokens: int, adapters: int = 0) -> float:
+        counts = (decodes, prompt_tokens, 100, adapters)
+        return cost.seconds(*counts) - COST.seconds(*counts)
+
+    assert extra(3, 0) == pytest.approx(0.0)
+    assert extra(0, 5) == pytest.approx(0.12)  # padded to 20 tokens: 12 of the 32 that the segment from 8 to 40 has
+    assert extra(0, 5, adapters=2) == pytest.approx(0.12 + 0.02)
+    assert extra(8, 72) == pytest.approx(0.96 + 0.16 + 0.5)  # beyond the last knot, and without a graph
+    assert extra(8, 72, adapters=1) == pytest.approx(0.96 + 0.16 + 0.08 + 0.75)

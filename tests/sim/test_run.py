@@ -47,6 +47,18 @@ def test_a_run_does_not_depend_on_how_python_hashes():
     assert "ttft_s" in outputs.pop()
 
 
+def test_a_front_end_delays_every_first_token_and_no_other():
+    client = Client(requests=5, rate_per_s=0.1, prompt_tokens=(5, 5), output_tokens=(4, 4))
+    alone, behind = (
+        Simulation(scenario=Scenario(name="few", clients=(client,)), costs=ConstantCost(0.01, front_s=front_s)).run()
+        for front_s in (0.0, 0.003)
+    )
+    for one, other in zip(alone.records.values(), behind.records.values(), strict=True):
+        assert one.asked_at == other.asked_at
+        assert other.first_at - one.first_at == pytest.approx(0.003)
+        assert other.ended_at - one.ended_at == pytest.approx(0.003)
+
+
 def test_a_closed_loop_asks_again_when_an_answer_is_complete_and_never_sooner():
     client = Client(requests=12, concurrency=3, prompt_tokens=(5, 5), output_tokens=(10, 10))
     recorder = Simulation(scenario=Scenario(name="loop", clients=(client,)), costs=ConstantCost(1.0)).run()

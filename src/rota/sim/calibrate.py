@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
-from itertools import combinations
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +15,12 @@ from numpy.typing import NDArray
 from rota.core.errors import ConfigError
 from rota.observe.summary import spread
 from rota.sim.cost import LinearCost
+from rota.sim.step_shapes import FITTED, MeasuredStep, graph_shape, linear_shape
 
 COUNTS = ("decodes", "prompt_tokens", "context_tokens", "adapters")
-# What a step can cost, in the order of the columns of `_features`.
-FITTED = ("base_s", "prefill_s", "lora_s", "sequence_s", "prompt_token_s", "context_token_s", "adapter_s")
 FEWEST_STEPS = 20
 ROUNDS = 20
 USUAL = 0.03  # a share of a step's time
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
-    """One step of a live engine: what was in it, and how long it took."""
-
-    decodes: int
-    prompt_tokens: int
-    context_tokens: int
-    adapters: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,30 +36,38 @@ class Fit:
         return f"{self.steps:,} steps; off by {self.median_error:.1%} (median) and {self.p95_error:.1%} (P95)"
 
 
-def calibrate(steps: list[MeasuredStep], like: LinearCost, name: str) -> Fit:
-    """The costs with the least relative error; what these steps do not show (loads, say) is as in `like`."""
+def calibrate(steps: Sequence[MeasuredStep], like: LinearCost, name: str) -> Fit:
+    """The costs with the least relative error; what these steps do not show (loads, say) is as in `like`.
+
+    If `like` has graphs, the steps are padded to its sizes, and the curve through its knots is fitted too.
+    """
     if like.prefill == "alone":
         raise ConfigError(
             f"{like.name} computes prompts alone, but measured steps mix prompts and decodes; fit another."
         )
-    features = np.array([_features(step) for step in steps], dtype=np.float64)
+    shape = linear_shape() if like.graphs is None else graph_shape(like.graphs)
+    features = np.array([shape.features(step) for step in steps], dtype=np.float64)
     seconds = np.array([step.seconds for step in steps], dtype=np.float64)
-    occurring = [column for column in range(len(FITTED)) if features[:, column].any()]
-    features = features[:, occurring]
-    weights = _fit(features, seconds)
-    fitted = {FITTED[column]: float(weight) for column, weight in zip(occurring, weights, strict=True)}
-    errors = spread(np.abs(features @ weights - seconds) / seconds)
-    return Fit(
-        cost=replace(like, name=name, prefill="mixed", **fitted),
-        steps=len(steps),
-        median_error=errors["median"],
-        p95_error=errors["p95"],
+    occurring = [column for column in range(len(shape.names)) if features[:, column].any()]
+    weights = _fit(features[:, occurring], seconds)
+    fitted = {shape.names[column]: float(weight) for column, weight in zip(occurring, weights, strict=True)}
+    cost = shape.with_costs(replace(like, name=name, prefill="mixed"), fitted)
+    return Fit(cost=cost, steps=len(steps), **errors(cost, steps))
+
+
+def errors(cost: LinearCost, steps: Sequence[MeasuredStep]) -> dict[str, float]:
+    """How far off a model is, as a share of each step's time."""
+    measured = np.array([step.seconds for step in steps])
+    expected = np.array(
+        [cost.seconds(step.decodes, step.prompt_tokens, step.context_tokens, step.adapters) for step in steps]
     )
+    found = spread(np.abs(expected - measured) / measured)
+    return {"median_error": found["median"], "p95_error": found["p95"]}
 
 
 def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     """Relative and robust: measured steps contain pauses, and parts of other steps, which no model explains."""
-    weights = _solve(features, seconds)
+    weights = _solve(features / seconds[:, None], np.ones(len(seconds)))
     for _ in range(ROUNDS):
         expected = np.maximum(features @ weights, seconds.min())
         off = np.abs(seconds - expected) / expected
@@ -81,39 +77,39 @@ def _fit(features: NDArray[np.float64], seconds: NDArray[np.float64]) -> NDArray
     return weights
 
 
-def _features(step: MeasuredStep) -> tuple[float, ...]:
-    return (
-        1.0,
-        float(step.prompt_tokens > 0),
-        float(step.adapters > 0),
-        step.decodes,
-        step.prompt_tokens,
-        step.context_tokens,
-        step.adapters,
-    )
-
-
 def _solve(features: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares in which no cost is negative.
+    """Least squares in which no cost is negative, as Lawson and Hanson find it.
 
-    The best such answer is an ordinary one over some set of columns; the other columns are zero. There are few columns,
-    so all sets are tried. A QR decomposition makes each problem as small as the number of columns.
+    The best answer is an ordinary one over some set of columns, and the other columns are zero. Column by column, the
+    one that would help most joins the set. A column that would become negative leaves it. A QR decomposition makes
+    each problem as small as the number of columns.
     """
-    scale = features.max(axis=0)
+    scale = np.linalg.norm(features, axis=0)
     _, triangle = np.linalg.qr(np.column_stack([features / scale, target]))
     columns, goal = triangle[:, :-1], triangle[:, -1]
-    best: NDArray[np.float64] = np.zeros(columns.shape[1])
-    least = float(goal @ goal)
-    for size in range(1, columns.shape[1] + 1):
-        for chosen in combinations(range(columns.shape[1]), size):
-            part = columns[:, chosen]
-            found = np.linalg.lstsq(part, goal, rcond=None)[0]
-            left = float(((part @ found - goal) ** 2).sum())
-            if left < least * (1 - 1e-9) and (found >= 0.0).all():
-                best, least = np.zeros(columns.shape[1]), left
-                best[list(chosen)] = found
-    answer: NDArray[np.float64] = best / scale
-    return answer
+    count = columns.shape[1]
+    answer, chosen = np.zeros(count), np.zeros(count, dtype=bool)
+    for _ in range(10 * count):
+        gradient = columns.T @ (goal - columns @ answer)
+        gradient[chosen] = 0.0
+        best = int(gradient.argmax())
+        if gradient[best] <= 1e-10 * np.linalg.norm(goal):
+            break
+        chosen[best] = True
+        while True:
+            found = np.zeros(count)
+            found[chosen] = np.linalg.lstsq(columns[:, chosen], goal, rcond=None)[0]
+            negative = chosen & (found <= 0.0)
+            if not negative.any():
+                answer = found
+                break
+            # As far towards the new answer as no column becomes negative; the columns that became zero leave.
+            way = float((answer[negative] / np.maximum(answer[negative] - found[negative], 1e-300)).min())
+            answer = answer + way * (found - answer)
+            chosen &= answer > 1e-15
+            answer[~chosen] = 0.0
+    solved: NDArray[np.float64] = answer / scale
+    return solved
 
 
 def read_timings(path: Path) -> list[MeasuredStep]:
@@ -144,6 +140,13 @@ def _step(entry: Any, where: str) -> MeasuredStep:
 
 def write_cost(fit: Fit, path: Path, source: Path) -> None:
     """A file that `--cost` takes."""
-    told = (*FITTED, "load_s", "fetch_s")
-    lines = [f"# Fitted to {source.name}: {fit}.", *(f"{name} = {getattr(fit.cost, name):.4g}" for name in told)]
+    cost = fit.cost
+    told = (*FITTED, "load_s", "fetch_s", "prefix_pair_s", "front_s")
+    lines = [f"# Fitted to {source.name}: {fit}.", *(f"{name} = {getattr(cost, name):.4g}" for name in told)]
+    if cost.graphs is not None:
+        lines += ["", "[graphs]"]
+        for one in fields(cost.graphs):
+            value = getattr(cost.graphs, one.name)
+            shown = f"[{', '.join(f'{each:.5g}' for each in value)}]" if isinstance(value, tuple) else f"{value:.4g}"
+            lines.append(f"{one.name} = {shown}")
     path.write_text("\n".join(lines) + "\n", "utf-8")

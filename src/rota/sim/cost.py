@@ -11,6 +11,7 @@ from typing import Literal, Protocol, get_args
 
 from rota.core.errors import ConfigError
 from rota.core.plan import StepPlan
+from rota.sim.graphs import Graphs, read_graphs
 
 # Whether a server computes prompts and decodes together, or the prompts of a step first and its decodes after them.
 Prefill = Literal["mixed", "alone"]
@@ -31,6 +32,11 @@ class CostModel(Protocol):
         """From disk to host memory, for one adapter."""
         ...
 
+    @property
+    def front_s(self) -> float:
+        """What a server's front end adds to every first token: HTTP, text, the way between processes."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class ConstantCost:
@@ -39,6 +45,7 @@ class ConstantCost:
     seconds: float
     load_s: float = 0.0
     fetch_s: float = 0.0
+    front_s: float = 0.0
 
     def step_s(self, _plan: StepPlan) -> float:
         return self.seconds
@@ -59,7 +66,9 @@ class LinearCost:
     load_s: float
     fetch_s: float
     prefix_pair_s: float = 0.0  # each prompt token with each token before its chunk: a chunk behind a long prefix
+    front_s: float = 0.0  # a request's way in and its first token's way out
     prefill: Prefill = "mixed"
+    graphs: Graphs | None = None  # where steps are padded, and time is no straight line
 
     def step_s(self, plan: StepPlan) -> float:
         prompt_tokens = sum(chunk.length for chunk in plan.chunks)
@@ -77,7 +86,8 @@ class LinearCost:
 
     def seconds(self, decodes: int, prompt_tokens: int, context_tokens: int, adapters: int) -> float:
         """How long a step with these counts takes."""
-        return (
+        padded_s = self.graphs.seconds(decodes, prompt_tokens, adapters) if self.graphs else 0.0
+        return padded_s + (
             self.base_s
             + (self.prefill_s if prompt_tokens else 0.0)
             + (self.lora_s if adapters else 0.0)
@@ -107,7 +117,8 @@ def read_cost(name: str) -> LinearCost:
     prefill = table.pop("prefill", "mixed")
     if prefill not in get_args(Prefill):
         raise ConfigError(f"{path}: prefill must be one of {', '.join(get_args(Prefill))}, not {prefill!r}.")
+    graphs = read_graphs(table.pop("graphs"), str(path)) if "graphs" in table else None
     for field, value in table.items():
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0.0 <= value < math.inf:
             raise ConfigError(f"{path}: {field} must be a number of seconds of at least 0, not {value!r}.")
-    return LinearCost(name=path.stem, prefill=prefill, **table)
+    return LinearCost(name=path.stem, prefill=prefill, graphs=graphs, **table)

@@ -126,24 +126,24 @@ class Simulation:
         """A transient adapter was read: it gets its requests, and is removed whether these have ended or not."""
         visit = self._coming.pop(transient)
         for ask in visit.asks:
-            asked_at = at + ask.at
-            self._world.post(asked_at, self._submit("transient", replace(ask, adapter_id=transient), asked_at))
+            message = self._submit("transient", replace(ask, adapter_id=transient), at + ask.at)
+            self._world.post(message.request.arrived_at, message)
         self._world.post(at + visit.stays_s, RemoveAdapter(transient, at + visit.stays_s))
 
     def _arrivals(self, client: int, wave: Iterator[Ask]) -> Iterator[tuple[float, Message]]:
         for ask in wave:
-            at = self.starts_at + ask.at
-            yield at, self._submit(client, ask, at)
+            message = self._submit(client, ask, self.starts_at + ask.at)
+            yield message.request.arrived_at, message
 
     def _ask_next(self, client: int, at: float) -> None:
         ask = next(self._waves[client], None)
         if ask is not None:
             message = self._submit(client, ask, at)
             self._client_of[message.request.request_id] = client
-            self._world.post(at, message)
+            self._world.post(message.request.arrived_at, message)
 
     def _submit(self, client: int | str, ask: Ask, at: float) -> Submit:
-        """A request, and its abort if the client will not wait for the end."""
+        """A request that a client sends at `at`, and its abort if the client will not wait for the end."""
         request_id = RequestId(f"{client}-{ask.number:07d}")
         tenant = self._tenant_of(client, ask)
         for observer in (self.recorder, *self.observers):
@@ -151,7 +151,7 @@ class Simulation:
         if tenant.name:
             self.recorder.note_tenant(request_id, tenant.name)
         if ask.leaves_after_s is not None:
-            leaves_at = at + ask.leaves_after_s
+            leaves_at = at + self.costs.front_s + ask.leaves_after_s
             self._world.post(leaves_at, Abort(request_id, leaves_at))
         number = client if isinstance(client, int) else len(self.scenario.clients)
         return Submit(
@@ -159,7 +159,7 @@ class Simulation:
                 request_id=request_id,
                 prompt=self._prompts.prompt(number, ask),
                 sampling=_sampling(ask),
-                arrived_at=at,
+                arrived_at=at + self.costs.front_s,
                 adapter_id=ask.adapter_id,
                 tenant=tenant,
                 priority=tenant.priority + ask.priority,
