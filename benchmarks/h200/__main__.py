@@ -73,7 +73,7 @@ class Session:
     def _measure_group(self, members: Sequence[Run]) -> None:
         is_here = members[0].is_timed or self.in_process
         options = self.options | {"max_loras_per_batch": members[0].slots}
-        asked = Asked(self.folder, options, self.shape.config["vocab_size"])
+        asked = Asked(self.folder, options, self.shape.config["vocab_size"], members[0].adapters)
         server: Server = InProcessServer(asked) if is_here else HttpServer(asked, self.out)
         try:
             self._warm_up(server, members[0].slots)

@@ -49,6 +49,7 @@ KNOTS = (
     2304,
 )  # fmt: skip
 FIGURES = (*TAIL_FIGURES, ("gap_s", "p99"), ("gap_s", "max"))
+KV_BLOCKS = 12_288
 SWEEP, TAILS, OVER_HTTP = "sweep", ("tail-3-4", "tail-3-10"), "http"
 
 
@@ -116,7 +117,8 @@ class Session:
                 server_over_http.stop()
 
     def _asked(self, slots: int) -> Asked:
-        options = self.options | {"max_loras_per_batch": slots}
+        # Two engines after each other in this process: the first never gives back all of its memory.
+        options = {"kv_blocks": KV_BLOCKS} | self.options | {"max_loras_per_batch": slots}
         return Asked(self.folder, options, self.shape.config["vocab_size"])
 
     def _in_process(self, slots: int) -> _Started:

@@ -28,6 +28,11 @@ class Run:
     lasts_s: float
     is_timed: bool = False  # needs to see single steps, so the engine is in this process
 
+    @property
+    def adapters(self) -> int:
+        """How many adapters its server knows."""
+        return max(ADAPTERS, self.scenario.adapters)
+
 
 def all_runs() -> list[Run]:
     """Grouped by server, since a start costs as much as a run; the most important first."""
@@ -45,6 +50,7 @@ def all_runs() -> list[Run]:
         *_step_runs(),
         Run("loads", _loads(), FEW, 8, is_timed=True),
         Run("cancel-storm", _cancels(), FEW, 34),
+        Run("many-200", _read("many-200", ENOUGH, requests=200), ENOUGH, 40),
         *_length_runs(),
     ]
 
@@ -172,13 +178,13 @@ def within(runs: Sequence[Run], seconds: float, in_process: bool) -> list[Run]:
 
 
 def group(runs: Sequence[Run], in_process: bool) -> list[list[Run]]:
-    """Runs that can share a server: as many slots, and the engine in the same place.
+    """Runs that can share a server: as many slots and adapters, and the engine in the same place.
 
     Engines in this process come last, since it never gives back all of the device's memory.
     """
-    groups: dict[tuple[bool, int], list[Run]] = {}
+    groups: dict[tuple[bool, int, int], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.is_timed or in_process, run.slots), []).append(run)
+        groups.setdefault((run.is_timed or in_process, run.slots, run.adapters), []).append(run)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 

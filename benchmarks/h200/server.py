@@ -20,6 +20,7 @@ class Asked:
     folder: Path
     options: dict[str, Any]
     vocabulary: int
+    adapter_count: int = ADAPTERS
 
     @property
     def model(self) -> Path:
@@ -27,8 +28,9 @@ class Asked:
 
     @property
     def adapters(self) -> dict[str, Path]:
-        """By name, in the order of their numbers."""
-        return {f"adapter{number}": self.folder / f"adapter{number}" for number in range(1, ADAPTERS + 1)}
+        """By name, in the order of their numbers; beyond those that were made, the same folders have other names."""
+        made = [self.folder / f"adapter{number}" for number in range(1, ADAPTERS + 1)]
+        return {f"adapter{number + 1}": made[number % ADAPTERS] for number in range(self.adapter_count)}
 
 
 @dataclass(frozen=True, slots=True)
