@@ -14,6 +14,7 @@ from rota.core.config import LoraConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import Slot
 from rota.engine.device import DeviceMemory
+from rota.engine.lora import bank as bank_module
 from rota.engine.lora.bank import Bank, count_slots, pays_staging, slot_bytes
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.host import HostAdapter, run_length, stacked_sites
@@ -197,6 +198,13 @@ def test_a_bank_takes_exactly_its_places_unless_it_has_a_stage():
     assert sizes == {False: 3 * place, True: 4 * place, None: 3 * place}
 
 
+@pytest.fixture
+def one_copy_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver without batched copies."""
+    monkeypatch.setattr(bank_module, "can_batch", lambda _: False)
+
+
+@pytest.mark.usefixtures("one_copy_a_call")
 def test_a_stage_pays_on_a_gpu_whose_copies_would_be_small():
     gpu = torch.device("cuda")
     llama = replace(
@@ -208,6 +216,12 @@ def test_a_stage_pays_on_a_gpu_whose_copies_would_be_small():
     assert pays_staging(llama, 4, torch.bfloat16, gpu)
 
 
+def test_no_stage_pays_where_the_driver_takes_all_copies_in_one_call(monkeypatch):
+    monkeypatch.setattr(bank_module, "can_batch", lambda device: device.type == "cuda")
+    assert not pays_staging(SMALL, 64, torch.bfloat16, torch.device("cuda"))
+
+
+@pytest.mark.usefixtures("one_copy_a_call")
 def test_where_a_stage_pays_the_memory_share_holds_it_too():
     assert slots(torch.device("cuda")) == 4
 

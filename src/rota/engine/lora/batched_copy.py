@@ -1,8 +1,8 @@
 """A batched copy gives the driver all copies of one adapter in one call, where the driver knows such a call.
 
 Without a staging buffer a Llama-8B adapter of rank 16 takes about 300 copies. One after the other through torch they
-take 3.2 ms, 1.8 of which the host spends on giving them. In one call they take 2.2 ms, as long as through a staging
-buffer, and the buffer's memory is free for a slot (H200, driver 580, 2026-11-16).
+take 4.8 ms, most of which the host spends on giving them. In one call they take 2.9 ms, through a staging buffer 2.1
+ms: the memory of such a buffer is better used for a slot (H200, driver 580, 2026-11-16).
 
 torch does not offer this call, so it is looked up in the driver's library: `cuMemcpyBatchAsync`, CUDA 12.8.
 """
