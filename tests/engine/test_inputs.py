@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from rota.core.ids import BASE, BlockId, RequestId, Row
@@ -166,3 +168,25 @@ def test_a_plan_may_only_seat():
     assert packed.frame == Frame(0)
     assert len(packed.line) == 0
     assert state.tables[0, :2].tolist() == [3, SCRATCH]
+
+
+def test_a_sequence_that_was_computed_in_another_row_decodes_its_last_token_at_once():
+    state = rows()
+    accept(state, plan(seat(3, 9, 4, 5), chunks=(chunk(3, 0, 9, samples=True),)))
+    state.newest_token[3] = 42
+    moved = replace(seat(1, 12, 7, 8), computed=11)
+    for frame in (None, DECODES):
+        step = step_of(state, plan(moved, decodes=(3, 1)), frame)
+        assert step.token_ids[:2].tolist() == [42, 111]
+        assert step.decode_lengths[1].item() == 12
+        assert step.addresses[1].item() == 8 * 8 + 3
+    assert step_of(state, plan(decodes=(1,))).decode_lengths.tolist() == [13]
+
+
+def test_a_step_in_which_a_sequence_sits_down_to_decode_has_room_in_a_frame_of_decodes():
+    long = replace(seat(1, 70, 1, 2, 3, 4, 5, 6, 7, 8, 9), computed=69)
+    assert DECODES.holds(plan(long, decodes=(1,)))
+    state = rows()
+    step = step_of(state, plan(long, decodes=(1,)), DECODES)
+    assert state.tables[1, :9].tolist() == list(range(1, 10))
+    assert step.addresses[0].item() == 9 * 8 + 5

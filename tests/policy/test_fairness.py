@@ -12,14 +12,14 @@ from rota.policy.fairness import gives_up, joins_at, may_take, share, units
 @dataclass
 class View:
     name: str
-    rows: int = 0
+    seats: int = 0
     weight: float = 1.0
     service_s: float = 0.0
     blocks: int = 0
 
 
-def rows_of(view: View) -> int:
-    return view.rows
+def seats_of(view: View) -> int:
+    return view.seats
 
 
 def weights_of(*views: View) -> float:
@@ -44,7 +44,7 @@ def test_a_tenant_that_comes_back_counts_from_where_the_others_are(own_s, others
     [(1.0, 3, 1, True), (1.0, 4, 1, False), (3.0, 11, 1, True), (3.0, 12, 1, False), (1.0, 1, 4, False)],
 )
 def test_a_tenant_takes_from_others_up_to_its_share_by_weight(weight, held, more, may):
-    taker, other = View("taker", rows=held, weight=weight), View("other", weight=4.0 - weight)
+    taker, other = View("taker", seats=held, weight=weight), View("other", weight=4.0 - weight)
 
     assert may_take(taker, weights_of(taker, other), total=16, held=held, more=more) is may
 
@@ -56,7 +56,7 @@ def test_a_tenant_that_runs_nothing_may_take_even_more_than_its_share():
 
 
 @pytest.mark.parametrize(
-    ("rows", "weights", "giver"),
+    ("seats", "weights", "giver"),
     [
         ((5, 3), (1.0, 1.0), "a"),
         ((4, 4), (1.0, 1.0), None),  # both have their share of eight
@@ -65,20 +65,20 @@ def test_a_tenant_that_runs_nothing_may_take_even_more_than_its_share():
         ((6, 6), (1.0, 1.0), "b"),  # a tie: by name, so that a rerun decides the same
     ],
 )
-def test_the_tenant_that_holds_most_for_its_weight_makes_room(rows, weights, giver):
-    views = [View(name, *both) for name, both in zip("ab", zip(rows, weights, strict=True), strict=True)]
+def test_the_tenant_that_holds_most_for_its_weight_makes_room(seats, weights, giver):
+    views = [View(name, *both) for name, both in zip("ab", zip(seats, weights, strict=True), strict=True)]
 
-    found = gives_up(views, None, weights_of(*views), total=8, held=rows_of)
+    found = gives_up(views, None, weights_of(*views), total=8, held=seats_of)
 
     assert (found and found.name) == giver
 
 
 def test_no_tenant_gives_up_its_last_sequence_or_makes_room_for_itself():
-    large, small = View("large", rows=1, blocks=90), View("small", rows=0)
+    large, small = View("large", seats=1, blocks=90), View("small", seats=0)
     both = weights_of(large, small)
 
     assert gives_up([large, small], small, both, total=100, held=lambda view: view.blocks) is None
-    large.rows = 2
+    large.seats = 2
     assert gives_up([large, small], large, both, total=100, held=lambda view: view.blocks) is None
     assert gives_up([large, small], small, both, total=100, held=lambda view: view.blocks) is large
 
@@ -87,7 +87,7 @@ views = st.lists(
     st.builds(
         View,
         name=st.uuids().map(str),
-        rows=st.integers(0, 9),
+        seats=st.integers(0, 9),
         weight=st.sampled_from([0.25, 1.0, 3.0]),
     ),
     min_size=2,
@@ -98,15 +98,15 @@ views = st.lists(
 @given(views)
 def test_taking_rows_in_turns_ends_and_leaves_each_tenant_its_share(tenants):
     """Rows move from tenant to tenant until no tenant may take one: nothing goes round in circles."""
-    total, weights = sum(view.rows for view in tenants), weights_of(*tenants)
+    total, weights = sum(view.seats for view in tenants), weights_of(*tenants)
     moves = 0
     for taker in sorted(tenants, key=lambda view: view.name) * (total + 1):
-        giver = gives_up(tenants, taker, weights, total, rows_of)
-        if giver and may_take(taker, weights, total, taker.rows, 1):
-            assert giver.rows > share(giver, weights, total) or not taker.rows
-            giver.rows, taker.rows = giver.rows - 1, taker.rows + 1
+        giver = gives_up(tenants, taker, weights, total, seats_of)
+        if giver and may_take(taker, weights, total, taker.seats, 1):
+            assert giver.seats > share(giver, weights, total) or not taker.seats
+            giver.seats, taker.seats = giver.seats - 1, taker.seats + 1
             moves += 1
     assert moves <= total
     for view in tenants:
-        if view.rows + 1 <= share(view, weights, total):
-            assert gives_up(tenants, view, weights, total, rows_of) is None, "it could have more"
+        if view.seats + 1 <= share(view, weights, total):
+            assert gives_up(tenants, view, weights, total, seats_of) is None, "it could have more"

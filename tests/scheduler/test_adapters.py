@@ -130,9 +130,9 @@ def test_an_adapter_dropped_for_room_comes_back_from_its_path_when_somebody_asks
 
 
 def test_host_memory_goes_to_one_that_could_run_before_one_that_could_not_however_long_it_waits():
-    """Adapter 1 is parked and holds a row that adapters 2 and 3 wait for: were it kept out, nobody could run."""
+    """Adapter 1 is parked and holds KV that adapters 2 and 3 wait for: were it kept out, nobody could run."""
     policy = PolicyConfig(lora_policy="rotate", lora_rotation_quantum_ms=1000.0)
-    stage = Stage(adapters=0, slots=1, rows=2, policy=policy, lora=LoraConfig(max_loaded_loras=1))
+    stage = Stage(adapters=0, slots=1, blocks=4, policy=policy, lora=LoraConfig(max_loaded_loras=1))
     for number in (3, 2, 1):
         stage.tell(add_adapter(number))
         stage.step()
@@ -142,7 +142,7 @@ def test_host_memory_goes_to_one_that_could_run_before_one_that_could_not_howeve
     stage.step(at=1.0)
     stage.tell(AdapterFetched(AdapterId(2), 1.0))
     assert loads(stage.step()) == [2]
-    stage.ask("takes the last row", max_new_tokens=400)
+    stage.ask("takes the last blocks", prompt=28, max_new_tokens=400)
     stage.step()
     stage.arrive(2)
     stage.ask("third", adapter=3, at=-5.0)

@@ -81,11 +81,21 @@ def test_rotation_never_starts_while_slots_suffice():
 
 
 def test_nobody_steps_aside_for_a_request_that_could_not_start_anyway():
-    stage = Stage(slots=1, policy=ROTATE, rows=1)
+    stage = Stage(slots=1, policy=ROTATE, blocks=3)
     stage.seat(1)
-    stage.ask("no row for it", adapter=2)
+    stage.ask("no KV for it", adapter=2, prompt=40)
     for second in range(1, 10):
         assert stage.step(at=float(second)).loads == ()
+
+
+def test_with_a_single_row_adapters_take_turns_at_it():
+    stage = Stage(slots=1, policy=ROTATE, rows=1)
+    stage.seat(1)
+    stage.ask("second", adapter=2)
+    assert loads(stage.step(at=1.0)) == [2]
+    stage.arrive(2)
+
+    assert seated(stage.step()) == ["second"]
 
 
 # ── rotation ─────────────────────────────────────────────────────────────────────────────────────────────────────────

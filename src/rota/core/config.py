@@ -86,7 +86,7 @@ class CacheConfig:
 class SchedulerConfig:
     """How many requests may run and wait, and how large a step may be."""
 
-    max_running_requests: int = option(256, "Requests that may hold KV and run at the same time.")
+    max_running_requests: int = option(256, "Requests that may run in one step. Parked requests do not count.")
     max_queued_requests: int = option(10_000, "Requests that may wait; one more is refused.")
     chunked_prefill_size: int = option(2048, "Tokens a step may compute, prompts and decodes together.")
     enable_prefix_caching: bool = option(True, "Reuse the KV of prompts that begin alike.")

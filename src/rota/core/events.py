@@ -173,7 +173,7 @@ class Whereabouts(StrEnum):
 
     WAITING = "waiting"  # holds nothing yet
     RUNNING = "running"
-    PARKED = "parked"  # holds KV; its adapter is not in a slot just now
+    PARKED = "parked"  # holds KV; its adapter is not in a slot just now, or other requests have all rows
     UNKNOWN = "unknown"  # the request has ended, or there never was one with this id
 
 

@@ -32,6 +32,7 @@ class Seat:
     prompt_length: int
     blocks: tuple[BlockId, ...]
     sampling: SamplingParams
+    computed: int = 0  # tokens whose KV the blocks hold already; if all but the last, the row may decode at once
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ REQUESTS = _metric(
 )
 WAITING = _asked("requests_waiting", "Requests in the queue.", "adapter")
 RUNNING = _asked("requests_running", "Requests that take part in steps.", "adapter")
-PARKED = _asked("requests_parked", "Requests that hold KV while their adapter has no slot.", "adapter")
+PARKED = _asked("requests_parked", "Requests that hold KV and do not run, for want of a slot or a row.", "adapter")
 OLDEST_WAIT = _asked("oldest_wait_seconds", "How long the longest waiting request has waited.", "adapter")
 
 TTFT = _metric("histogram", "ttft_seconds", "From a request's arrival to its first token.", "adapter")

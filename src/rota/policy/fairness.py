@@ -33,8 +33,8 @@ class TenantView(Protocol):
         ...
 
     @property
-    def rows(self) -> int:
-        """Sequences that hold a row and KV."""
+    def seats(self) -> int:
+        """Sequences that hold KV, with a row or without."""
         ...
 
 
@@ -59,9 +59,9 @@ def share(view: TenantView, weights: float, total: int) -> float:
 def may_take(view: TenantView, weights: float, total: int, held: int, more: int) -> bool:
     """May a tenant that holds `held` of `total` take `more` from others?
 
-    A tenant without a row may always: else a request that is larger than the share of its tenant would starve.
+    A tenant without a seat may always: else a request that is larger than the share of its tenant would starve.
     """
-    return held + more <= share(view, weights, total) or not view.rows
+    return held + more <= share(view, weights, total) or not view.seats
 
 
 def gives_up(
@@ -69,10 +69,10 @@ def gives_up(
 ) -> View | None:
     """The tenant that makes room for `taker`, or for any other: it holds most for its weight, more than its share.
 
-    For a tenant without a row, others go below their share too, or a large request would starve. No tenant gives up its
-    last sequence. So every tenant moves on, and two large requests do not push each other out.
+    For a tenant without a seat, others go below their share too, or a large request would starve. No tenant gives up
+    its last sequence. So every tenant moves on, and two large requests do not push each other out.
     """
-    is_starving = taker is not None and not taker.rows
-    others = (view for view in views if view is not taker and view.rows > 1)
+    is_starving = taker is not None and not taker.seats
+    others = (view for view in views if view is not taker and view.seats > 1)
     able = [view for view in others if is_starving or held(view) > share(view, weights, total)]
     return max(able, key=lambda view: (held(view) / view.weight, view.name), default=None)

@@ -27,6 +27,7 @@ class Account:
         "name",
         "open",
         "rows",
+        "seats",
         "service_s",
         "weight",
     )
@@ -36,6 +37,7 @@ class Account:
         self.service_s = 0.0
         self.open = 0  # requests that wait or run
         self.rows = 0
+        self.seats = 0  # sequences that hold KV: those that run, and those that are parked
         # Adapters that its open requests ask for, in the order of the first request; without the base model.
         self.adapters: dict[AdapterId, None] = {}
         self.blocks = 0  # a block that several sequences share counts for each
@@ -50,7 +52,7 @@ class Account:
 
     @property
     def waiting(self) -> int:
-        return self.open - self.rows
+        return self.open - self.seats
 
     @property
     def rank(self) -> float:
@@ -59,8 +61,8 @@ class Account:
 
     @property
     def is_full(self) -> bool:
-        """Do as many of its sequences run as may run?"""
-        return self.max_running is not None and self.rows >= self.max_running
+        """Do as many of its sequences hold KV as may?"""
+        return self.max_running is not None and self.seats >= self.max_running
 
 
 class Accounts:
@@ -119,11 +121,14 @@ class Accounts:
         # Summed anew: after many additions and subtractions a running sum would be off.
         self.weights = sum(account.weight for account in self.active.values())
 
-    def check(self, rows: dict[str, int], blocks: dict[str, int], open_requests: dict[str, int]) -> None:
+    def check(
+        self, rows: dict[str, int], seats: dict[str, int], blocks: dict[str, int], open_requests: dict[str, int]
+    ) -> None:
         """Assert that the accounts agree with the sequences, which are counted here by tenant."""
         counts = {account.name: account.open for account in self._accounts.values() if account.open}
         assert counts == open_requests, "an account has lost count of its requests"
         for account in self._accounts.values():
             assert account.rows == rows.get(account.name, 0), "an account has lost count of its rows"
+            assert account.seats == seats.get(account.name, 0), "an account has lost count of its seats"
             assert account.blocks == blocks.get(account.name, 0), "an account has lost count of its blocks"
         assert set(self.active) == set(counts), "an active tenant has open requests"

@@ -34,9 +34,11 @@ class Admission:
         self._is_caching = is_caching
         self._policy = policy
 
-    def consider(self, sequence: Sequence, group: Group, delay: Verdict | None) -> Offer | Reason:
-        """May `sequence`, whose adapter is at hand, start now?"""
-        if not self._books.rows.free:
+    def consider(
+        self, sequence: Sequence, group: Group, delay: Verdict | None, is_invited: bool = False
+    ) -> Offer | Reason:
+        """May `sequence`, whose adapter is at hand, start now? For an invited one other tenants made room."""
+        if not self._books.rows.available or not (is_invited or self._books.has_row(group)):
             return Reason.NO_ROW
         if sequence.account.is_full:
             return Reason.TENANT_FULL
@@ -51,7 +53,7 @@ class Admission:
     def has_room(self, sequence: Sequence) -> bool:
         """Could `sequence` start if its adapter were at hand?"""
         account = sequence.account
-        if sequence.flights or account.is_full or not self._books.rows.free:
+        if sequence.flights or account.is_full or not self._books.has_row(self._books.group_of(sequence)):
             return False
         line_ends_at = self._books.line_ends_at.get(account.name)
         if line_ends_at is not None and sequence.arrival > line_ends_at:

@@ -14,10 +14,12 @@ from rota.policy.eviction import Eviction
 from rota.scheduler.absent import Absent
 from rota.scheduler.accounts import Accounts
 from rota.scheduler.blocks import BlockLedger
+from rota.scheduler.crowds import Crowds
 from rota.scheduler.group import Group, arrival
 from rota.scheduler.hosts import HostLedger
+from rota.scheduler.reasons import Reason
 from rota.scheduler.rows import RowLedger
-from rota.scheduler.sequence import Arrival, Phase, Sequence
+from rota.scheduler.sequence import Arrival, Phase, Refusal, Sequence
 from rota.scheduler.slots import SlotLedger
 
 # The mean times of steps and of copies cover about this many.
@@ -43,6 +45,7 @@ class Books:
         self.blocks = BlockLedger(capacity.blocks, capacity.block_size)
         self.slots = SlotLedger(capacity.slots, eviction)
         self.hosts = HostLedger(host_adapters)
+        self.crowds = Crowds(capacity.slots)
         self.longest = min(capacity.max_sequence_tokens, capacity.blocks * capacity.block_size)
         self.window = capacity.window
         self.deep_prefix = capacity.deep_prefix
@@ -51,6 +54,7 @@ class Books:
         self.groups: dict[AdapterId, Group] = {BASE: self.base}
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
         self.waiting = 0
+        self.running_count = 0  # sequences that hold KV: those that run, and those that are parked
         self.priorities: Counter[int] = Counter()  # of the open ones
         self.step_tokens = 1  # that a step may compute, at most
         self.step_s = 0.0  # how long steps took recently
@@ -85,10 +89,6 @@ class Books:
             for sequence in group.decoding
             if sequence.planned == sequence.room and sequence.planned < sequence.limit - 1
         }
-
-    @property
-    def running_count(self) -> int:
-        return self.rows.total - self.rows.free
 
     def open(self, request: Request) -> None:
         """A request begins to wait."""
@@ -150,16 +150,22 @@ class Books:
     def preempt(self, sequence: Sequence, now: float) -> None:
         """Back to the old place in the queue; the tokens stay, the KV is computed again later."""
         self.stand_up(sequence)
+        sequence.refusal = None
         self._enqueue(sequence)
         self.outbox.append(Preempted(sequence.request_id, now))
 
     def stand_up(self, sequence: Sequence) -> None:
         """Give back row and blocks. A step in flight may still use them, because the device works in order."""
-        assert sequence.row is not None
-        self.group_of(sequence).part(sequence)
-        self.rows.give_back(sequence.row)
+        group = self.group_of(sequence)
+        if group is not self.base:
+            self.crowds.shrink(group.running)
+        group.part(sequence)
+        if sequence.row is not None:
+            self.rows.give_back(sequence.row)
+            sequence.account.rows -= 1
         self.blocks.release(sequence.held_blocks)
-        sequence.account.rows -= 1
+        self.running_count -= 1
+        sequence.account.seats -= 1
         self.count_blocks(sequence, -len(sequence.held_blocks))
         sequence.stand_up()
 
@@ -170,6 +176,45 @@ class Books:
         group.blocks += blocks
         if group is not self.base:
             self.adapter_blocks += blocks
+
+    def has_row(self, group: Group) -> bool:
+        """May one more sequence of a group hold KV and run?
+
+        Whichever adapters come into the slots, there must be a row for each of their sequences. Otherwise a sequence
+        would wait for a row in its adapter's turn, for as long as the answers of others take.
+        """
+        if self.running_count < self.rows.total:
+            return True
+        if group is self.base:
+            return self.base.running + 1 + self.crowds.most <= self.rows.total
+        return self.base.running + self.crowds.most_after(group.running) <= self.rows.total
+
+    def take_seat(self, sequence: Sequence) -> None:
+        """A sequence that has got its blocks counts as running from now on."""
+        group = self.group_of(sequence)
+        if group is not self.base:
+            self.crowds.grow(group.running)
+        self.running_count += 1
+        sequence.account.seats += 1
+        self.count_blocks(sequence, len(sequence.blocks))
+
+    def take_row(self, sequence: Sequence) -> None:
+        """Sit down at a free row, or else at the row of a parked sequence, which keeps its blocks."""
+        if not self.rows.free:
+            group = self.groups[self.rows.first_to_give()]
+            self.lose_row((group.decoding or group.prefilling)[-1])
+            self.note_users(group)
+        sequence.row = self.rows.take()
+        sequence.account.rows += 1
+
+    def lose_row(self, sequence: Sequence) -> None:
+        """Give back the row only. A step in flight may still use it, because the device works in order."""
+        assert sequence.row is not None
+        group = self.group_of(sequence)
+        self.rows.give_back(sequence.row)
+        sequence.account.rows -= 1
+        sequence.refusal = Refusal(Reason.NO_ROW.value, group.ran_at)
+        group.lose_row(sequence)
 
     def leave_window(self, sequence: Sequence) -> None:
         """Give back the blocks that no layer sees from the next token on. A step in flight may still read them."""
@@ -187,8 +232,10 @@ class Books:
             return
         if group.wants_slot and group.adapter_id not in self.slots.residencies:
             self.absent.place(group, self.due_at(group))
+            self.rows.note_parked(group.adapter_id, group.rows)
         else:
             self.absent.remove(group)
+            self.rows.note_parked(group.adapter_id, 0)
 
     def note_step(self, step_s: float) -> None:
         self.step_s += (step_s - self.step_s) / REMEMBERED_STEPS
@@ -224,8 +271,8 @@ class Books:
         running = list(self.running())
         self.blocks.check(sequence.held_blocks for sequence in running)
         self.slots.check()
-        assert len(running) == self.running_count, "a row is lost or shared"
-        assert len({sequence.row for sequence in running}) == len(running), "two sequences share a row"
+        assert len(running) == self.running_count, "a seat is lost"
+        self._check_rows(running)
         self._check_accounts(running)
         waiting = [sequence for group in self.groups.values() for sequence in group.queue]
         assert len(waiting) == self.waiting
@@ -235,6 +282,7 @@ class Books:
         for group in self.groups.values():
             assert group.prefilling == sorted(group.prefilling, key=arrival)
             assert group.decoding == sorted(group.decoding, key=arrival)
+            assert group.rowless == sorted(group.rowless, key=arrival)
         absent = {a for a, g in self.groups.items() if g.wants_slot and a != BASE and a not in self.slots.residencies}
         assert absent == {group.adapter_id for group in self.absent}
         assert [*self.absent] == sorted(self.absent, key=lambda group: (self.due_at(group), group.adapter_id))
@@ -243,9 +291,20 @@ class Books:
         assert [group.adapter_id for group in self.residents] == ready
         assert self.open_groups == [group for group in (self.base, *self.residents) if self.is_open(group)]
 
+    def _check_rows(self, running: list[Sequence]) -> None:
+        seated = [sequence for sequence in running if sequence.row is not None]
+        assert len(seated) == self.rows.total - self.rows.free, "a row is lost or shared"
+        assert len({sequence.row for sequence in seated}) == len(seated), "two sequences share a row"
+        rowless = [sequence for group in self.groups.values() for sequence in group.rowless]
+        assert all(sequence.row is None for sequence in rowless)
+        self.crowds.check([group.running for group in self.groups.values() if group.running and group is not self.base])
+        assert len(rowless) + len(seated) == len(running)
+        self.rows.check({group.adapter_id: group.rows for group in self.absent.parked if group.rows})
+
     def _check_accounts(self, running: list[Sequence]) -> None:
         blocks: Counter[str] = Counter()
         for sequence in running:
             blocks[sequence.account.name] += len(sequence.held_blocks)
-        rows = Counter(sequence.account.name for sequence in running)
-        self.accounts.check(rows, blocks, Counter(one.account.name for one in self.sequences.values()))
+        rows = Counter(sequence.account.name for sequence in running if sequence.row is not None)
+        seats = Counter(sequence.account.name for sequence in running)
+        self.accounts.check(rows, seats, blocks, Counter(one.account.name for one in self.sequences.values()))

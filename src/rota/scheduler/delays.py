@@ -34,7 +34,7 @@ class Delays:
         for sequence in self._held_back:
             sequence.held_s += draft.now - self._held_back_at
         verdict = self._delayer.decide(
-            running=books.running_count,
+            running=books.rows.in_use,
             admissible=self._admissible(heads),
             token_usage=1.0 - books.blocks.free / books.blocks.total,
             now=draft.now,
@@ -42,7 +42,7 @@ class Delays:
             oldest_delay_s=max((first.held_s for first in firsts), default=0.0),
         )
         # A sequence without a row could not start anyway.
-        self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts[: books.rows.free], draft.now
+        self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts[: books.rows.available], draft.now
         if verdict.is_allowed and verdict.reason is not Outcome.NOTHING:
             released = PrefillsReleased(
                 at=draft.now,
@@ -60,7 +60,7 @@ class Delays:
     def _admissible(self, heads: list[Head]) -> int:
         """How many requests could start now, about: one head at a time, and those behind it as if they were as short
         as the shortest of its tenant there."""
-        books, left = self._books, self._books.rows.free
+        books, left = self._books, self._books.rows.available
         promised = 0  # blocks
         count = 0
         for _, _, first, group in heads:

@@ -50,6 +50,7 @@ class Group:
         "queue",
         "ran_at",
         "ran_in",
+        "rowless",
         "slot_since",
         "standing",
         "steps",
@@ -65,8 +66,9 @@ class Group:
         self.standing = Standing.NEW if adapter else Standing.KNOWN
         self.queue = FairQueue()
         self.accounts: Counter[Account] = Counter()  # open requests by tenant
-        self.prefilling: list[Sequence] = []  # both lists are sorted by arrival, so the newest is last
+        self.prefilling: list[Sequence] = []  # all three lists are sorted by arrival, so the newest is last
         self.decoding: list[Sequence] = []
+        self.rowless: list[Sequence] = []  # they hold KV, and their rows were given to other sequences
         self.lengths: deque[int] = deque(maxlen=REMEMBERED_LENGTHS)  # of answers that ended by themselves
         self.ran_at = 0.0
         self.ran_in = 0  # the last step that its sequences were in
@@ -83,11 +85,15 @@ class Group:
 
     @property
     def running(self) -> int:
+        return len(self.prefilling) + len(self.decoding) + len(self.rowless)
+
+    @property
+    def rows(self) -> int:
         return len(self.prefilling) + len(self.decoding)
 
     @property
     def users(self) -> int:
-        return len(self.queue) + len(self.prefilling) + len(self.decoding)
+        return len(self.queue) + len(self.prefilling) + len(self.decoding) + len(self.rowless)
 
     @property
     def main_account(self) -> Account | None:
@@ -105,10 +111,9 @@ class Group:
 
     @property
     def first_token_due_at(self) -> float:
-        for sequence in self.prefilling:
-            if not sequence.output_length:
-                return min(sequence.arrival[0], self.oldest_at)
-        return self.oldest_at
+        begun = self.prefilling if not self.rowless else chain(self.prefilling, self.rowless)
+        firsts = (one.arrival[0] for one in begun if one.phase is Phase.PREFILL and not one.output_length)
+        return min(min(firsts, default=math.inf), self.oldest_at)
 
     @property
     def priority(self) -> int:
@@ -134,19 +139,21 @@ class Group:
 
     @property
     def first_arrival(self) -> float:
-        firsts = [sequences[0].arrival[0] for sequences in (self.prefilling, self.decoding) if sequences]
+        lists = (self.prefilling, self.decoding, self.rowless)
+        firsts = [sequences[0].arrival[0] for sequences in lists if sequences]
         return min([*firsts, self.oldest_at])
 
     @property
     def is_prefilling(self) -> bool:
-        return bool(self.prefilling)
+        return bool(self.prefilling) or any(one.phase is Phase.PREFILL for one in self.rowless)
 
     @property
     def turn_steps(self) -> int:
         return self.steps - self.steps_before
 
     def claim(self, now: float) -> float:
-        arrivals = [one.arrival[0] for one in islice(chain(self.decoding, self.prefilling, self.queue), MOST_CLAIMING)]
+        users = chain(self.decoding, self.prefilling, self.rowless, self.queue)
+        arrivals = [one.arrival[0] for one in islice(users, MOST_CLAIMING)]
         return math.fsum([math.pow(max(0.0, now - at) + 1.0, CLAIM_POWER) for at in arrivals])
 
     def expected_tokens(self, sequence: Sequence) -> int:
@@ -168,6 +175,7 @@ class Group:
     def running_sequences(self) -> Iterator[Sequence]:
         yield from self.prefilling
         yield from self.decoding
+        yield from self.rowless
 
     def enter(self, account: Account) -> None:
         """A tenant has one open request more here."""
@@ -189,7 +197,16 @@ class Group:
         insort(self.prefilling if phase is Phase.PREFILL else self.decoding, sequence, key=arrival)
 
     def part(self, sequence: Sequence) -> None:
-        (self.prefilling if sequence.phase is Phase.PREFILL else self.decoding).remove(sequence)
+        if sequence.row is None:
+            self.rowless.remove(sequence)
+        else:
+            (self.prefilling if sequence.phase is Phase.PREFILL else self.decoding).remove(sequence)
+
+    def lose_row(self, sequence: Sequence) -> None:
+        """Take part in no step, and keep the KV, until there is a row again."""
+        self.part(sequence)
+        sequence.row = None
+        insort(self.rowless, sequence, key=arrival)
 
 
 def arrival(sequence: Sequence) -> tuple[float, RequestId]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from rota.core.events import Admitted
-from rota.core.plan import Seat
 from rota.policy.prefill_delayer import Verdict
 from rota.scheduler.accounts import Account
 from rota.scheduler.admission import LOOK_AHEAD, Admission, Offer
@@ -20,6 +19,7 @@ from rota.scheduler.fair_queue import Place
 from rota.scheduler.group import Group
 from rota.scheduler.prompts import Prompts
 from rota.scheduler.reasons import EFFECT_AFTER_SKIPS, EFFECT_OF, Effect, Reason
+from rota.scheduler.seating import seat_of
 from rota.scheduler.sequence import Arrival, Phase, Refusal, Sequence
 
 # How often a request that waits for KV may be overtaken.
@@ -72,7 +72,7 @@ class Newcomers:
             return
         current = Pass(draft=draft, delay=delay, heads=heads)
         self._admit_invited(current)
-        if draft.budget > 0 and not self._books.rows.free:
+        if draft.budget > 0 and not self._books.rows.available:
             current.why_others_wait = Reason.NO_ROW  # whatever else the sequences lack
         else:
             self._admit_heads(current)
@@ -83,7 +83,8 @@ class Newcomers:
         """Sequences for which other tenants made room go first."""
         for sequence in current.draft.invited:
             group = self._books.group_of(sequence)
-            if isinstance(verdict := self._consider(current, sequence, group), Offer) and current.draft.budget > 0:
+            verdict = self._consider(current, sequence, group, is_invited=True)
+            if isinstance(verdict, Offer) and current.draft.budget > 0:
                 self._start(current, sequence, group, verdict)
         if current.admitted:
             self._look_again(current)
@@ -134,8 +135,8 @@ class Newcomers:
                 current.add_head(group)
         return True
 
-    def _consider(self, current: Pass, sequence: Sequence, group: Group) -> Offer | Reason:
-        verdict = self._admission.consider(sequence, group, current.delay)
+    def _consider(self, current: Pass, sequence: Sequence, group: Group, is_invited: bool = False) -> Offer | Reason:
+        verdict = self._admission.consider(sequence, group, current.delay, is_invited)
         if isinstance(verdict, Offer):
             if current.line_for_both is None:
                 current.line_for_both = self._line_for_both()
@@ -148,7 +149,7 @@ class Newcomers:
         if effect is not Effect.SKIP_ONE:
             return effect
         is_overtaken_enough = reason is Reason.NO_KV and sequence.overtaken >= MOST_OVERTAKES
-        if is_overtaken_enough and self._books.accounts.are_shared and not sequence.account.rows:
+        if is_overtaken_enough and self._books.accounts.are_shared and not sequence.account.seats:
             return Effect.STOP  # a tenant that runs nothing would starve if other tenants went on to take KV
         skipped = sum(one.account is sequence.account for one in current.skipped[reason])
         if is_overtaken_enough or skipped == LOOK_AHEAD:
@@ -187,9 +188,8 @@ class Newcomers:
         blocks.hold(offer.cached)
         sequence.blocks = offer.cached + blocks.allocate(offer.fresh)
         sequence.room = len(sequence.blocks) * blocks.block_size
-        sequence.row = self._books.rows.take()
-        sequence.account.rows += 1
-        self._books.count_blocks(sequence, len(sequence.blocks))
+        self._books.take_seat(sequence)
+        self._books.take_row(sequence)
         cached_tokens = len(offer.cached) * blocks.block_size
         sequence.computed = sequence.planned = cached_tokens
         sequence.next_full = cached_tokens + blocks.block_size
@@ -202,7 +202,7 @@ class Newcomers:
         self._books.outbox.append(
             Admitted(request_id=sequence.request_id, at=draft.now, cached_tokens=cached_tokens, reasons=reasons)
         )
-        draft.seats.append(_seat(sequence))
+        draft.seats.append(seat_of(sequence))
 
     # ── sequences that wait ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -260,16 +260,3 @@ def _reasons(sequence: Sequence, group: Group) -> tuple[str, ...]:
     has_waited_for_slot = group.slot_since > sequence.request.arrived_at
     refusal = sequence.refusal
     return ((Reason.NOT_IN_SLOT.value,) if has_waited_for_slot else ()) + ((refusal.reason,) if refusal else ())
-
-
-def _seat(sequence: Sequence) -> Seat:
-    assert sequence.row is not None
-    return Seat(
-        request_id=sequence.request_id,
-        row=sequence.row,
-        adapter_id=sequence.request.adapter_id,
-        tokens=tuple(sequence.tokens),
-        prompt_length=sequence.prompt_length,
-        blocks=tuple(sequence.blocks),
-        sampling=sequence.request.sampling,
-    )

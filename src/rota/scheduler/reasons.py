@@ -31,7 +31,7 @@ class Effect(Enum):
 
 
 EFFECT_OF = {
-    Reason.NO_ROW: Effect.STOP,
+    Reason.NO_ROW: Effect.SKIP_GROUP,
     Reason.TENANT_FULL: Effect.STOP_TENANT,
     Reason.IN_LINE: Effect.STOP_TENANT,
     Reason.IN_FLIGHT: Effect.SKIP_TENANT,

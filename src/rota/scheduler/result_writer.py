@@ -34,7 +34,7 @@ class ResultWriter:
     def write(self, flight: Flight, result: StepResult) -> None:
         for sequence, reached in flight.chunks:
             sequence.flights -= 1
-            if sequence.row is not None:
+            if sequence.holds_kv:
                 sequence.computed = reached
         for sequence in flight.decodes:
             sequence.flights -= 1
@@ -118,7 +118,7 @@ class ResultWriter:
 
     def _publish(self, sequence: Sequence) -> None:
         """Let other sequences find the full blocks of this sequence, and give back what no layer sees any more."""
-        if sequence.row is None:
+        if not sequence.holds_kv:
             return
         size = self._books.blocks.block_size
         while sequence.next_full <= sequence.computed:

@@ -29,6 +29,7 @@ from rota.scheduler.newcomers import Newcomers
 from rota.scheduler.prompts import Prompts
 from rota.scheduler.request_limits import RequestLimits
 from rota.scheduler.result_writer import ResultWriter
+from rota.scheduler.seating import Seating
 from rota.scheduler.sequence import Refusal, Sequence
 from rota.scheduler.sharing import Sharing
 from rota.scheduler.slot_candidates import SlotCandidates
@@ -65,6 +66,7 @@ class Scheduler:
         self._batch = Batch(self._books, slot_policy)
         delays = Delays(self._books, admission, _delayer(policy, capacity))
         self._sharing = Sharing(self._books, admission)
+        self._seating = Seating(self._books, self._sharing)
         self._urgency = Urgency(self._books, admission)
         self._prompts = Prompts(self._books, self._batch)
         self._newcomers = Newcomers(self._books, admission, delays, self._prompts)
@@ -142,6 +144,7 @@ class Scheduler:
         self._turns.take(draft)
         self._sharing.make_room(draft)
         self._urgency.make_room(draft)
+        self._seating.sit_down(draft)
         self._batch.plan_decodes(draft)
         self._prompts.begin(draft)
         self._newcomers.admit(draft)

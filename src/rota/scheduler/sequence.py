@@ -104,6 +104,11 @@ class Sequence:
         self.next_full = 0  # value of `computed` at which one more block is full
 
     @property
+    def holds_kv(self) -> bool:
+        """Does it run, or is it parked, with a row or without?"""
+        return bool(self.blocks)
+
+    @property
     def held_blocks(self) -> list[BlockId]:
         return self.blocks[self.given_back :] if self.given_back else self.blocks
 
@@ -127,4 +132,4 @@ class Sequence:
 
 def first_to_yield(sequence: Sequence, open_ids: Set[AdapterId]) -> tuple[int, bool, Arrival]:
     """Which sequence gives up its KV is the largest: of the lowest priority, parked before running, the newest."""
-    return (-sequence.priority, sequence.request.adapter_id not in open_ids, sequence.arrival)
+    return (-sequence.priority, sequence.row is None or sequence.request.adapter_id not in open_ids, sequence.arrival)

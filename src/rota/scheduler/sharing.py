@@ -47,14 +47,22 @@ class Sharing:
             self._preempt(draft, victim)
             growing.discard(victim)
 
+    def make_row(self, draft: Draft, sequence: Sequence) -> bool:
+        """Free a row for a sequence that holds KV already, if its tenant has less than its share of the rows."""
+        return self._take(draft, sequence.account, self._books.rows.total, _rows, 1)
+
     def _is_short(self, draft: Draft, sequence: Sequence) -> bool:
         """Does a sequence lack only a row or KV?"""
         if sequence.flights or sequence.account.is_full:
             return False
-        return self._lacks_row(draft) or self._lacks_kv(draft, sequence)
+        books = self._books
+        is_crowd = not books.has_row(books.group_of(sequence))
+        return is_crowd or self._lacks_row(draft) or self._lacks_kv(draft, sequence)
 
     def _make_room_for(self, draft: Draft, sequence: Sequence) -> bool:
         books, taker = self._books, sequence.account
+        if not books.has_row(books.group_of(sequence)) and not self._may_take(taker, books.rows.total, _rows, 1):
+            return False
         while self._lacks_row(draft):
             if not self._take(draft, taker, books.rows.total, _rows, 1):
                 return False
@@ -76,7 +84,7 @@ class Sharing:
         return sum(one.blocks - len(kept.held_blocks) for one, kept in oldest.items() if one is not taker)
 
     def _lacks_row(self, draft: Draft) -> bool:
-        return self._books.rows.free <= len(draft.invited)
+        return self._books.rows.available <= len(draft.invited)
 
     def _lacks_kv(self, draft: Draft, sequence: Sequence) -> bool:
         blocks = self._books.blocks
@@ -87,23 +95,29 @@ class Sharing:
 
     def _take(self, draft: Draft, taker: Account, total: int, held: Held, more: int) -> bool:
         """Preempt one sequence of another tenant for `taker`; False if `taker` has no right to that."""
-        if not may_take(taker, self._books.accounts.weights, total, held(taker), more):
+        if not self._may_take(taker, total, held, more):
             return False
         victim = self._victim(taker, total, held)
         if victim:
             self._preempt(draft, victim)
         return victim is not None
 
+    def _may_take(self, taker: Account, total: int, held: Held, more: int) -> bool:
+        return may_take(taker, self._books.accounts.weights, total, held(taker), more)
+
     def _victim(self, taker: Account | None, total: int, held: Held) -> Sequence | None:
         """The sequence that gives up its place, of the tenant that holds most."""
         accounts = self._books.accounts
-        giver = gives_up(accounts.active.values(), taker, accounts.weights, total, held)
+        is_for_row = held is _rows
+        able = (one for one in accounts.active.values() if one.rows > 1 or not is_for_row)
+        giver = gives_up(able, taker, accounts.weights, total, held)
         if giver is None:
             return None
         open_ids = {group.adapter_id for group in self._books.open_groups}
+        own = (one for one in self._books.running() if one.account is giver)
         return max(
-            (sequence for sequence in self._books.running() if sequence.account is giver),
-            key=lambda sequence: first_to_yield(sequence, open_ids),
+            (one for one in own if one.row is not None or not is_for_row),
+            key=lambda one: first_to_yield(one, open_ids),
         )
 
     def _preempt(self, draft: Draft, victim: Sequence) -> None:

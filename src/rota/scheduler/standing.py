@@ -35,11 +35,13 @@ def explained(books: Books, request_id: RequestId, at: float) -> Explained:
             since=refusal.since,
             position=position,
         )
-    if books.is_open(group):
+    if not books.is_open(group):
+        refusal = Refusal(Reason.NOT_IN_SLOT.value, group.ran_at)
+    elif sequence.row is None and sequence.refusal:
+        refusal = sequence.refusal
+    else:
         return Explained(request_id=request_id, at=at, state=Whereabouts.RUNNING)
-    return Explained(
-        request_id=request_id, at=at, state=Whereabouts.PARKED, reason=Reason.NOT_IN_SLOT.value, since=group.ran_at
-    )
+    return Explained(request_id=request_id, at=at, state=Whereabouts.PARKED, reason=refusal.reason, since=refusal.since)
 
 
 def inspected(books: Books, steps: int, at: float) -> Inspected:
@@ -48,7 +50,7 @@ def inspected(books: Books, steps: int, at: float) -> Inspected:
     return Inspected(
         at=at,
         steps=steps,
-        rows=books.running_count,
+        rows=books.rows.total - books.rows.free,
         blocks=books.blocks.total,
         blocks_used=used,
         slots=books.slots.total,
@@ -59,12 +61,12 @@ def inspected(books: Books, steps: int, at: float) -> Inspected:
 
 def _standing(books: Books, group: Group) -> AdapterStanding:
     first = group.queue.first()
-    is_open = books.is_open(group)
+    running = group.rows if books.is_open(group) else 0
     return AdapterStanding(
         adapter_id=group.adapter_id,
         waiting=group.waiting,
-        running=group.running if is_open else 0,
-        parked=0 if is_open else group.running,
+        running=running,
+        parked=group.running - running,
         oldest_at=first.request.arrived_at if first else None,
         reason=_refusal(books, first).reason if first else "",
     )

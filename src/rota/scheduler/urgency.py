@@ -47,7 +47,7 @@ class Urgency:
         """Does a sequence lack only a row or KV?"""
         if urgent in draft.invited or urgent.flights or urgent.account.is_full:
             return False
-        return self._lacks_row(draft) or self._lacks_kv(draft, urgent)
+        return self._lacks_row(draft, urgent) or self._lacks_kv(draft, urgent)
 
     def _make_room_for(self, draft: Draft, urgent: Sequence) -> bool:
         own = (one for one in self._books.running() if one.account is urgent.account)
@@ -56,14 +56,15 @@ class Urgency:
         could_free = sum(len(one.held_blocks) for one in yielding)
         if self._lacks_kv(draft, urgent) and blocks.free + could_free < blocks.blocks_for(urgent.length):
             return False  # to preempt others would be in vain
-        while self._lacks_row(draft) or self._lacks_kv(draft, urgent):
+        while self._lacks_row(draft, urgent) or self._lacks_kv(draft, urgent):
             if not yielding:
                 return False
             self._books.preempt(yielding.pop(), draft.now)
         return True
 
-    def _lacks_row(self, draft: Draft) -> bool:
-        return self._books.rows.free <= len(draft.invited)
+    def _lacks_row(self, draft: Draft, urgent: Sequence) -> bool:
+        books = self._books
+        return books.rows.available <= len(draft.invited) or not books.has_row(books.group_of(urgent))
 
     def _lacks_kv(self, draft: Draft, urgent: Sequence) -> bool:
         blocks = self._books.blocks

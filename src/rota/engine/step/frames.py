@@ -67,8 +67,8 @@ class Frame:
         if len(plan.decodes) > self.decodes or len(plan.chunks) > self.chunks:
             return False
         if not self.chunks:
-            # A decode grows by a token, so it is granted one block at most.
-            return not plan.seats and len(plan.grants) <= self.page_changes
+            # A decode grows by a token, so it is granted one block at most. Seats may bring more: they are sent ahead.
+            return len(plan.grants) <= self.page_changes
         return sum(chunk.length for chunk in plan.chunks) <= self.prompt_tokens
 
     def pack(self, values: Mapping[str, Numbers], padding_row: int, padding_place: int, scratch_block: int) -> Numbers:

@@ -53,6 +53,7 @@ class Rows:
     def accept(self, plan: StepPlan, frame: Frame) -> PackedStep:
         """Take down what the plan says, and lay its step out in the frame."""
         places, blocks = self._page_changes(plan.seats, plan.grants)
+        self._resume([seat for seat in plan.seats if 0 < seat.computed == len(seat.tokens) - 1])
         if len(places) > frame.page_changes:
             self.write_pages(*send(np.stack([places, blocks]), self._device))
             places, blocks = NONE, NONE
@@ -98,6 +99,15 @@ class Rows:
         addresses = self.tables.view(-1)[pages] * self._block_size + positions % self._block_size
         part = chunks.part if chunks is not None else None
         return DeviceStep(token_ids, positions, addresses, self.tables, rows, inputs.lengths, part, lora)
+
+    def _resume(self, seats: Sequence[Seat]) -> None:
+        """Let rows decode whose sequences were computed in another row, up to their last token."""
+        if not seats:
+            return
+        rows, tokens = [seat.row for seat in seats], [seat.tokens[-1] for seat in seats]
+        self._computed[rows] = [seat.computed for seat in seats]
+        places, newest = send(np.array([rows, tokens], np.int64), self._device)
+        self.newest_token[places] = newest
 
     def _page_changes(self, seats: Sequence[Seat], grants: Sequence[Grant]) -> tuple[Numbers, Numbers]:
         """Where the page tables change, and to what. Seats before grants: a newcomer may be granted more at once."""
