@@ -15,14 +15,22 @@ from rota.core.messages import Explain, Inspect
 from rota.core.plan import StepPlan
 from rota.core.policy_config import PolicyConfig
 from rota.core.tenant import Tenant
+from rota.policy.slot_policies import SLOT_POLICIES
 from rota.scheduler.crowds import Crowds
 from rota.scheduler.reasons import Reason
 from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Sequence
+from tests.policy.newest_first import NewestFirst
 from tests.scheduler.stage import Stage, seated
 
-ROTATE = PolicyConfig(lora_policy="rotate", lora_rotation_quantum_ms=1000.0, lora_max_stall_ms=2000.0)
+# Turns that a test can foresee: after a second in a slot, an adapter leaves.
+TURNS = PolicyConfig(lora_policy="newest-first", lora_rotation_quantum_ms=1000.0)
 LONG = {"max_new_tokens": 400}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(SLOT_POLICIES, "newest-first", NewestFirst.from_config)
 
 
 def of(stage: Stage, id: str) -> Sequence:
@@ -40,7 +48,7 @@ def turn(stage: Stage, seconds: float = 3.0) -> list[StepPlan]:
 
 def parked(rows: int, **found) -> Stage:
     """The first adapter's request is parked, and the second adapter's runs; one slot."""
-    stage = Stage(slots=1, policy=ROTATE, rows=rows, **found)
+    stage = Stage(slots=1, policy=TURNS, rows=rows, **found)
     stage.seat(1)
     stage.ask("second", adapter=2, **LONG)
     turn(stage)
@@ -136,12 +144,12 @@ def test_it_sits_down_again_with_its_tokens_and_blocks_and_decodes_at_once():
 
 
 def test_the_newest_sequence_of_the_adapter_that_left_last_gives_up_its_row_first():
-    stage = Stage(adapters=3, slots=1, policy=ROTATE, rows=5)
+    stage = Stage(adapters=3, slots=1, policy=TURNS, rows=5)
     stage.seat(1)
     for number in range(2):
         stage.ask(f"second{number}", adapter=2, at=number / 10, **LONG)
     turn(stage)
-    stage.ask("third", adapter=3, at=-10.0, **LONG)
+    stage.ask("third", adapter=3, **LONG)
     turn(stage)
     assert of(stage, "third").holds_kv
     lost = []
@@ -154,7 +162,7 @@ def test_the_newest_sequence_of_the_adapter_that_left_last_gives_up_its_row_firs
 
 
 def test_rows_of_sequences_that_run_are_not_taken():
-    stage = Stage(slots=2, policy=ROTATE, rows=2)
+    stage = Stage(slots=2, policy=TURNS, rows=2)
     stage.seat(1, 2)
     stage.ask("newcomer", adapter=1)
     stage.step(at=0.5)
@@ -163,7 +171,7 @@ def test_rows_of_sequences_that_run_are_not_taken():
 
 
 def test_whichever_adapter_has_its_turn_there_is_a_row_for_each_of_its_sequences():
-    stage = Stage(adapters=3, slots=1, policy=ROTATE, rows=4)
+    stage = Stage(adapters=3, slots=1, policy=TURNS, rows=4)
     stage.seat(1)
     for number in range(2):
         stage.ask(f"second{number}", adapter=2, **LONG)
@@ -225,7 +233,7 @@ def test_one_without_a_row_is_told_why_it_is_parked():
 
 
 def test_one_that_lacks_a_row_only_says_since_when():
-    stage = Stage(slots=2, policy=ROTATE, rows=2)
+    stage = Stage(slots=2, policy=TURNS, rows=2)
     stage.seat(1, 2)
     lost_at = stage.scheduler._books.groups[AdapterId(1)].ran_at
     stage.scheduler._books.lose_row(of(stage, "runs1"))
@@ -246,7 +254,7 @@ def test_one_that_lacks_a_row_only_says_since_when():
 
 
 def test_a_sequence_with_a_step_in_flight_gives_up_its_row_and_sits_down_when_its_token_is_known():
-    stage = Stage(slots=1, policy=ROTATE, rows=1, config=SchedulerConfig(overlap_depth=2))
+    stage = Stage(slots=1, policy=TURNS, rows=1, config=SchedulerConfig(overlap_depth=2))
     stage.seat(1)
     stage.ask("second", adapter=2, **LONG)
     books, sequence = stage.scheduler._books, of(stage, "runs1")
@@ -267,7 +275,7 @@ def test_a_sequence_with_a_step_in_flight_gives_up_its_row_and_sits_down_when_it
 
 
 def test_a_prompt_that_lost_its_row_goes_on_where_it_was():
-    stage = Stage(slots=1, policy=ROTATE, rows=1, config=SchedulerConfig(chunked_prefill_size=8))
+    stage = Stage(slots=1, policy=TURNS, rows=1, config=SchedulerConfig(chunked_prefill_size=8))
     stage.ask("long", adapter=1, prompt=20)
     stage.step()
     stage.arrive(1)
@@ -280,7 +288,7 @@ def test_a_prompt_that_lost_its_row_goes_on_where_it_was():
 
 
 def test_one_without_a_row_is_the_first_to_give_up_its_kv():
-    stage = Stage(slots=1, policy=ROTATE, rows=3, blocks=5, block_size=4, config=SchedulerConfig())
+    stage = Stage(slots=1, policy=TURNS, rows=3, blocks=5, block_size=4, config=SchedulerConfig())
     stage.ask("first", prompt=3, **LONG)
     stage.ask("second", prompt=3, at=0.1, **LONG)
     stage.step()
@@ -325,7 +333,7 @@ def test_a_tenant_below_its_share_of_rows_gets_one_for_its_sequence_that_holds_k
 
 
 def test_the_delayer_counts_the_rows_of_sequences_that_run():
-    policy = replace(ROTATE, enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.5)
+    policy = replace(TURNS, enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.5)
     stage = Stage(slots=1, policy=policy, rows=8)
     stage.seat(1, **LONG)
     stage.ask("second", adapter=2, **LONG)

@@ -111,10 +111,6 @@ class Rotate(SlotPolicy):
                     turns.append(Turn(leaver.adapter_id, comer.adapter_id))
         return turns
 
-    def ask_again_at(self, slots: SlotsView, now: float) -> float:
-        """Claims, pauses and turns change with every step."""
-        return now + self._steady_s(slots) if slots.absent else math.inf
-
     def forget(self, adapter_id: AdapterId) -> None:
         self._settled.forget(adapter_id)
 
