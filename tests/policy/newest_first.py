@@ -18,7 +18,7 @@ class NewestFirst(SlotPolicy):
 
     @classmethod
     def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
-        return cls(config.lora_rotation_quantum_ms / 1000)
+        return cls((config.lora_rotation_quantum_ms or 1000.0) / 1000)
 
     def due_at(self, view: AdapterView) -> float:
         return -view.oldest_at if view.waiting else view.ran_at

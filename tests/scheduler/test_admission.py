@@ -15,7 +15,7 @@ from tests.fakes import FakeDevice
 from tests.scheduler.stage import Stage, loads, seated
 from tests.worlds import endings, serve
 
-ROTATE = PolicyConfig(lora_policy="rotate", lora_rotation_quantum_ms=1000.0, lora_max_stall_ms=2000.0)
+ROTATE = PolicyConfig(lora_policy="rotate")
 DRAIN = PolicyConfig(lora_policy="drain", lora_drain_wait_threshold=3.0)
 WAIT = PolicyConfig(lora_policy="wait")
 
@@ -124,7 +124,9 @@ def test_nor_more_often_if_its_adapter_has_no_slot_because_it_waits_for_kv(polic
     assert stage.why(f"small{MOST_OVERTAKES}") == "others that came first wait for KV"
 
     stage.leave("long1")
-    assert seated(stage.step())  # there is KV for it now, and nobody else need wait
+    plan = stage.step()
+    assert seated(plan)  # there is KV for it now, and nobody else need wait
+    stage.arrive(*loads(plan))
     stage.leave("runs1")
     while "large" not in seated(plan := stage.step()):
         stage.arrive(*loads(plan))

@@ -9,7 +9,7 @@ from rota.core.events import Admitted, PrefillsReleased
 from rota.core.policy_config import PolicyConfig
 from tests.scheduler.stage import Stage, seated
 
-ROTATE = PolicyConfig(lora_policy="rotate", lora_rotation_quantum_ms=1000.0, lora_max_stall_ms=2000.0)
+ROTATE = PolicyConfig(lora_policy="rotate")
 
 
 def delaying(policy: PolicyConfig = ROTATE, **fields) -> Stage:

@@ -191,6 +191,7 @@ def test_a_drain_ends_at_its_deadline_though_long_answers_were_let_in_as_short_o
         steps += 1
         assert steps <= 1.2 * 20
 
+    stage.arrive(2)
     assert seated(stage.step()) == ["starves"]
     assert len(stage.step().decodes) == 1, "all of adapter 1 is parked"
 

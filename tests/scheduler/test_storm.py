@@ -70,8 +70,8 @@ def policies(draw: st.DrawFn) -> PolicyConfig:
     """Times in steps: a step takes a second in these worlds."""
     return PolicyConfig(
         lora_policy=draw(st.sampled_from(["rotate", "drain", "wait"])),
-        lora_rotation_quantum_ms=draw(st.sampled_from([500.0, 2000.0, 7000.0])),
-        lora_max_stall_ms=draw(st.sampled_from([1000.0, 10_000.0])),
+        lora_rotation_quantum_ms=draw(st.sampled_from([None, None, 500.0, 7000.0])),
+        lora_max_stall_ms=draw(st.sampled_from([None, None, 1000.0, 10_000.0])),
         lora_drain_wait_threshold=draw(st.sampled_from([0.5, 1.5, 6.0])),
         enable_prefill_delayer=draw(st.booleans()),
         prefill_delayer_max_delay_passes=draw(st.sampled_from([1, 3, 30])),

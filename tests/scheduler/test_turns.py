@@ -6,12 +6,15 @@ from rota.core.config import LoraConfig
 from rota.core.events import Preempted, SlotChanged, SlotState
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
+from rota.policy.slot_policies import SLOT_POLICIES
+from rota.scheduler.slot_candidates import LEAST_STEP_S
 from tests.builders import add_adapter, capacity, submit
 from tests.fakes import FakeDevice
+from tests.policy.newest_first import NewestFirst
 from tests.scheduler.stage import WAIT, Stage, loads, seated
 from tests.worlds import outputs, serve
 
-ROTATE = PolicyConfig(lora_policy="rotate", lora_rotation_quantum_ms=1000.0, lora_max_stall_ms=2000.0)
+ROTATE = PolicyConfig(lora_policy="rotate")
 DRAIN = PolicyConfig(lora_policy="drain", lora_drain_wait_threshold=3.0)
 
 
@@ -117,15 +120,17 @@ def test_the_leaver_goes_at_once_and_the_rest_run_while_its_slot_is_loaded():
     assert seated(stage.step()) == ["newcomer"]
 
 
-def test_turns_come_one_at_a_time_while_a_copy_is_under_way():
-    stage = Stage(adapters=4, slots=2, policy=ROTATE)
-    stage.seat(1, 2)
-    stage.ask("third", adapter=3)
-    stage.ask("fourth", adapter=4)
-    assert loads(stage.step(at=1.0)) == [3]
-    assert loads(stage.step()) == [], "the other resident runs on"
-    stage.arrive(3)
-    assert loads(stage.step()) == [4]
+def test_two_copies_are_under_way_at_a_time_and_the_other_residents_run_on():
+    stage = Stage(adapters=6, slots=3, policy=ROTATE)
+    stage.seat(1, 2, 3)
+    for number in (4, 5, 6):
+        stage.ask(f"newcomer{number}", adapter=number)
+    plan = stage.step(at=1.0)
+    assert loads(plan) == [4, 5]
+    assert len(plan.decodes) == 1
+    assert loads(stage.step()) == []
+    stage.arrive(4)
+    assert seated(stage.step()) == ["newcomer4"]
 
 
 def test_a_parked_sequence_keeps_its_kv_and_goes_on_where_it_was():
@@ -192,16 +197,18 @@ def test_an_adapter_that_is_unloaded_after_its_turn_leaves_for_good():
     assert left(stage) == [1]
 
 
-def test_a_scheduler_with_nothing_to_run_asks_again_when_a_turn_is_over():
+def test_a_scheduler_with_nothing_to_run_asks_again_after_eight_steps():
     stage = Stage(slots=1, policy=ROTATE)
     stage.seat(1)
     stage.ask("newcomer", adapter=2)
 
-    assert stage.step(at=0.25).wake_at == 1.0
+    assert stage.step(at=0.25).wake_at == 0.25 + 8 * LEAST_STEP_S
 
 
-def test_parked_sequences_are_the_first_to_give_up_kv_the_newest_before_the_oldest():
-    stage = Stage(adapters=2, slots=1, policy=ROTATE, blocks=12, rows=6)
+def test_parked_sequences_are_the_first_to_give_up_kv_the_newest_before_the_oldest(monkeypatch):
+    monkeypatch.setitem(SLOT_POLICIES, "newest-first", NewestFirst.from_config)  # adapter 1 is parked and stays so
+    policy = PolicyConfig(lora_policy="newest-first", lora_rotation_quantum_ms=1000.0)
+    stage = Stage(adapters=2, slots=1, policy=policy, blocks=12, rows=6)
     for id, at in (("old", 0.0), ("new", 0.1)):
         stage.ask(id, adapter=1, at=at, prompt=31, max_new_tokens=400)
     stage.step()

@@ -95,7 +95,7 @@ class Rotate(SlotPolicy):
     def turns(self, slots: SlotsView, now: float) -> list[Turn]:
         """Settled adapters come back when a visit is over; for visits they step aside."""
         late, soon = self._coming_back(slots, now)
-        newcomers, stalled = ([one for one in group if one.adapter_id in slots.absent] for group in self._visits.both)
+        newcomers, stalled = ([one for one in views if _can_come(slots, one)] for views in self._visits.both)
         if slots.copies <= 0 or not (late or soon or newcomers or stalled):
             return []
         leavers = Leavers(slots, self._settled, self._visits, now - self._steady_s(slots), now)
@@ -124,6 +124,11 @@ class Rotate(SlotPolicy):
         able.sort(key=lambda view: (-view.claim(now) * view.weight, view.adapter_id))
         long_ago = now - self._steady_s(slots)
         return [view for view in able if view.ran_at <= long_ago], [view for view in able if view.ran_at > long_ago]
+
+
+def _can_come(slots: SlotsView, view: AdapterView) -> bool:
+    """Has it no slot yet, and are its weights in host memory still? Both may have changed since it was looked at."""
+    return view.adapter_id in slots.absent and slots.is_at_hand(view.adapter_id)
 
 
 def _can_work(slots: SlotsView, view: AdapterView) -> bool:
