@@ -1,145 +1,165 @@
+"""What holds for every answer of `rotate`, whatever it is shown; its rules are in the files of its parts."""
+
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from typing import Any
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rota.core.ids import AdapterId
+from rota.policy.settled import LOOK_EVERY
 from rota.policy.slot_policies.rotate import Rotate
 from rota.policy.slot_policy import Turn
-from tests.policy.views import A, Absent, B, C, D, E, Slots, View, view
+from rota.policy.visits import MOST_VISITS
+from tests.policy.rotation import NOW, STEP_S, ago, newcomer, parked, resident, rotate_with, slots, turns
+from tests.policy.views import A, Absent, B, C, D, E, F, Slots, View, view
+
+ADAPTERS = range(1000, 1009)
 
 
-def rotate(quantum_s: float = 0.1, max_stall_s: float = 0.5) -> Rotate:
-    return Rotate(quantum_s, max_stall_s)
+@st.composite
+def views(draw: st.DrawFn, number: int, is_resident: bool, now: float) -> View:
+    running = draw(st.integers(0, 3))
+    waits = draw(st.booleans())
+    age = draw(st.sampled_from([0.0, 0.005, 0.05, 0.5, 5.0, 50.0]))
+    return view(
+        AdapterId(number),
+        weight=draw(st.sampled_from([1.0, 1.0, 2.0, 10.0])),
+        is_pinned=is_resident and draw(st.integers(0, 9)) == 0,
+        waiting_since=now - age if waits or not (running or is_resident) else math.inf,
+        running=running,
+        ran_at=now - draw(st.sampled_from([0.0, 0.1, 0.2, 1.0, 30.0])),
+        slot_since=now - draw(st.sampled_from([0.0, 0.03, 0.09, 2.0])),
+        turn_steps=draw(st.integers(0, 9)),
+        is_prefilling=bool(running) and draw(st.integers(0, 3)) == 0,
+        blocks=running * draw(st.integers(1, 200)),
+        attained=draw(st.integers(0, 500)),
+        claims=draw(st.sampled_from([0.5, 1.0, 2.0, 8.0])),
+    )
 
 
-def turns(
-    residents: list[View], claimants: Iterable[View], policy: Rotate | None = None, now: float = 10.0
-) -> list[Turn]:
-    policy = policy or rotate()
-    absent = Absent(sorted(claimants, key=lambda one: (policy.due_at(one), one.adapter_id)))
-    return policy.turns(Slots(residents, absent), now)
+@st.composite
+def sights(draw: st.DrawFn, total: int, now: float) -> Slots:
+    """Any state of the slots: some adapters in them, some with work and without a slot, and some that are gone."""
+    present = draw(st.lists(st.sampled_from(ADAPTERS), unique=True, max_size=len(ADAPTERS)))
+    seated = draw(st.integers(0, min(total, len(present))))
+    few = st.frozensets(st.sampled_from([AdapterId(one) for one in ADAPTERS]), max_size=3)
+    return Slots(
+        [draw(views(one, True, now)) for one in present[:seated]],
+        Absent([draw(views(one, False, now)) for one in present[seated:]]),
+        copies=draw(st.integers(-1, 3)),
+        step_s=STEP_S,
+        being_read=draw(few),
+        unable=draw(few),
+        staying=draw(few),
+        free_blocks=draw(st.integers(0, 1000)),
+    )
 
 
-def resident(adapter_id, since: float = 9.8, ran_at: float = 9.9, claims: float = 1.0, **fields):
-    return view(adapter_id, slot_since=since, running=1, ran_at=ran_at, claims=claims, **fields)
+def check(policy: Rotate, seen: Slots, now: float) -> None:
+    policy.observe(seen, now)
+    found = policy.turns(seen, now)
+    leavers, successors = [turn.leaver for turn in found], [turn.successor for turn in found]
+    assert len(found) <= max(0, seen.copies)
+    assert len({*leavers}) == len(leavers), "an adapter leaves twice"
+    assert len({*successors}) == len(successors), "an adapter comes twice"
+    for turn in found:
+        leaver = next(one for one in seen.residents if one.adapter_id == turn.leaver)
+        assert seen.may_leave(turn.leaver)
+        assert not leaver.is_pinned
+        assert not leaver.is_prefilling
+        assert turn.successor in seen.absent
+        assert seen.is_at_hand(turn.successor)
+    line = [one.adapter_id for one in policy.line(seen, now)]
+    assert len({*line}) == len(line)
+    assert all(one in seen.absent and seen.is_at_hand(one) for one in line)
+    assert policy.prompts_only <= {one.adapter_id for one in seen.residents}
+    assert policy.ask_again_at(seen, now) > now
+    assert all(policy.admits(one, 9) for one in seen.residents if not one.running)
+    assert found == policy.turns(seen, now), "a question changed something"
 
 
-def newcomer(adapter_id, since: float = 9.5, **fields):
-    return view(adapter_id, waiting_since=since, **fields)
+@settings(max_examples=60, deadline=None)
+@given(
+    st.data(),
+    st.integers(1, 4),
+    st.sampled_from([None, 0.02, 0.5]),
+    st.sampled_from([None, None, 0.1, 1.0]),
+)
+def test_no_adapter_leaves_or_comes_twice_and_none_that_may_not(data, total, turn_s, max_stall_s):
+    policy = Rotate(total, turn_s, max_stall_s)
+    for number in range(data.draw(st.integers(1, 8))):
+        now = NOW + number * data.draw(st.sampled_from([STEP_S, 1.0]))
+        check(policy, data.draw(sights(total, now)), now)
 
 
-def parked(adapter_id, ran_at: float = 9.8, claims: float = 1.0, **fields):
-    return view(adapter_id, running=1, ran_at=ran_at, claims=claims, **fields)
+def remembered(thing: Any) -> set[int]:
+    """The adapters that are found in anything that an object holds."""
+    if isinstance(thing, int):
+        return {thing} & {*ADAPTERS}
+    if isinstance(thing, dict):
+        return {one for pair in thing.items() for part in pair for one in remembered(part)}
+    if isinstance(thing, list | tuple | set | frozenset):
+        return {one for part in thing for one in remembered(part)}
+    if isinstance(thing, View):
+        return remembered(int(thing.adapter_id))
+    return remembered(vars(thing)) if hasattr(thing, "__dict__") else set()
 
 
-def test_an_adapter_that_waits_for_a_first_token_takes_the_slot_of_one_whose_turn_is_over():
-    assert turns([resident(A)], [newcomer(B)]) == [Turn(leaver=A, successor=B)]
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(1, 4), st.sampled_from([None, 1.0]))
+def test_nothing_is_remembered_about_adapters_that_are_gone(data, total, max_stall_s):
+    policy = Rotate(total, max_stall_s=max_stall_s)
+    for _ in range(data.draw(st.integers(1, 6))):
+        policy.observe(data.draw(sights(total, NOW)), NOW)
+    for number in ADAPTERS:
+        policy.forget(AdapterId(number))
+    for _ in range(LOOK_EVERY):
+        policy.observe(Slots(step_s=STEP_S), NOW)
+
+    assert remembered(policy) == set()
 
 
-def test_no_resident_leaves_before_its_quantum_is_over():
-    policy, fresh = rotate(quantum_s=0.1), resident(A, since=9.95)
-    assert turns([fresh], [newcomer(B)], policy) == []
-    assert policy.ask_again_at(Slots([fresh], Absent([newcomer(B)])), now=10.0) == 9.95 + 0.1
+def test_the_line_for_a_free_slot_is_settled_ones_that_were_out_for_long_newcomers_stalled_ones_and_the_rest():
+    policy = rotate_with([resident(A), resident(B)])
+    out, soon = parked(A, ran_at=ago(50), claims=10.0), parked(B, ran_at=ago(2), claims=10.0)
+    stalled, other = parked(C, ran_at=ago(40)), parked(D, ran_at=ago(3), claims=2.0)
+    absent = [other, stalled, soon, newcomer(E, since=ago(20)), out]
+    seen = slots([resident(F, claims=1.0), resident(AdapterId(9), claims=1.0)], absent)
+    for _ in range(LOOK_EVERY):
+        policy.observe(seen, NOW)
+
+    assert [one.adapter_id for one in policy.line(seen, NOW)] == [A, E, C, B, D]
 
 
-def test_a_weight_of_two_gives_a_quantum_twice_as_long():
-    heavy = resident(A, since=9.85, weight=2.0)
-    assert turns([heavy], [newcomer(B)], rotate(quantum_s=0.1)) == []
-    assert turns([heavy], [newcomer(B)], rotate(quantum_s=0.1), now=10.05) == [Turn(A, B)]
-
-
-def test_a_pinned_resident_stays():
-    assert turns([resident(A, is_pinned=True)], [newcomer(B)]) == []
-
-
-def test_no_resident_leaves_when_no_adapter_comes():
-    assert turns([resident(A)], []) == []
-
-
-def test_no_resident_leaves_while_no_other_adapter_can_arrive():
-    slots = Slots([resident(A), resident(C, since=9.95)], Absent([newcomer(B)]), landings=0)
-    assert rotate().turns(slots, now=10.0) == []
-    assert rotate().ask_again_at(slots, now=10.0) == math.inf
-
-
-def test_the_longest_kept_waiting_comes_first_be_it_for_a_first_token_or_for_the_next():
-    claimants = [newcomer(B, since=9.7), parked(C, ran_at=9.1), newcomer(D, since=9.65)]  # C is due since 9.6
-
-    assert [turn.successor for turn in turns([resident(A)], claimants, rotate(max_stall_s=0.5))] == [C]
-
-
-def test_urgency_goes_before_any_claim():
-    claimants = [parked(B, claims=100.0), newcomer(C)]
-    assert turns([resident(A)], claimants) == [Turn(A, C)]
-
-
-def test_of_the_adapters_that_are_not_urgent_the_larger_claim_wins_and_the_smaller_leaves():
-    residents = [resident(A, claims=3.0), resident(B, claims=1.0)]
-    claimants = [parked(C, claims=2.0), parked(D, claims=0.5)]
-
-    assert turns(residents, claimants) == [Turn(leaver=B, successor=C)]
-
-
-def test_a_weight_of_two_doubles_a_claim():
-    assert turns([resident(A, claims=5.0)], [parked(B, claims=2.0)]) == []
-    assert turns([resident(A, claims=5.0)], [parked(B, claims=2.0, weight=2.0)]) == [Turn(A, B)]
-
-
-def test_a_residents_own_backlog_does_not_keep_it_in_its_slot():
-    """It sits already: what its waiting requests lack is KV or a row, and staying gives them neither."""
-    backlogged = resident(A, waiting_since=1.0)
-    assert turns([backlogged], [parked(B, ran_at=9.0)]) == [Turn(A, B)]
-
-
-def test_an_old_backlog_that_did_not_start_last_time_counts_from_then_on():
-    """Else two adapters with old backlogs would hand the slot to each other and a third would never run."""
-    claimants = [parked(B, ran_at=9.8, waiting_since=1.0), parked(C, ran_at=9.2)]
-    assert turns([resident(A)], claimants, rotate(max_stall_s=0.5)) == [Turn(A, C)]
-
-
-def test_several_leave_at_once_the_least_deserving_for_the_most_deserving():
-    residents = [resident(A, claims=5.0), resident(B, claims=1.0), resident(C, claims=3.0)]
-    claimants = [newcomer(D, since=9.8), newcomer(E, since=9.7)]
-
-    assert turns(residents, claimants) == [Turn(B, E), Turn(C, D)]
-
-
-def test_a_claim_wears_off_in_the_slot_and_grows_outside_of_it_so_that_equals_take_turns():
-    """Five quanta of 0.1 s make a factor of two."""
-    long_there, long_gone = resident(A, since=9.5), parked(B, ran_at=9.5)
-    patient = rotate(max_stall_s=9.0)
-
-    assert turns([long_there], [parked(C, ran_at=9.99, claims=0.6)], patient) == [Turn(A, C)]
-    assert turns([resident(A)], [long_gone], patient) == [Turn(A, B)]
-    assert turns([resident(A, claims=2.0)], [parked(B, claims=1.0)], patient) == []
-
-
-def observe(policy: Rotate, absent: int, step_s: float) -> None:
-    policy.observe(Slots(absent=Absent(newcomer(number) for number in range(absent)), step_s=step_s), now=10.0)
-
-
-def test_a_round_longer_than_the_stall_limit_stretches_it_so_that_first_tokens_do_not_wait_behind_all_others():
-    stalled, asked_later = parked(B, ran_at=9.4), newcomer(C, since=9.95)
-    crowded = rotate(max_stall_s=0.5)
-    assert turns([resident(A)], [stalled, asked_later], crowded) == [Turn(A, B)]
-    before = crowded.due_edition
-
-    observe(crowded, absent=24, step_s=0.05)  # two steps each: a round takes 2.4 s
-    assert crowded.stall_limit_s == 2.0  # in powers of two, and no longer than the round
-    assert crowded.due_edition != before, "absent adapters must be sorted anew"
-    assert turns([resident(A)], [stalled, asked_later], crowded) == [Turn(A, C)]
-
-    observe(crowded, absent=3, step_s=0.05)
-    assert crowded.stall_limit_s == 0.5
-
-
-def test_no_crowd_stretches_the_stall_limit_beyond_eight_times():
-    crowded = rotate(max_stall_s=0.5)
-    observe(crowded, absent=1000, step_s=0.05)
-    assert crowded.stall_limit_s == 4.0
+def test_newcomers_are_due_before_parked_adapters_and_both_by_arrival():
+    due = [newcomer(A, since=3.0), newcomer(B, since=5.0), parked(C)]
+    policy = Rotate(1)
+    assert sorted(due, key=policy.due_at) == due
 
 
 def test_ties_are_told_apart_by_id_in_whatever_order_they_are_seen():
+    pair = [resident(A), resident(B)]
     for order in itertools.permutations([newcomer(C), newcomer(D), newcomer(E)]):
-        assert turns([resident(B), resident(A)], order) == [Turn(B, C), Turn(A, D)]
+        for residents in (pair, pair[::-1]):
+            assert turns(rotate_with(residents), slots(residents, order)) == [Turn(B, C), Turn(A, D)]
+
+
+def test_while_weights_share_the_slots_a_visit_for_a_first_token_is_none_for_the_tokens_after_it():
+    settled = [resident(A), resident(B, weight=2.0)]
+    policy = rotate_with(settled)
+    visit = resident(C, turn_steps=1, claims=1.0, weight=2.0)
+    policy.observe(slots([settled[0], visit], [parked(B, weight=2.0, claims=10.0)]), NOW)
+    assert policy.prompts_only == {C}
+    policy.observe(slots([settled[0], visit]), NOW)
+    assert policy.prompts_only == frozenset(), "no adapter waits for its slot"
+
+
+def test_there_are_never_more_visits_than_two_however_many_slots_there_are():
+    many = [resident(AdapterId(number), claims=20.0) for number in range(10, 26)]
+    absent = [newcomer(AdapterId(number)) for number in range(100, 120)]
+    absent += [parked(AdapterId(number), ran_at=ago(30)) for number in range(200, 210)]
+    assert len(turns(rotate_with(many), slots(many, absent))) == MOST_VISITS

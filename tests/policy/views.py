@@ -30,6 +30,11 @@ class View:
     ran_at: float
     steps: int
     slot_since: float
+    turn_steps: int
+    first_arrival: float
+    is_prefilling: bool
+    blocks: int
+    attained: int
     claims: float
 
     def claim(self, now: float) -> float:
@@ -51,6 +56,10 @@ def view(
     ran_at: float = 0.0,
     steps: int = 0,
     slot_since: float = 0.0,
+    turn_steps: int = 0,
+    is_prefilling: bool = False,
+    blocks: int = 0,
+    attained: int = 0,
     claims: float = 0.0,
 ) -> View:
     """An adapter of which nothing is known but what is given; `waiting_since` gives it one waiting request."""
@@ -71,6 +80,11 @@ def view(
         ran_at,
         steps,
         slot_since,
+        turn_steps,
+        waiting_since if waiting else 0.0,
+        is_prefilling,
+        blocks,
+        attained,
         claims,
     )
 
@@ -78,25 +92,63 @@ def view(
 class Absent(list[View]):
     """Has the shape of `policy.views.DueView`; a test gives it in the order of `due_at`."""
 
+    def __contains__(self, adapter_id: object) -> bool:
+        return any(one.adapter_id == adapter_id for one in self)
+
     def get(self, adapter_id: AdapterId) -> View | None:
         return next((one for one in self if one.adapter_id == adapter_id), None)
 
 
 @dataclass(slots=True)
 class Slots:
-    """Has the shape of `policy.views.SlotsView`; every absent adapter lacks nothing but a slot."""
+    """Has the shape of `policy.views.SlotsView`; every absent adapter lacks nothing but a slot, unless it is named."""
 
     residents: list[View] = field(default_factory=list)
     absent: Absent = field(default_factory=Absent)
     free: int = 0
-    landings: int = 9
-    step_s: float = 0.0
+    copies: int = 9
+    step_s: float = 0.01
     step_tokens: int = 8
     has_priorities: bool = True
     being_read: frozenset[AdapterId] = frozenset()
+    unable: frozenset[AdapterId] = frozenset()  # there are no KV and no row for their next request
+    staying: frozenset[AdapterId] = frozenset()  # residents that wait for their first step, or are a tenant's last
+    blocks: int = 1000
+    free_blocks: int = 1000
+    prompt_blocks: int = 1
+
+    @property
+    def total(self) -> int:
+        return max(1, len(self.residents))
+
+    @property
+    def adapter_blocks(self) -> int:
+        return sum(one.blocks for one in (*self.residents, *self.absent))
+
+    @property
+    def newcomers(self) -> Absent:
+        found = (one for one in self.absent if one.first_token_due_at < math.inf)
+        return Absent(sorted(found, key=lambda one: (one.first_token_due_at, one.adapter_id)))
+
+    @property
+    def parked(self) -> Absent:
+        found = (one for one in self.absent if one.running)
+        return Absent(sorted(found, key=lambda one: (one.ran_at, one.adapter_id)))
+
+    @property
+    def oldest(self) -> Absent:
+        return Absent(sorted(self.absent, key=lambda one: (one.first_arrival, one.adapter_id)))
+
+    @property
+    def largest(self) -> Absent:
+        return Absent(sorted(self.absent, key=lambda one: (-one.waiting - one.running, one.adapter_id)))
+
+    def view_of(self, adapter_id: AdapterId) -> View | None:
+        return next((one for one in (*self.residents, *self.absent) if one.adapter_id == adapter_id), None)
 
     def may_leave(self, adapter_id: AdapterId) -> bool:
-        return not next(resident for resident in self.residents if resident.adapter_id == adapter_id).is_pinned
+        resident = next(one for one in self.residents if one.adapter_id == adapter_id)
+        return not resident.is_pinned and adapter_id not in self.staying
 
     def is_at_hand(self, adapter_id: AdapterId) -> bool:
         return adapter_id not in self.being_read
@@ -105,7 +157,11 @@ class Slots:
         return adapter_id in self.being_read
 
     def can_start(self, adapter_id: AdapterId) -> bool:
-        return True
+        found = self.view_of(adapter_id)
+        return found is not None and found.waiting > 0 and adapter_id not in self.unable
+
+    def blocks_to_start(self, adapter_id: AdapterId) -> int:
+        return self.prompt_blocks if self.can_start(adapter_id) else 0
 
     def claimants(self) -> Iterator[View]:
         return iter(self.absent)

@@ -70,6 +70,9 @@ class Visits:
             self.stalled = self._without_a_token(slots, settled, now)
         self._on_turn |= {view.adapter_id for view in self.stalled}
 
+    def forget(self, adapter_id: AdapterId) -> None:
+        self._on_turn.discard(adapter_id)
+
     @property
     def both(self) -> tuple[list[AdapterView], list[AdapterView]]:
         return self.newcomers, self.stalled

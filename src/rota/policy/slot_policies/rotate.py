@@ -113,6 +113,7 @@ class Rotate(SlotPolicy):
 
     def forget(self, adapter_id: AdapterId) -> None:
         self._settled.forget(adapter_id)
+        self._visits.forget(adapter_id)
 
     def _steady_s(self, slots: SlotsView) -> float:
         return STEADY_STEPS * slots.step_s

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from rota.core.ids import AdapterId
+from rota.policy.settled import LOOK_AHEAD, LOOK_EVERY, Settled
+from rota.policy.shares import Shares
+from tests.policy.rotation import NOW, parked, resident, slots
+from tests.policy.views import A, B, C
+
+
+def test_equal_weights_are_not_counted():
+    shares = Shares()
+    assert not shares.count([resident(A), parked(B)])
+    assert not shares
+    assert shares.rarity(parked(B)) == 1.0
+
+
+def test_the_adapter_that_has_got_least_for_its_weight_has_the_largest_merit():
+    shares = Shares()
+    for attained in (0, 40):
+        assert shares.count([resident(A, weight=1.0, attained=attained), resident(B, weight=4.0, attained=attained)])
+    assert shares.merits == {A: -40.0, B: -10.0}
+
+
+def test_time_without_work_earns_nothing():
+    shares = Shares()
+    for attained in (0, 40):
+        shares.count([resident(A, attained=attained), resident(B, weight=2.0, attained=attained)])
+    shares.count([resident(A, attained=40), resident(B, weight=2.0, attained=40), parked(C)])
+    assert shares.merits[C] == shares.merits[B] == -20.0
+
+
+def test_nothing_is_remembered_of_adapters_without_work():
+    shares = Shares()
+    shares.count([resident(A), resident(B, weight=2.0), parked(C)])
+    shares.count([resident(A), resident(B, weight=2.0)])
+    assert shares.merits.keys() == {A, B}
+    shares.count([resident(A)])
+    assert not shares.merits
+
+
+@pytest.mark.parametrize(
+    ("weight", "running", "tokens", "leaves"),
+    [(1.0, 1, 16, False), (1.0, 1, 17, True), (4.0, 1, 16, False), (4.0, 1, 17, True), (1.0, 2, 32, False)],
+)
+def test_an_adapter_makes_room_once_it_is_sixteen_steps_of_its_sequences_ahead(weight, running, tokens, leaves):
+    settled = Settled(1)
+    for attained in (0, tokens):
+        ahead = resident(A, attained=attained, weight=weight, running=running)
+        for _ in range(LOOK_EVERY):
+            settled.observe(slots([ahead], [parked(B, weight=2.0)]), NOW)
+
+    assert [*settled] == [B if leaves else A]
+
+
+def test_a_lighter_adapter_has_turns_more_rarely_in_proportion():
+    shares = Shares()
+    shares.count([resident(A, weight=4.0), parked(B, weight=1.0), parked(C, weight=2.0)])
+    assert [shares.rarity(parked(one, weight=w)) for one, w in ((A, 4.0), (B, 1.0), (C, 2.0))] == [1.0, 4.0, 2.0]
+
+
+def test_in_a_crowd_claims_decide_again():
+    settled = Settled(1)
+    crowd = [parked(AdapterId(100 + one), claims=0.1) for one in range(LOOK_AHEAD + 1)]
+    settled.observe(slots([resident(A, weight=2.0)], crowd), NOW)
+    assert not settled.shares

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import pytest
+
+from rota.core.ids import AdapterId
+from rota.policy.slot_policies.rotate import STEADY_STEPS
+from rota.policy.slot_policy import Turn
+from tests.policy.rotation import NOW, ago, newcomer, parked, resident, rotate_with, slots, turns
+from tests.policy.views import A, B, C, D, E, F, View
+
+LEAST, SECOND, LARGEST = resident(A, claims=10.0), resident(B, claims=20.0), resident(C, claims=30.0)
+SETTLED = (LEAST, SECOND, LARGEST)
+
+
+# ── newcomers ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_newcomer_comes_at_once_and_the_settled_adapter_with_the_smallest_claim_steps_aside():
+    assert turns(rotate_with(SETTLED), slots(SETTLED, [newcomer(D)])) == [Turn(A, D)]
+
+
+def test_at_most_two_newcomers_visit_at_a_time_first_come_first():
+    absent = [newcomer(D, since=ago(1)), newcomer(E, since=ago(3)), newcomer(F, since=ago(2))]
+    assert turns(rotate_with(SETTLED), slots(SETTLED, absent)) == [Turn(A, E), Turn(B, F)]
+
+    visits = resident(D, is_prefilling=True, turn_steps=1)
+    policy = rotate_with(SETTLED)
+    seen = slots([visits, SECOND, LARGEST], [LEAST, *absent[1:]])
+    assert [turn.successor for turn in turns(policy, seen)] == [E]
+
+
+def test_no_more_come_than_copies_can_be_made():
+    seen = slots(SETTLED, [newcomer(D), newcomer(E)], copies=1)
+    assert turns(rotate_with(SETTLED), seen) == [Turn(A, D)]
+    assert turns(rotate_with(SETTLED), slots(SETTLED, [newcomer(D)], copies=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("stays", "named"),
+    [
+        (resident(A, since=ago(STEADY_STEPS - 1)), {}),
+        (resident(A, is_prefilling=True), {}),
+        (resident(A, waiting_since=ago(1)), {}),
+        (resident(A, is_pinned=True), {}),
+        (resident(A), {"staying": frozenset({A})}),
+    ],
+    ids=["came lately", "computes a prompt", "is about to start one", "is pinned", "waits for its first step"],
+)
+def test_a_settled_adapter_does_not_step_aside_if_it(stays, named):
+    assert turns(rotate_with([LEAST]), slots([stays], [newcomer(D)], **named)) == []
+
+
+def test_a_settled_adapter_whose_requests_lack_kv_steps_aside():
+    waits = resident(A, waiting_since=ago(9))
+    assert turns(rotate_with([LEAST]), slots([waits], [newcomer(D)], unable=frozenset({A}))) == [Turn(A, D)]
+
+
+def test_a_newcomer_leaves_after_the_step_of_its_first_token_and_not_before():
+    policy = rotate_with(SETTLED)
+    for visit, comes_back in (
+        (resident(D, is_prefilling=True, turn_steps=1, claims=1.0), []),
+        (resident(D, turn_steps=0, claims=1.0), []),
+        (resident(D, turn_steps=1, claims=1.0), [Turn(D, A)]),
+    ):
+        seen = slots([visit, SECOND, LARGEST], [parked(A, claims=10.0)])
+        assert turns(policy, seen) == comes_back
+
+
+def test_a_visit_that_is_over_makes_room_before_a_settled_adapter_does():
+    policy = rotate_with(SETTLED)
+    over, small = resident(D, turn_steps=1, claims=12.0), resident(B, claims=11.0)
+    assert turns(policy, slots([over, small, LARGEST], [parked(A, claims=10.0), newcomer(E)])) == [Turn(D, E)]
+
+
+def test_a_settled_adapter_that_was_out_for_long_comes_back_before_a_newcomer_comes():
+    policy = rotate_with(SETTLED)
+    over = resident(D, turn_steps=1, claims=1.0)
+    late, soon = parked(A, ran_at=ago(STEADY_STEPS), claims=10.0), parked(A, ran_at=ago(1), claims=10.0)
+
+    assert turns(policy, slots([over, SECOND, LARGEST], [late, newcomer(E)]))[0] == Turn(D, A)
+    assert turns(policy, slots([over, SECOND, LARGEST], [soon, newcomer(E)])) == [Turn(D, E)]
+
+
+def test_a_newcomer_that_lacks_kv_or_is_still_being_read_is_passed_over():
+    absent = [newcomer(D, since=ago(3)), newcomer(E, since=ago(2)), newcomer(F, since=ago(1))]
+    seen = slots(SETTLED, absent, unable=frozenset({D}), being_read=frozenset({E}))
+    assert [turn.successor for turn in turns(rotate_with(SETTLED), seen)] == [F]
+
+
+@pytest.mark.parametrize(
+    ("pause", "waited", "comes"),
+    [(30, 0.5, True), (132, 9.5, False), (132, 10.5, True), (1032, 99, False), (1032, 101, True)],
+)
+def test_first_tokens_wait_for_a_tenth_of_the_longest_pause_less_thirty_two_steps(pause, waited, comes):
+    """The pause of a settled adapter counts too."""
+    policy = rotate_with(SETTLED)
+    absent = [parked(A, ran_at=ago(pause), claims=10.0), newcomer(E, since=ago(waited))]
+    seen = slots([resident(D, is_prefilling=True), SECOND, LARGEST], absent, being_read=frozenset({A}))
+
+    assert (Turn(B, E) in turns(policy, seen)) is comes
+
+
+def test_younger_newcomers_come_along_with_the_first_that_is_due():
+    policy = rotate_with(SETTLED)
+    absent = [parked(F, ran_at=ago(132)), newcomer(D, since=ago(11)), newcomer(E, since=ago(1))]
+    assert [turn.successor for turn in turns(policy, slots(SETTLED, absent))] == [D, E]
+
+
+# ── KV ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("settled_blocks", "parked_blocks", "prompt_blocks", "comes"),
+    [
+        (500, 99, 1, True),  # a tenth of all blocks may always be held by adapters that are not settled
+        (500, 100, 1, False),
+        (300, 100, 1, True),  # 1000 less twice 300: 400 may be
+        (300, 399, 1, True),
+        (300, 399, 2, False),
+        (300, 400, 1, False),
+    ],
+)
+def test_newcomers_start_only_while_settled_adapters_keep_room_to_finish(
+    settled_blocks, parked_blocks, prompt_blocks, comes
+):
+    holding = resident(A, blocks=settled_blocks)
+    absent = [parked(B, blocks=parked_blocks), newcomer(C)]
+    seen = slots([holding], absent, blocks=1000, free_blocks=1000, prompt_blocks=prompt_blocks)
+
+    assert (turns(rotate_with([LEAST]), seen) == [Turn(A, C)]) is comes
+
+
+# ── turns after a pause ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("others", "pause", "has_turn"),
+    [
+        (0, 15.5, False),
+        (0, 16.5, True),
+        (2, 16.5, True),  # as many are parked as there are slots: rotation
+        (3, 16.5, False),  # one more is a third of the slots: 2 ** (4 / 3) times as long
+        (3, 41.0, True),
+        (5, 100.0, False),
+        (5, 257.0, True),
+        (40, 1e6, False),
+    ],
+)
+def test_a_parked_adapter_has_a_turn_after_sixteen_steps_and_rarer_as_parked_adapters_outnumber_slots(
+    others, pause, has_turn
+):
+    absent = [parked(D, ran_at=ago(pause)), *(parked(AdapterId(100 + one)) for one in range(others))]
+    expected = [Turn(A, D)] if has_turn else []
+    assert turns(rotate_with(SETTLED), slots(SETTLED, absent)) == expected
+
+
+def test_no_turns_while_kv_is_short():
+    holding = [resident(one.adapter_id, one.claims, blocks=100) for one in SETTLED]
+    absent = [parked(D, ran_at=ago(20))]
+    assert turns(rotate_with(SETTLED), slots(holding, absent, free_blocks=299)) == []
+    assert turns(rotate_with(SETTLED), slots(holding, absent, free_blocks=300)) == [Turn(A, D)]
+
+
+def on_turn(adapter_id: AdapterId, steps: int, **fields) -> View:
+    return resident(adapter_id, claims=1.0, since=ago(steps), turn_steps=steps, **fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "is_over"),
+    [({}, 2, False), ({}, 3, True), ({"turn_s": 0.095}, 9, False), ({"turn_s": 0.095}, 10, True)],
+)
+def test_a_turn_takes_three_steps_or_as_long_as_the_operator_says(given, steps, is_over):
+    policy = rotate_with([LEAST], **given)
+    assert turns(policy, slots([LEAST], [parked(D, ran_at=ago(20))])) == [Turn(A, D)]
+
+    seen = slots([on_turn(D, steps)], [parked(A, claims=10.0)])
+    assert turns(policy, seen) == ([Turn(D, A)] if is_over else [])
+
+
+def test_a_newcomer_cuts_a_turn_short_and_another_turn_does_not():
+    policy = rotate_with(SETTLED)
+    assert turns(policy, slots(SETTLED, [parked(D, ran_at=ago(20))])) == [Turn(A, D)]
+    residents = [on_turn(D, 1), resident(B, since=ago(1)), resident(C, since=ago(1))]
+
+    steps_aside = parked(A, claims=10.0)
+
+    assert turns(policy, slots(residents, [steps_aside, parked(E, ran_at=ago(20))])) == []
+    assert turns(policy, slots(residents, [steps_aside, newcomer(E)])) == [Turn(D, E)]
+
+
+def test_two_turns_at_a_time_the_longest_pause_first():
+    absent = [parked(D, ran_at=ago(20)), parked(E, ran_at=ago(40)), parked(F, ran_at=ago(30))]
+    assert turns(rotate_with(SETTLED), slots(SETTLED, absent)) == [Turn(A, E), Turn(B, F)]
+
+
+# ── a promise ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("parked_ones", "comes"), [(19, True), (21, False)])
+def test_with_a_promise_newcomers_wait_while_more_are_parked_than_can_have_a_turn_in_time(parked_ones, comes):
+    """A turn of six steps and its copy take 70 ms, two at a time: 28 in a second. Seven in ten are promised."""
+    policy = rotate_with(SETTLED, max_stall_s=1.0)
+    absent = [parked(AdapterId(100 + one)) for one in range(parked_ones)]
+    assert (turns(policy, slots(SETTLED, [*absent, newcomer(D)])) == [Turn(A, D)]) is comes
+
+
+def test_with_a_promise_turns_do_not_become_rarer():
+    absent = [parked(AdapterId(100 + one), ran_at=NOW - 0.81) for one in range(30)]
+    assert len(turns(rotate_with(SETTLED, max_stall_s=1.0), slots(SETTLED, absent))) == 2
+    assert turns(rotate_with(SETTLED), slots(SETTLED, absent)) == []
+    early = [parked(AdapterId(100 + one), ran_at=NOW - 0.79) for one in range(30)]
+    assert turns(rotate_with(SETTLED, max_stall_s=1.0), slots(SETTLED, early)) == []
