@@ -14,6 +14,7 @@ import math
 
 from rota.core.ids import AdapterId
 from rota.policy.settled import Settled, is_kv_short
+from rota.policy.shares import Shares
 from rota.policy.views import AdapterView, SlotsView
 
 # Visits at a time. Each takes a slot from a settled adapter for the step of its copy and for the visit.
@@ -34,7 +35,7 @@ PART_OF_PAUSE = 0.1
 SHORT_PAUSE_STEPS = 2 * STALL_STEPS
 # Parked sequences may always hold this part of all KV blocks. They may hold more while settled adapters have room.
 PART_FOR_PARKED = 0.1
-# Weights make turns rarer by this factor at most, so that pauses stay bounded.
+# While weights share the slots, pauses are this many times longer at most, however heavy the others are.
 MOST_RARE = 8.0
 # This many adapters that lack KV or are still being read are passed over in a pass, and this many newcomers are found.
 LOOK_AHEAD = 16
@@ -135,13 +136,16 @@ class Visits:
     def _without_a_token(self, slots: SlotsView, settled: Settled, now: float) -> list[AdapterView]:
         """Parked adapters whose pause is long enough for a turn, the longest first."""
         stall_s = self._stall_s(slots)
+        shares = settled.shares if self._max_stall_s is None else Shares()  # weights break no promise
+        bound_s = MOST_RARE * STALL_STEPS * slots.step_s if shares else stall_s
         stalled: list[AdapterView] = []
         for view in slots.parked:
-            if now - view.ran_at <= stall_s or len(stalled) == MOST_VISITS:
+            pause_s = now - view.ran_at
+            if pause_s <= min(bound_s, stall_s) or len(stalled) == MOST_VISITS:
                 break
             if view.adapter_id in settled or view in self.newcomers or not slots.is_at_hand(view.adapter_id):
                 continue
-            if now - view.ran_at > stall_s * min(MOST_RARE, settled.shares.rarity(view)):
+            if pause_s > min(bound_s, stall_s * shares.rarity(view)):
                 stalled.append(view)
         return stalled
 
