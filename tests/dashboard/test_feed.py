@@ -166,6 +166,17 @@ def test_an_engine_that_is_down_has_nobody_in_its_slots(feed, board):
     assert [one.ended_at for one in frame.tenures] == [2.0]
 
 
+def test_an_adapter_without_a_slot_shows_how_near_it_is_to_one(feed):
+    parked = replace(
+        standing(1, waiting=1, reason="its adapter is not in a slot"), outlook="its adapter is next in line"
+    )
+    feed.observe([inspected(parked)])
+    assert frame_of(feed, 1.0).adapters[1].reason == "its adapter is next in line"
+
+    feed.observe([slot(1.5, 0, 1, "ready")])
+    assert "next in line" not in frame_of(feed, 2.0).adapters[1].reason
+
+
 def test_an_adapter_that_was_unloaded_stays_while_it_has_users(feed):
     feed.observe([inspected(standing(9, waiting=1))])
     row = frame_of(feed, 1.0).adapters[-1]

@@ -95,6 +95,9 @@ class Absent(list[View]):
     def __contains__(self, adapter_id: object) -> bool:
         return any(one.adapter_id == adapter_id for one in self)
 
+    def rank(self, adapter_id: AdapterId) -> int:
+        return [one.adapter_id for one in self].index(adapter_id)
+
     def get(self, adapter_id: AdapterId) -> View | None:
         return next((one for one in self if one.adapter_id == adapter_id), None)
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from rota.core.config import SchedulerConfig
-from rota.core.events import Admitted, CacheFlushed, Explained, Inspected, Whereabouts
+from rota.core.events import Admitted, CacheFlushed, Explained, Inspected, SlotChanged, SlotState, Whereabouts
 from rota.core.ids import RequestId
 from rota.core.messages import Explain, FlushCache, Inspect
 from rota.core.plan import StepResult
@@ -9,7 +9,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.scheduler import Scheduler
 from rota.scheduler.reasons import Reason
 from tests.builders import capacity, submit
-from tests.scheduler.stage import Stage
+from tests.scheduler.stage import Stage, loads
 
 
 def explained(stage: Stage, id: str) -> Explained:
@@ -121,3 +121,72 @@ def test_a_flushed_cache_finds_nothing_of_earlier_prompts():
     stage.step()
     (admitted,) = stage.said(Admitted)
     assert admitted.cached_tokens == 0
+
+
+def outlooks(stage: Stage) -> dict[int, str]:
+    return {one.adapter_id: one.outlook for one in inspected(stage).adapters}
+
+
+def after_visits() -> Stage:
+    """One slot: adapter 1 is settled in it. Adapters 2 to 5, each a little younger, have had their first token."""
+    stage = Stage(6, PolicyConfig(lora_policy="rotate"), slots=1, rows=16)
+    stage.seat(1)
+    for number in range(2, 6):
+        stage.ask(f"late{number}", adapter=number, max_new_tokens=400, at=0.0001 * number)
+    for _ in range(60):
+        stage.arrive(*loads(stage.step(at=stage.now + 0.001)))
+    return stage
+
+
+def test_a_parked_request_learns_whether_its_adapter_comes_back_or_how_many_are_before_it():
+    stage = after_visits()
+    assert outlooks(stage) == {
+        0: "",
+        1: "",
+        2: "its adapter is next in line",
+        3: "its adapter waits behind 1 other",
+        4: "its adapter waits behind 2 others",
+        5: "its adapter waits behind 3 others",
+    }
+    assert explained(stage, "late4").outlook == "its adapter waits behind 2 others"
+
+    stage.ask("visits", adapter=6)
+    stage.said(SlotChanged)
+    while 1 not in {event.adapter_id for event in stage.said(SlotChanged) if event.state is SlotState.EMPTY}:
+        stage.step(at=stage.now + 0.001)
+    assert explained(stage, "runs1").outlook == "its adapter is settled and comes back when a visit is over"
+
+
+def test_under_wait_the_line_is_by_age_and_the_first_of_it_is_next():
+    stage = Stage(adapters=4, slots=1)
+    stage.seat(1)
+    for number in (2, 3, 4):
+        stage.ask(f"cold{number}", adapter=number, at=0.1 * number)
+
+    assert explained(stage, "cold2").outlook == "its adapter is next in line"
+    assert explained(stage, "cold4").outlook == "its adapter waits behind 2 others"
+    assert explained(stage, "runs1").outlook == ""
+    assert outlooks(stage) == {
+        0: "",
+        1: "",
+        2: "its adapter is next in line",
+        3: "its adapter waits behind 1 other",
+        4: "its adapter waits behind 2 others",
+    }
+
+
+def test_a_tenant_is_not_told_how_many_adapters_of_others_wait():
+    stage = Stage(adapters=4, slots=1)
+    stage.seat(1)
+    for number in (2, 3, 4):
+        stage.ask(f"cold{number}", adapter=number, at=0.1 * number, tenant=f"tenant{number}")
+
+    assert explained(stage, "cold4").outlook == "its adapter waits behind others"
+
+
+def test_a_prompt_that_is_held_until_others_start_says_so():
+    stage = after_visits()
+    stage.ask("one more", adapter=1)
+    stage.step()
+
+    assert stage.why("one more") == Reason.GATHERED

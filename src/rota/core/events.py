@@ -179,7 +179,10 @@ class Whereabouts(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """Answers `Explain`: why a request waits, since when, and how many requests of its adapter are before it."""
+    """Answers `Explain`: why a request waits, since when, and how many requests of its adapter are before it.
+
+    `outlook` is for a request whose adapter has no slot: how near the adapter is to one.
+    """
 
     request_id: RequestId
     at: float
@@ -187,11 +190,15 @@ class Explained:
     reason: str = ""
     since: float = 0.0
     position: int = 0
+    outlook: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterStanding:
-    """The requests of one adapter; `reason` says why the request that has waited longest waits."""
+    """The requests of one adapter; `reason` says why the request that has waited longest waits.
+
+    `outlook` says how near an adapter without a slot is to one.
+    """
 
     adapter_id: AdapterId
     waiting: int
@@ -199,6 +206,7 @@ class AdapterStanding:
     parked: int
     oldest_at: float | None
     reason: str
+    outlook: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,7 +147,8 @@ class Feed:
         """Slots have changed since the engine answered. An adapter that is in a slot now runs; others are parked."""
         seated = standing.running + standing.parked
         is_ready = standing.adapter_id == BASE or self._lanes.has_ready(standing.adapter_id)
-        return replace(standing, running=seated if is_ready else 0, parked=0 if is_ready else seated)
+        outlook = "" if is_ready else standing.outlook
+        return replace(standing, running=seated if is_ready else 0, parked=0 if is_ready else seated, outlook=outlook)
 
     def _rows(self, standings: Mapping[AdapterId, AdapterStanding]) -> tuple[tuple[AdapterRow, ...], int]:
         """One row per adapter, by id. If there are too many, adapters in slots or with requests go first."""
@@ -170,7 +171,7 @@ class Feed:
             running=standing.running if standing else 0,
             parked=standing.parked if standing else 0,
             oldest_at=standing.oldest_at if standing else None,
-            reason=standing.reason if standing else "",
+            reason=(standing.outlook or standing.reason) if standing else "",
             ttft=minute.ttft,
             tokens_per_s=minute.tokens_per_s,
         )

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rota.core.events import DrainChanged
 from rota.core.ids import AdapterId
+from rota.policy.outlook import Outlook
 from rota.policy.views import AdapterView, SlotsView
 
 
@@ -67,6 +68,15 @@ class SlotPolicy(Protocol):
     def admits(self, view: AdapterView, steps_needed: int) -> bool:
         """May a resident take on a request that needs `steps_needed` steps?"""
         return True
+
+    @property
+    def is_gathering(self) -> bool:
+        """Are requests not admitted because prompts shall start together? Else they are because they take too long."""
+        return False
+
+    def outlook(self, view: AdapterView, slots: SlotsView) -> Outlook:
+        """How near an absent adapter is to a slot, for clients and operators that ask."""
+        return Outlook(slots.absent.rank(view.adapter_id))
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:
         """When the answers may change without a message or a step; infinity if they cannot."""

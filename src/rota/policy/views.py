@@ -129,6 +129,10 @@ class DueView(Protocol):
         """One of them; None if this adapter has a slot or no work."""
         ...
 
+    def rank(self, adapter_id: AdapterId) -> int:
+        """How many of them come before one of them."""
+        ...
+
 
 class SlotsView(Protocol):
     """The slots, the adapters in them (residents) and the adapters that have work and no slot (absent)."""

@@ -33,6 +33,10 @@ class DueQueue:
         due_at = self._due_at.get(adapter_id)
         return None if due_at is None else self._places[bisect_left(self._places, (due_at, adapter_id))][2]
 
+    def rank(self, adapter_id: AdapterId) -> int:
+        """How many groups come before one of them."""
+        return bisect_left(self._places, (self._due_at[adapter_id], adapter_id))
+
     def later_than(self, due_at: float, adapter_id: AdapterId) -> Iterator[Group]:
         """The groups behind this place in the queue."""
         for _, _, group in self._places[bisect_left(self._places, (due_at, adapter_id + 1)) :]:

@@ -34,7 +34,7 @@ from rota.scheduler.sequence import Refusal, Sequence
 from rota.scheduler.sharing import Sharing
 from rota.scheduler.slot_candidates import SlotCandidates
 from rota.scheduler.slot_shares import SlotShares
-from rota.scheduler.standing import explained, inspected, refusal_of
+from rota.scheduler.standing import Standings, refusal_of
 from rota.scheduler.turns import Turns
 from rota.scheduler.urgency import Urgency
 
@@ -78,6 +78,7 @@ class Scheduler:
         shares = SlotShares(self._books, admission, candidates, moves)
         self._turns = Turns(self._books, admission, fetching, candidates, moves, shares, slot_policy)
         self._adapters = AdapterLifecycle(self._books, fetching, slot_policy)
+        self._standings = Standings(self._books, candidates, slot_policy)
         self._flights: dict[int, Flight] = {}
         self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish)
         self._steps = 0
@@ -110,9 +111,9 @@ class Scheduler:
                 for sequence in list(self._books.sequences.values()):
                     self._finish(sequence, FinishReason.ABORT, at)
             case Explain(request_id, at):
-                self._books.outbox.append(explained(self._books, request_id, at))
+                self._books.outbox.append(self._standings.explained(request_id, at))
             case Inspect(at):
-                self._books.outbox.append(inspected(self._books, self._steps, at))
+                self._books.outbox.append(self._standings.inspected(self._steps, at))
             case FlushCache(at):
                 self._books.outbox.append(CacheFlushed(at, self._books.blocks.named, self._books.engine_id))
                 self._books.blocks.forget()

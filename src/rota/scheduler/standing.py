@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from rota.core.events import AdapterStanding, Explained, Inspected, Whereabouts
 from rota.core.ids import RequestId
+from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
 from rota.scheduler.group import Group
 from rota.scheduler.reasons import Reason
 from rota.scheduler.sequence import Phase, Refusal, Sequence
+from rota.scheduler.slot_candidates import SlotCandidates
 
 
 def refusal_of(books: Books, request_id: RequestId) -> Refusal | None:
@@ -16,60 +18,85 @@ def refusal_of(books: Books, request_id: RequestId) -> Refusal | None:
     return _refusal(books, sequence) if sequence and sequence.phase is Phase.WAITING else None
 
 
-def explained(books: Books, request_id: RequestId, at: float) -> Explained:
-    """Walks through the adapter's queue: meant for the one request that a client asks about, not for all."""
-    sequence = books.sequences.get(request_id)
-    if sequence is None:
-        return Explained(request_id=request_id, at=at, state=Whereabouts.UNKNOWN)
-    group = books.group_of(sequence)
-    if sequence.phase is Phase.WAITING:
-        refusal = _refusal(books, sequence)
-        # Only its tenant's requests: how many others ask is their own affair.
-        before = (one for one in group.queue if one.account is sequence.account)
-        position = sum(one.arrival < sequence.arrival for one in before)
+class Standings:
+    """Answers the queries of clients and operators."""
+
+    def __init__(self, books: Books, candidates: SlotCandidates, policy: SlotPolicy) -> None:
+        self._books = books
+        self._candidates = candidates
+        self._policy = policy
+
+    def explained(self, request_id: RequestId, at: float) -> Explained:
+        """Walks through the adapter's queue: meant for the one request that a client asks about, not for all."""
+        books = self._books
+        sequence = books.sequences.get(request_id)
+        if sequence is None:
+            return Explained(request_id=request_id, at=at, state=Whereabouts.UNKNOWN)
+        group = books.group_of(sequence)
+        # Between tenants, how many others wait is their own affair.
+        outlook = self._outlook(group, is_counted=not books.accounts.are_shared)
+        if sequence.phase is Phase.WAITING:
+            refusal = _refusal(books, sequence)
+            before = (one for one in group.queue if one.account is sequence.account)
+            position = sum(one.arrival < sequence.arrival for one in before)
+            return Explained(
+                request_id=request_id,
+                at=at,
+                state=Whereabouts.WAITING,
+                reason=refusal.reason,
+                since=refusal.since,
+                position=position,
+                outlook=outlook,
+            )
+        if not books.is_open(group):
+            refusal = Refusal(Reason.NOT_IN_SLOT.value, group.ran_at)
+        elif sequence.row is None and sequence.refusal:
+            refusal = sequence.refusal
+        else:
+            return Explained(request_id=request_id, at=at, state=Whereabouts.RUNNING)
         return Explained(
             request_id=request_id,
             at=at,
-            state=Whereabouts.WAITING,
+            state=Whereabouts.PARKED,
             reason=refusal.reason,
             since=refusal.since,
-            position=position,
+            outlook=outlook,
         )
-    if not books.is_open(group):
-        refusal = Refusal(Reason.NOT_IN_SLOT.value, group.ran_at)
-    elif sequence.row is None and sequence.refusal:
-        refusal = sequence.refusal
-    else:
-        return Explained(request_id=request_id, at=at, state=Whereabouts.RUNNING)
-    return Explained(request_id=request_id, at=at, state=Whereabouts.PARKED, reason=refusal.reason, since=refusal.since)
 
+    def inspected(self, steps: int, at: float) -> Inspected:
+        books = self._books
+        used = books.blocks.total - books.blocks.free
+        return Inspected(
+            at=at,
+            steps=steps,
+            rows=books.rows.total - books.rows.free,
+            blocks=books.blocks.total,
+            blocks_used=used,
+            slots=books.slots.total,
+            adapters=tuple(map(self._standing, filter(self._is_in_use, books.groups.values()))),
+            engine_id=books.engine_id,
+        )
 
-def inspected(books: Books, steps: int, at: float) -> Inspected:
-    standings = tuple(_standing(books, group) for group in books.groups.values() if group.users or group is books.base)
-    used = books.blocks.total - books.blocks.free
-    return Inspected(
-        at=at,
-        steps=steps,
-        rows=books.rows.total - books.rows.free,
-        blocks=books.blocks.total,
-        blocks_used=used,
-        slots=books.slots.total,
-        adapters=standings,
-        engine_id=books.engine_id,
-    )
+    def _is_in_use(self, group: Group) -> bool:
+        return bool(group.users) or group is self._books.base
 
+    def _standing(self, group: Group) -> AdapterStanding:
+        first = group.queue.first()
+        running = group.rows if self._books.is_open(group) else 0
+        return AdapterStanding(
+            adapter_id=group.adapter_id,
+            waiting=group.waiting,
+            running=running,
+            parked=group.running - running,
+            oldest_at=first.request.arrived_at if first else None,
+            reason=_refusal(self._books, first).reason if first else "",
+            outlook=self._outlook(group),
+        )
 
-def _standing(books: Books, group: Group) -> AdapterStanding:
-    first = group.queue.first()
-    running = group.rows if books.is_open(group) else 0
-    return AdapterStanding(
-        adapter_id=group.adapter_id,
-        waiting=group.waiting,
-        running=running,
-        parked=group.running - running,
-        oldest_at=first.request.arrived_at if first else None,
-        reason=_refusal(books, first).reason if first else "",
-    )
+    def _outlook(self, group: Group, is_counted: bool = True) -> str:
+        if group.adapter_id not in self._books.absent:
+            return ""
+        return self._policy.outlook(group, self._candidates).sentence(is_counted)
 
 
 def _refusal(books: Books, sequence: Sequence) -> Refusal:

@@ -38,6 +38,7 @@ class RequestStanding:
     since_s: float
     position: int | None
     output_tokens: int
+    outlook: str = ""  # how near its adapter is to a slot, if it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class CallStanding:
     output_tokens: int
     open_requests: int
     requests: list[RequestStanding]
+    outlook: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class RequestsRoute:
             sum(journey.tokens for _, journey in under_way),
             len(under_way),
             parts,
+            behind.outlook,
         )
 
     def _find(self, http: HttpRequest, id: str) -> OpenAnswer:
@@ -115,5 +118,11 @@ class RequestsRoute:
         elif explained.state is Whereabouts.UNKNOWN:
             state, since = ENDED, now
         return RequestStanding(
-            name_of(request), state, explained.reason, round(now - since, 3), position, journey.tokens
+            name_of(request),
+            state,
+            explained.reason,
+            round(now - since, 3),
+            position,
+            journey.tokens,
+            explained.outlook,
         )

@@ -23,6 +23,7 @@ from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.policy.gathering import Gathering
 from rota.policy.leavers import Leavers
+from rota.policy.outlook import Outlook
 from rota.policy.settled import Settled
 from rota.policy.slot_policy import SlotPolicy, Turn
 from rota.policy.views import AdapterView, SlotsView
@@ -82,6 +83,20 @@ class Rotate(SlotPolicy):
     def admits(self, view: AdapterView, steps_needed: int) -> bool:
         """Prompts start together with others, except in a slot where nothing runs."""
         return not self._gathering.is_holding or not view.running
+
+    @property
+    def is_gathering(self) -> bool:
+        return self._gathering.is_holding
+
+    def outlook(self, view: AdapterView, slots: SlotsView) -> Outlook:
+        """Adapters that come for a visit now are next; of the others, the oldest request comes nearly first."""
+        adapter_id, order = view.adapter_id, slots.oldest
+        if adapter_id in self._settled:
+            return Outlook(is_settled=True)
+        if view in self._visits.newcomers or view in self._visits.stalled:
+            return Outlook()
+        before = order.rank(adapter_id)
+        return Outlook(before - sum(one in order and order.rank(one) < before for one in self._settled))
 
     def line(self, slots: SlotsView, now: float) -> Iterator[AdapterView]:
         """Settled adapters that were out for long, newcomers, stalled adapters, the others by their claims."""
