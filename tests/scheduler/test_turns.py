@@ -7,7 +7,6 @@ from rota.core.events import Preempted, SlotChanged, SlotState
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policies import SLOT_POLICIES
-from rota.scheduler.slot_candidates import LEAST_STEP_S
 from tests.builders import add_adapter, capacity, submit
 from tests.fakes import FakeDevice
 from tests.policy.newest_first import NewestFirst
@@ -195,14 +194,6 @@ def test_an_adapter_that_is_unloaded_after_its_turn_leaves_for_good():
 
     assert seated(stage.step()) == ["newcomer"]
     assert left(stage) == [1]
-
-
-def test_a_scheduler_with_nothing_to_run_asks_again_after_eight_steps():
-    stage = Stage(slots=1, policy=ROTATE)
-    stage.seat(1)
-    stage.ask("newcomer", adapter=2)
-
-    assert stage.step(at=0.25).wake_at == 0.25 + 8 * LEAST_STEP_S
 
 
 def test_parked_sequences_are_the_first_to_give_up_kv_the_newest_before_the_oldest(monkeypatch):

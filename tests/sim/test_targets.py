@@ -213,8 +213,8 @@ def test_overload_costs_admitted_requests_neither_their_first_token_nor_their_an
     """One and a half times what the device can do: with a short queue, against `wait` with a queue without end."""
     overload, cost = read_scenario(SCENARIOS / "overload.toml"), read_cost("a100-llama8b")
     short = replace(scheduler_config(overload), max_queued_requests=16)
-    wait = Simulation(scenario=overload, costs=cost, policy=POLICIES["wait"]).run().summary()
-    rotate = Simulation(scenario=overload, costs=cost, policy=POLICIES["rotate"], config=short).run().summary()
+    wait = simulated(overload, "a100-llama8b", "wait", seed=11).summary()
+    rotate = Simulation(scenario=overload, costs=cost, policy=POLICIES["rotate"], config=short, seed=11).run().summary()
 
     assert rotate["ttft_s"]["p99"] <= 5.0
     assert rotate["e2e_s"]["mean"] <= 1.1 * wait["e2e_s"]["mean"]
