@@ -182,11 +182,3 @@ def test_a_tenant_is_not_told_how_many_adapters_of_others_wait():
         stage.ask(f"cold{number}", adapter=number, at=0.1 * number, tenant=f"tenant{number}")
 
     assert explained(stage, "cold4").outlook == "its adapter waits behind others"
-
-
-def test_a_prompt_that_is_held_until_others_start_says_so():
-    stage = after_visits()
-    stage.ask("one more", adapter=1)
-    stage.step()
-
-    assert stage.why("one more") == Reason.GATHERED

@@ -69,11 +69,6 @@ class SlotPolicy(Protocol):
         """May a resident take on a request that needs `steps_needed` steps?"""
         return True
 
-    @property
-    def is_gathering(self) -> bool:
-        """Are requests not admitted because prompts shall start together? Else they are because they take too long."""
-        return False
-
     def outlook(self, view: AdapterView, slots: SlotsView) -> Outlook:
         """How near an absent adapter is to a slot, for clients and operators that ask."""
         return Outlook(slots.absent.rank(view.adapter_id))

@@ -1,8 +1,7 @@
 """Visits bring adapters that are not settled into slots: for a first token, or for a turn after a long pause.
 
-Both have a price. A prompt that is computed far ahead of its answer's turn delays the answers before it, so newcomers
-wait for a part of the longest pause: nothing while pauses are short. And a turn for every parked adapter would pause
-each answer often, so with more parked adapters than slots turns become rarer, and end.
+A newcomer comes at once. A turn for every parked adapter would pause each answer often, so with more parked adapters
+than slots turns become rarer, and end.
 
 The operator may promise a longest pause instead. Then turns do not become rarer, and newcomers wait for their first
 token while more adapters are parked than can have a turn in time.
@@ -30,9 +29,6 @@ PROMISED_TURNS = 0.7
 # That wait doubles for every such part of the slots by which parked adapters outnumber them.
 FADING = 4
 MOST_DOUBLINGS = 40
-# Newcomers wait for this part of the longest pause; pauses of a few turns do not count.
-PART_OF_PAUSE = 0.1
-SHORT_PAUSE_STEPS = 2 * STALL_STEPS
 # Parked sequences may always hold this part of all KV blocks. They may hold more while settled adapters have room.
 PART_FOR_PARKED = 0.1
 # While weights share the slots, pauses are this many times longer at most, however heavy the others are.
@@ -57,8 +53,7 @@ class Visits:
 
     # ── what was seen in this pass ───────────────────────────────────────────────────────────────────────────────
 
-    def observe(self, slots: SlotsView, settled: Settled, now: float, is_open: bool) -> None:
-        """`is_open`: newcomers come along with others that came a moment ago, however short their wait."""
+    def observe(self, slots: SlotsView, settled: Settled, now: float) -> None:
         self.newcomers, self.stalled = [], []
         self._on_turn = {one for one in self._on_turn if one not in slots.absent}
         self.parked = len(slots.parked) - sum(one in slots.parked for one in settled)
@@ -66,7 +61,7 @@ class Visits:
             return
         held = settled.views(slots)
         if self._has_time_for_more(slots):
-            self.newcomers = self._due(slots, self._able(slots, settled, held), now, is_open)
+            self.newcomers = self._able(slots, settled, held)
         if not is_kv_short(slots, held):
             self.stalled = self._without_a_token(slots, settled, now)
         self._on_turn |= {view.adapter_id for view in self.stalled}
@@ -122,14 +117,6 @@ class Visits:
 
     def _can_work(self, slots: SlotsView, view: AdapterView) -> bool:
         return view.is_prefilling or slots.can_start(view.adapter_id)
-
-    def _due(self, slots: SlotsView, able: list[AdapterView], now: float, is_open: bool) -> list[AdapterView]:
-        """All of them once the first has waited long enough: younger newcomers come along."""
-        stalest = next(iter(slots.parked), None)
-        if not able or stalest is None or is_open:
-            return able
-        pause_s = now - stalest.ran_at - SHORT_PAUSE_STEPS * slots.step_s
-        return able if now - able[0].first_token_due_at >= PART_OF_PAUSE * pause_s else []
 
     # ── turns ────────────────────────────────────────────────────────────────────────────────────────────────────
 

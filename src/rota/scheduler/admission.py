@@ -45,7 +45,7 @@ class Admission:
         if sequence.flights:
             return Reason.IN_FLIGHT
         if not self._policy.admits(group, self._steps_needed(sequence, group)):
-            return Reason.GATHERED if self._policy.is_gathering else Reason.MAKING_ROOM
+            return Reason.MAKING_ROOM
         if delay and not delay.is_allowed and not self._has_fresh_slot(group):
             return Reason.DELAYED
         return self._offer(sequence) or Reason.NO_KV

@@ -11,7 +11,6 @@ class Reason(StrEnum):
     NOT_IN_SLOT = "its adapter is not in a slot"
     IN_FLIGHT = "its last step before preemption is still in flight"
     MAKING_ROOM = "its adapter makes room for another and this request would take too long"
-    GATHERED = "many adapters are parked, and prompts wait a few steps to start together"
     DELAYED = "prompts are held back for a moment to start together"
     NO_ROW = "as many requests run as may run"
     TENANT_FULL = "as many requests of its key run as may run (max_running)"
@@ -36,7 +35,6 @@ EFFECT_OF = {
     Reason.TENANT_FULL: Effect.STOP_TENANT,
     Reason.IN_LINE: Effect.STOP_TENANT,
     Reason.IN_FLIGHT: Effect.SKIP_TENANT,
-    Reason.GATHERED: Effect.SKIP_GROUP,
     Reason.DELAYED: Effect.SKIP_GROUP,
     Reason.NO_KV: Effect.SKIP_ONE,
     Reason.MAKING_ROOM: Effect.SKIP_ONE,

@@ -5,9 +5,8 @@ sequences keep their KV. A parked adapter that has had no token for a while come
 adapter steps aside for them, and comes back.
 
 While few adapters are parked, this is rotation: first tokens come at once, and no sequence pauses for long. The more
-are parked, the rarer are such turns. To pause each answer often would delay all of them, and first tokens that come
-far ahead of the answer's turn would delay the answers before it. So with a crowd, first tokens wait for a tenth of the
-longest pause, and turns end: the crowd is served nearly first come first served.
+are parked, the rarer are such turns, because to pause each answer often would delay all of them. With a crowd turns
+end: first tokens still come at once, and answers are served nearly first come first served.
 
 All times are counted in steps, as long as steps are at present.
 """
@@ -21,7 +20,6 @@ from typing import Self
 from rota.core.config import Capacity
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
-from rota.policy.gathering import Gathering
 from rota.policy.leavers import Leavers
 from rota.policy.outlook import Outlook
 from rota.policy.settled import Settled
@@ -43,7 +41,6 @@ class Rotate(SlotPolicy):
     def __init__(self, slots: int, turn_s: float | None = None, max_stall_s: float | None = None) -> None:
         self._settled = Settled(slots)
         self._visits = Visits(turn_s, max_stall_s)
-        self._gathering = Gathering()
         self._prompts_only: frozenset[AdapterId] = frozenset()
 
     @classmethod
@@ -53,10 +50,8 @@ class Rotate(SlotPolicy):
     # ── what is seen once a pass ─────────────────────────────────────────────────────────────────────────────────────
 
     def observe(self, slots: SlotsView, now: float) -> None:
-        self._gathering.next_pass()
         self._settled.observe(slots, now)
-        self._visits.observe(slots, self._settled, now, self._gathering.is_open)
-        self._gathering.hold(slots, self._visits.parked, bool(self._visits.newcomers), now)
+        self._visits.observe(slots, self._settled, now)
         self._prompts_only = frozenset(map(_id, self._only_for_prompts(slots)))
 
     def _only_for_prompts(self, slots: SlotsView) -> Iterator[AdapterView]:
@@ -79,14 +74,6 @@ class Rotate(SlotPolicy):
     @property
     def prompts_only(self) -> frozenset[AdapterId]:
         return self._prompts_only
-
-    def admits(self, view: AdapterView, steps_needed: int) -> bool:
-        """Prompts start together with others, except in a slot where nothing runs."""
-        return not self._gathering.is_holding or not view.running
-
-    @property
-    def is_gathering(self) -> bool:
-        return self._gathering.is_holding
 
     def outlook(self, view: AdapterView, slots: SlotsView) -> Outlook:
         """Adapters that come for a visit now are next; of the others, the oldest request comes nearly first."""
