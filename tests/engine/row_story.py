@@ -17,7 +17,7 @@ from rota.runtime.doorbell import Doorbell
 from rota.scheduler import Scheduler
 from tests.builders import request
 from tests.engine.eager_story import BLOCK_SIZE, PAGES, PROMPT
-from tests.engine.lora.test_mixed_batch import Server
+from tests.engine.lora.mixed_server import Server
 
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0),

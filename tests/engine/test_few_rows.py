@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.eager_story import build
 from tests.engine.lora.adapter_factory import make_adapter
-from tests.engine.lora.test_mixed_batch import adapter
+from tests.engine.lora.mixed_server import adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.row_story import SAMPLINGS, FewRows, answer, asked, logprobs
 from tests.worlds import outputs

@@ -20,7 +20,7 @@ from rota.runtime.doorbell import Doorbell
 from rota.scheduler import Scheduler
 from tests.builders import request
 from tests.engine.lora.adapter_factory import make_adapter
-from tests.engine.lora.test_mixed_batch import Server, adapter
+from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.model_factory import WINDOWED, make_tiny_model
 from tests.worlds import outputs
 

@@ -12,7 +12,7 @@ from peft import PeftModel
 from rota.core.ids import RequestId
 from tests.engine.eager_story import build
 from tests.engine.lora.adapter_factory import make_adapter
-from tests.engine.lora.test_mixed_batch import adapter
+from tests.engine.lora.mixed_server import adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.row_story import SAMPLINGS, FewRows, answer, asked
 from tests.engine.test_gpu_agreement import agrees

@@ -38,6 +38,9 @@ class CostModel(Protocol):
         ...
 
 
+LONG_PROMPT = 2048
+
+
 @dataclass(frozen=True, slots=True)
 class ConstantCost:
     """Every step takes the same time."""
@@ -83,6 +86,11 @@ class LinearCost:
         else:
             step_s = self.seconds(len(plan.decodes), prompt_tokens, plan.context_tokens, plan.adapters)
         return step_s + self.prefix_pair_s * pairs if pairs else step_s
+
+    @property
+    def long_prompt_token_s(self) -> float:
+        """What a token takes in a step that a long prompt fills."""
+        return (self.seconds(0, LONG_PROMPT, 0, 0) - self.base_s) / LONG_PROMPT
 
     def seconds(self, decodes: int, prompt_tokens: int, context_tokens: int, adapters: int) -> float:
         """How long a step with these counts takes."""

@@ -183,7 +183,7 @@ class Simulation:
 
 def _deep_prefix(costs: CostModel) -> int | None:
     if isinstance(costs, LinearCost) and costs.prefix_pair_s:
-        return round(costs.prompt_token_s / costs.prefix_pair_s)
+        return round(costs.long_prompt_token_s / costs.prefix_pair_s)
     return None
 
 
