@@ -22,7 +22,7 @@ def test_answers_that_end_one_by_one_cost_output_only_where_prompts_are_computed
 
     assert varied < 0.75 * fixed
     assert delayed > 1.2 * varied
-    assert mixed_varied > 0.95 * mixed_fixed
+    assert mixed_varied > 0.9 * mixed_fixed
 
 
 @pytest.mark.long("six runs of up to 1,280 requests each")
