@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from rota.core.ids import BlockId
 from rota.policy.prefill_delayer import Verdict
 from rota.policy.slot_policy import SlotPolicy
-from rota.scheduler.blocks import BlockKey, BlockLedger, first_key, next_key
 from rota.scheduler.books import Books
 from rota.scheduler.group import Group
+from rota.scheduler.prefix_lookup import PrefixLookup, findable
 from rota.scheduler.reasons import Reason
 from rota.scheduler.sequence import Sequence
 
@@ -33,6 +33,7 @@ class Admission:
         self._books = books
         self._is_caching = is_caching
         self._policy = policy
+        self.lookup = PrefixLookup(books.blocks)
 
     def consider(
         self, sequence: Sequence, group: Group, delay: Verdict | None, is_invited: bool = False
@@ -48,7 +49,7 @@ class Admission:
             return Reason.MAKING_ROOM
         if delay and not delay.is_allowed and not self._has_fresh_slot(group):
             return Reason.DELAYED
-        return self._offer(sequence) or Reason.NO_KV
+        return self._offer(sequence)
 
     def has_room(self, sequence: Sequence) -> bool:
         """Could `sequence` start if its adapter were at hand?"""
@@ -58,7 +59,7 @@ class Admission:
         line_ends_at = self._books.line_ends_at.get(account.name)
         if line_ends_at is not None and sequence.arrival > line_ends_at:
             return False
-        return self._offer(sequence) is not None
+        return bool(self._has_kv(sequence))
 
     def can_work(self, group: Group) -> bool:
         """Would an adapter run if it were in a slot? It holds KV already, or there is KV for its first request."""
@@ -66,10 +67,7 @@ class Admission:
 
     def lacks_kv(self, sequence: Sequence, promised: int = 0) -> bool:
         """Are there too few free blocks for `sequence`, wherever its adapter is? Some may be promised to others."""
-        spare = self._books.blocks.free - self._books.running_count - promised
-        if self._books.blocks.blocks_for(len(sequence.tokens)) <= spare:
-            return False
-        return self._offer(sequence, promised) is None
+        return self._has_kv(sequence, promised) is False
 
     def _steps_needed(self, sequence: Sequence, group: Group) -> int:
         """How many steps a sequence will need, if its answer is no longer than earlier ones."""
@@ -81,29 +79,30 @@ class Admission:
         residency = self._books.slots.residencies.get(group.adapter_id)
         return residency is not None and not residency.has_run
 
-    def _offer(self, sequence: Sequence, promised: int = 0) -> Offer | None:
-        blocks = self._books.blocks
-        cached = blocks.find(self._findable_keys(sequence, blocks)) if self._is_caching else []
-        needed = blocks.blocks_for(len(sequence.tokens))
-        # One block is left for each running sequence, or the new sequence would soon be preempted when they grow.
-        if blocks.free - promised - blocks.cost_of(cached, needed) < self._books.running_count:
-            return None
+    def _offer(self, sequence: Sequence) -> Offer | Reason:
+        has_kv, needed = self._has_kv(sequence), self._needed(sequence)
+        if has_kv is False:
+            return Reason.NO_KV
+        if not self._is_caching:
+            return Offer([], needed)
+        if has_kv is None or not self.lookup.is_complete(sequence):
+            return Reason.LOOKED_UP
+        cached = self.lookup.blocks_of(sequence)
         return Offer(cached, needed - len(cached))
 
-    def _findable_keys(self, sequence: Sequence, blocks: BlockLedger) -> list[BlockKey]:
-        """Names of the full blocks before the last token: the last token is always computed, to sample from it."""
-        full = (len(sequence.tokens) - 1) // blocks.block_size
-        if sequence.scored < sequence.prompt_length:
-            # A token that is found in the cache is not computed, and so gives no score for the token after it.
-            full = min(full, (sequence.scored - 1) // blocks.block_size)
-        extend_keys(sequence, full, blocks.block_size)
-        return sequence.block_keys[:full]
+    def _has_kv(self, sequence: Sequence, promised: int = 0) -> bool | None:
+        """Are there blocks for a sequence? None: a later pass knows, when more of its prompt is looked up."""
+        blocks, needed = self._books.blocks, self._needed(sequence)
+        # One block is left for each running sequence, or the new sequence would soon be preempted when they grow.
+        spare = blocks.free - promised - self._books.running_count
+        if needed <= spare:
+            return True
+        if not self._is_caching or needed - findable(sequence, blocks.block_size) > spare:
+            return False
+        is_complete = self.lookup.is_complete(sequence)
+        if needed - self.lookup.held(sequence) > spare:
+            return False if is_complete else None
+        return blocks.cost_of(self.lookup.blocks_of(sequence), needed) <= spare
 
-
-def extend_keys(sequence: Sequence, full: int, block_size: int) -> None:
-    """Name the first `full` blocks of a sequence's tokens, once."""
-    keys = sequence.block_keys
-    while len(keys) < full:
-        previous = keys[-1] if keys else first_key(sequence.request.adapter_id, sequence.request.cache_scope)
-        start = len(keys) * block_size
-        keys.append(next_key(previous, sequence.tokens[start : start + block_size]))
+    def _needed(self, sequence: Sequence) -> int:
+        return self._books.blocks.blocks_for(len(sequence.tokens))

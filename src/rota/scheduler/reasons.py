@@ -15,6 +15,7 @@ class Reason(StrEnum):
     NO_ROW = "as many requests run as may run"
     TENANT_FULL = "as many requests of its key run as may run (max_running)"
     OTHER_TENANT = "another tenant's turn"
+    LOOKED_UP = "its prompt is still being looked up among the prompts before it"
     NO_KV = "its prompt does not fit into the KV blocks that are free"
     IN_LINE = "others that came first wait for KV"
     STEP_FULL = "others that came first fill the step"
@@ -36,9 +37,14 @@ EFFECT_OF = {
     Reason.IN_LINE: Effect.STOP_TENANT,
     Reason.IN_FLIGHT: Effect.SKIP_TENANT,
     Reason.DELAYED: Effect.SKIP_GROUP,
+    Reason.LOOKED_UP: Effect.SKIP_ONE,
     Reason.NO_KV: Effect.SKIP_ONE,
     Reason.MAKING_ROOM: Effect.SKIP_ONE,
 }
 
 # A pass skips only a few sequences for the same reason; this is the effect of one more.
-EFFECT_AFTER_SKIPS = {Reason.NO_KV: Effect.STOP_TENANT, Reason.MAKING_ROOM: Effect.SKIP_GROUP}
+EFFECT_AFTER_SKIPS = {
+    Reason.NO_KV: Effect.STOP_TENANT,
+    Reason.LOOKED_UP: Effect.SKIP_GROUP,
+    Reason.MAKING_ROOM: Effect.SKIP_GROUP,
+}

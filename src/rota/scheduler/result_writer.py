@@ -8,9 +8,9 @@ from rota.core.errors import Fault, FaultCode
 from rota.core.events import FinishReason, Produced, PromptsScored
 from rota.core.ids import RequestId
 from rota.core.plan import NO_TOKEN, StepResult, TokenLogprobs
-from rota.scheduler.admission import extend_keys
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Flight
+from rota.scheduler.prefix_lookup import extend_keys
 from rota.scheduler.sequence import Phase, Sequence
 
 NOT_A_NUMBER = Fault(

@@ -63,6 +63,7 @@ class Scheduler:
         self._books = Books(capacity, eviction_policy, lora.max_loaded_loras, slot_policy.due_at, engine_id)
         self._books.step_tokens = config.chunked_prefill_size
         admission = Admission(self._books, config.enable_prefix_caching, slot_policy)
+        self._lookup = admission.lookup
         self._batch = Batch(self._books, slot_policy)
         delays = Delays(self._books, admission, _delayer(policy, capacity))
         self._sharing = Sharing(self._books, admission)
@@ -141,6 +142,7 @@ class Scheduler:
         """Give slots to adapters, then fill the step: decodes, prompts that have begun, new sequences."""
         self._steps += 1
         draft = Draft(step_id=self._steps, now=now, budget=self._config.chunked_prefill_size)
+        self._lookup.begin_pass()
         self._adapters.give_orders(draft)
         self._turns.take(draft)
         self._sharing.make_room(draft)
@@ -152,6 +154,8 @@ class Scheduler:
         self._prompts.fill(draft)
         self._batch.write_chunks(draft)
         self._batch.start_decoding()
+        if self._lookup.is_unfinished:
+            draft.ask_again(now)
         self._flights[draft.step_id] = draft.flight
         return draft.plan()
 

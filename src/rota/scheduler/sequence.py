@@ -46,6 +46,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "flights",
+        "found",
         "given_back",
         "held_s",
         "limit",
@@ -78,6 +79,7 @@ class Sequence:
         self.stop_token_ids = request.sampling.stop_token_ids
         self.tokens: list[int] = list(request.prompt)
         self.block_keys: list[bytes] = []  # names of full blocks of `tokens`, as far as they were needed
+        self.found = 0  # of these, the first ones for which a written block was found when it was last looked up
         # Prompt tokens whose scores are told or in flight. The first token has no score; most requests ask for none.
         self.scored = self.prompt_length if request.sampling.prompt_logprobs is None else 1
         self.cached_tokens = 0
