@@ -76,10 +76,10 @@ def test_later_than_gives_the_groups_behind_a_place_whether_or_not_a_group_is_th
     assert [one.adapter_id for one in queue.later_than(1.0, AdapterId(1))] == [2, 4]
 
 
-def test_some_of_the_groups_behind_a_place_can_be_asked_for_alone():
+def test_the_groups_that_are_due_last_can_be_asked_for_alone():
     queue = DueQueue()
-    for number, due_at in ((1, 1.0), (2, 3.0), (3, 2.0), (4, 2.0), (5, 4.0)):
+    for number, due_at in ((1, 1.0), (2, 3.0), (3, 2.0)):
         queue.place(group(number), due_at)
 
-    some = [AdapterId(number) for number in (9, 5, 4, 3, 1)]
-    assert [one.adapter_id for one in queue.later_among(some, 2.0, AdapterId(3))] == [4, 5]
+    assert [one.adapter_id for one in queue.last(2)] == [2, 3]
+    assert [one.adapter_id for one in queue.last(9)] == [2, 3, 1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, FinishReason, SlotReason
@@ -37,7 +39,9 @@ class AdapterLifecycle:
         """Reads and drops that were decided between two steps go out with the next step."""
         draft.drops.extend(self._to_drop)
         self._to_drop = []
-        self._to_fetch = [group for group in self._to_fetch if not self._fetching.try_fetch(draft, group)]
+        # If there is no room for one new adapter, there is none for the others that are new.
+        fetched = takewhile(lambda group: self._fetching.try_fetch(draft, group), self._to_fetch)
+        self._to_fetch = self._to_fetch[sum(1 for _ in fetched) :]
 
     def apply(self, message: AdapterMessage) -> None:
         match message:
@@ -88,7 +92,7 @@ class AdapterLifecycle:
             self._books.outbox.append(AdapterAdded(adapter_id, at, self._books.engine_id))
         if group.standing is not Standing.LEAVING:
             group.standing = Standing.KNOWN
-            self._books.note_users(group)
+        self._books.note_users(group)
         self.retire_if_done(group, at)
 
     def _ready(self, adapter_id: AdapterId, at: float) -> None:
@@ -155,6 +159,8 @@ class AdapterLifecycle:
         if self._books.hosts.has(adapter_id):
             self._to_drop.append(adapter_id)
         self._books.hosts.forget(adapter_id)
+        if group := self._books.groups.get(adapter_id):
+            self._books.note_users(group)
 
     def _end_users(self, group: Group, fault: Fault, at: float) -> None:
         for sequence in [*group.queue, *group.running_sequences()]:

@@ -20,6 +20,8 @@ class Batch:
     def __init__(self, books: Books, policy: SlotPolicy) -> None:
         self._books = books
         self._policy = policy
+        self._victims: list[Sequence] = []  # the first to give up its KV last
+        self._victims_of = 0  # the step for which they were found
 
     def plan_decodes(self, draft: Draft) -> None:
         flight, rows, step_id = draft.flight.decodes, draft.decodes, draft.step_id
@@ -76,11 +78,15 @@ class Batch:
 
     def _victim(self, draft: Draft) -> Sequence:
         """The sequence that gives up its KV: one that is not in this step yet."""
-        open_ids = {group.adapter_id for group in self._books.open_groups}
-        return max(
-            (sequence for sequence in self._books.running() if sequence.step_id != draft.step_id),
-            key=lambda sequence: first_to_yield(sequence, open_ids),
-        )
+        if self._victims_of != draft.step_id:
+            # Sorted once a pass: sequences that run grow at the same time, and many of them may find no block.
+            open_ids = {group.adapter_id for group in self._books.open_groups}
+            self._victims_of = draft.step_id
+            self._victims = sorted(self._books.running(), key=lambda one: first_to_yield(one, open_ids))
+        while True:
+            victim = self._victims.pop()
+            if victim.step_id != draft.step_id:
+                return victim
 
     def plan_chunk(self, draft: Draft, sequence: Sequence, group: Group, most: int | None = None) -> int:
         """Plan as much of a sequence's prompt as the step has room for, up to `most` tokens; tells how much."""

@@ -78,7 +78,10 @@ class Books:
         return group is self.base or (residency is not None and residency.is_ready)
 
     def running(self) -> Iterator[Sequence]:
-        for group in self.groups.values():
+        yield from self.base.running_sequences()
+        for adapter_id in self.slots.residencies:
+            yield from self.groups[adapter_id].running_sequences()
+        for group in self.absent.parked:
             yield from group.running_sequences()
 
     def growing(self) -> set[Sequence]:
@@ -227,11 +230,11 @@ class Books:
             sequence.given_back = unseen
 
     def note_users(self, group: Group) -> None:
-        """Keep `absent` and `parked` correct after a group's users or slot changed."""
+        """Keep `absent` correct after a group's users, slot or place in host memory changed."""
         if group is self.base:
             return
         if group.wants_slot and group.adapter_id not in self.slots.residencies:
-            self.absent.place(group, self.due_at(group))
+            self.absent.put(group, self.due_at(group), is_at_hand=self.hosts.has(group.adapter_id))
             self.rows.note_parked(group.adapter_id, group.rows)
         else:
             self.absent.remove(group)
@@ -254,7 +257,7 @@ class Books:
         return group.copy_s or self.copy_s
 
     def sort_absent(self) -> None:
-        """Keep `absent` and `parked` correct after `due_at` began to answer differently."""
+        """Keep the order of absent adapters correct after `due_at` began to answer differently."""
         for group in self.absent:
             self.note_users(group)
 
@@ -269,6 +272,7 @@ class Books:
     def check(self) -> None:
         """Assert that everything is accounted for: rows, blocks, slots, sequences, users."""
         running = list(self.running())
+        assert len(running) == sum(group.running for group in self.groups.values()), "a running sequence is not seen"
         self.blocks.check(sequence.held_blocks for sequence in running)
         self.slots.check()
         assert len(running) == self.running_count, "a seat is lost"
@@ -283,10 +287,12 @@ class Books:
             assert group.prefilling == sorted(group.prefilling, key=arrival)
             assert group.decoding == sorted(group.decoding, key=arrival)
             assert group.rowless == sorted(group.rowless, key=arrival)
+            assert group.priorities == Counter(one.request.priority for one in group.running_sequences())
         absent = {a for a, g in self.groups.items() if g.wants_slot and a != BASE and a not in self.slots.residencies}
         assert absent == {group.adapter_id for group in self.absent}
         assert [*self.absent] == sorted(self.absent, key=lambda group: (self.due_at(group), group.adapter_id))
         assert [*self.absent.parked] == [group for group in self.absent if group.running]
+        assert [*self.absent.at_hand] == [group for group in self.absent if self.hosts.has(group.adapter_id)]
         ready = [a for a, residency in self.slots.residencies.items() if residency.is_ready]
         assert [group.adapter_id for group in self.residents] == ready
         assert self.open_groups == [group for group in (self.base, *self.residents) if self.is_open(group)]

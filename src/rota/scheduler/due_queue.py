@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 
 from rota.core.ids import AdapterId
 from rota.scheduler.group import Group
@@ -42,11 +42,9 @@ class DueQueue:
         for _, _, group in self._places[bisect_left(self._places, (due_at, adapter_id + 1)) :]:
             yield group
 
-    def later_among(self, adapter_ids: Iterable[AdapterId], due_at: float, adapter_id: AdapterId) -> list[Group]:
-        """As `later_than`, but only these adapters: the cost depends on their number, not on the queue's length."""
-        places = sorted((self._due_at[one], one) for one in adapter_ids if one in self._due_at)
-        behind = places[bisect_right(places, (due_at, adapter_id)) :]
-        return [self._places[bisect_left(self._places, place)][2] for place in behind]
+    def last(self, most: int) -> list[Group]:
+        """The groups that are due last, the very last first."""
+        return [group for _, _, group in self._places[: -most - 1 : -1]]
 
     def place(self, group: Group, due_at: float) -> None:
         """Put a group into the queue, or move it to where it belongs now."""

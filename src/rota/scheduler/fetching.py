@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 from rota.core.ids import AdapterId
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group, Standing
-from rota.scheduler.hosts import NO_PRICE, Price
+from rota.scheduler.host_victims import FIRST, HostVictims, WantedAt
 from rota.scheduler.read_ahead import ReadAhead
 
-# First whether the adapter could not run yet, then when its weights will be needed.
-WantedAt = tuple[bool, float]
+# Behind the adapters that a policy names, this many are looked at to find some that should be read.
+MOST_LOOKS = 64
 
 
 class Fetching:
@@ -23,7 +24,8 @@ class Fetching:
     def __init__(self, books: Books, admission: Admission) -> None:
         self._books = books
         self._admission = admission
-        self._ahead = ReadAhead(books)
+        self._victims = HostVictims(books, self._wanted_at)
+        self._ahead = ReadAhead(books, self._victims)
         self._first: frozenset[AdapterId] = frozenset()
 
     def order(self, draft: Draft, first: list[AdapterId]) -> None:
@@ -41,23 +43,25 @@ class Fetching:
 
     def try_fetch(self, draft: Draft, group: Group) -> bool:
         """Order an adapter into host memory, and drop another if it is full; False if no other can be dropped."""
-        hosts, groups = self._books.hosts, self._books.groups
+        hosts = self._books.hosts
         assert group.adapter is not None
         if hosts.is_full:
-            wanted_at = self._wanted_at(group)
-            victim = hosts.cheapest(lambda other: self._cost_of_dropping(groups[other], wanted_at))
+            victim = self._victims.next(draft.step_id, self._wanted_at(group), self._first)
             if victim is None:
                 return False
-            hosts.forget(victim)
-            draft.drops.append(victim)
+            self._victims.drop(draft, victim)
         hosts.begin_fetch(group.adapter_id)
         draft.fetches.append(group.adapter)
         return True
 
     def _next_in_line(self, first: list[AdapterId]) -> Iterator[Group]:
-        """Adapters with a reserved slot, then absent adapters, first due first, up to the first that could come now."""
-        books, passed_over = self._books, 0
+        """Adapters that the policy names, then absent ones, first due first, up to the first that could come now."""
+        books = self._books
         yield from (books.groups[adapter_id] for adapter_id in first if adapter_id in books.absent)
+        yield from islice(self._first_due(), MOST_LOOKS)
+
+    def _first_due(self) -> Iterator[Group]:
+        books, passed_over = self._books, 0
         for group in books.absent:
             if books.hosts.has(group.adapter_id) and self._admission.can_work(group):
                 return
@@ -79,22 +83,10 @@ class Fetching:
         hosts, adapter_id = self._books.hosts, group.adapter_id
         return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
 
-    def _cost_of_dropping(self, group: Group, wanted_at: WantedAt) -> Price | None:
-        """Idle adapters first, then those whose weights are in a slot, then those that will be wanted later."""
-        residency = self._books.slots.residencies.get(group.adapter_id)
-        if residency and not residency.is_ready:
-            return None  # it is being copied from host memory
-        if not group.users:
-            return NO_PRICE
-        if residency:
-            return (1, 0.0)
-        own = self._wanted_at(group)
-        return (2, -own[1]) if own > wanted_at else None
-
     def _wanted_at(self, group: Group) -> WantedAt:
         """When an adapter without a slot will be copied into one; after all others if it could not run there."""
         if group.standing is Standing.NEW:
             return (False, -math.inf)  # the client that adds an adapter waits to be told that it can be read
         if group.adapter_id in self._first:
-            return (False, -1e9)
+            return FIRST
         return (not self._admission.can_work(group), self._books.due_at(group))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
 from itertools import chain, islice
@@ -12,10 +12,11 @@ from itertools import chain, islice
 from rota.core.adapter import Adapter
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.scheduler.accounts import Account
+from rota.scheduler.answer_lengths import AnswerLengths
 from rota.scheduler.fair_queue import FairQueue
+from rota.scheduler.main_tenant import TenantCounts
 from rota.scheduler.sequence import Phase, Sequence
 
-REMEMBERED_LENGTHS = 64
 # The longest of this many answers tells how long others may become. With fewer, drains cut off too many answers:
 # in the mean of four seeds of `slow-disk` on an A100 E2E P99 was 27.8 s without this bound and 20.6 s with it.
 TELLING_LENGTHS = 16
@@ -37,7 +38,6 @@ class Group:
     """Keeps its counts up to date; policies read them through `policy.views.AdapterView`."""
 
     __slots__ = (
-        "accounts",
         "adapter",
         "adapter_id",
         "attained",
@@ -47,6 +47,7 @@ class Group:
         "is_pinned",
         "lengths",
         "prefilling",
+        "priorities",
         "queue",
         "ran_at",
         "ran_in",
@@ -55,6 +56,7 @@ class Group:
         "standing",
         "steps",
         "steps_before",
+        "tenants",
         "weight",
     )
 
@@ -65,11 +67,12 @@ class Group:
         self.is_pinned = adapter.is_pinned if adapter else False
         self.standing = Standing.NEW if adapter else Standing.KNOWN
         self.queue = FairQueue()
-        self.accounts: Counter[Account] = Counter()  # open requests by tenant
+        self.tenants = TenantCounts()  # of open requests
         self.prefilling: list[Sequence] = []  # all three lists are sorted by arrival, so the newest is last
         self.decoding: list[Sequence] = []
         self.rowless: list[Sequence] = []  # they hold KV, and their rows were given to other sequences
-        self.lengths: deque[int] = deque(maxlen=REMEMBERED_LENGTHS)  # of answers that ended by themselves
+        self.priorities: Counter[int] = Counter()  # of the sequences in these lists
+        self.lengths = AnswerLengths()  # of answers that ended by themselves
         self.ran_at = 0.0
         self.ran_in = 0  # the last step that its sequences were in
         self.slot_since = 0.0
@@ -98,7 +101,7 @@ class Group:
     @property
     def main_account(self) -> Account | None:
         """The tenant with most open requests here: the slot of this adapter counts as its slot."""
-        return max(self.accounts, key=lambda one: (self.accounts[one], one.name), default=None)
+        return self.tenants.main
 
     @property
     def wants_slot(self) -> bool:
@@ -118,8 +121,8 @@ class Group:
     @property
     def priority(self) -> int:
         first = self.queue.first()
-        users = [*self.running_sequences(), *([first] if first else [])]
-        return max((sequence.request.priority for sequence in users), default=0)
+        own = (first.request.priority,) if first else ()
+        return max((*self.priorities, *own), default=0)
 
     @property
     def remaining(self) -> int:
@@ -160,16 +163,16 @@ class Group:
         """Tokens still to come, by the mean of earlier answers that became longer than this one; at most the limit."""
         done = sequence.output_length
         most = sequence.limit - len(sequence.tokens)
-        longer = [length for length in self.lengths if length > done]
         # Clients ask for 4096 tokens and stop at 200: earlier answers tell more than the limit does.
-        return min(most, math.ceil(sum(longer) / len(longer)) - done) if longer else most
+        mean = self.lengths.mean_above(done)
+        return most if mean is None else min(most, mean - done)
 
     def most_tokens(self, sequence: Sequence) -> int:
         """As `expected_tokens`, but by the longest of earlier answers; a few answers say nothing about that."""
         done, most = sequence.output_length, sequence.limit - len(sequence.tokens)
         if len(self.lengths) < TELLING_LENGTHS:
             return most
-        longest = max(self.lengths)
+        longest = self.lengths.longest
         return min(most, longest - done) if longest > done else most
 
     def running_sequences(self) -> Iterator[Sequence]:
@@ -179,14 +182,11 @@ class Group:
 
     def enter(self, account: Account) -> None:
         """A tenant has one open request more here."""
-        self.accounts[account] += 1
-        if self.adapter is not None:
+        if self.tenants.enter(account) and self.adapter is not None:
             account.adapters[self.adapter_id] = None
 
     def exit(self, account: Account) -> None:
-        self.accounts[account] -= 1
-        if not self.accounts[account]:
-            del self.accounts[account]
+        if self.tenants.exit(account):
             account.adapters.pop(self.adapter_id, None)
 
     def join(self, sequence: Sequence, phase: Phase) -> None:
@@ -194,6 +194,7 @@ class Group:
         sequence.phase = phase
         if phase is Phase.PREFILL:
             sequence.seated_in = self.steps
+        self.priorities[sequence.request.priority] += 1
         insort(self.prefilling if phase is Phase.PREFILL else self.decoding, sequence, key=arrival)
 
     def part(self, sequence: Sequence) -> None:
@@ -201,11 +202,16 @@ class Group:
             self.rowless.remove(sequence)
         else:
             (self.prefilling if sequence.phase is Phase.PREFILL else self.decoding).remove(sequence)
+        priority = sequence.request.priority
+        self.priorities[priority] -= 1
+        if not self.priorities[priority]:
+            del self.priorities[priority]
 
     def lose_row(self, sequence: Sequence) -> None:
         """Take part in no step, and keep the KV, until there is a row again."""
         self.part(sequence)
         sequence.row = None
+        self.priorities[sequence.request.priority] += 1
         insort(self.rowless, sequence, key=arrival)
 
 

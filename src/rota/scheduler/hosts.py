@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from rota.core.ids import AdapterId
-
-# What is lost if an adapter is dropped: first the kind of loss, then how soon the adapter would have to be read again.
-Price = tuple[int, float]
-NO_PRICE: Price = (0, 0.0)
 
 
 class HostLedger:
@@ -43,18 +39,6 @@ class HostLedger:
 
     def is_fetching(self, adapter_id: AdapterId) -> bool:
         return adapter_id in self._fetching
-
-    def cheapest(self, cost: Callable[[AdapterId], Price | None]) -> AdapterId | None:
-        """The adapter that costs least to drop, among equals the longest unused; a cost of None forbids it."""
-        best: AdapterId | None = None
-        least = NO_PRICE
-        for adapter_id in self._held:
-            price = cost(adapter_id)
-            if price is not None and (best is None or price < least):
-                best, least = adapter_id, price
-                if price == NO_PRICE:
-                    break
-        return best
 
     def use(self, adapter_id: AdapterId) -> None:
         if adapter_id in self._held:

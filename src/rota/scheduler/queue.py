@@ -53,13 +53,8 @@ class WaitingQueue:
 
     def first(self) -> Sequence | None:
         """The first sequence; it stays in the queue."""
-        while self._heap:
-            entry = self._heap[0]
-            sequence = entry[2]
-            if self._entries.get(sequence.request_id) is entry:
-                return sequence
-            heapq.heappop(self._heap)
-        return None
+        self._clear_top()
+        return self._heap[0][2] if self._heap else None
 
     def remove(self, sequence: Sequence) -> None:
         del self._entries[sequence.request_id]
@@ -67,3 +62,10 @@ class WaitingQueue:
             # While the first sequence stays, entries behind it never come to the top, and keep prompts in memory.
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
+        # At once: entries that pile up would all be dropped in one pass later.
+        self._clear_top()
+
+    def _clear_top(self) -> None:
+        heap, entries = self._heap, self._entries
+        while heap and entries.get(heap[0][2].request_id) is not heap[0]:
+            heapq.heappop(heap)

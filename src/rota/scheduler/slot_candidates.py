@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 from rota.core.ids import AdapterId
 from rota.scheduler.admission import LOOK_AHEAD, Admission
@@ -14,6 +15,8 @@ from rota.scheduler.group import Group
 MOST_COPIES = 2
 # The time of a step is not known before the first step.
 LEAST_STEP_S = 0.001
+# A pass looks at no more claimants than this, however many a policy asks for.
+MOST_CLAIMANTS = 64
 
 
 class SlotCandidates:
@@ -130,23 +133,19 @@ class SlotCandidates:
 
     def at_hand(self) -> Iterator[Group]:
         """Absent adapters whose weights lie in host memory, first due first."""
-        books, missed = self._books, 0
-        for group in books.absent:
-            if self.is_at_hand(group.adapter_id):
-                yield group
-            elif (missed := missed + 1) == LOOK_AHEAD:
-                # Of a thousand adapters behind it, only those in host memory are worth a look.
-                behind = books.absent.later_among(books.hosts.held, books.due_at(group), group.adapter_id)
-                yield from (one for one in behind if self.is_at_hand(one.adapter_id))
-                return
+        return iter(self._books.absent.at_hand)
 
     def claimants(self) -> Iterator[Group]:
-        """As `at_hand`, but only adapters that could run; after a few that lack KV, only adapters that hold KV."""
+        """As `at_hand`, but only adapters that could run, and no more of them than a policy needs to choose among."""
+        return islice(self._able(), MOST_CLAIMANTS)
+
+    def _able(self) -> Iterator[Group]:
+        """After a few adapters that lack KV, only adapters that hold KV."""
         books, lacking = self._books, 0
         for group in self.at_hand():
             if self._admission.can_work(group):
                 yield group
             elif (lacking := lacking + 1) == LOOK_AHEAD:
                 behind = books.absent.parked.later_than(books.due_at(group), group.adapter_id)
-                yield from (one for one in behind if self.is_at_hand(one.adapter_id))
+                yield from (one for one in islice(behind, MOST_CLAIMANTS) if self.is_at_hand(one.adapter_id))
                 return
