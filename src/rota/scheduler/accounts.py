@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections import OrderedDict
+from itertools import islice
+
 from rota.core.ids import AdapterId
 from rota.core.tenant import Tenant
 from rota.policy.fairness import joins_at, share, units
@@ -9,6 +14,8 @@ from rota.policy.fairness import joins_at, share, units
 # One step of priority counts as this many seconds: of earlier arrival for a request among those of its tenant, and of
 # service that a tenant has not got among tenants.
 PRIORITY_HEAD_START_S = 10.0
+# Places in the line that are no longer valid are cleared away when they are more than this.
+MOST_LEFT_BEHIND = 64
 # The estimate of what a unit of service takes covers about this many steps.
 REMEMBERED_STEPS = 16
 # Such as a token of a prompt takes on a fast GPU; the first steps correct it.
@@ -72,6 +79,10 @@ class Accounts:
         self._accounts: dict[str, Account] = {}
         self.active: dict[str, Account] = {}  # those with open requests
         self.weights = 0.0  # of the active ones
+        # The active ones by rank, as a heap. A place is corrected only when it comes to the top.
+        self._line: list[tuple[float, str]] = []
+        self._placed: dict[str, float] = {}  # the rank of each one's valid place
+        self._round: OrderedDict[str, None] = OrderedDict()  # the active ones, each in its turn
         self._unit_s = FIRST_UNIT_S
 
     @property
@@ -85,12 +96,17 @@ class Accounts:
     def open(self, tenant: Tenant) -> Account:
         """A tenant has one open request more."""
         account = self._accounts.get(tenant.name) or Account(tenant)
+        weight = account.weight if account.open else None
         if not account.open:
             account.service_s = joins_at(account.service_s, (one.service_s for one in self.active.values()))
             self._accounts[account.name] = self.active[account.name] = account
+            self._round[account.name] = None
         account.renew(tenant)
         account.open += 1
-        self._weigh()
+        if self._placed.get(account.name, math.inf) > account.rank:
+            self._place(account)
+        if account.weight != weight:
+            self._weigh()
         return account
 
     def close(self, account: Account) -> None:
@@ -98,11 +114,39 @@ class Accounts:
         account.open -= 1
         if account.open:
             return
-        del self.active[account.name]
+        del self.active[account.name], self._placed[account.name], self._round[account.name]
         self._weigh()
         # What a tenant has got ahead of others counts when it comes back, but only while there are others.
         least_s = min((one.service_s for one in self.active.values()), default=account.service_s)
         self._accounts = {name: one for name, one in self._accounts.items() if one.open or one.service_s > least_s}
+
+    def in_turn(self, most: int) -> list[Account]:
+        """Some of the active ones: those of the lowest rank, first by rank, and as many others in their turn."""
+        found: list[Account] = []
+        while len(found) < most and self._line:
+            rank, name = heapq.heappop(self._line)
+            if self._placed.get(name) != rank:
+                continue  # this place is no longer its tenant's
+            account = self.active[name]
+            if account.rank > rank:
+                self._place(account)
+            else:
+                found.append(account)
+        for account in found:
+            self._place(account)
+        for name in list(islice(self._round, most)):
+            self._round.move_to_end(name)
+            if self.active[name] not in found:
+                found.append(self.active[name])
+        return found
+
+    def _place(self, account: Account) -> None:
+        self._placed[account.name] = account.rank
+        if len(self._line) > MOST_LEFT_BEHIND + 2 * len(self._placed):
+            self._line = [(rank, name) for name, rank in self._placed.items()]
+            heapq.heapify(self._line)
+        else:
+            heapq.heappush(self._line, (account.rank, account.name))
 
     def charge(self, account: Account, prompt_tokens: int, decodes: int) -> None:
         """A step is planned with these tokens of a tenant. What they take is estimated from earlier steps."""

@@ -6,7 +6,9 @@ import heapq
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from heapq import nlargest
 from itertools import islice
+from operator import itemgetter
 
 from rota.core.events import Admitted
 from rota.policy.prefill_delayer import Verdict
@@ -24,6 +26,8 @@ from rota.scheduler.sequence import Arrival, Phase, Refusal, Sequence
 
 # How often a request that waits for KV may be overtaken.
 MOST_OVERTAKES = 64
+# How many sequences of all tenants a pass skips for the same reason.
+MOST_SKIPS = 4 * LOOK_AHEAD
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +37,7 @@ class Pass:
     draft: Draft
     delay: Verdict | None
     heads: list[Head]  # a heap, by the rank of the tenant and then by arrival
+    is_shared: bool  # have several tenants open requests?
     # Sequences that the next ones in their queue may overtake; they go back into their queue after the pass.
     skipped: defaultdict[Reason, list[Sequence]] = field(default_factory=lambda: defaultdict(list))
     # Sequences that are due a slot and lack KV too; looked up when a sequence is about to take KV.
@@ -44,9 +49,19 @@ class Pass:
     stopped: dict[Account, Reason] = field(default_factory=dict)
     # Places of tenants that others in the same adapter's queue may overtake; they go back into it after the pass.
     passed_over: list[tuple[Group, Place]] = field(default_factory=list)
+    _latest: list[tuple[Arrival, Account]] | None = None
+
+    def latest_admitted(self) -> list[tuple[Arrival, Account]]:
+        """The latest arrivals of two tenants among those admitted: for any tenant, one of the two is another."""
+        if self._latest is None:
+            latest: dict[Account, Arrival] = {}
+            for one in self.admitted:
+                latest[one.account] = max(one.arrival, latest.get(one.account, one.arrival))
+            self._latest = nlargest(2, ((arrival, account) for account, arrival in latest.items()), key=itemgetter(0))
+        return self._latest
 
     def add_head(self, group: Group) -> None:
-        if head := head_of(group, self.draft):
+        if head := head_of(group, self.draft, self.is_shared):
             heapq.heappush(self.heads, head)
 
     def pass_over_tenant(self, group: Group) -> None:
@@ -64,13 +79,13 @@ class Newcomers:
         self._prompts = prompts
 
     def admit(self, draft: Draft) -> None:
-        groups = self._books.open_groups
-        heads = [head for group in groups if (head := head_of(group, draft))]
+        is_shared = self._books.accounts.are_shared
+        heads = self._heads(draft, is_shared)
         delay = self._delays.ask(draft, heads)
         self._books.line_ends_at = {}
         if not heads:
             return
-        current = Pass(draft=draft, delay=delay, heads=heads)
+        current = Pass(draft=draft, delay=delay, heads=heads, is_shared=is_shared)
         self._admit_invited(current)
         if draft.budget > 0 and not self._books.rows.available:
             current.why_others_wait = Reason.NO_ROW  # whatever else the sequences lack
@@ -91,16 +106,18 @@ class Newcomers:
 
     def _look_again(self, current: Pass) -> None:
         """Which sequences are next has changed in every queue."""
-        draft = current.draft
-        current.heads = [head for group in self._books.open_groups if (head := head_of(group, draft))]
+        current.heads = self._heads(current.draft, current.is_shared)
         heapq.heapify(current.heads)
+
+    def _heads(self, draft: Draft, is_shared: bool) -> list[Head]:
+        return [head for group in self._books.open_groups if (head := head_of(group, draft, is_shared))]
 
     def _admit_heads(self, current: Pass) -> None:
         draft = current.draft
         heapq.heapify(current.heads)
         while current.heads and draft.budget > 0:
             rank, _, sequence, group = heapq.heappop(current.heads)
-            if sequence.account.rank > rank:  # its tenant has got something meanwhile
+            if current.is_shared and sequence.account.rank > rank:  # its tenant has got something meanwhile
                 current.add_head(group)
             elif sequence.account in current.stopped:
                 self._refuse(current, sequence, current.stopped[sequence.account])
@@ -151,9 +168,11 @@ class Newcomers:
         is_overtaken_enough = reason is Reason.NO_KV and sequence.overtaken >= MOST_OVERTAKES
         if is_overtaken_enough and self._books.accounts.are_shared and not sequence.account.seats:
             return Effect.STOP  # a tenant that runs nothing would starve if other tenants went on to take KV
-        skipped = sum(one.account is sequence.account for one in current.skipped[reason])
-        if is_overtaken_enough or skipped == LOOK_AHEAD:
+        skipped = current.skipped[reason]
+        if is_overtaken_enough or sum(one.account is sequence.account for one in skipped) == LOOK_AHEAD:
             return EFFECT_AFTER_SKIPS[reason]
+        if len(skipped) >= MOST_SKIPS:  # of many tenants
+            return Effect.STOP if reason is Reason.NO_KV else EFFECT_AFTER_SKIPS[reason]
         return Effect.SKIP_ONE
 
     def _stop_tenant(self, current: Pass, sequence: Sequence, reason: Reason) -> None:
@@ -237,16 +256,21 @@ class Newcomers:
         if current.why_others_wait is Reason.NO_ROW:
             is_others_turn = account.rows >= accounts.share(account, self._books.rows.total)
         else:
-            is_others_turn = any(one.account is not account and one.arrival > first.arrival for one in current.admitted)
+            is_others_turn = any(
+                one is not account and arrival > first.arrival for arrival, one in current.latest_admitted()
+            )
         return Reason.OTHER_TENANT if is_others_turn else current.why_others_wait
 
 
-def head_of(group: Group, draft: Draft) -> Head | None:
-    """The sequence of an adapter's queue that would start next; beside prompts that fill the step, the shortest."""
+def head_of(group: Group, draft: Draft, is_shared: bool) -> Head | None:
+    """The sequence of an adapter's queue that would start next; beside prompts that fill the step, the shortest.
+
+    A tenant that is alone needs no rank.
+    """
     first = group.queue.next()
     if first and first.account in draft.crowds:
         first = group.queue.shortest_of(first.account)
-    return (first.account.rank, first.arrival, first, group) if first else None
+    return (first.account.rank if is_shared else 0.0, first.arrival, first, group) if first else None
 
 
 def _not_to_be_overtaken(line: list[Sequence], sequence: Sequence) -> list[Arrival]:

@@ -9,10 +9,15 @@ from rota.scheduler.accounts import Account
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
+from rota.scheduler.group import Group
 from rota.scheduler.reasons import Reason
-from rota.scheduler.sequence import Refusal, Sequence, first_to_yield
+from rota.scheduler.running_tenants import RunningTenants
+from rota.scheduler.sequence import Refusal, Sequence
 
 Held = Callable[[Account], int]
+
+# How many waiting sequences of all adapters are looked at in a pass.
+MOST_LOOKS = 64
 
 
 class Sharing:
@@ -25,17 +30,32 @@ class Sharing:
     def __init__(self, books: Books, admission: Admission) -> None:
         self._books = books
         self._admission = admission
+        self._running: RunningTenants | None = None
+        self._no_giver: set[tuple[Held, bool]] = set()
 
     def make_room(self, draft: Draft) -> None:
         if not self._books.accounts.are_shared:
             return
+        self._running, self._no_giver = None, set()
         self._make_room_to_grow(draft)
         if not self._books.waiting:
             return
-        for group in self._books.open_groups:
-            for sequence in group.queue.in_turn(LOOK_AHEAD):
+        left = MOST_LOOKS
+        for group in self._groups(draft):
+            for sequence in group.queue.in_turn(min(LOOK_AHEAD, left)):
+                left -= 1
                 if self._is_short(draft, sequence) and self._make_room_for(draft, sequence):
                     draft.invited.append(sequence)
+                if len(draft.invited) == LOOK_AHEAD:
+                    return
+            if left <= 0:
+                return
+
+    def _groups(self, draft: Draft) -> list[Group]:
+        """The adapters whose requests may start. If they are many, each pass begins with another one."""
+        groups = self._books.open_groups
+        first = draft.step_id % len(groups) if len(groups) * LOOK_AHEAD > MOST_LOOKS else 0
+        return groups[first:] + groups[:first]
 
     def _make_room_to_grow(self, draft: Draft) -> None:
         """Free the blocks that decodes need in this step, before chance decides whose sequence finds none."""
@@ -49,6 +69,7 @@ class Sharing:
 
     def make_row(self, draft: Draft, sequence: Sequence) -> bool:
         """Free a row for a sequence that holds KV already, if its tenant has less than its share of the rows."""
+        self._running, self._no_giver = None, set()  # rows have changed hands since then
         return self._take(draft, sequence.account, self._books.rows.total, _rows, 1)
 
     def _is_short(self, draft: Draft, sequence: Sequence) -> bool:
@@ -67,21 +88,12 @@ class Sharing:
             if not self._take(draft, taker, books.rows.total, _rows, 1):
                 return False
         needed = books.blocks.blocks_for(len(sequence.tokens))
-        if self._lacks_kv(draft, sequence) and books.blocks.free + self._could_free(taker) < needed:
+        if self._lacks_kv(draft, sequence) and books.blocks.free + self._seen.could_free(taker) < needed:
             return False  # to preempt others would be in vain, in this pass and in the next
         while self._lacks_kv(draft, sequence):
             if not self._take(draft, taker, books.blocks.total, _blocks, needed):
                 return False
         return True
-
-    def _could_free(self, taker: Account) -> int:
-        """The blocks of all sequences that other tenants could lose: of each tenant all but the oldest."""
-        oldest: dict[Account, Sequence] = {}
-        for sequence in self._books.running():
-            first = oldest.setdefault(sequence.account, sequence)
-            if sequence.arrival < first.arrival:
-                oldest[sequence.account] = sequence
-        return sum(one.blocks - len(kept.held_blocks) for one, kept in oldest.items() if one is not taker)
 
     def _lacks_row(self, draft: Draft) -> bool:
         return self._books.rows.available <= len(draft.invited)
@@ -107,21 +119,27 @@ class Sharing:
 
     def _victim(self, taker: Account | None, total: int, held: Held) -> Sequence | None:
         """The sequence that gives up its place, of the tenant that holds most."""
-        accounts = self._books.accounts
+        case = (held, taker is not None and not taker.seats)
+        if case in self._no_giver:
+            return None  # what no tenant gives up for one taker, it gives up for no other in this pass
         is_for_row = held is _rows
-        able = (one for one in accounts.active.values() if one.rows > 1 or not is_for_row)
-        giver = gives_up(able, taker, accounts.weights, total, held)
+        able = (one for one in self._seen.accounts if one.rows > 1 or not is_for_row)
+        giver = gives_up(able, taker, self._books.accounts.weights, total, held)
         if giver is None:
+            self._no_giver.add(case)
             return None
-        open_ids = {group.adapter_id for group in self._books.open_groups}
-        own = (one for one in self._books.running() if one.account is giver)
-        return max(
-            (one for one in own if one.row is not None or not is_for_row),
-            key=lambda one: first_to_yield(one, open_ids),
-        )
+        return self._seen.first_to_go(giver, is_for_row)
+
+    @property
+    def _seen(self) -> RunningTenants:
+        """Looked at once a pass, when it is first needed."""
+        if self._running is None:
+            self._running = RunningTenants(self._books)
+        return self._running
 
     def _preempt(self, draft: Draft, victim: Sequence) -> None:
         self._books.preempt(victim, draft.now)
+        self._seen.remove(victim)
         victim.refusal = Refusal(Reason.OTHER_TENANT, draft.now)
 
 

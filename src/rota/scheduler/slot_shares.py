@@ -25,24 +25,35 @@ class SlotShares:
         self._moves = moves
 
     def give(self, draft: Draft) -> None:
-        if not self._books.accounts.are_shared:
+        if not self._books.accounts.are_shared or self._candidates.copies <= 0:
             return
         seated = (self._books.groups[adapter_id] for adapter_id in self._books.slots.residencies)
         held = Counter(group.main_account for group in seated if group.users)
-        for account in sorted(self._books.accounts.active.values(), key=lambda one: (one.rank, one.name)):
-            if self._candidates.copies <= 0:
+        leavers = self._leavers(held)
+        if not leavers:
+            return
+        for account in self._books.accounts.in_turn(LOOK_AHEAD):
+            if held[account] + 1 > self._share(account) and held[account]:
+                continue
+            if (leaver := self._give_to(draft, account, leavers)) is None:
+                continue
+            held[account] += 1
+            held[leaver.main_account] -= 1
+            leavers = self._leavers(held)
+            if not leavers or self._candidates.copies <= 0:
                 return
-            if held[account] + 1 <= self._share(account) or not held[account]:
-                self._give_to(draft, account, held)
 
-    def _give_to(self, draft: Draft, account: Account, held: Counter[Account | None]) -> None:
+    def _give_to(self, draft: Draft, account: Account, leavers: list[Group]) -> Group | None:
+        """Give a tenant a slot; tells which adapter left it."""
+        leaver = next((group for group in leavers if group.main_account is not account), None)
+        if leaver is None:
+            return None
         own = map(self._books.groups.__getitem__, islice(account.adapters, LOOK_AHEAD))
         comer = next(filter(self._is_claimant, own), None)
-        if comer is None or (leaver := self._leaver(account, held)) is None:
-            return
+        if comer is None:
+            return None
         self._moves.replace(draft, leaver, comer)
-        held[account] += 1
-        held[leaver.main_account] -= 1
+        return leaver
 
     def _is_claimant(self, group: Group) -> bool:
         if group.adapter_id not in self._books.absent or not self._candidates.is_at_hand(group.adapter_id):
@@ -56,17 +67,20 @@ class SlotShares:
             return False
         return may_take(first.account, books.accounts.weights, books.rows.total, first.account.rows, 1)
 
-    def _leaver(self, taker: Account, held: Counter[Account | None]) -> Group | None:
-        """Of the tenant that holds most slots for its weight, more than its share: the adapter that runs least."""
+    def _leavers(self, held: Counter[Account | None]) -> list[Group]:
+        """Adapters of tenants that hold more than their share: of the tenant with most, the one that runs least first.
+
+        A tenant holds most if its slots are most for its weight.
+        """
         able = [
             group
             for group in self._books.residents
             if (owner := group.main_account) is not None
-            and owner is not taker
             and held[owner] > max(1.0, self._share(owner))
             and self._candidates.may_leave(group.adapter_id)
         ]
-        return max(able, key=lambda group: (self._level(group, held), -group.running, group.adapter_id), default=None)
+        able.sort(key=lambda group: (self._level(group, held), -group.running, group.adapter_id), reverse=True)
+        return able
 
     def _level(self, group: Group, held: Counter[Account | None]) -> float:
         owner = group.main_account
