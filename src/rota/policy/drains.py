@@ -92,7 +92,7 @@ class DrainingPolicy(SlotPolicy):
 
     @abstractmethod
     def goes_before(self, absent: AdapterView, resident: AdapterView, now: float) -> bool:
-        """May this resident drain for this adapter?"""
+        """May this resident drain for this adapter? If it may, a resident of a lower priority may too."""
 
     # ── what the scheduler asks ──────────────────────────────────────────────────────────────────────────────────
 
@@ -175,16 +175,24 @@ class DrainingPolicy(SlotPolicy):
         """Adapters that left at a deadline and have parked sequences since then."""
         return frozenset(self._interrupted)
 
+    def may_start(self, kept: Views) -> int:
+        """How many adapters it is worth to find: those that get no drain now, and those that may still get one."""
+        more = self.most_drains - len(self._drains)
+        return more + len(kept) + len(self._drains) + len(self._unreadable) if more > 0 else 0
+
     def _start_drains(self, slots: SlotsView, blocked: Views, now: float) -> None:
-        for view in self._unserved(blocked):
-            if len(self._drains) >= self.most_drains:
+        unserved = [*self._unserved(blocked)]
+        if not unserved or len(self._drains) >= self.most_drains:
+            return
+        victims = self._victims(slots)
+        for view in unserved:
+            if len(self._drains) >= self.most_drains or not victims:
                 return
-            victims = [resident for resident in slots.residents if self._may_drain(slots, resident, view, now)]
-            if not victims:
+            # No other resident may drain for an adapter if the one of the lowest priority may not.
+            if not self.goes_before(view, victims[0], now):
                 continue
-            drains = {one.adapter_id: Drain.of(one, view.adapter_id, slots.step_tokens) for one in victims}
-            victim = min(victims, key=lambda one: (one.priority, drains[one.adapter_id].length, one.adapter_id))
-            self._drains[victim.adapter_id] = drains[victim.adapter_id]
+            victim = victims.pop(0)
+            self._drains[victim.adapter_id] = Drain.of(victim, view.adapter_id, slots.step_tokens)
             self._tell(victim.adapter_id, view.adapter_id, DrainState.STARTED, now)
 
     def _unserved(self, blocked: Views) -> Iterator[AdapterView]:
@@ -193,11 +201,16 @@ class DrainingPolicy(SlotPolicy):
         waiting = sorted(blocked.values(), key=lambda view: (self.due_at(view), view.adapter_id))
         return (view for view in waiting if view.adapter_id not in passed_by)
 
-    def _may_drain(self, slots: SlotsView, resident: AdapterView, view: AdapterView, now: float) -> bool:
+    def _victims(self, slots: SlotsView) -> list[AdapterView]:
+        """Residents that may drain, the lowest priority first, and of these the shortest drain."""
         # A resident that may not leave could not be made to leave at the deadline either.
-        if not resident.running or resident.adapter_id in self._drains or not slots.may_leave(resident.adapter_id):
-            return False
-        return self.goes_before(view, resident, now)
+        able = [
+            one
+            for one in slots.residents
+            if one.running and one.adapter_id not in self._drains and slots.may_leave(one.adapter_id)
+        ]
+        lengths = {one.adapter_id: Drain.of(one, one.adapter_id, slots.step_tokens).length for one in able}
+        return sorted(able, key=lambda one: (one.priority, lengths[one.adapter_id], one.adapter_id))
 
     def _end_reservations(self, slots: SlotsView, blocked: Views, now: float) -> None:
         for beneficiary, reservation in list(self._reservations.items()):
@@ -246,11 +259,12 @@ def _while_read(reservation: Reservation, is_being_read: bool, now: float) -> Re
     return replace(reservation, until=until, awaits_read=is_being_read)
 
 
-def outranking(slots: SlotsView) -> Iterator[AdapterView]:
+def outranking(slots: SlotsView, most: int) -> list[AdapterView]:
     """Adapters that lack only a slot and have a higher priority than some resident, among those that are due first."""
-    if not slots.has_priorities:
-        return
-    least = min((resident.priority for resident in slots.residents), default=math.inf)
-    for view in islice(slots.absent, LOOK_AHEAD):
-        if view.priority > least and lacks_only_a_slot(slots, view):
-            yield view
+    if not slots.has_priorities or most <= 0:
+        return []
+    # A pinned resident drains for no adapter, however low its priority is.
+    least = min((resident.priority for resident in slots.residents if not resident.is_pinned), default=math.inf)
+    first = islice(slots.absent, LOOK_AHEAD)
+    able = (view for view in first if view.priority > least and lacks_only_a_slot(slots, view))
+    return list(islice(able, most))

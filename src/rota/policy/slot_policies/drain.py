@@ -28,7 +28,9 @@ class Drain(DrainingPolicy):
         return cls(config.lora_drain_wait_threshold, capacity.slots)
 
     def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
-        return self._starving(slots, kept, now) | {view.adapter_id: view for view in outranking(slots)}
+        return self._starving(slots, kept, now) | {
+            view.adapter_id: view for view in outranking(slots, self.may_start(kept))
+        }
 
     def goes_before(self, absent: AdapterView, resident: AdapterView, now: float) -> bool:
         return self._starves(absent, now) or absent.priority > resident.priority

@@ -25,7 +25,7 @@ class Wait(DrainingPolicy):
 
     def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
         interrupted = [view for one in sorted(self.interrupted) if (view := slots.absent.get(one))]
-        return {view.adapter_id: view for view in (*interrupted, *outranking(slots))}
+        return {view.adapter_id: view for view in (*interrupted, *outranking(slots, self.may_start(kept)))}
 
     def goes_before(self, absent: AdapterView, resident: AdapterView, now: float) -> bool:
         if absent.adapter_id in self.interrupted:
