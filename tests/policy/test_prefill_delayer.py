@@ -270,3 +270,13 @@ def test_ranks_never_disagree_whatever_each_of_them_sees(passes):
         for seen in passes:
             verdicts = list(pool.map(lambda pair: pair[0].decide(**pair[1]), zip(ranks, seen, strict=True)))
             assert len({(one.is_allowed, one.reason, one.passes, one.waited_s) for one in verdicts}) == 1
+
+
+def test_a_prompt_after_every_idle_time_starts_at_once_and_not_only_after_the_first():
+    one = delayer(is_idle=True)
+    assert ask(one).reason is Outcome.NO_WAIT
+    assert ask(one).reason is Outcome.DELAY, "it is busy"
+
+    ask(one, running=0, admissible=0)
+    assert ask(one).reason is Outcome.NO_WAIT
+    assert ask(one).reason is Outcome.DELAY

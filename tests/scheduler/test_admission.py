@@ -326,3 +326,15 @@ def test_one_that_runs_or_ended_has_nothing_to_explain():
     stage.step()
     assert stage.said(Finished)
     assert stage.scheduler.explain(RequestId("r")) is None
+
+
+def test_a_block_stays_free_for_every_running_sequence():
+    """Two sequences run in one block each. Of ten blocks a prompt may take six, and no seventh."""
+    for prompt, is_admitted in ((6 * 16, True), (7 * 16, False)):
+        stage = Stage(adapters=0, blocks=10)
+        for number in range(2):
+            stage.ask(f"runs{number}", prompt=4, max_new_tokens=40)
+        stage.step()
+        stage.ask("comes", prompt=prompt)
+
+        assert seated(stage.step()) == (["comes"] if is_admitted else [])
