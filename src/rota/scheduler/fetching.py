@@ -14,8 +14,9 @@ from rota.scheduler.group import Group, Standing
 from rota.scheduler.host_victims import FIRST, HostVictims, WantedAt
 from rota.scheduler.read_ahead import ReadAhead
 
-# Behind the adapters that a policy names, this many are looked at to find some that should be read.
-MOST_LOOKS = 64
+# In a pass, behind the adapters that a policy names, this many are looked at to find some that should be read. This
+# many of all are tried.
+MOST_LOOKS, MOST_READS = 64, 8
 
 
 class Fetching:
@@ -34,7 +35,7 @@ class Fetching:
             return  # every adapter is in host memory, or on its way there
         no_room_from: WantedAt | None = None
         self._first = frozenset(first)
-        for group in filter(self._is_missing, self._next_in_line(first)):
+        for group in islice(filter(self._is_missing, self._next_in_line(first)), MOST_READS):
             # If an adapter that is wanted sooner found no room, an adapter that is wanted later finds none either.
             wanted_at = self._wanted_at(group)
             if (no_room_from is None or wanted_at < no_room_from) and not self.try_fetch(draft, group):
