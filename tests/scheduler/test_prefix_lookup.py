@@ -49,12 +49,26 @@ def plan_until_seated(there: Stage, id: str, hashed: Counter[tuple[int, ...]]) -
             return passes
 
 
-def test_a_prompt_that_was_never_seen_is_hashed_no_further_than_its_first_block(hashed):
+def test_a_prompt_that_was_never_seen_starts_without_more_than_its_first_name(hashed):
     there = stage(blocks=2000)
     there.ask("new", prompt=LONG)
 
-    there.scheduler.plan(0.0)
+    assert seated(there.scheduler.plan(0.0)) == ["new"]
     assert hashed.total() == 1
+
+
+def test_a_prompt_is_hashed_while_it_waits_for_a_row(hashed):
+    there = stage(blocks=2000, rows=1)
+    there.ask("runs", prompt=4, max_new_tokens=20)
+    there.ask("waits", prompt=LONG)
+    passes = []
+    for _ in range(5):
+        before = hashed.total()
+        there.step()
+        passes.append(hashed.total() - before)
+
+    assert max(passes) <= MOST_KEYS + 1
+    assert hashed.total() >= len(LONG) // BLOCK - 1
 
 
 def test_a_long_prompt_that_was_seen_before_is_looked_up_over_several_passes_and_found_whole(hashed):

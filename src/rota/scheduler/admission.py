@@ -88,6 +88,7 @@ class Admission:
         if has_kv is None or not self.lookup.is_complete(sequence):
             return Reason.LOOKED_UP
         cached = self.lookup.blocks_of(sequence)
+        self.lookup.charge(needed)
         return Offer(cached, needed - len(cached))
 
     def _has_kv(self, sequence: Sequence, promised: int = 0) -> bool | None:

@@ -93,7 +93,7 @@ class Books:
             if sequence.planned == sequence.room and sequence.planned < sequence.limit - 1
         }
 
-    def open(self, request: Request) -> None:
+    def open(self, request: Request) -> Sequence:
         """A request begins to wait."""
         limit = min(len(request.prompt) + request.sampling.max_new_tokens, self.longest)
         account = self.accounts.open(request.tenant)
@@ -103,6 +103,7 @@ class Books:
         self.priorities[request.priority] += 1
         self.short_prompts += self._is_short(sequence)
         self._enqueue(sequence)
+        return sequence
 
     def _enqueue(self, sequence: Sequence) -> None:
         group = self.group_of(sequence)

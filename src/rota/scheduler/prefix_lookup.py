@@ -1,20 +1,24 @@
 """The prefix lookup finds the written blocks that a waiting sequence begins with, with bounded work in a pass.
 
-A block's name is hashed only after the block before it was found, and once. A pass hashes few names: a long prompt that
-was seen before is looked up over several passes. How far a lookup came is kept with the sequence, so a sequence that is
-refused again and again costs nothing again. Between two passes the end of a text is forgotten first. So a look begins
-at the end of what was found, and only a sequence that starts has all of its blocks looked up again.
+A block's name is hashed once, and a pass hashes few names: a long prompt is hashed over several passes, and mostly
+while it waits for something else. How far a lookup came is kept with the sequence, so a sequence that is refused again
+and again costs nothing again. Between two passes the end of a text is forgotten first. So a look begins at the end of
+what was found, and only a sequence that starts has all of its blocks looked up again.
 """
 
 from __future__ import annotations
 
+from collections import deque
+
 from rota.core.ids import BlockId
 from rota.scheduler.blocks import BlockLedger, first_key, next_key
-from rota.scheduler.sequence import Sequence
+from rota.scheduler.sequence import Phase, Sequence
 
-# What a pass may spend on lookups, in blocks that are looked up by name. To hash a name takes as long as about 16 of
-# these, 1.5 to 3 µs on a Xeon. So a pass hashes 128 names at most, of 2,048 tokens.
+# What a pass may spend on lookups, in blocks that are looked up by name, each 0.1 µs on a Xeon. To hash a name takes as
+# long as about 16 of these. So a pass hashes 128 names, of 2,048 tokens, or more if that takes less than a hundredth of
+# a step: long prompts make long steps, and what is found is not computed.
 MOST_LOOKS = 2048
+LOOKS_PER_STEP_S = 100_000
 LOOKS_PER_KEY = 16
 
 
@@ -24,11 +28,30 @@ class PrefixLookup:
     def __init__(self, blocks: BlockLedger) -> None:
         self._blocks = blocks
         self._left = MOST_LOOKS
+        self._to_hash: deque[Sequence] = deque()  # in the order in which they came
         self.is_unfinished = False
 
-    def begin_pass(self) -> None:
-        self._left = MOST_LOOKS
+    def expect(self, sequence: Sequence) -> None:
+        """A sequence begins to wait."""
+        self._to_hash.append(sequence)
+
+    def begin_pass(self, step_s: float) -> None:
+        """Steps took this long recently."""
+        self._left = max(MOST_LOOKS, int(step_s * LOOKS_PER_STEP_S))
         self.is_unfinished = False
+
+    def end_pass(self) -> None:
+        """Hash ahead with what is left: the names are needed in any case, to publish the blocks."""
+        size = self._blocks.block_size
+        while self._to_hash and self._left > 0:
+            sequence = self._to_hash[0]
+            done, most = len(sequence.block_keys), findable(sequence, size)
+            if sequence.phase is not Phase.WAITING or done >= most:
+                self._to_hash.popleft()
+                continue
+            more = min(most - done, -(-self._left // LOOKS_PER_KEY))
+            extend_keys(sequence, done + more, size)
+            self._left -= more * LOOKS_PER_KEY
 
     def is_complete(self, sequence: Sequence) -> bool:
         """Look further for a sequence's blocks; False if a later pass has to go on."""
@@ -53,6 +76,10 @@ class PrefixLookup:
         sequence.found = found
         self.is_unfinished |= not is_complete
         return is_complete
+
+    def charge(self, blocks: int) -> None:
+        """A sequence takes blocks in this pass, which takes about as long as to look them up."""
+        self._left = max(0, self._left - blocks)
 
     def held(self, sequence: Sequence) -> int:
         """About how many of the blocks found for a sequence are held by others: a text is held from its beginning."""

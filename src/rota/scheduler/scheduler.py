@@ -134,7 +134,9 @@ class Scheduler:
                 )
             )
         else:
-            self._books.open(request)
+            sequence = self._books.open(request)
+            if self._config.enable_prefix_caching:
+                self._lookup.expect(sequence)
 
     # ── what to do ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -142,7 +144,7 @@ class Scheduler:
         """Give slots to adapters, then fill the step: decodes, prompts that have begun, new sequences."""
         self._steps += 1
         draft = Draft(step_id=self._steps, now=now, budget=self._config.chunked_prefill_size)
-        self._lookup.begin_pass()
+        self._lookup.begin_pass(self._books.step_s)
         self._adapters.give_orders(draft)
         self._turns.take(draft)
         self._sharing.make_room(draft)
@@ -154,6 +156,7 @@ class Scheduler:
         self._prompts.fill(draft)
         self._batch.write_chunks(draft)
         self._batch.start_decoding()
+        self._lookup.end_pass()
         if self._lookup.is_unfinished:
             draft.ask_again(now)
         self._flights[draft.step_id] = draft.flight
