@@ -13,7 +13,7 @@ from rota.workload.scenario import read_scenario
 SCENARIO = Path(__file__).parents[2] / "benchmarks/scenarios/long-prompts.toml"
 # Seconds to the first token with the same seed while prompts went by arrival; the chats' P99 was 1.37 s.
 LONG_MEAN_BY_ARRIVAL, LONG_MAX_BY_ARRIVAL = 0.745, 1.941
-# The costs by which these were simulated: an H200 with Llama-8B, as fitted before its steps were timed by its own clock.
+# The costs by which these were simulated: an H200 with Llama-8B, as fitted before it timed its own steps.
 COSTS = LinearCost(
     name="h200, 2026-11-15",
     base_s=0.004713,

@@ -15,7 +15,7 @@ from rota.scheduler.absent import Absent
 from rota.scheduler.accounts import Accounts
 from rota.scheduler.blocks import BlockLedger
 from rota.scheduler.crowds import Crowds
-from rota.scheduler.group import Group, arrival
+from rota.scheduler.group import Group
 from rota.scheduler.hosts import HostLedger
 from rota.scheduler.reasons import Reason
 from rota.scheduler.rows import RowLedger
@@ -101,7 +101,7 @@ class Books:
         self.group_of(sequence).enter(account)
         self.sequences[request.request_id] = sequence
         self.priorities[request.priority] += 1
-        self.short_prompts += self._is_short(sequence)
+        self.short_prompts += self.is_short(sequence)
         self._enqueue(sequence)
         return sequence
 
@@ -127,7 +127,7 @@ class Books:
         group.exit(sequence.account)
         self.accounts.close(sequence.account)
         self._forget_priority(sequence.request.priority)
-        self.short_prompts -= self._is_short(sequence)
+        self.short_prompts -= self.is_short(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             group.lengths.append(sequence.output_length)
         self.note_users(group)
@@ -143,7 +143,7 @@ class Books:
             )
         )
 
-    def _is_short(self, sequence: Sequence) -> bool:
+    def is_short(self, sequence: Sequence) -> bool:
         return self.deep_prefix is not None and sequence.prompt_length < self.deep_prefix
 
     def _forget_priority(self, priority: int) -> None:
@@ -269,49 +269,3 @@ class Books:
             self.groups[adapter_id] for adapter_id, residency in residencies.items() if residency.is_ready
         ]
         self.open_groups = [self.base, *self.residents]
-
-    def check(self) -> None:
-        """Assert that everything is accounted for: rows, blocks, slots, sequences, users."""
-        running = list(self.running())
-        assert len(running) == sum(group.running for group in self.groups.values()), "a running sequence is not seen"
-        self.blocks.check(sequence.held_blocks for sequence in running)
-        self.slots.check()
-        assert len(running) == self.running_count, "a seat is lost"
-        self._check_rows(running)
-        self._check_accounts(running)
-        waiting = [sequence for group in self.groups.values() for sequence in group.queue]
-        assert len(waiting) == self.waiting
-        assert self.short_prompts == sum(map(self._is_short, self.sequences.values()))
-        assert self.priorities == Counter(sequence.request.priority for sequence in self.sequences.values())
-        assert {*map(id, self.sequences.values())} == {*map(id, running), *map(id, waiting)}
-        for group in self.groups.values():
-            assert group.prefilling == sorted(group.prefilling, key=arrival)
-            assert group.decoding == sorted(group.decoding, key=arrival)
-            assert group.rowless == sorted(group.rowless, key=arrival)
-            assert group.priorities == Counter(one.request.priority for one in group.running_sequences())
-        absent = {a for a, g in self.groups.items() if g.wants_slot and a != BASE and a not in self.slots.residencies}
-        assert absent == {group.adapter_id for group in self.absent}
-        assert [*self.absent] == sorted(self.absent, key=lambda group: (self.due_at(group), group.adapter_id))
-        assert [*self.absent.parked] == [group for group in self.absent if group.running]
-        assert [*self.absent.at_hand] == [group for group in self.absent if self.hosts.has(group.adapter_id)]
-        ready = [a for a, residency in self.slots.residencies.items() if residency.is_ready]
-        assert [group.adapter_id for group in self.residents] == ready
-        assert self.open_groups == [group for group in (self.base, *self.residents) if self.is_open(group)]
-
-    def _check_rows(self, running: list[Sequence]) -> None:
-        seated = [sequence for sequence in running if sequence.row is not None]
-        assert len(seated) == self.rows.total - self.rows.free, "a row is lost or shared"
-        assert len({sequence.row for sequence in seated}) == len(seated), "two sequences share a row"
-        rowless = [sequence for group in self.groups.values() for sequence in group.rowless]
-        assert all(sequence.row is None for sequence in rowless)
-        self.crowds.check([group.running for group in self.groups.values() if group.running and group is not self.base])
-        assert len(rowless) + len(seated) == len(running)
-        self.rows.check({group.adapter_id: group.rows for group in self.absent.parked if group.rows})
-
-    def _check_accounts(self, running: list[Sequence]) -> None:
-        blocks: Counter[str] = Counter()
-        for sequence in running:
-            blocks[sequence.account.name] += len(sequence.held_blocks)
-        rows = Counter(sequence.account.name for sequence in running if sequence.row is not None)
-        seats = Counter(sequence.account.name for sequence in running)
-        self.accounts.check(rows, seats, blocks, Counter(one.account.name for one in self.sequences.values()))

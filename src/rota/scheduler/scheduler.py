@@ -19,6 +19,7 @@ from rota.policy.prefill_delayer import PrefillDelayer
 from rota.policy.slot_policies import make_slot_policy
 from rota.scheduler.adapter_lifecycle import AdapterLifecycle
 from rota.scheduler.admission import Admission
+from rota.scheduler.balance import check_balance
 from rota.scheduler.batch import Batch
 from rota.scheduler.books import Books
 from rota.scheduler.delays import Delays
@@ -188,7 +189,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that the books balance."""
-        self._books.check()
+        check_balance(self._books)
 
 
 def _delayer(policy: PolicyConfig, capacity: Capacity) -> PrefillDelayer | None:
