@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 
 from rota.core.ids import AdapterId
+from rota.policy.settled import LOOK_EVERY
 from rota.policy.slot_policies.rotate import STEADY_STEPS
 from rota.policy.slot_policy import Turn
 from tests.policy.rotation import NOW, ago, newcomer, parked, resident, rotate_with, slots, turns
-from tests.policy.views import A, B, C, D, E, F, View
+from tests.policy.views import A, Absent, B, C, D, E, F, Slots, View
 
 LEAST, SECOND, LARGEST = resident(A, claims=10.0), resident(B, claims=20.0), resident(C, claims=30.0)
 SETTLED = (LEAST, SECOND, LARGEST)
@@ -198,3 +199,36 @@ def test_with_a_promise_turns_do_not_become_rarer():
     assert turns(rotate_with(SETTLED), slots(SETTLED, absent)) == []
     early = [parked(AdapterId(100 + one), ran_at=NOW - 0.79) for one in range(30)]
     assert turns(rotate_with(SETTLED, max_stall_s=1.0), slots(SETTLED, early)) == []
+
+
+# ── bounds ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Counting(Slots):
+    """Counts how often a policy asks about one adapter."""
+
+    looks = 0
+
+    def is_at_hand(self, adapter_id):
+        Counting.looks += 1
+        return super().is_at_hand(adapter_id)
+
+    def can_start(self, adapter_id):
+        Counting.looks += 1
+        return super().can_start(adapter_id)
+
+
+@pytest.mark.parametrize("kind", [parked, newcomer])
+@pytest.mark.parametrize("lacks", ["being_read", "unable", "nothing"])
+def test_passes_look_at_no_more_adapters_when_four_times_as_many_are_absent(kind, lacks):
+    found = []
+    for count in (100, 400):
+        absent = [kind(AdapterId(number), ago(500)) for number in range(10, 10 + count)]
+        named = {} if lacks == "nothing" else {lacks: frozenset(one.adapter_id for one in absent)}
+        policy = rotate_with(SETTLED, max_stall_s=1.0)
+        Counting.looks = 0
+        for _ in range(LOOK_EVERY):
+            turns(policy, Counting([*SETTLED], Absent(absent), **named))
+        found.append(Counting.looks)
+
+    assert found[0] == found[1] < 150 * LOOK_EVERY

@@ -10,6 +10,7 @@ token while more adapters are parked than can have a turn in time.
 from __future__ import annotations
 
 import math
+from itertools import islice
 
 from rota.core.ids import AdapterId
 from rota.policy.settled import Settled, is_kv_short
@@ -36,6 +37,8 @@ MOST_RARE = 8.0
 # This many adapters that lack KV or are still being read are passed over in a pass, and this many newcomers are found.
 LOOK_AHEAD = 16
 MOST_NEWCOMERS = 2 * MOST_VISITS
+# Of the parked adapters, this many are looked at, the longest without a token first.
+MOST_LOOKS = 64
 
 
 class Visits:
@@ -126,7 +129,7 @@ class Visits:
         shares = settled.shares if self._max_stall_s is None else Shares()  # weights break no promise
         bound_s = MOST_RARE * STALL_STEPS * slots.step_s if shares else stall_s
         stalled: list[AdapterView] = []
-        for view in slots.parked:
+        for view in islice(slots.parked, MOST_LOOKS):
             pause_s = now - view.ran_at
             if pause_s <= min(bound_s, stall_s) or len(stalled) == MOST_VISITS:
                 break
