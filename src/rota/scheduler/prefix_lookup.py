@@ -15,10 +15,10 @@ from rota.scheduler.blocks import BlockLedger, first_key, next_key
 from rota.scheduler.sequence import Phase, Sequence
 
 # What a pass may spend on lookups, in blocks that are looked up by name, each 0.1 µs on a Xeon. To hash a name takes as
-# long as about 16 of these. So a pass hashes 128 names, of 2,048 tokens, or more if that takes less than a hundredth of
+# long as about 16 of these. So a pass hashes 128 names, of 2,048 tokens, or more if that takes less than a fiftieth of
 # a step: long prompts make long steps, and what is found is not computed.
 MOST_LOOKS = 2048
-LOOKS_PER_STEP_S = 100_000
+LOOKS_PER_STEP_S = 200_000
 LOOKS_PER_KEY = 16
 
 
