@@ -96,3 +96,16 @@ def test_a_request_of_lower_priority_gives_up_its_kv_though_its_adapter_comes_fi
         stage.step()
 
     assert "urgent" not in preempted(stage)
+
+
+def test_nor_for_kv_of_which_a_block_is_kept_for_each_that_still_runs():
+    """Free blocks and those of `low` are five, as many as `urgent` needs. But one of them is kept for `runs`."""
+    stage = Stage(adapters=0, blocks=6)
+    stage.ask("runs", prompt=4, max_new_tokens=40, priority=1)
+    stage.ask("low", prompt=20, max_new_tokens=40, priority=0)
+    assert len(seated(stage.step(at=1.0))) == 2
+    stage.ask("urgent", prompt=5 * 16 - 4, priority=1)
+    for _ in range(3):
+        stage.step(at=stage.now + 1.0)
+
+    assert preempted(stage) == []

@@ -52,10 +52,8 @@ class Urgency:
     def _make_room_for(self, draft: Draft, urgent: Sequence) -> bool:
         own = (one for one in self._books.running() if one.account is urgent.account)
         yielding = self._in_turn([one for one in own if one.priority < urgent.priority])
-        blocks = self._books.blocks
-        could_free = sum(len(one.held_blocks) for one in yielding)
-        if self._lacks_kv(draft, urgent) and blocks.free + could_free < blocks.blocks_for(urgent.length):
-            return False  # to preempt others would be in vain
+        if self._lacks_kv(draft, urgent) and not self._would_have_kv(draft, urgent, yielding):
+            return False  # to preempt others would be in vain, in this pass and in the next
         while self._lacks_row(draft, urgent) or self._lacks_kv(draft, urgent):
             if not yielding:
                 return False
@@ -70,6 +68,14 @@ class Urgency:
         blocks = self._books.blocks
         promised = sum(blocks.blocks_for(one.length) for one in draft.invited)
         return self._admission.lacks_kv(urgent, promised + len(self._books.growing()))
+
+    def _would_have_kv(self, draft: Draft, urgent: Sequence, yielding: list[Sequence]) -> bool:
+        """Are there blocks for `urgent` without these? As in `Admission`, one is left for each that still runs."""
+        books, blocks = self._books, self._books.blocks
+        could_be_free = blocks.free + sum(len(one.held_blocks) for one in yielding)
+        promised = sum(blocks.blocks_for(one.length) for one in draft.invited) + len(books.growing() - {*yielding})
+        still_running = books.running_count - len(yielding)
+        return blocks.blocks_for(urgent.length) + promised + still_running <= could_be_free
 
     def _make_room_to_grow(self, draft: Draft) -> None:
         """Free the blocks that decodes need in this step, or else the order of adapters would decide who finds none."""
