@@ -48,6 +48,11 @@ class SlotPolicy(Protocol):
         return frozenset()
 
     @property
+    def keeps_running_at_hand(self) -> bool:
+        """Does no adapter leave host memory while its answers are under way? Then no read from disk pauses them."""
+        return False
+
+    @property
     def wanted(self) -> Iterable[AdapterId]:
         """Absent adapters that get a slot as soon as their weights are in host memory; they are read first."""
         return ()

@@ -73,6 +73,10 @@ class Visits:
         self._on_turn.discard(adapter_id)
 
     @property
+    def has_promise(self) -> bool:
+        return self._max_stall_s is not None
+
+    @property
     def both(self) -> tuple[list[AdapterView], list[AdapterView]]:
         return self.newcomers, self.stalled
 

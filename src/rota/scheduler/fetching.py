@@ -22,10 +22,10 @@ MOST_LOOKS, MOST_READS = 64, 8
 class Fetching:
     """Only an adapter whose weights lie in host memory can be copied into a slot."""
 
-    def __init__(self, books: Books, admission: Admission) -> None:
+    def __init__(self, books: Books, admission: Admission, keeps_running: bool = False) -> None:
         self._books = books
         self._admission = admission
-        self._victims = HostVictims(books, self._wanted_at)
+        self._victims = HostVictims(books, self._wanted_at, keeps_running)
         self._ahead = ReadAhead(books, self._victims)
         self._first: frozenset[AdapterId] = frozenset()
 

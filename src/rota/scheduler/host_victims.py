@@ -26,8 +26,10 @@ MOST_ASKED = 8
 class HostVictims:
     """Idle adapters leave first, then adapters whose weights are in a slot, then those that will be wanted last."""
 
-    def __init__(self, books: Books, wanted_at: Callable[[Group], WantedAt]) -> None:
+    def __init__(self, books: Books, wanted_at: Callable[[Group], WantedAt], keeps_running: bool = False) -> None:
+        """With `keeps_running` no adapter leaves whose answers have begun: a read would pause them."""
         self._books = books
+        self._keeps_running = keeps_running
         self._wanted_at = wanted_at
         self._idle: deque[AdapterId] = deque()
         self._seated: deque[AdapterId] = deque()  # their requests do not need them in host memory
@@ -44,6 +46,8 @@ class HostVictims:
             return spare[0]
         kept: AdapterId | None = None
         for group in self._last():
+            if self._keeps_running and group.running:
+                continue
             if group.adapter_id in first:
                 kept = kept or group.adapter_id
                 continue
@@ -85,8 +89,8 @@ class HostVictims:
         self._idle, self._seated, self._asked = deque(), deque(), {}
         for adapter_id in islice(books.hosts.held, MOST_HELD):
             residency = books.slots.residencies.get(adapter_id)
-            if residency and not residency.is_ready:
-                continue  # it is being copied from host memory
+            if residency and (self._keeps_running or not residency.is_ready):
+                continue  # it is being copied from host memory, or requests may come that must not wait for a read
             if not books.groups[adapter_id].users:
                 self._idle.append(adapter_id)
             elif residency:

@@ -73,7 +73,7 @@ class Scheduler:
         self._prompts = Prompts(self._books, self._batch)
         self._newcomers = Newcomers(self._books, admission, delays, self._prompts)
         is_overlapped = lora.enable_lora_overlap_loading
-        fetching = Fetching(self._books, admission)
+        fetching = Fetching(self._books, admission, slot_policy.keeps_running_at_hand)
         candidates = SlotCandidates(self._books, admission, is_overlapped)
         # With one step at a time a copy that fails would be heard of only after the step that used it.
         moves = Moves(self._books, is_overlapped, is_eager=config.overlap_depth > 1)

@@ -68,6 +68,11 @@ class Rotate(SlotPolicy):
     # ── answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
+    def keeps_running_at_hand(self) -> bool:
+        """A promise of a longest pause would not survive a slow disk."""
+        return self._visits.has_promise
+
+    @property
     def wanted(self) -> list[AdapterId]:
         return [*self._settled, *self._settled.next]
 
