@@ -16,7 +16,7 @@ from rota.core.plan import StepPlan
 from rota.core.policy_config import PolicyConfig
 from rota.core.tenant import Tenant
 from rota.policy.slot_policies import SLOT_POLICIES
-from rota.scheduler.crowds import Crowds
+from rota.scheduler.group_sizes import GroupSizes
 from rota.scheduler.reasons import Reason
 from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Sequence
@@ -81,17 +81,17 @@ def test_rows_of_parked_sequences_may_be_taken_the_last_ones_first(parked_rows, 
 
 @given(st.integers(0, 4), st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=60))
 def test_crowds_know_the_sum_of_the_largest(slots, changes):
-    crowds, sizes = Crowds(slots), [0] * 6
+    counted, sizes = GroupSizes(slots), [0] * 6
     for one, grows in changes:
         if grows:
             after = sorted([*sizes[:one], sizes[one] + 1, *sizes[one + 1 :]])
-            assert crowds.most_after(sizes[one]) == sum(after[6 - slots :])
-            crowds.grow(sizes[one])
+            assert counted.most_after(sizes[one]) == sum(after[6 - slots :])
+            counted.grow(sizes[one])
             sizes[one] += 1
         elif sizes[one]:
-            crowds.shrink(sizes[one])
+            counted.shrink(sizes[one])
             sizes[one] -= 1
-        crowds.check([size for size in sizes if size])
+        counted.check([size for size in sizes if size])
 
 
 # ── who gives up a row ───────────────────────────────────────────────────────────────────────────────────────────────

@@ -45,7 +45,9 @@ def _check_rows(books: Books, running: list[Sequence]) -> None:
     assert len({sequence.row for sequence in seated}) == len(seated), "two sequences share a row"
     rowless = [sequence for group in books.groups.values() for sequence in group.rowless]
     assert all(sequence.row is None for sequence in rowless)
-    books.crowds.check([group.running for group in books.groups.values() if group.running and group is not books.base])
+    books.group_sizes.check(
+        [group.running for group in books.groups.values() if group.running and group is not books.base]
+    )
     assert len(rowless) + len(seated) == len(running)
     books.rows.check({group.adapter_id: group.rows for group in books.absent.parked if group.rows})
 

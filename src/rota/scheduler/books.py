@@ -14,8 +14,8 @@ from rota.policy.eviction import Eviction
 from rota.scheduler.absent import Absent
 from rota.scheduler.accounts import Accounts
 from rota.scheduler.blocks import BlockLedger
-from rota.scheduler.crowds import Crowds
 from rota.scheduler.group import Group
+from rota.scheduler.group_sizes import GroupSizes
 from rota.scheduler.hosts import HostLedger
 from rota.scheduler.reasons import Reason
 from rota.scheduler.rows import RowLedger
@@ -45,7 +45,7 @@ class Books:
         self.blocks = BlockLedger(capacity.blocks, capacity.block_size)
         self.slots = SlotLedger(capacity.slots, eviction)
         self.hosts = HostLedger(host_adapters)
-        self.crowds = Crowds(capacity.slots)
+        self.group_sizes = GroupSizes(capacity.slots)
         self.longest = min(capacity.max_sequence_tokens, capacity.blocks * capacity.block_size)
         self.window = capacity.window
         self.deep_prefix = capacity.deep_prefix
@@ -162,7 +162,7 @@ class Books:
         """Give back row and blocks. A step in flight may still use them, because the device works in order."""
         group = self.group_of(sequence)
         if group is not self.base:
-            self.crowds.shrink(group.running)
+            self.group_sizes.shrink(group.running)
         group.part(sequence)
         if sequence.row is not None:
             self.rows.give_back(sequence.row)
@@ -190,14 +190,14 @@ class Books:
         if self.running_count < self.rows.total:
             return True
         if group is self.base:
-            return self.base.running + 1 + self.crowds.most <= self.rows.total
-        return self.base.running + self.crowds.most_after(group.running) <= self.rows.total
+            return self.base.running + 1 + self.group_sizes.most <= self.rows.total
+        return self.base.running + self.group_sizes.most_after(group.running) <= self.rows.total
 
     def take_seat(self, sequence: Sequence) -> None:
         """A sequence that has got its blocks counts as running from now on."""
         group = self.group_of(sequence)
         if group is not self.base:
-            self.crowds.grow(group.running)
+            self.group_sizes.grow(group.running)
         self.running_count += 1
         sequence.account.seats += 1
         self.count_blocks(sequence, len(sequence.blocks))

@@ -1,11 +1,11 @@
-"""Crowds count each adapter's sequences that hold KV, and how many of them could be in slots at the same time."""
+"""Group sizes count each adapter's sequences that hold KV, and how many of them could be in slots at the same time."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
 
-class Crowds:
+class GroupSizes:
     """Sizes only, without names: the largest ones matter, as many as there are slots."""
 
     def __init__(self, slots: int) -> None:
