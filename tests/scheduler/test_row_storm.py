@@ -11,6 +11,7 @@ from rota.core.ids import AdapterId
 from rota.core.messages import Message, Submit
 from rota.core.plan import StepPlan
 from rota.core.policy_config import PolicyConfig
+from rota.core.tenant import Tenant
 from tests.builders import add_adapter, capacity, request
 from tests.fakes import FakeDevice
 from tests.scheduler.test_storm import expected, traffic
@@ -71,3 +72,27 @@ def test_rows_change_hands_nearly_every_step_and_no_prompt_is_computed_twice():
         chunks = [chunk for plan in device.plans for chunk in plan.chunks]
         assert sum(chunk.length for chunk in chunks) == 18 * 20
         assert resumed(device.plans) > len(device.plans) // 4
+
+
+def test_one_without_a_row_goes_on_when_the_one_that_has_the_row_gives_up_its_kv():
+    """`grows` holds the only row and gives up its KV. Nothing else happens, and `urgent` must have the row then."""
+    asked = [
+        request("short", prompt=1, max_new_tokens=1, adapter=AdapterId(2)),
+        request(
+            "urgent",
+            prompt=1,
+            max_new_tokens=4,
+            adapter=AdapterId(1),
+            tenant=Tenant(name="heavy", weight=3.0),
+            priority=1,
+        ),
+        request("grows", prompt=9, max_new_tokens=25, adapter=AdapterId(1)),
+    ]
+    messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in (1, 2)]
+    messages += [(0.0, Submit(one)) for one in asked]
+    found = capacity(blocks=5, block_size=8, rows=1, slots=1)
+    config = SchedulerConfig(chunked_prefill_size=6, enable_prefix_caching=False)
+    lora = LoraConfig(max_loaded_loras=1, enable_lora_overlap_loading=False)
+    events = serve(messages, FakeDevice(found), config, 1, PolicyConfig(lora_policy="rotate"), lora, 0.1)
+
+    assert len(endings(events)) == len(asked)

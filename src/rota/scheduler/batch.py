@@ -66,6 +66,8 @@ class Batch:
         while not self._books.blocks.free:
             victim = self._victim(draft)
             self._books.preempt(victim, draft.now)
+            # Its row is free, and those that hold KV and lack a row were looked at before. The next pass sees them.
+            draft.ask_again(draft.now)
             if victim is sequence:
                 return False
         block = self._books.blocks.allocate_one()
