@@ -17,7 +17,9 @@ from rota.runtime.loop import run
 from rota.scheduler import Scheduler
 from rota.sim import ConstantCost, VirtualWorld
 from tests.builders import add_adapter, capacity, submit
+from tests.fakes import FakeDevice
 from tests.scheduler.stage import Stage
+from tests.worlds import endings, serve
 
 
 def on_disk(host_adapters: int, *adapters: int, policy: str = "wait") -> Stage:
@@ -96,3 +98,15 @@ def test_how_far_a_policy_looks_does_not_decide_what_is_read(name, monkeypatch):
     monkeypatch.setitem(SLOT_POLICIES, "curious", curious)
     for seed in range(3):
         assert events("curious", seed) == events(name, seed)
+
+
+def test_with_a_promise_an_adapter_in_a_slot_leaves_host_memory_when_it_has_no_requests():
+    """Host memory holds as many adapters as there are slots, so no other adapter could ever be read."""
+    policy = PolicyConfig(lora_policy="rotate", lora_max_stall_ms=1000.0)
+    lora = LoraConfig(max_loaded_loras=1, enable_lora_overlap_loading=False)
+    messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in (1, 2)]
+    messages += [(0.0, submit(f"r{number}", adapter=AdapterId(number), max_new_tokens=1)) for number in (1, 2)]
+
+    events = serve(messages, FakeDevice(capacity(slots=1, rows=1)), policy=policy, lora=lora)
+
+    assert len(endings(events)) == 2

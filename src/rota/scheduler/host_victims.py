@@ -87,11 +87,15 @@ class HostVictims:
             return
         books, self._found_in = self._books, step_id
         self._idle, self._seated, self._asked = deque(), deque(), {}
+        idle_in_slots: list[AdapterId] = []  # requests may come for them that must not wait for a read later
         for adapter_id in islice(books.hosts.held, MOST_HELD):
             residency = books.slots.residencies.get(adapter_id)
-            if residency and (self._keeps_running or not residency.is_ready):
-                continue  # it is being copied from host memory, or requests may come that must not wait for a read
+            if residency and not residency.is_ready:
+                continue  # it is being copied from host memory
             if not books.groups[adapter_id].users:
-                self._idle.append(adapter_id)
-            elif residency:
+                (idle_in_slots if residency and self._keeps_running else self._idle).append(adapter_id)
+            elif residency and not self._keeps_running:
                 self._seated.append(adapter_id)
+        if not books.absent.at_hand and not books.hosts.reads:
+            # No adapter will come that takes a slot from one of these. Unless one is dropped, no other is ever read.
+            self._idle.extend(idle_in_slots[:1])
