@@ -128,7 +128,7 @@ def test_the_eviction_policy_says_whether_a_popular_adapter_keeps_its_place(hot_
 
 def test_without_overlap_loading_answers_pause_for_the_copy_of_an_adapter(scenario, tmp_path):
     cost = tmp_path / "slow.toml"
-    free = {name: 0.0 for name in LinearCost.__slots__ if name not in ("name", "prefill")}
+    free = {name: 0.0 for name in LinearCost.__slots__ if name not in ("name", "prefill", "graphs")}
     cost.write_text("\n".join(f"{name} = {value}" for name, value in {**free, "base_s": 0.01, "load_s": 0.5}.items()))
     flags = ("--cost", str(cost), "--lora-policy", "wait")
     beside, awaited = (
