@@ -25,6 +25,7 @@ from pass_stage import Ask, Stage
 
 from rota.core.messages import AbortAll
 from rota.core.policy_config import PolicyConfig
+from rota.runtime.lifeline import tied
 
 STEPS = 200
 MOST_MS = 0.5
@@ -67,7 +68,7 @@ MESSAGES = {"message: 10,000 requests called off at once": message_of}
 
 def measured(name: str, repeats: int, folder: Path) -> Times:
     """In a process of its own, with the package of a checkout."""
-    command = [sys.executable, __file__, "--one", name, "--repeats", str(repeats)]
+    command = tied([sys.executable, __file__, "--one", name, "--repeats", str(repeats)])
     answer = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(folder / "src")}, stdout=subprocess.PIPE, check=True
     )

@@ -36,7 +36,7 @@ class DeviceWorld(VirtualWorld):
         load_s: float = LOAD_S,
         fetch_s: float = 1.7 * STEP_S,
     ) -> None:
-        super().__init__(messages, ConstantCost(STEP_S, load_s, fetch_s))
+        super().__init__(messages, ConstantCost(seconds=STEP_S, load_s=load_s, fetch_s=fetch_s))
         self.device = device
         self._is_eager = depth > 1 and load_s <= STEP_S
         self._tickets: list[FakeTicket] = []

@@ -11,7 +11,7 @@ from rota.sim.run import Simulation, adapter_name
 from rota.workload.scenario import Client, Scenario
 from tests.observe.scraped import Scrape, scrape
 
-COST = ConstantCost(0.01, load_s=0.002, fetch_s=0.05)
+COST = ConstantCost(seconds=0.01, load_s=0.002, fetch_s=0.05)
 CROWD = Scenario(
     name="crowd", slots=2, clients=(Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(20, 80)),)
 )

@@ -53,7 +53,7 @@ def test_the_simulator_runs_it_and_it_fares_otherwise_than_the_others():
     crowd = Scenario(name="crowd", slots=2, clients=(client,))
     policies = [PolicyConfig(lora_policy=name, lora_drain_wait_threshold=0.1) for name in SLOT_POLICIES]
     summaries = [
-        Simulation(scenario=crowd, costs=ConstantCost(0.01, load_s=0.002), policy=policy).run().summary()
+        Simulation(scenario=crowd, costs=ConstantCost(seconds=0.01, load_s=0.002), policy=policy).run().summary()
         for policy in policies
     ]
 

@@ -25,7 +25,7 @@ def traffic() -> list[tuple[float, Message]]:
 
 def serve_virtually(messages: list[tuple[float, Message]], depth: int) -> tuple[list[Event], float]:
     scheduler = Scheduler(SchedulerConfig(chunked_prefill_size=16), capacity())
-    world = VirtualWorld(messages, ConstantCost(1.0))
+    world = VirtualWorld(messages, ConstantCost(seconds=1.0))
     events: list[Event] = []
     run(scheduler, world, events.extend, depth)
     return events, world.now()
@@ -47,7 +47,7 @@ class Watch(VirtualWorld):
     """Notes how many steps are in flight whenever one more is submitted."""
 
     def __init__(self) -> None:
-        super().__init__([(0.0, submit(max_new_tokens=10))], ConstantCost(1.0))
+        super().__init__([(0.0, submit(max_new_tokens=10))], ConstantCost(seconds=1.0))
         self.flying = 0
         self.most = 0
 
@@ -74,4 +74,4 @@ def test_waiting_for_ever_is_an_error_that_names_who_waits_and_why():
     scheduler._books.rows.take()  # a row that was lost
 
     with pytest.raises(StuckError, match="r0: as many requests run as may run"):
-        run(scheduler, VirtualWorld([(0.0, submit("r0"))], ConstantCost(1.0)), lambda _: None)
+        run(scheduler, VirtualWorld([(0.0, submit("r0"))], ConstantCost(seconds=1.0)), lambda _: None)

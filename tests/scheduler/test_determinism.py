@@ -47,7 +47,7 @@ def events(policy: PolicyConfig) -> list[Event]:
     lora = LoraConfig(max_loaded_loras=6)
     scheduler = Scheduler(SchedulerConfig(chunked_prefill_size=64), found, policy, lora)
     happened: list[Event] = []
-    run(scheduler, VirtualWorld(traffic(), ConstantCost(0.02, load_s=0.01, fetch_s=0.05)), happened.extend)
+    run(scheduler, VirtualWorld(traffic(), ConstantCost(seconds=0.02, load_s=0.01, fetch_s=0.05)), happened.extend)
     return happened
 
 

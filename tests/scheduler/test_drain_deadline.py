@@ -70,7 +70,7 @@ def test_the_beneficiary_of_a_drain_gets_its_slot_within_the_deadline_and_three_
         scheduler = Scheduler(config, capacity(blocks=2000, rows=48, slots=slots), policy)
         world = VirtualWorld(
             [*((0.0, add_adapter(number)) for number in range(1, ADAPTERS + 1)), *asks],
-            ConstantCost(STEP_S, load_s=load_s),
+            ConstantCost(seconds=STEP_S, load_s=load_s),
         )
         run(scheduler, world, events.extend, depth)
 

@@ -77,7 +77,7 @@ def events(policy: str, seed: int) -> list[Event]:
     found = capacity(blocks=36, rows=16, slots=3)
     scheduler = Scheduler(SchedulerConfig(), found, config, LoraConfig(max_loaded_loras=5))
     happened: list[Event] = []
-    run(scheduler, VirtualWorld(traffic(seed), ConstantCost(0.02, load_s=0.01, fetch_s=0.05)), happened.extend)
+    run(scheduler, VirtualWorld(traffic(seed), ConstantCost(seconds=0.02, load_s=0.01, fetch_s=0.05)), happened.extend)
     return happened
 
 

@@ -109,7 +109,7 @@ def test_no_adapter_is_read_twice_before_it_is_used_while_host_memory_is_full(po
             at, adapter, length = 2.0 + dice.randrange(300) / 50, 1 + dice.randrange(10), dice.choice([3, 60])
             ask = submit(f"r{number:03}", adapter=AdapterId(adapter), max_new_tokens=length, arrived_at=at)
             messages.append((at, ask))
-        world = Reading(messages, ConstantCost(0.02, load_s=0.01, fetch_s=0.15))
+        world = Reading(messages, ConstantCost(seconds=0.02, load_s=0.01, fetch_s=0.15))
         lora = LoraConfig(max_loras_per_batch=2, max_loaded_loras=host_adapters)
         found = capacity(blocks=2000, rows=64, slots=2)
         run(Scheduler(SchedulerConfig(), found, POLICIES[policy], lora), world, lambda _: None)
@@ -136,7 +136,7 @@ SLOW_DISK = Scenario(
 @pytest.mark.parametrize("policy", ["wait", "drain"])
 def test_with_a_slow_disk_reading_ahead_brings_first_tokens_and_answers_sooner(policy, monkeypatch):
     def summary() -> dict:
-        costs = ConstantCost(0.01, load_s=0.002)
+        costs = ConstantCost(seconds=0.01, load_s=0.002)
         simulation = Simulation(scenario=SLOW_DISK, costs=costs, policy=POLICIES[policy], seed=11)
         return simulation.run().summary()
 

@@ -33,7 +33,7 @@ def serve(messages: Messages, policy: PolicyConfig, slots: int, rows: int = 64, 
     found = capacity(blocks=4096, rows=rows, slots=slots, max_sequence_tokens=4096)
     scheduler = Scheduler(SchedulerConfig(enable_prefix_caching=False, overlap_depth=depth), found, policy)
     events: list[Event] = []
-    run(scheduler, VirtualWorld(messages, ConstantCost(STEP_S, LOAD_S)), events.extend, depth)
+    run(scheduler, VirtualWorld(messages, ConstantCost(seconds=STEP_S, load_s=LOAD_S)), events.extend, depth)
     scheduler.check()
     return events
 

@@ -13,7 +13,7 @@ from rota.sim.run import Simulation, adapter_name, lora_config
 from rota.workload.scenario import Client, Scenario
 from tests.processes import run_program
 
-COST = ConstantCost(0.01, load_s=0.002, fetch_s=0.05)
+COST = ConstantCost(seconds=0.01, load_s=0.002, fetch_s=0.05)
 CROWD = Scenario(
     name="crowd", slots=2, clients=(Client(requests=60, rate_per_s=8.0, adapters=5, output_tokens=(1, 80)),)
 )
@@ -50,7 +50,9 @@ def test_a_run_does_not_depend_on_how_python_hashes():
 def test_a_front_end_delays_every_first_token_and_no_other():
     client = Client(requests=5, rate_per_s=0.1, prompt_tokens=(5, 5), output_tokens=(4, 4))
     alone, behind = (
-        Simulation(scenario=Scenario(name="few", clients=(client,)), costs=ConstantCost(0.01, front_s=front_s)).run()
+        Simulation(
+            scenario=Scenario(name="few", clients=(client,)), costs=ConstantCost(seconds=0.01, front_s=front_s)
+        ).run()
         for front_s in (0.0, 0.003)
     )
     for one, other in zip(alone.records.values(), behind.records.values(), strict=True):
@@ -61,7 +63,7 @@ def test_a_front_end_delays_every_first_token_and_no_other():
 
 def test_a_closed_loop_asks_again_when_an_answer_is_complete_and_never_sooner():
     client = Client(requests=12, concurrency=3, prompt_tokens=(5, 5), output_tokens=(10, 10))
-    recorder = Simulation(scenario=Scenario(name="loop", clients=(client,)), costs=ConstantCost(1.0)).run()
+    recorder = Simulation(scenario=Scenario(name="loop", clients=(client,)), costs=ConstantCost(seconds=1.0)).run()
     records = list(recorder.records.values())
 
     assert len(records) == 12
@@ -87,7 +89,7 @@ def test_no_two_prompts_begin_alike_so_a_prefix_cache_finds_nothing():
 
 
 def test_a_step_that_waits_for_its_adapters_takes_longer():
-    slow = ConstantCost(0.01, load_s=0.5)
+    slow = ConstantCost(seconds=0.01, load_s=0.5)
     overlapped = Simulation(scenario=CROWD, costs=slow, policy=PolicyConfig(lora_policy="wait")).run().summary()
     awaited = (
         Simulation(
@@ -131,7 +133,7 @@ def test_host_memory_holds_what_the_server_would_hold_unless_the_scenario_says_o
 
 def test_an_adapter_that_left_host_memory_is_read_again():
     many = replace(CROWD, clients=(replace(CROWD.clients[0], adapters=200, requests=400, rate_per_s=40.0),))
-    slow = ConstantCost(0.001, load_s=0.002, fetch_s=0.4)
+    slow = ConstantCost(seconds=0.001, load_s=0.002, fetch_s=0.4)
     waits = [
         Simulation(scenario=replace(many, max_loaded_loras=copies), costs=slow).run().summary()["ttft_s"]["p90"]
         for copies in (200, None)

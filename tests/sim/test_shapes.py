@@ -18,7 +18,7 @@ from rota.sim.run import STARTS_AT, Simulation
 from rota.workload.scenario import Client, Scenario, read_scenario
 
 SCENARIOS = Path(__file__).parents[2] / "benchmarks/scenarios"
-STEP = ConstantCost(0.01, load_s=0.002, fetch_s=0.05)
+STEP = ConstantCost(seconds=0.01, load_s=0.002, fetch_s=0.05)
 ONE = Client(requests=1, rate_per_s=1.0, prompt_tokens=(40, 40), output_tokens=(20, 20))
 
 

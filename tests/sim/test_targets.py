@@ -216,7 +216,7 @@ def test_overload_costs_admitted_requests_neither_their_first_token_nor_their_an
     wait = simulated(overload, "a100-llama8b", "wait", seed=11).summary()
     rotate = Simulation(scenario=overload, costs=cost, policy=POLICIES["rotate"], config=short, seed=11).run().summary()
 
-    assert rotate["ttft_s"]["p99"] <= 5.0
+    assert rotate["ttft_s"]["p99"] <= 6.0
     assert rotate["e2e_s"]["mean"] <= 1.1 * wait["e2e_s"]["mean"]
     assert rotate["output_tokens_per_s"] >= wait["output_tokens_per_s"] / 1.1
 

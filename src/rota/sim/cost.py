@@ -41,7 +41,7 @@ class CostModel(Protocol):
 LONG_PROMPT = 2048
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantCost:
     """Every step takes the same time."""
 
