@@ -68,10 +68,9 @@ MESSAGES = {"message: 10,000 requests called off at once": message_of}
 
 def measured(name: str, repeats: int, folder: Path) -> Times:
     """In a process of its own, with the package of a checkout."""
-    command = tied([sys.executable, __file__, "--one", name, "--repeats", str(repeats)])
-    answer = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(folder / "src")}, stdout=subprocess.PIPE, check=True
-    )
+    command = [sys.executable, __file__, "--one", name, "--repeats", str(repeats)]
+    paths = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    answer = subprocess.run(tied(command), env=paths, stdout=subprocess.PIPE, check=True)
     times: Times = json.loads(answer.stdout)
     return times
 
