@@ -19,6 +19,8 @@ from rota.sim.world import Finish
 from tests.fakes import FakeDevice, FakeTicket
 
 STEP_S = 1.0
+# No traffic of the tests needs so many steps: requests that take turns for ever are as bad as a loop that waits for ever.
+MOST_STEPS = 5000
 LOAD_S = 0.6 * STEP_S
 
 
@@ -42,6 +44,7 @@ class DeviceWorld(VirtualWorld):
         self._tickets: list[FakeTicket] = []
         self._arrived: dict[AdapterId, bool] = {BASE: True}
         self._adapter_of: dict[Row, AdapterId] = {}
+        self._steps = 0
 
     def receive(self, until: float) -> list[Message] | None:
         messages = super().receive(until)
@@ -51,6 +54,8 @@ class DeviceWorld(VirtualWorld):
         return messages
 
     def submit(self, plan: StepPlan) -> Finish:
+        self._steps += 1
+        assert self._steps < MOST_STEPS, "steps without end"
         if self._is_eager:
             self._arrived = dict.fromkeys(self._arrived, True)
         for load in plan.loads:

@@ -96,3 +96,21 @@ def test_one_without_a_row_goes_on_when_the_one_that_has_the_row_gives_up_its_kv
     events = serve(messages, FakeDevice(found), config, 1, PolicyConfig(lora_policy="rotate"), lora, 0.1)
 
     assert len(endings(events)) == len(asked)
+
+
+def test_nobody_is_preempted_for_an_urgent_request_that_gets_no_row_by_it():
+    """`parked` is as urgent as `urgent`, and its turn needs the only row; so to preempt `begins` would help nobody."""
+    asked = [
+        request("first", prompt=9, max_new_tokens=8),
+        request("begins", prompt=4, max_new_tokens=9, adapter=AdapterId(2)),
+        request("parked", prompt=26, max_new_tokens=19, adapter=AdapterId(3), arrived_at=10.0, priority=1),
+        request("urgent", prompt=13, max_new_tokens=29, arrived_at=11.0, priority=1),
+    ]
+    messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in (2, 3)]
+    messages += [(one.arrived_at, Submit(one)) for one in asked]
+    found = capacity(blocks=26, block_size=8, rows=1, slots=1)
+    config = SchedulerConfig(chunked_prefill_size=10, enable_prefix_caching=False)
+    lora = LoraConfig(enable_lora_overlap_loading=False)
+    events = serve(messages, FakeDevice(found), config, 2, RESTLESS, lora)
+
+    assert len(endings(events)) == len(asked)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
+from rota.core.ids import BASE
 from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
@@ -52,8 +54,11 @@ class Urgency:
     def _make_room_for(self, draft: Draft, urgent: Sequence) -> bool:
         own = (one for one in self._books.running() if one.account is urgent.account)
         yielding = self._in_turn([one for one in own if one.priority < urgent.priority])
+        # To preempt others in vain would be so in the next pass too: no request would ever end.
+        if self._lacks_row(draft, urgent) and not self._would_have_row(draft, urgent, yielding):
+            return False
         if self._lacks_kv(draft, urgent) and not self._would_have_kv(draft, urgent, yielding):
-            return False  # to preempt others would be in vain, in this pass and in the next
+            return False
         while self._lacks_row(draft, urgent) or self._lacks_kv(draft, urgent):
             if not yielding:
                 return False
@@ -68,6 +73,20 @@ class Urgency:
         blocks = self._books.blocks
         promised = sum(blocks.blocks_for(one.length) for one in draft.invited)
         return self._admission.lacks_kv(urgent, promised + len(self._books.growing()))
+
+    def _would_have_row(self, draft: Draft, urgent: Sequence, yielding: list[Sequence]) -> bool:
+        """Is there a row for `urgent` without these, and one for each that runs beside it? See `Books.has_row`."""
+        books, rows = self._books, self._books.rows
+        open_ids = {group.adapter_id for group in books.open_groups}
+        given_up = sum(one.row is not None and one.request.adapter_id in open_ids for one in yielding)
+        if rows.available + given_up <= len(draft.invited):
+            return False
+        left = Counter(one.request.adapter_id for one in books.running())
+        left.subtract(one.request.adapter_id for one in yielding)
+        if left.total() < rows.total:
+            return True
+        left[urgent.request.adapter_id] += 1
+        return left.pop(BASE, 0) + max(left.values(), default=0) <= rows.total
 
     def _would_have_kv(self, draft: Draft, urgent: Sequence, yielding: list[Sequence]) -> bool:
         """Are there blocks for `urgent` without these? As in `Admission`, one is left for each that still runs."""
