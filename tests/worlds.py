@@ -19,7 +19,7 @@ from rota.sim.world import Finish
 from tests.fakes import FakeDevice, FakeTicket
 
 STEP_S = 1.0
-# No traffic of the tests needs so many steps: requests that take turns for ever are as bad as a loop that waits for ever.
+# No traffic of the tests needs so many steps: requests that take turns for ever are as bad as a loop that waits.
 MOST_STEPS = 5000
 LOAD_S = 0.6 * STEP_S
 

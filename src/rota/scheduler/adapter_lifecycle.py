@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
+from collections import deque
 
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
@@ -32,7 +32,7 @@ class AdapterLifecycle:
         self._fetching = fetching
         self._policy = policy
         self._unanswered: set[AdapterId] = set()  # the clients that added them wait for an answer
-        self._to_fetch: list[Group] = []
+        self._to_fetch: deque[Group] = deque()
         self._to_drop: list[AdapterId] = []
 
     def give_orders(self, draft: Draft) -> None:
@@ -40,8 +40,14 @@ class AdapterLifecycle:
         draft.drops.extend(self._to_drop)
         self._to_drop = []
         # If there is no room for one new adapter, there is none for the others that are new.
-        fetched = takewhile(lambda group: self._fetching.try_fetch(draft, group), self._to_fetch)
-        self._to_fetch = self._to_fetch[sum(1 for _ in fetched) :]
+        while self._to_fetch and self._fetch_if_new(draft, self._to_fetch[0]):
+            self._to_fetch.popleft()
+
+    def _fetch_if_new(self, draft: Draft, group: Group) -> bool:
+        """Order the first read of an adapter, unless its requests had it read meanwhile; False if there is no room."""
+        hosts, adapter_id = self._books.hosts, group.adapter_id
+        is_new = self._books.groups.get(adapter_id) is group and adapter_id in self._unanswered
+        return not is_new or hosts.is_fetching(adapter_id) or self._fetching.try_fetch(draft, group)
 
     def apply(self, message: AdapterMessage) -> None:
         match message:
