@@ -46,7 +46,11 @@ class ModelConfig:
         "Attention kernels; 'auto' takes Triton on a GPU and torch on a CPU. 'flashinfer', if installed, takes long "
         "prompts over from Triton.",
     )
-    tensor_parallel_size: int = option(1, "Devices that share one copy of the model; only 1 is supported.")
+    tensor_parallel_size: int = option(
+        1,
+        "Devices that share one copy of the model, each computing a part of every layer. On one machine the server "
+        "starts a process for each; across machines torchrun does.",
+    )
     data_parallel_size: int = option(
         1, "Copies of the model; only 1 is supported: start a server for each device instead."
     )
@@ -56,7 +60,8 @@ class ModelConfig:
         _at_least("context_length", self.context_length, 2)
         if self.cpu_threads != "auto":
             _at_least("cpu_threads", self.cpu_threads, 1)
-        for name in ("tensor_parallel_size", "data_parallel_size"):
+        _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
+        for name in ("data_parallel_size",):
             if getattr(self, name) != 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, but a server runs one copy on one device; use 1.")
 
@@ -218,6 +223,12 @@ class EngineConfig:
     engine_id: EngineId = FIRST_ENGINE
     builtin_adapters: tuple[LoraPath, ...] = ()
     quiet: bool = False
+    # Of the process that builds this engine: which of the tensor_parallel_size ranks, on which GPU as CUDA counts them,
+    # and how many ranks share its machine's processors.
+    rank: int = 0
+    device_number: int = 0
+    local_ranks: int = 1
+    meeting: str = ""  # where the ranks' engines find each other; empty: the ranks have not met yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
