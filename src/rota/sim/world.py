@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterable, Iterator
-from itertools import count
+from collections.abc import Iterable
 
 from rota.core.ids import AdapterId, Row
 from rota.core.messages import AdapterFetched, AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
 from rota.sim.cost import CostModel
+from rota.sim.mail import Mail
 
 Finish = tuple[float, tuple[int, ...]]  # when a step is done, and its tokens
 
 
-class VirtualWorld:
+class VirtualWorld(Mail):
     """The same messages and costs give the same run to the bit: messages of the same time keep their order.
 
     The n-th token of an answer that may end by a stop token is n, so a request's stop token says how long its answer
@@ -30,10 +29,7 @@ class VirtualWorld:
         fetch_s: float | None = None,
     ) -> None:
         """`fetch_s` goes before what the cost model says about the disk."""
-        self._order = count()
-        self._heap: list[tuple[float, int, Message, Iterator[tuple[float, Message]] | None]] = []
-        for at, message in messages:
-            self.post(at, message)
+        super().__init__(messages)
         self._costs = costs
         self._fetch_s = costs.fetch_s if fetch_s is None else fetch_s
         self._token = token
@@ -49,18 +45,11 @@ class VirtualWorld:
 
     def receive(self, until: float) -> list[Message] | None:
         """Jump to the next message or to `until`, whichever is first, and give all messages that are due."""
-        next_at = self._heap[0][0] if self._heap else math.inf
-        jump_to = min(next_at, until)
+        jump_to = min(self.next_at, until)
         if jump_to == math.inf:
             return None
         self._now = max(self._now, jump_to)
-        due: list[Message] = []
-        while self._heap and self._heap[0][0] <= self._now:
-            _, _, message, stream = heapq.heappop(self._heap)
-            due.append(message)
-            if stream:
-                self.follow(stream)
-        return due
+        return self.take(self._now)
 
     def submit(self, plan: StepPlan) -> Finish:
         """The device works in order: a step begins when the step before it is done. Copies run beside the steps.
@@ -118,13 +107,3 @@ class VirtualWorld:
             at = max(self._now, self._device_free_at, self._copies_free_at) + self._costs.load_s
             self._copies_free_at = self._copied_at[load.adapter_id] = at
             self.post(at, AdapterReady(load.adapter_id, at, self._costs.load_s))
-
-    def post(self, at: float, message: Message) -> None:
-        """A message will come at `at`."""
-        heapq.heappush(self._heap, (at, next(self._order), message, None))
-
-    def follow(self, stream: Iterator[tuple[float, Message]]) -> None:
-        """Messages will come from a stream; the next one is taken when the one before it has come."""
-        for at, message in stream:
-            heapq.heappush(self._heap, (at, next(self._order), message, stream))
-            return
