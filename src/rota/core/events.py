@@ -139,6 +139,22 @@ class SlotChanged:
     engine_id: EngineId = FIRST_ENGINE
 
 
+class HostState(StrEnum):
+    READING = "reading"
+    HELD = "held"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostChanged:
+    """An adapter is being read into host memory, is there, or is there no more."""
+
+    at: float
+    adapter_id: AdapterId
+    state: HostState
+    engine_id: EngineId = FIRST_ENGINE
+
+
 class DrainState(StrEnum):
     STARTED = "started"
     FINISHED = "finished"
@@ -241,7 +257,7 @@ class EngineRestarted:
     engine_id: EngineId = FIRST_ENGINE
 
 
-AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged | DrainChanged
+AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged | HostChanged | DrainChanged
 QueryResult = Explained | Inspected | CacheFlushed
 RequestEvent = Admitted | Preempted | PromptsScored | Produced | Finished
 Event = RequestEvent | PrefillsReleased | AdapterEvent | EngineRestarted | QueryResult

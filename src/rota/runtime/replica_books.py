@@ -6,17 +6,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rota.core.events import (
-    AdapterAdded,
-    AdapterRemoved,
     Admitted,
     EngineRestarted,
     Event,
     Finished,
+    HostChanged,
+    HostState,
     Produced,
     SlotChanged,
     SlotState,
 )
-from rota.core.ids import BASE, AdapterId, RequestId, Slot
+from rota.core.ids import AdapterId, RequestId, Slot
 from rota.core.request import Request
 from rota.policy.routing import ReplicaView
 
@@ -93,10 +93,8 @@ class ReplicaBooks:
                     self._end(event)
                 case SlotChanged():
                     yield from self._change(event)
-                case AdapterAdded():
-                    self.hosts.add(event.adapter_id)
-                case AdapterRemoved():
-                    self.hosts.discard(event.adapter_id)
+                case HostChanged():
+                    self._note_host(event)
                 case EngineRestarted():
                     self.clear()
 
@@ -118,6 +116,12 @@ class ReplicaBooks:
             self._expected -= booking.prompt_tokens + booking.answer_tokens
             self._produced -= event.output_tokens
 
+    def _note_host(self, event: HostChanged) -> None:
+        if event.state is HostState.GONE:
+            self.hosts.discard(event.adapter_id)
+        else:
+            self.hosts.add(event.adapter_id)  # a read that is under way need not be done again elsewhere
+
     def _change(self, event: SlotChanged) -> Iterator[float]:
         before = self._resident.pop(event.slot, None)
         if event.state is SlotState.EMPTY:
@@ -125,7 +129,5 @@ class ReplicaBooks:
             return
         self._resident[event.slot] = event
         self.slots.add(event.adapter_id)
-        if event.adapter_id != BASE:
-            self.hosts.add(event.adapter_id)
         if event.state is SlotState.READY and before and before.state is SlotState.LOADING:
             yield event.at - before.at

@@ -22,6 +22,7 @@ from rota.scheduler.draft import Draft
 from rota.scheduler.fetching import Fetching
 from rota.scheduler.group import Group, Standing
 from rota.scheduler.moves import arrive, vacate
+from rota.scheduler.reads import finish_read, forget_copy
 
 
 class AdapterLifecycle:
@@ -92,7 +93,7 @@ class AdapterLifecycle:
 
     def _fetched(self, adapter_id: AdapterId, at: float) -> None:
         group = self._books.groups[adapter_id]
-        self._books.hosts.finish_fetch(adapter_id)
+        finish_read(self._books, adapter_id, at)
         if adapter_id in self._unanswered:
             self._unanswered.remove(adapter_id)
             self._books.outbox.append(AdapterAdded(adapter_id, at, self._books.engine_id))
@@ -117,7 +118,7 @@ class AdapterLifecycle:
         group = books.groups.get(adapter_id)
         if group is None:
             return  # a step waited for this copy, and the adapter has been removed since
-        self._drop(adapter_id)
+        self._drop(adapter_id, at)
         if adapter_id in books.slots.residencies:
             vacate(books, group, at, SlotReason.FAILED, detail=reason)
         self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, reason, "model"), at)
@@ -155,16 +156,16 @@ class AdapterLifecycle:
             if not residency.is_ready:
                 return
             vacate(books, group, at, SlotReason.UNLOADED)
-        self._drop(group.adapter_id)
+        self._drop(group.adapter_id, at)
         del books.groups[group.adapter_id]
         self._policy.forget(group.adapter_id)
         books.outbox.append(AdapterRemoved(group.adapter_id, at, books.engine_id))
 
-    def _drop(self, adapter_id: AdapterId) -> None:
+    def _drop(self, adapter_id: AdapterId, at: float) -> None:
         """The adapter is not in host memory, and not on its way there, from the next step on."""
         if self._books.hosts.has(adapter_id):
             self._to_drop.append(adapter_id)
-        self._books.hosts.forget(adapter_id)
+        forget_copy(self._books, adapter_id, at)
         if group := self._books.groups.get(adapter_id):
             self._books.note_users(group)
 

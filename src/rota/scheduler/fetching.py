@@ -13,6 +13,7 @@ from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group, Standing
 from rota.scheduler.host_victims import FIRST, HostVictims, WantedAt
 from rota.scheduler.read_ahead import ReadAhead
+from rota.scheduler.reads import order_read
 
 # In a pass, behind the adapters that a policy names, this many are looked at to find some that should be read. This
 # many of all are tried.
@@ -51,8 +52,7 @@ class Fetching:
             if victim is None:
                 return False
             self._victims.drop(draft, victim)
-        hosts.begin_fetch(group.adapter_id)
-        draft.fetches.append(group.adapter)
+        order_read(self._books, draft, group.adapter)
         return True
 
     def _next_in_line(self, first: list[AdapterId]) -> Iterator[Group]:

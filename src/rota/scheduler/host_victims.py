@@ -10,6 +10,7 @@ from rota.core.ids import AdapterId
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
+from rota.scheduler.reads import forget_copy
 
 # First whether the adapter could not run yet, then when its weights will be needed.
 WantedAt = tuple[bool, float]
@@ -74,7 +75,7 @@ class HostVictims:
         for found in (self._idle, self._seated):
             if found and found[0] == victim:
                 found.popleft()
-        books.hosts.forget(victim)
+        forget_copy(books, victim, draft.now)
         books.note_users(books.groups[victim])
         draft.drops.append(victim)
 

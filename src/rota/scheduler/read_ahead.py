@@ -8,6 +8,7 @@ from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group, Standing
 from rota.scheduler.host_victims import HostVictims
+from rota.scheduler.reads import order_read
 
 # This many absent adapters, first due first, are to lie in host memory.
 MOST_AHEAD = 8
@@ -36,8 +37,7 @@ class ReadAhead:
                     return
                 self._victims.drop(draft, spare)
             assert group.adapter is not None
-            hosts.begin_fetch(group.adapter_id)
-            draft.fetches.append(group.adapter)
+            order_read(self._books, draft, group.adapter)
 
     def _is_missing(self, group: Group) -> bool:
         hosts, adapter_id = self._books.hosts, group.adapter_id

@@ -1,0 +1,33 @@
+"""Reads bring adapters into host memory, and tell observers what lies there."""
+
+from __future__ import annotations
+
+from rota.core.adapter import Adapter
+from rota.core.events import HostChanged, HostState
+from rota.core.ids import AdapterId
+from rota.scheduler.books import Books
+from rota.scheduler.draft import Draft
+
+
+def order_read(books: Books, draft: Draft, adapter: Adapter) -> None:
+    """An adapter will be read from disk with the next step; the caller has made room."""
+    books.hosts.begin_fetch(adapter.adapter_id)
+    draft.fetches.append(adapter)
+    _tell(books, adapter.adapter_id, HostState.READING, draft.now)
+
+
+def finish_read(books: Books, adapter_id: AdapterId, at: float) -> None:
+    """An adapter lies in host memory."""
+    books.hosts.finish_fetch(adapter_id)
+    _tell(books, adapter_id, HostState.HELD, at)
+
+
+def forget_copy(books: Books, adapter_id: AdapterId, at: float) -> None:
+    """An adapter is no longer in host memory, nor on its way there."""
+    if books.hosts.has(adapter_id) or books.hosts.is_fetching(adapter_id):
+        _tell(books, adapter_id, HostState.GONE, at)
+    books.hosts.forget(adapter_id)
+
+
+def _tell(books: Books, adapter_id: AdapterId, state: HostState, at: float) -> None:
+    books.outbox.append(HostChanged(at=at, adapter_id=adapter_id, state=state, engine_id=books.engine_id))
