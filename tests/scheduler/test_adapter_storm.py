@@ -273,15 +273,15 @@ def _is_about(message: Message, kind: type, number: int) -> bool:
 
 def test_an_adapter_that_is_unloaded_before_its_first_read_is_read_once_for_its_requests():
     """Host memory has room for one adapter; when there is room, a request and the client that added it both want it."""
-    first, last = (request(f"r{number}", prompt=1, max_new_tokens=3, adapter=AdapterId(number)) for number in (1, 3))
-    messages: list[tuple[float, Message]] = [(0.0, add_adapter(1)), (0.0, add_adapter(2)), (0.0, Submit(first))]
-    messages += [(0.0, RemoveAdapter(AdapterId(2), 0.0)), (2.5, add_adapter(3, 2.5))]
-    messages += [(2.5, Submit(replace(last, arrived_at=2.5))), (3.0, RemoveAdapter(AdapterId(3), 3.0))]
-    messages += [(EVENING, RemoveAdapter(AdapterId(1), EVENING))]
+    first = request("first", prompt=1, max_new_tokens=3, adapter=AdapterId(4), priority=-1)
+    last = request("last", prompt=1, max_new_tokens=1, adapter=AdapterId(1), arrived_at=2.5)
+    messages: list[tuple[float, Message]] = [(0.0, add_adapter(4)), (0.0, Submit(first)), (0.0, add_adapter(6))]
+    messages += [(0.0, RemoveAdapter(AdapterId(6), 0.0)), (2.5, add_adapter(1, 2.5)), (2.5, Submit(last))]
+    messages += [(3.0, RemoveAdapter(AdapterId(1), 3.0)), (EVENING, RemoveAdapter(AdapterId(4), EVENING))]
     found = capacity(blocks=6, block_size=8, rows=2, max_sequence_tokens=64, slots=1)
     world = UnreliableWorld(messages, FakeDevice(found), set(), 1, 1, 0.1)
     events: list[Event] = []
-    scheduler = Scheduler(SchedulerConfig(), found, lora=LoraConfig(max_loaded_loras=1))
+    scheduler = Scheduler(SchedulerConfig(overlap_depth=1), found, lora=LoraConfig(max_loaded_loras=1))
 
     run(scheduler, world, events.extend, 1)
 
