@@ -44,8 +44,25 @@ def test_of_policies_that_are_compared_one_has_to_read_a_flag():
 
 @pytest.mark.parametrize("name", DELAYER_READS)
 def test_a_flag_of_the_prefill_delayer_is_refused_while_the_delayer_is_off(name):
-    assert re.fullmatch(f"{name} is 1, but the prefill delayer is off; leave it out, .*", refused({name: 1}))
-    assert getattr(policy_config({name: 1, "enable_prefill_delayer": True}), name) == 1
+    value, shown = ("auto", "'auto'") if name == "prefill_delayer_exchange" else (1, "1")
+    assert re.fullmatch(f"{name} is {shown}, but the prefill delayer is off; leave it out, .*", refused({name: value}))
+    assert getattr(policy_config({name: value, "enable_prefill_delayer": True}), name) == value
+
+
+@pytest.mark.parametrize("kind", ["all-gather", "board"])
+def test_an_exchange_is_refused_where_one_replica_has_nobody_to_share_reports_with(kind):
+    given = {"enable_prefill_delayer": True, "prefill_delayer_exchange": kind}
+
+    assert (
+        refused({**given, "data_parallel_size": 1})
+        == refused(given)
+        == (
+            f"prefill_delayer_exchange is '{kind}', but one replica has nobody to share reports with; leave it out, or "
+            "ask for more replicas with data_parallel_size."
+        )
+    )
+    assert policy_config({**given, "data_parallel_size": 2}).prefill_delayer_exchange == kind
+    assert policy_config({**given, "prefill_delayer_exchange": "auto"}).prefill_delayer_exchange == "auto"
 
 
 def test_a_policy_of_another_package_may_read_every_flag(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.policy.prefill_delayer import Outcome, PrefillDelayer, RankReport, Verdict
+from rota.policy.prefill_delayer import REPORT_LASTS_MS, Outcome, PrefillDelayer, RankReport, Verdict, on_board
 from tests.waiting import PATIENCE_S
 
 
@@ -22,7 +22,13 @@ class Others:
 
 
 def rank(is_prefillable: bool = True, **said) -> RankReport:
-    fields = {"is_below_watermark": False, "running": 0, "largest_batch": 0, "admissible": int(is_prefillable)}
+    fields = {
+        "is_below_watermark": False,
+        "running": 0,
+        "largest_batch": 0,
+        "admissible": int(is_prefillable),
+        "rank": 1,
+    }
     return RankReport(is_prefillable=is_prefillable, **{**fields, **said})
 
 
@@ -201,7 +207,10 @@ def test_a_delay_asks_to_be_called_before_anyone_is_held_too_long():
 
 def test_the_time_is_taken_from_the_first_ranks_clock():
     ahead = delayer(max_running=200, queue_min_ratio=0.1, max_delay_ms=500)
-    reports = [rank(running=40, largest_batch=4, now_ms=1000), rank(running=40, largest_batch=4, now_ms=900_000)]
+    reports = [
+        rank(running=40, largest_batch=4, now_ms=1000, rank=0),
+        rank(running=40, largest_batch=4, now_ms=900_000),
+    ]
 
     class Second:
         def share(self, report: RankReport) -> list[RankReport]:
@@ -209,9 +218,9 @@ def test_the_time_is_taken_from_the_first_ranks_clock():
 
     ahead.exchange = Second()
     assert ask(ahead, running=40, now=900.0).reason is Outcome.DELAY
-    reports[0] = rank(running=40, largest_batch=4, now_ms=1499)
+    reports[0] = rank(running=40, largest_batch=4, now_ms=1499, rank=0)
     assert ask(ahead, running=40, now=950.0).reason is Outcome.DELAY, "its own clock has gone far, the first has not"
-    reports[0] = rank(running=40, largest_batch=4, now_ms=1500)
+    reports[0] = rank(running=40, largest_batch=4, now_ms=1500, rank=0)
     assert ask(ahead, running=40, now=950.1).reason is Outcome.WAIT_SUCCESS
 
 
@@ -230,7 +239,7 @@ class Chair:
         self.table, self.number = table, number
 
     def share(self, report: RankReport) -> list[RankReport]:
-        self.table.reports[self.number] = report
+        self.table.reports[self.number] = report._replace(rank=self.number)
         self.table.barrier.wait()
         reports = list(self.table.reports)
         self.table.barrier.wait()
@@ -280,3 +289,70 @@ def test_a_prompt_after_every_idle_time_starts_at_once_and_not_only_after_the_fi
     ask(one, running=0, admissible=0)
     assert ask(one).reason is Outcome.NO_WAIT
     assert ask(one).reason is Outcome.DELAY
+
+
+# ── ranks that come and go ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Told:
+    """An exchange that gives what a test tells it to, whatever is said."""
+
+    def __init__(self, *reports: RankReport) -> None:
+        self.reports = list(reports)
+
+    def share(self, report: RankReport) -> list[RankReport]:
+        return self.reports
+
+
+def waiting(number: int, now_ms: int, **said) -> RankReport:
+    """Forty run and one waits: with a ratio of 0.1, prompts are held back until the clock has gone far enough."""
+    return rank(running=40, largest_batch=4, rank=number, now_ms=now_ms, **said)
+
+
+def test_the_time_waited_does_not_jump_when_the_clock_changes_hands():
+    one = delayer(max_running=200, queue_min_ratio=0.1, max_delay_ms=500)
+    passes = [
+        [waiting(0, 1000), waiting(1, 900_000), waiting(2, 5)],
+        [waiting(0, 1200), waiting(1, 900_100), waiting(2, 205)],
+        [waiting(1, 900_300), waiting(2, 405)],  # the first has died, and the second counts on: 0.2 s
+        [waiting(0, 7), waiting(1, 900_350), waiting(2, 500)],  # the first is back, with another clock: 0.05 s
+        [waiting(0, 17), waiting(1, 990_000), waiting(2, 900)],
+        [waiting(3, 1), waiting(4, 1)],  # nobody is left of the last pass: no time is counted
+    ]
+    waited = []
+    for reports in passes:
+        one.exchange = Told(*reports)
+        waited.append(ask(one).waited_s)
+
+    assert waited == [0.0, 0.2, 0.4, 0.45, 0.46, 0.46]
+
+
+def test_a_clock_that_goes_back_takes_no_time_away():
+    one = delayer(max_running=200, queue_min_ratio=0.1)
+    for now_ms, waited_s in [(1000, 0.0), (1300, 0.3), (900, 0.3), (1000, 0.4)]:
+        one.exchange = Told(waiting(0, now_ms))
+        assert ask(one).waited_s == waited_s
+
+
+def test_all_begin_anew_when_a_rank_joins_as_nobody_can_tell_it_how_things_stood():
+    old, new = delayed(2), delayer(is_idle=True)
+    reports = Told(waiting(0, 1), rank(rank=1, running=8, largest_batch=4, has_joined=True))
+    old.exchange = new.exchange = reports
+    old.max_running = new.max_running = 41
+
+    assert ask(old) == ask(new)
+    assert ask(old).reason is Outcome.NO_WAIT
+
+
+def test_on_a_board_a_rank_goes_by_those_that_are_at_work():
+    own = rank(rank=2, running=3, now_ms=5000)
+    fresh, old = rank(rank=0, running=1, now_ms=5000 - REPORT_LASTS_MS), rank(rank=1, running=1, now_ms=3999)
+    idle, blocked = rank(False, rank=3, now_ms=5000), rank(False, rank=4, now_ms=5000, is_blocked_by_adapters=True)
+    starting = rank(rank=5, now_ms=5001)
+
+    assert on_board(own, [starting, fresh, old, idle, blocked]) == [fresh, own, blocked, starting]
+
+
+def test_on_a_board_a_rank_that_runs_nothing_waits_for_nobody():
+    own = rank(rank=1)
+    assert on_board(own, [rank(False, rank=0, running=9)]) == [own]

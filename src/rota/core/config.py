@@ -94,6 +94,9 @@ class SchedulerConfig:
     max_running_requests: int = option(256, "Requests that may run in one step. Parked requests do not count.")
     max_queued_requests: int = option(10_000, "Requests that may wait; one more is refused.")
     chunked_prefill_size: int = option(2048, "Tokens a step may compute, prompts and decodes together.")
+    prefill_max_requests: int | None = option(
+        None, "Prompts that a step may compute; prompts that have begun always go on. Left out: any number."
+    )
     enable_prefix_caching: bool = option(True, "Reuse the KV of prompts that begin alike.")
     overlap_depth: Literal[1, 2] = option(2, "Steps in flight: 2 plans the next step while the device runs this one.")
 
@@ -101,6 +104,7 @@ class SchedulerConfig:
         _at_least("max_running_requests", self.max_running_requests, 1)
         _at_least("max_queued_requests", self.max_queued_requests, 1)
         _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
+        _at_least("prefill_max_requests", self.prefill_max_requests, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +225,7 @@ class EngineConfig:
     lora: LoraConfig = field(default_factory=LoraConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     engine_id: EngineId = FIRST_ENGINE
+    exchange_at: str = ""  # the folder where replicas share the prefill delayer's reports; "": there is one replica
     builtin_adapters: tuple[LoraPath, ...] = ()
     quiet: bool = False
     # Of the process that builds this engine: which of the tensor_parallel_size ranks, on which GPU as CUDA counts them,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from rota.core.errors import ConfigError
 from rota.core.options import option
@@ -40,6 +41,11 @@ class PolicyConfig:
     )
     prefill_delayer_queue_min_ratio: float | None = option(
         None, "Wait until the queue has this share of the number of running requests (0.1 to 0.5 is typical)."
+    )
+    prefill_delayer_exchange: Literal["auto", "all-gather", "board"] = option(
+        "auto",
+        "How replicas share what the delayer decides by: 'all-gather' makes every pass wait for all replicas, 'board' "
+        "never waits and goes by what the others said last. 'auto' takes 'board'.",
     )
     prefill_delayer_forward_passes_buckets: tuple[float, ...] = option(
         (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0), "Bounds of the histogram of passes that prompts were held back."

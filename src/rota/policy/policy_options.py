@@ -17,6 +17,7 @@ DELAYER_READS = (
     "prefill_delayer_max_delay_ms",
     "prefill_delayer_token_usage_low_watermark",
     "prefill_delayer_queue_min_ratio",
+    "prefill_delayer_exchange",
 )
 
 
@@ -45,9 +46,23 @@ def _refuse_unread(given: Mapping[str, Any], config: PolicyConfig, compared: Col
     for name in () if config.enable_prefill_delayer else DELAYER_READS:
         if given.get(name) is not None:
             raise ConfigError(
-                f"{name} is {given[name]:g}, but the prefill delayer is off; leave it out, or turn the delayer on "
+                f"{name} is {_shown(given[name])}, but the prefill delayer is off; leave it out, or turn the delayer on "
                 "with enable_prefill_delayer."
             )
+    if given.get("prefill_delayer_exchange") not in (None, "auto") and _replicas(given) == 1:
+        raise ConfigError(
+            f"prefill_delayer_exchange is '{config.prefill_delayer_exchange}', but one replica has nobody to share "
+            "reports with; leave it out, or ask for more replicas with data_parallel_size."
+        )
+
+
+def _shown(value: float | str) -> str:
+    return f"'{value}'" if isinstance(value, str) else f"{value:g}"
+
+
+def _replicas(given: Mapping[str, Any]) -> int:
+    """How many replicas were asked for: a server's, or the simulator's."""
+    return given.get("data_parallel_size") or given.get("replicas") or 1
 
 
 def _not_read_by(policies: Iterable[str]) -> list[str]:

@@ -1,23 +1,28 @@
 """The prefill delayer holds new prompts back for a moment, so that they start together and interrupt decodes less.
 
-All data-parallel ranks decide together. Each rank shares a report. After one exchange every rank has all reports and
-reaches the same verdict. A single rank exchanges with itself.
+All data-parallel ranks decide together. Each rank shares a report, and goes by the reports that the exchange gives back.
+Ranks that get the same reports in every pass reach the same verdicts. A single rank exchanges with itself.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 RECENT_BATCHES = 16
+# On a board a report counts for so long: its rank has died, or waits for a long step, or has nothing to do.
+REPORT_LASTS_MS = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReport:
-    """What one rank knows before a prefill; all ranks decide by the same reports, and by the first rank's clock."""
+class RankReport(NamedTuple):
+    """What one rank knows before a prefill; the lowest rank's clock counts.
+
+    A tuple, because a pass makes one for every rank: a frozen dataclass takes ten times as long to make.
+    """
 
     is_prefillable: bool
     is_below_watermark: bool
@@ -26,11 +31,13 @@ class RankReport:
     admissible: int
     is_blocked_by_adapters: bool = False
     held_ms: int = 0  # the longest time that delays have held back one request, in all
-    now_ms: int = 0  # only the first rank's clock counts
+    now_ms: int = 0  # the rank's clock
+    rank: int = 0  # the exchange knows the number
+    has_joined: bool = False  # the exchange says so: this rank was not in the last pass
 
 
 class Exchange(Protocol):
-    """Every rank's report to every rank, in rank order."""
+    """Every rank's report to every rank, in rank order, each with the number of its rank."""
 
     def share(self, report: RankReport) -> list[RankReport]: ...
 
@@ -40,6 +47,23 @@ class Alone:
 
     def share(self, report: RankReport) -> list[RankReport]:
         return [report]
+
+
+def on_board(own: RankReport, others: Iterable[RankReport]) -> list[RankReport]:
+    """What an independent rank goes by, of all that stands on a board: ranks that are at work, by what they said last.
+
+    A rank that runs nothing interrupts no decode by a prefill, so it waits for nobody. And nobody waits for a rank that
+    has nothing to do, or that has made no pass for a second.
+    """
+    if not own.running:
+        return [own]
+    now_ms = own.now_ms
+    present = [
+        one
+        for one in others
+        if (one.running or one.admissible or one.is_blocked_by_adapters) and now_ms - one.now_ms <= REPORT_LASTS_MS
+    ]
+    return sorted([own, *present], key=_rank)
 
 
 class Outcome(StrEnum):
@@ -74,7 +98,8 @@ class PrefillDelayer:
     prefill_max_requests: int | None = None
     exchange: Exchange = field(default_factory=Alone)
     _passes: int = 0
-    _started_ms: int | None = None
+    _waited_ms: int = 0  # since the first of these passes
+    _last: list[RankReport] = field(default_factory=list)  # the reports of the last pass
     _was_idle: bool = True
     _batches: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT_BATCHES))
 
@@ -108,10 +133,23 @@ class PrefillDelayer:
                 now_ms=int(now * 1000),
             )
         )
+        self._catch_up(reports)
         reason = self._judge(reports)
         verdict = self._verdict(reason, reports, now)
         self._remember(reason, reports)
         return verdict
+
+    def _catch_up(self, reports: list[RankReport]) -> None:
+        """Count the time since the last pass, by the lowest rank that was in both passes: so the time that prompts have
+        waited does not jump when the clock passes to another rank."""
+        if any(report.has_joined for report in reports):
+            # Nobody can tell a newcomer how things stood, so all begin anew.
+            self._passes, self._waited_ms, self._was_idle = 0, 0, True
+        elif self._passes:
+            before = {report.rank: report.now_ms for report in self._last}
+            both = (report for report in reports if report.rank in before)
+            self._waited_ms += next((max(0, report.now_ms - before[report.rank]) for report in both), 0)
+        self._last = list(reports)
 
     def _judge(self, reports: list[RankReport]) -> Outcome:
         prefillable = [report for report in reports if report.is_prefillable]
@@ -135,14 +173,14 @@ class PrefillDelayer:
         if self.max_running - running < batch:
             return True
         # The time limit cancels only the condition below, never the condition above.
-        waited_ms = max(self._waited_ms(reports), _longest_held_ms(reports))
+        waited_ms = max(self._waited_ms, _longest_held_ms(reports))
         if self.queue_min_ratio is None or waited_ms >= self.max_delay_ms:
             return False
         most = batch if self.prefill_max_requests is None else self.prefill_max_requests
         return queued < min(int(running * self.queue_min_ratio), most)
 
     def _verdict(self, reason: Outcome, reports: list[RankReport], now: float) -> Verdict:
-        waited_s = self._waited_ms(reports) / 1000
+        waited_s = self._waited_ms / 1000
         if reason is not Outcome.DELAY:
             return Verdict(is_allowed=True, reason=reason, passes=self._passes, waited_s=waited_s)
         # No request is held back longer than this, also if nothing else makes the loop ask again.
@@ -153,15 +191,15 @@ class PrefillDelayer:
 
     def _remember(self, reason: Outcome, reports: list[RankReport]) -> None:
         if reason is Outcome.DELAY:
-            self._started_ms = reports[0].now_ms if self._started_ms is None else self._started_ms
             self._passes += 1
         elif reason is not Outcome.NOTHING or not any(report.is_blocked_by_adapters for report in reports):
-            self._passes, self._started_ms = 0, None
+            self._passes, self._waited_ms = 0, 0
         self._was_idle = not any(report.running or report.is_prefillable for report in reports)
-
-    def _waited_ms(self, reports: list[RankReport]) -> int:
-        return 0 if self._started_ms is None else reports[0].now_ms - self._started_ms
 
 
 def _longest_held_ms(reports: list[RankReport]) -> int:
     return max(report.held_ms for report in reports)
+
+
+def _rank(report: RankReport) -> int:
+    return report.rank

@@ -72,7 +72,11 @@ class Pass:
 class Newcomers:
     """Gives rows to waiting sequences; a sequence that cannot start does not stop those of other adapters."""
 
-    def __init__(self, books: Books, admission: Admission, delays: Delays, prompts: Prompts) -> None:
+    def __init__(
+        self, books: Books, admission: Admission, delays: Delays, prompts: Prompts, most_prompts: int | None = None
+    ) -> None:
+        """`most_prompts` bounds the prompts of a step, those that have begun included; None: no bound."""
+        self._most_prompts = math.inf if most_prompts is None else most_prompts
         self._books = books
         self._admission = admission
         self._delays = delays
@@ -99,10 +103,13 @@ class Newcomers:
         for sequence in current.draft.invited:
             group = self._books.group_of(sequence)
             verdict = self._consider(current, sequence, group, is_invited=True)
-            if isinstance(verdict, Offer) and current.draft.budget > 0:
+            if isinstance(verdict, Offer) and self._has_room(current.draft):
                 self._start(current, sequence, group, verdict)
         if current.admitted:
             self._look_again(current)
+
+    def _has_room(self, draft: Draft) -> bool:
+        return draft.budget > 0 and len(draft.portions) < self._most_prompts
 
     def _look_again(self, current: Pass) -> None:
         """Which sequences are next has changed in every queue."""
@@ -115,7 +122,7 @@ class Newcomers:
     def _admit_heads(self, current: Pass) -> None:
         draft = current.draft
         heapq.heapify(current.heads)
-        while current.heads and draft.budget > 0:
+        while current.heads and self._has_room(draft):
             rank, _, sequence, group = heapq.heappop(current.heads)
             if current.is_shared and sequence.account.rank > rank:  # its tenant has got something meanwhile
                 current.add_head(group)

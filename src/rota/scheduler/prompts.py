@@ -45,6 +45,7 @@ class Prompts:
 
     def start(self, draft: Draft, sequence: Sequence) -> bool:
         """Plan the first chunk of a newcomer; True if it is so long that only short ones may start beside it."""
+        draft.portions.setdefault(sequence, 0)  # a prompt of this step, also if no token of it fits
         crowd, left = draft.crowds.get(sequence.account), draft.budget
         if crowd is None and sequence.rest - left > draft.prompt_budget:
             draft.crowds[sequence.account] = Crowd(split([sequence], left, min(self._books.priorities)), left)

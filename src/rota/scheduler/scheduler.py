@@ -15,7 +15,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
 from rota.policy.eviction import eviction
-from rota.policy.prefill_delayer import PrefillDelayer
+from rota.policy.prefill_delayer import Alone, Exchange, PrefillDelayer
 from rota.policy.slot_policies import make_slot_policy
 from rota.scheduler.adapter_lifecycle import AdapterLifecycle
 from rota.scheduler.admission import Admission
@@ -50,6 +50,7 @@ class Scheduler:
         policy: PolicyConfig | None = None,
         lora: LoraConfig | None = None,
         engine_id: EngineId = FIRST_ENGINE,
+        exchange: Exchange | None = None,
     ) -> None:
         if config.chunked_prefill_size < capacity.rows:
             raise ConfigError(
@@ -66,12 +67,12 @@ class Scheduler:
         admission = Admission(self._books, config.enable_prefix_caching, slot_policy)
         self._lookup = admission.lookup
         self._batch = Batch(self._books, slot_policy)
-        delays = Delays(self._books, admission, _delayer(policy, capacity))
+        delays = Delays(self._books, admission, _delayer(policy, capacity, config, exchange or Alone()))
         self._sharing = Sharing(self._books, admission)
         self._seating = Seating(self._books, self._sharing)
         self._urgency = Urgency(self._books, admission)
         self._prompts = Prompts(self._books, self._batch)
-        self._newcomers = Newcomers(self._books, admission, delays, self._prompts)
+        self._newcomers = Newcomers(self._books, admission, delays, self._prompts, config.prefill_max_requests)
         is_overlapped = lora.enable_lora_overlap_loading
         fetching = Fetching(self._books, admission, slot_policy.keeps_running_at_hand)
         candidates = SlotCandidates(self._books, admission, is_overlapped)
@@ -86,8 +87,9 @@ class Scheduler:
         self._steps = 0
 
     @classmethod
-    def from_config(cls, config: EngineConfig, capacity: Capacity) -> Scheduler:
-        return cls(config.scheduler, capacity, config.policy, config.lora, config.engine_id)
+    def from_config(cls, config: EngineConfig, capacity: Capacity, exchange: Exchange | None = None) -> Scheduler:
+        """`exchange` carries the prefill delayer's reports between replicas; None: there is one replica."""
+        return cls(config.scheduler, capacity, config.policy, config.lora, config.engine_id, exchange)
 
     @property
     def is_idle(self) -> bool:
@@ -192,7 +194,9 @@ class Scheduler:
         check_balance(self._books)
 
 
-def _delayer(policy: PolicyConfig, capacity: Capacity) -> PrefillDelayer | None:
+def _delayer(
+    policy: PolicyConfig, capacity: Capacity, config: SchedulerConfig, exchange: Exchange
+) -> PrefillDelayer | None:
     if not policy.enable_prefill_delayer:
         return None
     return PrefillDelayer(
@@ -201,4 +205,6 @@ def _delayer(policy: PolicyConfig, capacity: Capacity) -> PrefillDelayer | None:
         max_delay_ms=policy.prefill_delayer_max_delay_ms,
         token_usage_low_watermark=policy.prefill_delayer_token_usage_low_watermark,
         queue_min_ratio=policy.prefill_delayer_queue_min_ratio,
+        prefill_max_requests=config.prefill_max_requests,
+        exchange=exchange,
     )
