@@ -46,8 +46,8 @@ def _refuse_unread(given: Mapping[str, Any], config: PolicyConfig, compared: Col
     for name in () if config.enable_prefill_delayer else DELAYER_READS:
         if given.get(name) is not None:
             raise ConfigError(
-                f"{name} is {_shown(given[name])}, but the prefill delayer is off; leave it out, or turn the delayer on "
-                "with enable_prefill_delayer."
+                f"{name} is {_shown(given[name])}, but the prefill delayer is off; leave it out, or turn the delayer "
+                "on with enable_prefill_delayer."
             )
     if given.get("prefill_delayer_exchange") not in (None, "auto") and _replicas(given) == 1:
         raise ConfigError(

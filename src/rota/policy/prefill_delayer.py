@@ -1,6 +1,6 @@
 """The prefill delayer holds new prompts back for a moment, so that they start together and interrupt decodes less.
 
-All data-parallel ranks decide together. Each rank shares a report, and goes by the reports that the exchange gives back.
+All data-parallel ranks decide together. Each rank shares a report, and goes by the reports that the exchange returns.
 Ranks that get the same reports in every pass reach the same verdicts. A single rank exchanges with itself.
 """
 
@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 RECENT_BATCHES = 16
-# On a board a report counts for so long: its rank has died, or waits for a long step, or has nothing to do.
+# So long a report on a board counts. A rank that has made no pass since has died, computes a long step, or is idle.
 REPORT_LASTS_MS = 1000
 
 
@@ -35,6 +35,10 @@ class RankReport(NamedTuple):
     rank: int = 0  # the exchange knows the number
     has_joined: bool = False  # the exchange says so: this rank was not in the last pass
 
+    @property
+    def is_idle(self) -> bool:
+        return not (self.running or self.admissible or self.is_blocked_by_adapters)
+
 
 class Exchange(Protocol):
     """Every rank's report to every rank, in rank order, each with the number of its rank."""
@@ -52,18 +56,13 @@ class Alone:
 def on_board(own: RankReport, others: Iterable[RankReport]) -> list[RankReport]:
     """What an independent rank goes by, of all that stands on a board: ranks that are at work, by what they said last.
 
-    A rank that runs nothing interrupts no decode by a prefill, so it waits for nobody. And nobody waits for a rank that
-    has nothing to do, or that has made no pass for a second.
+    A prefill on a rank that runs nothing interrupts no decode there, so that rank waits for nobody; and a rank without
+    prompts has nothing to decide. Nobody waits for a rank that is idle, or that has made no pass for a second.
     """
-    if not own.running:
+    if not own.running or not own.admissible:
         return [own]
-    now_ms = own.now_ms
-    present = [
-        one
-        for one in others
-        if (one.running or one.admissible or one.is_blocked_by_adapters) and now_ms - one.now_ms <= REPORT_LASTS_MS
-    ]
-    return sorted([own, *present], key=_rank)
+    present = [one for one in others if not one.is_idle and abs(own.now_ms - one.now_ms) <= REPORT_LASTS_MS]
+    return sorted([own, *present], key=lambda one: one.rank)
 
 
 class Outcome(StrEnum):
@@ -199,7 +198,3 @@ class PrefillDelayer:
 
 def _longest_held_ms(reports: list[RankReport]) -> int:
     return max(report.held_ms for report in reports)
-
-
-def _rank(report: RankReport) -> int:
-    return report.rank

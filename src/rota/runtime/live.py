@@ -25,13 +25,23 @@ class Inbox(Protocol):
         ...
 
 
+class Caller(Protocol):
+    """Another process may want a pass of this loop, though no message comes."""
+
+    def is_called(self) -> bool: ...
+
+
 class LiveWorld(Generic[Ticket]):
     """Ends with its inbox: when the inbox closes, open requests are aborted, since no client could read the answers."""
 
-    def __init__(self, device: Device[Ticket], inbox: Inbox, pulse: Pulse | None = None) -> None:
+    def __init__(
+        self, device: Device[Ticket], inbox: Inbox, pulse: Pulse | None = None, caller: Caller | None = None
+    ) -> None:
+        """An inbox whose loop has a caller must wake when the caller rings."""
         self._device = device
         self._inbox = inbox
         self._pulse = pulse
+        self._caller = caller
         self._is_closed = False
         device.listen(inbox.post)
 
@@ -50,14 +60,18 @@ class LiveWorld(Generic[Ticket]):
 
     def _wait(self, until: float) -> list[Message] | None:
         """The inbox's messages. A loop with a pulse wakes to beat: nothing to do for a long time is no hang."""
+        nap_s = math.inf if self._pulse is None and self._caller is None else BEAT_S
         while True:
             wait_s = max(0.0, until - self.now())
-            if self._pulse is None:
-                return self._inbox.take(wait_s)
-            self._pulse.beat()
-            messages = self._inbox.take(min(wait_s, BEAT_S))
-            if messages or messages is None or wait_s <= BEAT_S:
+            if self._pulse is not None:
+                self._pulse.beat()
+            messages = self._inbox.take(min(wait_s, nap_s))
+            if messages or messages is None or self._is_wanted(until):
                 return messages
+
+    def _is_wanted(self, until: float) -> bool:
+        """Is a pass due, though no message came?"""
+        return self.now() >= until or (self._caller is not None and self._caller.is_called())
 
     def submit(self, plan: StepPlan) -> Ticket:
         if self._pulse is not None:

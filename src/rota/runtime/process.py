@@ -16,6 +16,7 @@ import zmq
 
 from rota.core.config import EngineConfig
 from rota.runtime.children import start_child
+from rota.runtime.exchange.place import caller_of, open_exchange
 from rota.runtime.heap import freeze_heap
 from rota.runtime.lifeline import die_with
 from rota.runtime.live import LiveWorld
@@ -82,10 +83,13 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
 
 def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
     device = build_device()
-    scheduler = Scheduler.from_config(config, device.capacity)
+    exchange = open_exchange(config)
+    caller = caller_of(exchange)
+    scheduler = Scheduler.from_config(config, device.capacity, exchange)
     freeze_heap()
     outbox.send([Ready(device.capacity)])
-    world = LiveWorld(device, SocketInbox(inbox), Pulse(outbox.tell_alive, device.token_s))
+    messages = SocketInbox(inbox, bell=caller.fileno() if caller else None)
+    world = LiveWorld(device, messages, Pulse(outbox.tell_alive, device.token_s), caller)
     run(scheduler, world, outbox.send, config.scheduler.overlap_depth)
 
 

@@ -116,12 +116,15 @@ class Outbox:
 class SocketInbox:
     """An inbox for messages from another process and from threads of this process; `Stop` closes it."""
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], bell: int | None = None) -> None:
+        """`bell` is a file that becomes readable when the loop is wanted though no message comes."""
         self._socket = socket
         self._doorbell = Doorbell()
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(self._doorbell.fileno(), zmq.POLLIN)
+        for file in (self._doorbell.fileno(), bell):
+            if file is not None:
+                self._poller.register(file, zmq.POLLIN)
         self._is_closed = False
 
     def post(self, message: Message) -> None:

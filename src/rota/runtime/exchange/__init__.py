@@ -1,0 +1,1 @@
+"""The exchange carries the prefill delayer's reports between replicas, through shared memory."""

@@ -1,0 +1,261 @@
+"""An all-gather gives every rank the same reports in every round; all ranks take part in every round, idle ones too.
+
+Rounds are numbered. In a round each member writes its line, rings the others, and waits until every member has written
+or is marked as out. A dead rank is marked at once, a living one that does not come after a second. Who is in the next
+round follows from the lines of this one: whoever has written, and whoever a line invites. So all members know the same,
+and there is no rank on which the others depend.
+
+A rank that was left out, or has just started, wishes to come in. Until a line invites it, it decides alone.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rota.policy.prefill_delayer import RankReport
+from rota.runtime.exchange.bells import Bells
+from rota.runtime.exchange.lines import MOST, Lines
+from rota.runtime.exchange.marks import OUT, SAID, SINCE, WISH, Marks
+
+# A report as numbers, the upper half of its time, the members of the round and those they invite, as bits.
+WORDS = 11
+MOST_RANKS = 32
+# A living rank that has not come after this time is left out: nobody waits longer.
+PATIENCE_S = 1.0
+# How often a rank that waits looks whether another has died, of which no bell tells.
+LOOK_S = 0.02
+
+Said = dict[int, tuple[int, ...]]  # the lines of a round, by rank
+
+
+class LateError(Exception):
+    """The others are in later rounds: they have left this rank out."""
+
+
+class AllGather:
+    """One rank's exchange. Not for several threads."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._rank = rank
+        self._marks = Marks(folder, rank)
+        self._lines = Lines(folder / "lines", WORDS)
+        self._bells = Bells(folder, rank, self._marks.ranks)
+        self.round = 0  # that this rank takes part in next, while it is a member
+        self._members = 0  # of that round, as bits; 0: this rank is none
+        self._joined = 0  # which of them were not in the round before
+        self._bury_predecessor()
+
+    @staticmethod
+    def create(folder: Path, ranks: int) -> None:
+        """The files of an all-gather in which nobody is."""
+        Marks.create(folder, ranks)
+        Bells.create(folder, ranks)
+        Lines.create(folder / "lines", 2 * ranks, WORDS)
+
+    def share(self, report: RankReport) -> list[RankReport]:
+        """The reports of a round; this rank's alone while it is in none."""
+        own = report._replace(rank=self._rank)
+        try:
+            if not self._members and not self._come_in():
+                return [own]
+            self._say(own)
+            said = self._hear()
+        except LateError:
+            self._leave()
+            return [own]
+        reports = [_report(rank, said[rank], bool(self._joined >> rank & 1)) for rank in sorted(said)]
+        self._members, self._joined = _next_members(said)
+        self.round += 1
+        return reports
+
+    # ── a round ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _say(self, own: RankReport) -> None:
+        marks = self._marks
+        with marks.gate(self._rank) as is_closed:
+            if not is_closed or marks.get(OUT, self._rank) >= self.round:
+                raise LateError
+            marks.set(SAID, self._rank, self.round)
+            numbers = _numbers(own, self._members, self._wishes())
+            self._lines.write(_slot(self._rank, self.round), _write(self.round), numbers)
+        self._bells.ring()
+
+    def _hear(self) -> Said:
+        """Waits for every member of the round, and no longer than for a rank that must be left out."""
+        ends_at = time.monotonic() + PATIENCE_S
+        while True:
+            said, missing = self._look(self.round, self._members)
+            if not missing:
+                return said
+            if self._bells.wait(LOOK_S):
+                continue
+            late_s = time.monotonic() - ends_at
+            if late_s > PATIENCE_S:  # another process was stopped inside a gate
+                raise LateError
+            for rank in missing:
+                if late_s > 0.0 or self._marks.is_dead(rank):
+                    self._leave_out(rank)
+
+    def _look(self, round: int, members: int) -> tuple[Said, list[int]]:
+        """The lines of a round, and the members of which neither a line nor a mark is there."""
+        said, missing = {}, []
+        for rank in _ranks(members):
+            if (numbers := self._line(rank, round)) is not None:
+                said[rank] = numbers
+            elif self._marks.get(SAID, rank) > round + 1:
+                raise LateError
+            elif self._marks.get(OUT, rank) != round:
+                missing.append(rank)
+        return said, missing
+
+    def _leave_out(self, rank: int) -> None:
+        """Mark a rank as out of this round, unless its line has come."""
+        with self._marks.gate(rank) as is_closed:
+            if not is_closed:
+                return
+            if self._marks.get(SAID, rank) > self.round + 1 or self._marks.get(OUT, rank) > self.round:
+                raise LateError
+            if self._line(rank, self.round) is None:
+                self._marks.set(OUT, rank, self.round)
+                self._marks.set(WISH, rank, 0)
+
+    def _line(self, rank: int, round: int) -> tuple[int, ...] | None:
+        line = self._lines.read(_slot(rank, round))
+        return line[1] if line and line[0] == _write(round) else None
+
+    def _wishes(self) -> int:
+        """The ranks that want to come in, as bits."""
+        marks = self._marks
+        return sum(1 << rank for rank in range(marks.ranks) if marks.get(WISH, rank)) & ~self._members
+
+    # ── who is in ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _come_in(self) -> bool:
+        """Become a member: by an invitation, or as the first if no living rank is in. If neither, wish for it."""
+        with self._marks.door() as is_only:
+            if is_only and (self._accept() or self._found()):
+                self._marks.set(SINCE, self._rank, self.round)
+                self._marks.set(WISH, self._rank, 0)
+                return True
+        self._marks.set(WISH, self._rank, 1)
+        self._bells.ring()
+        return False
+
+    def _found(self) -> bool:
+        marks, others = self._marks, self._others()
+        if any(marks.is_in(rank) and not marks.is_dead(rank) for rank in others):
+            return False
+        self.round = marks.latest() + 2
+        self._members = self._joined = 1 << self._rank
+        for rank in others:
+            marks.set(OUT, rank, self.round - 1)  # what the dead have said invites nobody any more
+        return True
+
+    def _accept(self) -> bool:
+        """Come in with the round after one in which a line invites this rank, once that round is complete."""
+        for round, members in self._invitations():
+            try:
+                said, missing = self._look(round, members)
+            except LateError:
+                continue
+            if not missing:
+                self._members, self._joined = _next_members(said)
+                self.round = round + 1
+                return True
+        return False
+
+    def _invitations(self) -> list[tuple[int, int]]:
+        """Rounds with a line that invites this rank, the latest first, and their members."""
+        marks, found = self._marks, set()
+        for rank in range(marks.ranks):
+            said = marks.get(SAID, rank)
+            for round in (said, said - 1):
+                line = self._line(rank, round) if round >= max(1, marks.get(OUT, self._rank)) else None
+                if line and line[-1] >> self._rank & 1:
+                    found.add((round, line[-2]))
+        return sorted(found, reverse=True)
+
+    def _leave(self) -> None:
+        """Out from the next round that this rank has not written a line of."""
+        marks, rank = self._marks, self._rank
+        said = marks.get(SAID, rank)
+        with marks.gate(rank):
+            after = said + 1 if self._line(rank, said) else said
+            marks.set(OUT, rank, max(after, marks.get(OUT, rank), marks.get(SINCE, rank)))
+            marks.set(WISH, rank, 0)
+        self._members = 0
+
+    def _bury_predecessor(self) -> None:
+        """The process that had this number before is out, also if nobody has noticed its death."""
+        self._leave()
+        self._bells.ring()
+
+    # ── the loop's side ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def fileno(self) -> int:
+        """Readable when another rank has rung: then `is_called` says whether a pass is due."""
+        return self._bells.fileno()
+
+    def is_called(self) -> bool:
+        """Does another rank wait for a pass of this one? A ring alone says nothing: rings are late, and too many."""
+        self._bells.hush()
+        if not self._members:
+            return bool(self._invitations())
+        others = (rank for rank in _ranks(self._members) if rank != self._rank)
+        return bool(self._wishes()) or any(self._marks.get(SAID, rank) >= self.round for rank in others)
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._marks.ranks) if rank != self._rank]
+
+    def close(self) -> None:
+        """Leave at once, so that nobody waits."""
+        self._leave()
+        self._bells.ring()
+        self._bells.close()
+        self._lines.close()
+        self._marks.close()
+
+
+def _next_members(said: Said) -> tuple[int, int]:
+    """The members of the next round, and which of them are new."""
+    present = sum(1 << rank for rank in said)
+    joined = 0
+    for numbers in said.values():
+        joined |= numbers[-1]
+    joined &= ~present
+    return present | joined, joined
+
+
+def _numbers(report: RankReport, members: int, invited: int) -> list[int]:
+    *said, held_ms, now_ms, _, _ = report
+    return [*map(int, said), min(held_ms, MOST), now_ms & MOST, now_ms >> 32, members, invited]
+
+
+def _report(rank: int, numbers: tuple[int, ...], has_joined: bool) -> RankReport:
+    prefillable, below, running, batch, admissible, blocked, held_ms, low, high, _, _ = numbers
+    return RankReport(
+        bool(prefillable),
+        bool(below),
+        running,
+        batch,
+        admissible,
+        bool(blocked),
+        held_ms,
+        high << 32 | low,
+        rank,
+        has_joined,
+    )
+
+
+def _ranks(bits: int) -> list[int]:
+    return [rank for rank in range(bits.bit_length()) if bits >> rank & 1]
+
+
+def _slot(rank: int, round: int) -> int:
+    """Two lines a rank, in turn: a rank may be a round ahead while another still reads."""
+    return 2 * rank + round % 2
+
+
+def _write(round: int) -> int:
+    return round % MOST + 1
