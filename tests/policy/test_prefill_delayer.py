@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.policy.prefill_delayer import REPORT_LASTS_MS, Outcome, PrefillDelayer, RankReport, Verdict, on_board
+from tests.policy.delayer_table import NONE, SOME, TABLE
 from tests.waiting import PATIENCE_S
 
 
@@ -61,23 +62,6 @@ def passes_so_far(one: PrefillDelayer) -> int:
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-ALL, SOME, NONE = "all", "some", "none"
-
-TABLE = [
-    # prefillable, force, slot, delays before, limit → verdict, delays after
-    (NONE, False, False, 2, 30, Outcome.NOTHING, 0),
-    (ALL, True, True, 2, 30, Outcome.TOKEN_WATERMARK, 0),
-    (ALL, False, False, 2, 30, Outcome.WAIT_SUCCESS, 0),
-    (ALL, False, False, 0, 30, Outcome.NO_WAIT, 0),
-    (ALL, False, True, 0, 3, Outcome.DELAY, 1),
-    (ALL, False, True, 1, 3, Outcome.DELAY, 2),
-    (ALL, False, True, 2, 3, Outcome.WAIT_TIMEOUT, 0),
-    (SOME, True, True, 2, 30, Outcome.TOKEN_WATERMARK, 0),
-    (SOME, False, True, 1, 3, Outcome.DELAY, 2),
-    (SOME, False, False, 1, 3, Outcome.DELAY, 2),
-    (SOME, False, True, 2, 3, Outcome.WAIT_TIMEOUT, 0),
-]
 
 
 @pytest.mark.parametrize(("prefillable", "force", "slot", "before", "limit", "reason", "after"), TABLE)

@@ -79,23 +79,25 @@ class AllGather:
             marks.set(SAID, self._rank, self.round)
             numbers = _numbers(own, self._members, self._wishes())
             self._lines.write(_slot(self._rank, self.round), _write(self.round), numbers)
-        self._bells.ring()
 
     def _hear(self) -> Said:
         """Waits for every member of the round, and no longer than for a rank that must be left out."""
         ends_at = time.monotonic() + PATIENCE_S
-        while True:
+        said, missing = self._look(self.round, self._members)
+        if len(said) == 1 or not missing:
+            self._bells.ring()  # the first rank calls the others, and the last one ends their wait
+        while missing:
+            if not self._bells.wait(LOOK_S):
+                self._leave_out_late(missing, time.monotonic() - ends_at)
             said, missing = self._look(self.round, self._members)
-            if not missing:
-                return said
-            if self._bells.wait(LOOK_S):
-                continue
-            late_s = time.monotonic() - ends_at
-            if late_s > PATIENCE_S:  # another process was stopped inside a gate
-                raise LateError
-            for rank in missing:
-                if late_s > 0.0 or self._marks.is_dead(rank):
-                    self._leave_out(rank)
+        return said
+
+    def _leave_out_late(self, missing: list[int], late_s: float) -> None:
+        if late_s > PATIENCE_S:  # another process was stopped inside a gate
+            raise LateError
+        for rank in missing:
+            if late_s > 0.0 or self._marks.is_dead(rank):
+                self._leave_out(rank)
 
     def _look(self, round: int, members: int) -> tuple[Said, list[int]]:
         """The lines of a round, and the members of which neither a line nor a mark is there."""
