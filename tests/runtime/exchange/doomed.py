@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -23,6 +24,7 @@ class Doomed(AllGather):
     def __init__(self, folder: Path, rank: int, die: Callable[[], NoReturn]) -> None:
         super().__init__(folder, rank)
         self.dies_at = ""
+        self.stall_s = 0.0
         self._die = die
         self._write_whole, self._lines.write = self._lines.write, self._write  # type: ignore[method-assign]
 
@@ -50,6 +52,7 @@ class Doomed(AllGather):
     def _hear(self) -> Said:
         if self.dies_at == BEHIND:
             self._die()
+        time.sleep(self.stall_s)  # a process that stops behind its line is what is tested
         return super()._hear()
 
     def share(self, report: RankReport) -> list[RankReport]:

@@ -1,0 +1,133 @@
+"""Whatever each rank sees, and whoever dies, leaves or is left out: no two ranks differ in a round."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rota.policy.prefill_delayer import PrefillDelayer, RankReport, Verdict
+from rota.runtime.exchange import all_gather
+from rota.runtime.exchange.all_gather import AllGather
+from tests.runtime.exchange.doomed import POINTS, Doomed
+from tests.waiting import until
+
+RANKS = 3
+# What a rank was told in a round, and what it made of that.
+Heard = tuple[list[RankReport], Verdict]
+
+a_pass = st.fixed_dictionaries(
+    {
+        "running": st.sampled_from([0, 5, 9]),
+        "admissible": st.integers(0, 3),
+        "token_usage": st.sampled_from([0.1, 0.9]),
+        "now": st.floats(0.0, 20.0),
+        "blocked_by_adapters": st.booleans(),
+        "oldest_delay_s": st.sampled_from([0.0, 0.3, 0.6]),
+    }
+)
+# Ranks stop for long in the middle of a pass, before their line or behind it.
+a_stall = st.tuples(*[st.sampled_from([0.0] * 7 + [0.06])] * 2)
+# From the start of a process until it dies in its last pass, or leaves after it.
+a_life = st.tuples(st.lists(st.tuples(a_pass, a_stall), min_size=1, max_size=8), st.sampled_from([*POINTS, "leaves"]))
+
+
+class DeadError(Exception):
+    """Stands for the end of a process."""
+
+
+def _die() -> NoReturn:
+    raise DeadError
+
+
+class Life:
+    """One life of a rank: what was heard and decided in each round that this rank was in."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.heard: dict[int, Heard] = {}
+        self.exchange = Doomed(folder, rank, _die)
+        self.delayer = PrefillDelayer(
+            max_running=10,
+            max_delay_passes=4,
+            max_delay_ms=500,
+            queue_min_ratio=0.3,
+            token_usage_low_watermark=0.05,
+            exchange=self,
+        )
+        self.delayer.note_batch(4)
+
+    def share(self, report: RankReport) -> list[RankReport]:
+        self.reports = self.exchange.share(report)
+        return self.reports
+
+    def decide(self, seen: dict) -> None:
+        verdict = self.delayer.decide(**seen)
+        if self.exchange.is_member:
+            self.heard[self.exchange.round - 1] = (self.reports, verdict)
+
+    def meet_another(self) -> bool:
+        self.decide({"running": 1, "admissible": 0, "token_usage": 0.9, "now": 0.0})
+        return len(self.reports) > 1
+
+    def live(self, passes: list[tuple[dict, tuple[float, float]]], ending: str) -> dict[int, Heard]:
+        try:
+            until(self.meet_another, within_s=0.05)  # else one life would be over before the next begins
+            for number, (seen, (before_s, self.exchange.stall_s)) in enumerate(passes):
+                time.sleep(before_s)  # what others do meanwhile is what is tested
+                if number == len(passes) - 1 and ending != "leaves":
+                    self.exchange.dies_at = ending
+                self.decide(seen)
+            self.exchange.close()
+        except DeadError:
+            self.exchange.abandon()
+        return self.heard
+
+
+def live_all(folder: Path, rank: int, lives: list) -> list[dict[int, Heard]]:
+    return [Life(folder, rank).live(passes, ending) for passes, ending in lives]
+
+
+def without_clock(verdict: Verdict) -> tuple:
+    """When a rank asks again is by its own clock, and is no part of what ranks agree on."""
+    return verdict.is_allowed, verdict.reason, verdict.passes, verdict.waited_s
+
+
+def rounds_of(lives_of_ranks: list) -> dict[int, list[Heard]]:
+    """All ranks live at the same time, each in a thread."""
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(RANKS) as pool:
+        AllGather.create(Path(name), RANKS)
+        rounds: dict[int, list[Heard]] = {}
+        for lives in pool.map(lambda pair: live_all(Path(name), *pair), enumerate(lives_of_ranks)):
+            for heard in lives:
+                for number, one in heard.items():
+                    rounds.setdefault(number, []).append(one)
+        return rounds
+
+
+# With little patience living ranks are left out all the time, wherever they are.
+@pytest.mark.parametrize(("patience_s", "look_s"), [(1.0, 0.005), (0.02, 0.001)])
+def test_ranks_never_disagree_on_who_is_in_a_round_nor_on_its_verdict(monkeypatch, patience_s, look_s):
+    monkeypatch.setattr(all_gather, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(all_gather, "LOOK_S", look_s)
+    shared = 0
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.lists(st.lists(a_life, min_size=1, max_size=3), min_size=RANKS, max_size=RANKS))
+    def check(lives_of_ranks):
+        nonlocal shared
+        for heard in rounds_of(lives_of_ranks).values():
+            reports, verdict = heard[0]
+            assert len(heard) <= len(reports)
+            for other_reports, other_verdict in heard[1:]:
+                shared += 1
+                assert other_reports == reports
+                assert without_clock(other_verdict) == without_clock(verdict)
+
+    check()
+    assert shared > 25, "ranks did meet"
