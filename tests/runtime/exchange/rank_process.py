@@ -63,7 +63,7 @@ class RankProcess:
     def hammer(self, writes: int) -> None:
         """Write lines whose numbers are all the same."""
         for number in range(1, writes + 1):
-            self._exchange.share(RankReport(True, False, number, number, number, False, number, number))
+            self._exchange.share(RankReport(True, False, number, number, number, False, number))
 
 
 if __name__ == "__main__":
