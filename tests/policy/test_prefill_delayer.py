@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.policy.prefill_delayer import REPORT_LASTS_MS, Outcome, PrefillDelayer, RankReport, Verdict, on_board
+from rota.policy.prefill_delayer import (
+    IDLE_PASS_S,
+    REPORT_LASTS_MS,
+    Outcome,
+    PrefillDelayer,
+    RankReport,
+    Verdict,
+    on_board,
+)
 from tests.policy.delayer_table import NONE, SOME, TABLE
 from tests.waiting import PATIENCE_S
 
@@ -187,6 +195,14 @@ def test_no_request_is_held_longer_in_all_whatever_the_passes_do():
 
 def test_a_delay_asks_to_be_called_before_anyone_is_held_too_long():
     assert ask(delayer(max_delay_ms=500), now=7.0, oldest_delay_s=0.4).ask_again_at == pytest.approx(7.1)
+
+
+def test_a_delay_is_asked_about_again_at_once_while_no_rank_runs_anything_to_make_a_pass_for():
+    one = delayer(max_delay_ms=500)
+    one.exchange = Others(rank(is_prefillable=False))
+    assert ask(one, running=0, now=7.0).ask_again_at == 7.0 + IDLE_PASS_S
+    one.exchange = Others(rank(is_prefillable=False, running=1))
+    assert ask(one, running=0, now=7.0).ask_again_at == 7.5
 
 
 def test_the_time_is_taken_from_the_first_ranks_clock():

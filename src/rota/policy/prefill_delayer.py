@@ -14,6 +14,8 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 RECENT_BATCHES = 16
+# Delays are counted in passes. While no rank runs anything, no step makes a loop pass, so this does.
+IDLE_PASS_S = 0.001
 # So long a report on a board counts. A rank that has made no pass since has died, computes a long step, or is idle.
 REPORT_LASTS_MS = 1000
 
@@ -183,7 +185,8 @@ class PrefillDelayer:
         if reason is not Outcome.DELAY:
             return Verdict(is_allowed=True, reason=reason, passes=self._passes, waited_s=waited_s)
         # No request is held back longer than this, also if nothing else makes the loop ask again.
-        ask_again_at = now + (self.max_delay_ms - _longest_held_ms(reports)) / 1000
+        left_s = (self.max_delay_ms - _longest_held_ms(reports)) / 1000
+        ask_again_at = now + (left_s if any(report.running for report in reports) else min(left_s, IDLE_PASS_S))
         return Verdict(
             is_allowed=False, reason=reason, passes=self._passes + 1, waited_s=waited_s, ask_again_at=ask_again_at
         )

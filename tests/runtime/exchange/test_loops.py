@@ -1,0 +1,181 @@
+"""Loops that exchange reports: an idle loop takes part in every pass of the others, and sleeps between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zmq
+
+from rota.core.config import Capacity, EngineConfig
+from rota.core.events import Event, FinishReason, PrefillsReleased
+from rota.core.ids import EngineId
+from rota.core.policy_config import PolicyConfig
+from rota.policy.prefill_delayer import Alone, RankReport
+from rota.runtime.exchange.all_gather import AllGather
+from rota.runtime.exchange.board import Board
+from rota.runtime.exchange.place import caller_of, exchange_place, open_exchange
+from rota.runtime.live import LiveWorld
+from rota.runtime.loop import run
+from rota.runtime.supervisor import SupervisedService
+from rota.runtime.wire import SocketInbox, Stop, encode, open_socket
+from rota.scheduler import Scheduler
+from tests.builders import capacity, submit
+from tests.fakes import FakeDevice, continuation
+from tests.runtime.services import Listener
+from tests.waiting import until
+from tests.worlds import endings, outputs
+
+KINDS = ["all-gather", "board"]
+DELAYING = PolicyConfig(enable_prefill_delayer=True, prefill_delayer_queue_min_ratio=0.5)
+STEP_S = 0.005
+
+
+def config_of(kind: str, policy: PolicyConfig = DELAYING) -> EngineConfig:
+    return EngineConfig(policy=replace(policy, prefill_delayer_exchange=kind))
+
+
+def device(rows: int = 6) -> FakeDevice:
+    found: Capacity = capacity(rows=rows, blocks=200)
+    return FakeDevice(found, step_s=STEP_S)
+
+
+class Rank:
+    """A loop in a thread, with an inbox as an engine's process has one."""
+
+    def __init__(self, config: EngineConfig, rank: int, context: zmq.Context) -> None:
+        self.exchange = open_exchange(replace(config, engine_id=EngineId(rank)))
+        self.passes = 0
+        self.reports: list[RankReport] = []
+        self.events: list[Event] = []
+        address = f"inproc://rank-{rank}"
+        receiver, self._sender = open_socket(context, zmq.PULL), open_socket(context, zmq.PUSH)
+        receiver.bind(address)
+        self._sender.connect(address)
+        caller, own = caller_of(self.exchange), device()
+        inbox = SocketInbox(receiver, bell=caller.fileno() if caller else None)
+        scheduler = Scheduler.from_config(config, own.capacity, self)
+        arguments = (scheduler, LiveWorld(own, inbox, caller=caller), self.events.extend)
+        self._thread = threading.Thread(target=run, args=arguments)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def share(self, report: RankReport) -> list[RankReport]:
+        self.passes += 1
+        self.reports = self.exchange.share(report)
+        return self.reports
+
+    def send(self, message) -> None:
+        self._sender.send(encode([message]))
+
+    def stop(self) -> None:
+        self.send(Stop())
+        self._thread.join()
+        self.exchange.close()
+
+
+@contextmanager
+def two_loops(kind: str) -> Iterator[list[Rank]]:
+    with exchange_place(config_of(kind), 2) as config, ExitStack() as stack:
+        context = stack.enter_context(zmq.Context())
+        ranks = [Rank(config, rank, context) for rank in range(2)]
+        for rank in ranks:
+            rank.start()
+            stack.callback(rank.stop)
+        yield ranks
+
+
+def test_an_idle_loop_takes_part_in_every_pass_of_another_and_then_both_sleep():
+    with two_loops("all-gather") as (idle, busy):
+        assert until(lambda: len(idle.reports) == len(busy.reports) == 2)
+        before, began_at = (idle.passes, busy.passes), time.monotonic()
+        busy.send(submit("a", max_new_tokens=100))
+        assert until(lambda: "a" in endings(busy.events))
+
+        assert time.monotonic() - began_at < 5.0, "half a second of steps, and nobody was waited for in vain"
+        assert until(lambda: idle.passes - before[0] == busy.passes - before[1] > 100)
+        at_rest = idle.passes, busy.passes
+        time.sleep(1.2)  # longer than two beats: loops that wake for nothing would make passes
+        assert (idle.passes, busy.passes) == at_rest
+
+
+def test_an_idle_loop_on_a_board_makes_no_pass_and_holds_nobody_back():
+    with two_loops("board") as (idle, busy):
+        assert until(lambda: idle.passes > 0)
+        before = idle.passes
+        for name in "abc":
+            busy.send(submit(name, max_new_tokens=20))
+        assert until(lambda: len(endings(busy.events)) == 3)
+
+        assert idle.passes == before
+        reasons = {event.reason for event in busy.events if isinstance(event, PrefillsReleased)}
+        assert "wait_timeout" not in reasons
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_engines_in_processes_answer_as_without_a_delayer_and_outlive_the_death_of_one(kind):
+    with exchange_place(config_of(kind), 2) as config, ExitStack() as stack:
+        services, listeners = [], []
+        for number in range(2):
+            service = SupervisedService(device, replace(config, engine_id=EngineId(number)))
+            listener = Listener()
+            service.start(listener)
+            stack.callback(service.stop)
+            services.append(service)
+            listeners.append(listener)
+        for service in services:
+            service.wait_until_ready(60.0)
+        asked = [submit(f"r{number}", prompt=5 + number, max_new_tokens=20 + 7 * number) for number in range(16)]
+        services[0].send(submit("lost", max_new_tokens=400))
+        listeners[0].wait_for_tokens("lost")
+        for number, message in enumerate(asked):
+            services[number % 2].send(message)
+        listeners[1].wait_for_tokens("r1")
+        os.kill(services[0].engine_pid, signal.SIGKILL)
+
+        for number in range(1, 16, 2):
+            assert listeners[1].wait_for_ending(f"r{number}").reason is FinishReason.LENGTH
+        assert listeners[0].wait_for_ending("lost").reason is FinishReason.FAILED
+        again = [submit(f"again{number}", prompt=9, max_new_tokens=30) for number in range(4)]
+        for number, message in enumerate(again):
+            services[number % 2].send(message)
+        for number in range(4):
+            assert listeners[number % 2].wait_for_ending(f"again{number}").reason is FinishReason.LENGTH
+        given = outputs(listeners[0].events + listeners[1].events)
+        for message in (*asked[1::2], *again):
+            request = message.request
+            expected = continuation(request.prompt, request.sampling.max_new_tokens)
+            assert given[request.request_id] == expected
+
+
+# ── places ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_place_is_private_and_gone_afterwards():
+    with exchange_place(config_of("board"), 2) as config:
+        folder = Path(config.exchange_at)
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(("kind", "made"), [("auto", Board), ("board", Board), ("all-gather", AllGather)])
+def test_independent_replicas_get_a_board_unless_asked_otherwise(kind, made):
+    with exchange_place(config_of(kind), 3) as config:
+        exchange = open_exchange(replace(config, engine_id=EngineId(2)))
+        assert isinstance(exchange, made)
+        exchange.close()
+
+
+@pytest.mark.parametrize(("policy", "replicas"), [(DELAYING, 1), (PolicyConfig(), 2)])
+def test_where_nothing_is_shared_there_is_no_place(policy, replicas):
+    with exchange_place(EngineConfig(policy=policy), replicas) as config:
+        assert config.exchange_at == ""
+        assert isinstance(open_exchange(config), Alone)
