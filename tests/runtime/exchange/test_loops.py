@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import zmq
 
 from rota.core.config import Capacity, EngineConfig
-from rota.core.events import Event, FinishReason, PrefillsReleased
+from rota.core.events import FinishReason, PrefillsReleased
 from rota.core.ids import EngineId
 from rota.core.policy_config import PolicyConfig
-from rota.policy.prefill_delayer import Alone, RankReport
+from rota.policy.prefill_delayer import Alone
 from rota.runtime.exchange.all_gather import AllGather
 from rota.runtime.exchange.board import Board
-from rota.runtime.exchange.place import caller_of, exchange_place, open_exchange
-from rota.runtime.live import LiveWorld
-from rota.runtime.loop import run
+from rota.runtime.exchange.place import exchange_place, open_exchange
 from rota.runtime.supervisor import SupervisedService
-from rota.runtime.wire import SocketInbox, Stop, encode, open_socket
-from rota.scheduler import Scheduler
 from tests.builders import capacity, submit
 from tests.fakes import FakeDevice, continuation
+from tests.runtime.exchange.loops import loops_of
 from tests.runtime.services import Listener
 from tests.waiting import until
 from tests.worlds import endings, outputs
@@ -47,54 +41,8 @@ def device(rows: int = 6) -> FakeDevice:
     return FakeDevice(found, step_s=STEP_S)
 
 
-class Rank:
-    """A loop in a thread, with an inbox as an engine's process has one."""
-
-    def __init__(self, config: EngineConfig, rank: int, context: zmq.Context) -> None:
-        self.exchange = open_exchange(replace(config, engine_id=EngineId(rank)))
-        self.passes = 0
-        self.reports: list[RankReport] = []
-        self.events: list[Event] = []
-        address = f"inproc://rank-{rank}"
-        receiver, self._sender = open_socket(context, zmq.PULL), open_socket(context, zmq.PUSH)
-        receiver.bind(address)
-        self._sender.connect(address)
-        caller, own = caller_of(self.exchange), device()
-        inbox = SocketInbox(receiver, bell=caller.fileno() if caller else None)
-        scheduler = Scheduler.from_config(config, own.capacity, self)
-        arguments = (scheduler, LiveWorld(own, inbox, caller=caller), self.events.extend)
-        self._thread = threading.Thread(target=run, args=arguments)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def share(self, report: RankReport) -> list[RankReport]:
-        self.passes += 1
-        self.reports = self.exchange.share(report)
-        return self.reports
-
-    def send(self, message) -> None:
-        self._sender.send(encode([message]))
-
-    def stop(self) -> None:
-        self.send(Stop())
-        self._thread.join()
-        self.exchange.close()
-
-
-@contextmanager
-def two_loops(kind: str) -> Iterator[list[Rank]]:
-    with exchange_place(config_of(kind), 2) as config, ExitStack() as stack:
-        context = stack.enter_context(zmq.Context())
-        ranks = [Rank(config, rank, context) for rank in range(2)]
-        for rank in ranks:
-            rank.start()
-            stack.callback(rank.stop)
-        yield ranks
-
-
 def test_an_idle_loop_takes_part_in_every_pass_of_another_and_then_both_sleep():
-    with two_loops("all-gather") as (idle, busy):
+    with loops_of(config_of("all-gather"), [device(), device()]) as (idle, busy):
         assert until(lambda: len(idle.reports) == len(busy.reports) == 2)
         before, began_at = (idle.passes, busy.passes), time.monotonic()
         busy.send(submit("a", max_new_tokens=100))
@@ -108,7 +56,7 @@ def test_an_idle_loop_takes_part_in_every_pass_of_another_and_then_both_sleep():
 
 
 def test_an_idle_loop_on_a_board_makes_no_pass_and_holds_nobody_back():
-    with two_loops("board") as (idle, busy):
+    with loops_of(config_of("board"), [device(), device()]) as (idle, busy):
         assert until(lambda: idle.passes > 0)
         before = idle.passes
         for name in "abc":
