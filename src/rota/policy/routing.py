@@ -1,8 +1,8 @@
 """Routing says which replica takes a request: the one where the request costs least, in seconds.
 
-A replica's price is the time that the request would wait there: for what is open before it, for its adapter, and for
-the part of its prompt that is not cached. So a replica that holds the adapter takes the request unless its queue is
-longer by more than a load costs, and an adapter that is too hot for its holders gets another.
+A replica's price is the time that the request would lose there: behind the work that is open, for its adapter's weights
+and turns, and less what the replica has cached of its prompt. So a replica that holds the adapter takes the request
+unless its queue is longer by more than a load costs, and an adapter that is too hot for its holders gets another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class RouteReason(StrEnum):
 
     ONLY_ONE = "no other replica is up"
     IN_SLOT = "the replica holds the adapter in a slot"
-    HOLDERS_BUSY = "the replicas that hold the adapter have longer queues than a load is worth"
+    HOLDERS_BUSY = "the replicas that hold the adapter are too busy"
     IN_HOST_MEMORY = "the replica holds the adapter in host memory"
     CACHED_PREFIX = "the replica has computed the beginning of the prompt before"
     SHORTEST_QUEUE = "the replica has the shortest queue"
@@ -29,13 +29,14 @@ class RouteReason(StrEnum):
 class ReplicaView:
     """One replica as one request sees it.
 
-    It is not frozen, because a router fills the same views for every request: sixteen new ones would take 40 µs.
+    A view is not frozen: a router fills the same views for every request, since sixteen new ones would take 40 µs.
     """
 
     number: int
     is_up: bool = True
-    queue_s: float = 0.0  # how long the work that is open on the replica takes
-    has_slot: bool = False  # the adapter is in a slot there, or on its way there
+    queue_s: float = 0.0  # what the work that is open there adds to a request
+    pause_s: float = 0.0  # how long the answer would pause there for the turns of other adapters
+    has_slot: bool = False  # the adapter is in a slot there, or has requests there and so has its turns
     has_host_copy: bool = False
     prefix_tokens: int = 0  # of the prompt, those that the replica has computed before
 
@@ -58,28 +59,39 @@ class Choice:
 
 
 def route(views: Sequence[ReplicaView], prices: Prices, needs_adapter: bool = True) -> Choice | None:
-    """The replica with the lowest price, of equal ones the lowest number; None if no replica is up."""
-    load_s, token_s = (prices.load_s, prices.token_s) if needs_adapter else (0.0, prices.token_s)
-    absent_s = load_s + prices.fetch_s if needs_adapter else 0.0
-    best, best_s = None, 0.0
+    """The replica with the lowest price, of equal ones the lowest number; None if no replica is up.
+
+    A request for the base model pays for no adapter.
+    """
+    token_s = prices.token_s
+    load_s, absent_s = (prices.load_s, prices.load_s + prices.fetch_s) if needs_adapter else (0.0, 0.0)
+    best, best_s, is_alone = None, 0.0, True
     for view in views:
         if not view.is_up:
             continue
         price_s = view.queue_s - view.prefix_tokens * token_s
-        if not view.has_slot:
-            price_s += load_s if view.has_host_copy else absent_s
-        if best is None or price_s < best_s:
+        if needs_adapter:
+            price_s += view.pause_s
+            if not view.has_slot:
+                price_s += load_s if view.has_host_copy else absent_s
+        if best is None:
             best, best_s = view, price_s
-    return None if best is None else Choice(best.number, _reason(views, best, needs_adapter))
+            continue
+        is_alone = False
+        if price_s < best_s:
+            best, best_s = view, price_s
+    if best is None:
+        return None
+    return Choice(best.number, RouteReason.ONLY_ONE if is_alone else _reason(views, best, needs_adapter))
 
 
 def shortest_queue(views: Sequence[ReplicaView]) -> Choice | None:
-    """The replica with the least open work, whatever it holds."""
+    """The replica with the shortest queue, whatever it holds."""
     up = [view for view in views if view.is_up]
     if not up:
         return None
     best = min(up, key=lambda view: (view.queue_s, view.number))
-    return Choice(best.number, _by_queue(up, best))
+    return Choice(best.number, RouteReason.ONLY_ONE if len(up) == 1 else _by_queue(up, best))
 
 
 def in_turn(views: Sequence[ReplicaView], before: int) -> Choice | None:
@@ -92,25 +104,18 @@ def in_turn(views: Sequence[ReplicaView], before: int) -> Choice | None:
 
 
 def _reason(views: Sequence[ReplicaView], best: ReplicaView, needs_adapter: bool) -> RouteReason:
-    up = [view for view in views if view.is_up]
-    if len(up) == 1:
-        return RouteReason.ONLY_ONE
     if needs_adapter:
         if best.has_slot:
             return RouteReason.IN_SLOT
-        if any(view.has_slot for view in up):
+        if any(view.has_slot and view.is_up for view in views):
             return RouteReason.HOLDERS_BUSY
         if best.has_host_copy:
             return RouteReason.IN_HOST_MEMORY
-        if any(view.has_host_copy for view in up):
+        if any(view.has_host_copy and view.is_up for view in views):
             return RouteReason.HOLDERS_BUSY
-    if best.prefix_tokens:
-        return RouteReason.CACHED_PREFIX
-    return _by_queue(up, best)
+    return RouteReason.CACHED_PREFIX if best.prefix_tokens else _by_queue(views, best)
 
 
-def _by_queue(up: Sequence[ReplicaView], best: ReplicaView) -> RouteReason:
-    if len(up) == 1:
-        return RouteReason.ONLY_ONE
-    is_shortest = all(view.queue_s > best.queue_s for view in up if view is not best)
+def _by_queue(views: Sequence[ReplicaView], best: ReplicaView) -> RouteReason:
+    is_shortest = all(view.queue_s > best.queue_s for view in views if view.is_up and view is not best)
     return RouteReason.SHORTEST_QUEUE if is_shortest else RouteReason.LOWEST_NUMBER

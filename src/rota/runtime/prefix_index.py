@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rota.core.request import Request
+from rota.policy.routing import ReplicaView
 
 # Where beginnings end, in tokens: a prompt is known by at most so many of them, and hashed no further than the last.
 ENDS = (64, 128, 256, 512, 1024, 2048)
@@ -35,15 +38,17 @@ class PrefixIndex:
             begin = end
         return keys
 
-    def holders(self, keys: list[int]) -> list[tuple[int, int]]:
-        """For each beginning that some replica has seen: its tokens, and the replicas as bits."""
-        found: list[tuple[int, int]] = []
+    def fill(self, keys: list[int], views: Sequence[ReplicaView]) -> None:
+        """Write into each view how many tokens of a prompt with these beginnings its replica has seen."""
+        for view in views:
+            view.prefix_tokens = 0
         for end, key in zip(ENDS, keys, strict=False):
             replicas = self._seen.get(key)
             if not replicas:
-                break
-            found.append((end, replicas))
-        return found
+                return
+            for view in views:
+                if replicas >> view.number & 1:
+                    view.prefix_tokens = end
 
     def note(self, keys: list[int], replica: int) -> None:
         """A prompt with these beginnings went to a replica."""

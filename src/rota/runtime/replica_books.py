@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rota.core.events import (
@@ -14,61 +14,65 @@ from rota.core.events import (
     HostState,
     Produced,
     SlotChanged,
+    SlotReason,
     SlotState,
 )
 from rota.core.ids import AdapterId, RequestId, Slot
 from rota.core.request import Request
 from rota.policy.routing import ReplicaView
+from rota.runtime.pace import Pace
 
-# What counts until something was measured.
-FIRST_PACE_S = 100e-6
-# After this many tokens a measurement counts half.
-PACE_TOKENS = 10_000
+# What counts until something was measured, and the share of a new measurement in the mean.
+FIRST_LOAD_S, FIRST_FETCH_S = 0.002, 0.05
+SHARE = 0.05
+# An adapter that leaves for one of these reasons leaves because all slots were taken.
+MADE_ROOM = (SlotReason.TURN_OVER, SlotReason.IDLE)
+
+
+@dataclass(slots=True)
+class Mean:
+    """A mean of seconds, the latest counting most."""
+
+    seconds: float
+
+    def note(self, seconds: float) -> None:
+        self.seconds += SHARE * (seconds - self.seconds)
 
 
 @dataclass(slots=True)
 class Booking:
-    """An open request, in tokens that are still to come as far as anybody knows."""
+    """An open request, in tokens as far as anybody knows."""
 
     adapter_id: AdapterId
     prompt_tokens: int  # 0 once it was admitted
     answer_tokens: int
 
 
-class Pace:
-    """How long a token takes: the seconds of steps over their tokens, the latest counting most."""
-
-    def __init__(self) -> None:
-        self._tokens = 0.0
-        self._seconds = 0.0
-
-    @property
-    def token_s(self) -> float:
-        return self._seconds / self._tokens if self._tokens else FIRST_PACE_S
-
-    def note(self, tokens: int, seconds: float) -> None:
-        kept = PACE_TOKENS / (PACE_TOKENS + tokens)
-        self._tokens = self._tokens * kept + tokens
-        self._seconds = self._seconds * kept + seconds
-
-
 class ReplicaBooks:
-    """One replica's adapters and open requests; `view` is what a policy sees of them."""
+    """One replica's adapters and open requests; `view` is what a policy sees of them.
 
-    def __init__(self, number: int) -> None:
+    All that is kept here is bounded by what is open or held on the replica.
+    """
+
+    def __init__(self, number: int, load: Mean, fetch: Mean) -> None:
+        """`load` and `fetch` are shared: they are told how long copies and reads took on any replica."""
         self.view = ReplicaView(number=number)
+        self.pace = Pace()
         self.slots: set[AdapterId] = set()
         self.hosts: set[AdapterId] = set()
-        self.pace = Pace()
+        self.busy: dict[AdapterId, int] = {}  # open requests by adapter, the base model among them
+        self._load, self._fetch = load, fetch
+        self._slot_count = 0  # 0 until all slots were seen taken
         self._resident: dict[Slot, SlotChanged] = {}
+        self._reading: dict[AdapterId, float] = {}  # since when
         self._open: dict[RequestId, Booking] = {}
-        self._expected = 0  # tokens of open requests that were booked: prompts not admitted, and answers
+        self._expected = 0  # tokens of open requests that were booked: prompts not yet admitted, and answers
         self._produced = 0  # tokens of answers of open requests
 
     @property
-    def queue_s(self) -> float:
-        """How long the open work takes; no request is less than a token."""
-        return max(len(self._open), self._expected - self._produced) * self.pace.token_s
+    def open_tokens(self) -> int:
+        """How much work is open; a request whose answer is longer than expected has a token to go."""
+        return max(len(self._open), self._expected - self._produced)
 
     @property
     def open_requests(self) -> Iterable[RequestId]:
@@ -79,9 +83,20 @@ class ReplicaBooks:
         booking = Booking(request.adapter_id, len(request.prompt), answer_tokens)
         self._open[request.request_id] = booking
         self._expected += booking.prompt_tokens + booking.answer_tokens
+        self.busy[request.adapter_id] = self.busy.get(request.adapter_id, 0) + 1
+        self._measure()
 
-    def observe(self, events: Iterable[Event]) -> Iterator[float]:
-        """Take note of events; gives how long each copy took that has ended."""
+    def look(self, adapter_id: AdapterId, answer_tokens: int) -> None:
+        """Fill the view in for a request of this adapter."""
+        view, busy = self.view, self.busy
+        is_busy = adapter_id in busy
+        view.has_slot = is_busy or adapter_id in self.slots
+        view.has_host_copy = adapter_id in self.hosts
+        # With more busy adapters than slots, each of them has a slot for its share of the time.
+        crowd = (len(busy) + (not is_busy)) / self._slot_count if self._slot_count else 0.0
+        view.pause_s = (crowd - 1.0) * answer_tokens * self.pace.step_s if crowd > 1.0 else 0.0
+
+    def observe(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
                 case Produced():
@@ -92,19 +107,22 @@ class ReplicaBooks:
                 case Finished():
                     self._end(event)
                 case SlotChanged():
-                    yield from self._change(event)
+                    self._note_slot(event)
                 case HostChanged():
                     self._note_host(event)
                 case EngineRestarted():
                     self.clear()
+        self._measure()
 
     def clear(self) -> None:
         """The engine is gone, and with it all that it held."""
-        self.slots.clear()
-        self.hosts.clear()
-        self._resident.clear()
-        self._open.clear()
+        for held in (self.slots, self.hosts, self.busy, self._resident, self._reading, self._open):
+            held.clear()
         self._expected = self._produced = 0
+        self._measure()
+
+    def _measure(self) -> None:
+        self.view.queue_s = self.open_tokens * self.pace.token_s
 
     def _admit(self, request_id: RequestId) -> None:
         if booking := self._open.get(request_id):
@@ -112,22 +130,34 @@ class ReplicaBooks:
             booking.prompt_tokens = 0
 
     def _end(self, event: Finished) -> None:
-        if booking := self._open.pop(event.request_id, None):
-            self._expected -= booking.prompt_tokens + booking.answer_tokens
-            self._produced -= event.output_tokens
+        booking = self._open.pop(event.request_id, None)
+        if booking is None:
+            return
+        self._expected -= booking.prompt_tokens + booking.answer_tokens
+        self._produced -= event.output_tokens
+        self.busy[booking.adapter_id] -= 1
+        if not self.busy[booking.adapter_id]:
+            del self.busy[booking.adapter_id]
 
-    def _note_host(self, event: HostChanged) -> None:
-        if event.state is HostState.GONE:
-            self.hosts.discard(event.adapter_id)
-        else:
-            self.hosts.add(event.adapter_id)  # a read that is under way need not be done again elsewhere
-
-    def _change(self, event: SlotChanged) -> Iterator[float]:
+    def _note_slot(self, event: SlotChanged) -> None:
         before = self._resident.pop(event.slot, None)
         if event.state is SlotState.EMPTY:
             self.slots.discard(event.adapter_id)
+            if event.reason in MADE_ROOM:
+                self._slot_count = len(self._resident) + 1
             return
         self._resident[event.slot] = event
         self.slots.add(event.adapter_id)
         if event.state is SlotState.READY and before and before.state is SlotState.LOADING:
-            yield event.at - before.at
+            self._load.note(event.at - before.at)
+
+    def _note_host(self, event: HostChanged) -> None:
+        began_at = self._reading.pop(event.adapter_id, None)
+        if event.state is HostState.GONE:
+            self.hosts.discard(event.adapter_id)
+            return
+        self.hosts.add(event.adapter_id)  # a read that is under way need not be done elsewhere
+        if event.state is HostState.READING:
+            self._reading[event.adapter_id] = event.at
+        elif began_at is not None:
+            self._fetch.note(event.at - began_at)

@@ -2,71 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import CacheFlushed, EngineRestarted, Event, Finished
 from rota.core.ids import BASE, RequestId
 from rota.core.messages import Message, Submit
 from rota.core.request import Request
-from rota.policy.routing import Choice, Prices, in_turn, route, shortest_queue
+from rota.policy.routing import Choice, Prices, RouteReason, in_turn, route, shortest_queue
 from rota.runtime.prefix_index import PrefixIndex
-from rota.runtime.replica_books import ReplicaBooks
+from rota.runtime.replica_books import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Mean, ReplicaBooks
 
-ROUTERS = ("adapters", "round-robin", "shortest-queue")
+Rule = Literal["adapters", "round-robin", "shortest-queue"]
 
-# What counts until something was measured.
-FIRST_LOAD_S, FIRST_FETCH_S, FIRST_ANSWER_TOKENS = 0.002, 0.05, 128.0
-# A new measurement's share in the mean.
-SHARE = 0.05
+FIRST_ANSWER_TOKENS = 128.0  # until the first answer has ended
 
 
 class Router:
     """One for all replicas; its callers hold a lock. The same calls give the same choices."""
 
-    def __init__(self, replicas: int, rule: str = "adapters", has_prefix_cache: bool = True) -> None:
-        self._replicas = [ReplicaBooks(number) for number in range(replicas)]
+    def __init__(self, replicas: int, rule: Rule = "adapters", has_prefix_cache: bool = True) -> None:
+        self.routed: Counter[tuple[int, RouteReason]] = Counter()  # requests by replica and reason
+        self._rule = rule
+        self._load, self._fetch = Mean(FIRST_LOAD_S), Mean(FIRST_FETCH_S)
+        self._replicas = [ReplicaBooks(number, self._load, self._fetch) for number in range(replicas)]
         self._views = [replica.view for replica in self._replicas]
-        self._choose: Callable[[Request], Choice | None] = {
-            "adapters": self._by_price,
-            "round-robin": self._in_turn,
-            "shortest-queue": self._by_queue,
-        }[rule]
-        self._prefixes = PrefixIndex() if has_prefix_cache else None
-        self._at: dict[RequestId, int] = {}
+        self._prefixes = PrefixIndex() if has_prefix_cache and rule == "adapters" else None
+        self._choices: dict[RequestId, Choice] = {}  # of open requests
         self._last = -1  # the replica that took the last request
-        self._load_s, self._answer_tokens = FIRST_LOAD_S, FIRST_ANSWER_TOKENS
+        self._answer_tokens = FIRST_ANSWER_TOKENS
 
     def route(self, request: Request, _now: float) -> Choice:
         """The replica for a request, which is booked there; raises RequestError if no replica is up."""
-        choice = self._choose(request)
+        answer_tokens = self._expected_tokens(request)
+        if self._rule == "adapters":
+            choice = self._cheapest(request, answer_tokens)
+        elif self._rule == "shortest-queue":
+            choice = shortest_queue(self._views)
+        else:
+            choice = in_turn(self._views, self._last)
         if choice is None:
-            raise RequestError(Fault(FaultCode.ENGINE_DIED, "No replica is up; try again later."))
+            raise RequestError(Fault(FaultCode.ENGINE_DIED, "No replica is up; try again in a minute."))
         self._last = choice.replica
-        self._book(request, choice.replica)
+        self.routed[choice.replica, choice.reason] += 1
+        self._choices[request.request_id] = choice
+        self._replicas[choice.replica].book(request, answer_tokens)
         return choice
+
+    def choice_of(self, request_id: RequestId) -> Choice | None:
+        """Where an open request is, and why."""
+        return self._choices.get(request_id)
 
     def replica_of(self, request_id: RequestId) -> int | None:
         """Where an open request is."""
-        return self._at.get(request_id)
+        choice = self._choices.get(request_id)
+        return None if choice is None else choice.replica
 
     def note_message(self, replica: int, message: Message) -> None:
         """A replica was sent a message. A request that was routed is booked already."""
-        if isinstance(message, Submit) and message.request.request_id not in self._at:
-            self._book(message.request, replica)
+        if isinstance(message, Submit) and message.request.request_id not in self._choices:
+            self._choices[message.request.request_id] = Choice(replica, RouteReason.ONLY_ONE)
+            self._replicas[replica].book(message.request, self._expected_tokens(message.request))
 
     def note_events(self, replica: int, events: Sequence[Event]) -> None:
-        books = self._replicas[replica]
         for event in events:
-            if isinstance(event, Finished) and self._at.pop(event.request_id, None) is not None:
-                if event.output_tokens:
-                    self._answer_tokens += SHARE * (event.output_tokens - self._answer_tokens)
+            if isinstance(event, Finished):
+                self._note_end(event)
             elif isinstance(event, EngineRestarted):
                 self._forget(replica)
             elif isinstance(event, CacheFlushed) and self._prefixes:
                 self._prefixes.forget(replica)
-        for load_s in books.observe(events):
-            self._load_s += SHARE * (load_s - self._load_s)
+        if self._views[replica].is_up:
+            self._replicas[replica].observe(events)
 
     def note_down(self, replica: int) -> None:
         """A replica takes no requests, and has lost what it held."""
@@ -77,24 +86,24 @@ class Router:
     def note_up(self, replica: int) -> None:
         self._views[replica].is_up = True
 
+    def _note_end(self, event: Finished) -> None:
+        if self._choices.pop(event.request_id, None) and event.output_tokens:
+            self._answer_tokens += SHARE * (event.output_tokens - self._answer_tokens)
+
     def _forget(self, replica: int) -> None:
         for request_id in self._replicas[replica].open_requests:
-            self._at.pop(request_id, None)
+            self._choices.pop(request_id, None)
         if self._prefixes:
             self._prefixes.forget(replica)
 
-    def _book(self, request: Request, replica: int) -> None:
-        answer_tokens = min(request.sampling.max_new_tokens, round(self._answer_tokens))
-        self._replicas[replica].book(request, answer_tokens)
-        self._at[request.request_id] = replica
+    def _expected_tokens(self, request: Request) -> int:
+        """Most clients leave their limit large; the mean of answers says more."""
+        return min(request.sampling.max_new_tokens, round(self._answer_tokens))
 
-    def _by_price(self, request: Request) -> Choice | None:
+    def _cheapest(self, request: Request, answer_tokens: int) -> Choice | None:
         adapter_id = request.adapter_id
         for books in self._replicas:
-            view = books.view
-            view.queue_s = books.queue_s
-            view.has_slot = adapter_id in books.slots
-            view.has_host_copy = adapter_id in books.hosts
+            books.look(adapter_id, answer_tokens)
         keys = self._look_up(request)
         choice = route(self._views, self._prices(), adapter_id != BASE)
         if keys and choice and self._prefixes:
@@ -105,23 +114,10 @@ class Router:
         """Fill in what each replica has of the prompt; gives the names of its beginnings."""
         if self._prefixes is None:
             return []
-        for view in self._views:
-            view.prefix_tokens = 0
         keys = self._prefixes.keys_of(request)
-        for tokens, replicas in self._prefixes.holders(keys):
-            for view in self._views:
-                if replicas >> view.number & 1:
-                    view.prefix_tokens = tokens
+        self._prefixes.fill(keys, self._views)
         return keys
 
     def _prices(self) -> Prices:
         token_s = min(books.pace.token_s for books in self._replicas)
-        return Prices(load_s=self._load_s, fetch_s=FIRST_FETCH_S, token_s=token_s)
-
-    def _by_queue(self, _request: Request) -> Choice | None:
-        for books in self._replicas:
-            books.view.queue_s = books.queue_s
-        return shortest_queue(self._views)
-
-    def _in_turn(self, _request: Request) -> Choice | None:
-        return in_turn(self._views, self._last)
+        return Prices(load_s=self._load.seconds, fetch_s=self._fetch.seconds, token_s=token_s)

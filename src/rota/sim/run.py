@@ -13,7 +13,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.observe.observer import Observer
 from rota.observe.summary import Recorder
 from rota.runtime.loop import run
-from rota.runtime.router import Router
+from rota.runtime.router import Router, Rule
 from rota.scheduler import Scheduler
 from rota.sim.cost import CostModel, LinearCost
 from rota.sim.fleet import Fleet
@@ -59,7 +59,7 @@ class Simulation:
     observers: Sequence[Observer] = ()
     recorder: Recorder = field(default_factory=Recorder)
     replicas: int = 1
-    router: str = "adapters"
+    router: Rule = "adapters"
     starts_at: float = field(init=False)
     replica_recorders: list[Recorder] = field(init=False)  # of several replicas, each one's own results
     _traffic: Traffic = field(init=False)
