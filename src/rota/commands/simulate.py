@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import typer
 
@@ -26,6 +26,7 @@ from rota.observe.summary import mean_of
 from rota.observe.table import print_table
 from rota.policy.policy_options import policy_config
 from rota.policy.slot_policies import check_slot_policy
+from rota.runtime.router import Rule
 from rota.sim.cost import LinearCost, read_cost
 from rota.sim.run import Simulation, adapter_name, lora_config, scheduler_config
 from rota.sim.tenures import Tenures
@@ -45,6 +46,10 @@ class SimulateConfig:
     """The options of a simulation, and where its results go."""
 
     compare: str | None = option(None, "Policies to put side by side, with commas: wait,drain,rotate.")
+    replicas: int = option(1, "Replicas in one virtual time, each as the scenario describes a server.")
+    routers: str | None = option(
+        None, "Routers to put side by side, with commas: adapters,round-robin,shortest-queue. Left out: adapters."
+    )
     cost: str = option("a100-llama8b", "How long steps take: the name of a cost model of Rota, or a TOML file.")
     slots: int | None = option(None, "Adapters that a step may hold; left out: the scenario's number.")
     max_loras_per_batch: int | Literal["auto"] = option(
@@ -58,6 +63,7 @@ class SimulateConfig:
     seed: int = option(0, "The first random seed. The same seed gives exactly the same run.")
     seeds: int = option(1, "How many seeds to run; the numbers are means over them.")
     per_adapter: bool = option(False, "Also print a table of adapters for every policy.")
+    per_replica: bool = option(False, "Also print a table of replicas for every policy or router.")
     json: str | None = option(None, "Write the numbers to this file.")
     plot: str | None = option(
         None, "Draw times to first token and slots over time, for the first seed (.png, .svg, .pdf)."
@@ -69,8 +75,13 @@ class SimulateConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ConfigError(f"seeds must be at least 1, not {self.seeds}.")
+        for name, count in (("seeds", self.seeds), ("replicas", self.replicas)):
+            if count < 1:
+                raise ConfigError(f"{name} must be at least 1, not {count}.")
+        if self.compare and self.routers:
+            raise ConfigError("compare puts policies side by side, and routers routers; give one of them.")
+        if self.routers and self.replicas == 1:
+            raise ConfigError("routers needs replicas of at least 2: one replica takes all requests.")
         for name, slots in (("slots", self.slots), ("max_loras_per_batch", self.max_loras_per_batch)):
             if isinstance(slots, int) and slots < 0:
                 raise ConfigError(f"{name} must not be below 0, not {slots}.")
@@ -79,8 +90,8 @@ class SimulateConfig:
                 f"slots is {self.slots} and max_loras_per_batch {self.max_loras_per_batch}, but they are the same "
                 "thing; give one of them."
             )
-        if self.journal and (self.compare or self.seeds > 1):
-            raise ConfigError("journal follows a single run: leave out compare and seeds.")
+        if self.journal and (self.compare or len(_names_of(self.routers)) > 1 or self.seeds > 1):
+            raise ConfigError("journal follows a single run: leave out compare, seeds and all routers but one.")
 
     @property
     def asked_slots(self) -> int | None:
@@ -120,10 +131,10 @@ def simulate(given: dict[str, Any]) -> None:
     slots = asked.asked_slots
     config = replace(scheduler_config(scenario), **_among(options_of(SchedulerConfig), chosen))
     lora = replace(lora_config(scenario, slots), **_among(SCHEDULED, chosen))
-    policies = policies_of(asked.compare, policy_config(chosen, _names_of(asked.compare)))
+    variants = variants_of(asked, policy_config(chosen, _names_of(asked.compare)))
     summaries, pictures = {}, {}
-    with _counting(scenario, asked.seeds * len(policies), chosen) as endings, _journal(asked) as journals:
-        for name, policy in policies.items():
+    with _counting(scenario, asked.seeds * len(variants), chosen) as endings, _journal(asked) as journals:
+        for variant in variants:
             runs = []
             for seed in range(asked.seed, asked.seed + asked.seeds):
                 tenures = Tenures()
@@ -131,29 +142,62 @@ def simulate(given: dict[str, Any]) -> None:
                 simulation = Simulation(
                     scenario=scenario,
                     costs=costs,
-                    policy=policy,
+                    policy=variant.policy,
                     seed=seed,
                     slots=slots,
                     config=config,
                     lora=lora,
                     observers=observers,
+                    replicas=asked.replicas,
+                    router=variant.router,
                 )
                 recorder = simulation.run()
-                runs.append(recorder.summary(adapter_name))
+                runs.append(simulation.summary())
                 if asked.plot and seed == asked.seed:
                     tenures.close()
-                    pictures[label(policy)] = (recorder, tenures, simulation.starts_at)
-            summaries[name] = mean_of(runs)
-    print_table({label(policies[name]): summary for name, summary in summaries.items()}, asked.per_adapter)
+                    pictures[variant.label] = (recorder, tenures, simulation.starts_at)
+            summaries[variant.name] = mean_of(runs)
+    print_table({one.label: summaries[one.name] for one in variants}, asked.per_adapter, asked.per_replica)
     if asked.json:
-        shown = {"policies": summaries} if asked.compare else next(iter(summaries.values()))
-        Path(asked.json).write_text(json.dumps(shown, indent=1) + "\n", "utf-8")
+        _write(summaries, asked, Path(asked.json))
     if asked.plot:
         _plot(pictures, scenario, Path(asked.plot))
 
 
+def _write(summaries: dict[str, Any], asked: SimulateConfig, path: Path) -> None:
+    several = "policies" if asked.compare else "routers" if asked.routers else None
+    shown = {several: summaries} if several else next(iter(summaries.values()))
+    path.write_text(json.dumps(shown, indent=1) + "\n", "utf-8")
+
+
 def _among(names: Iterable[str], chosen: dict[str, Any]) -> dict[str, Any]:
     return {name: chosen[name] for name in names if name in chosen}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """One of the things that a run puts side by side."""
+
+    name: str
+    label: str
+    policy: PolicyConfig
+    router: Rule = "adapters"
+
+
+def variants_of(asked: SimulateConfig, policy: PolicyConfig) -> list[Variant]:
+    """The policies to run, or the routers under one policy."""
+    policies = policies_of(asked.compare, policy)
+    if not asked.routers:
+        return [Variant(name=name, label=label(one), policy=one) for name, one in policies.items()]
+    (one,) = policies.values()
+    return [Variant(name=name, label=name, policy=one, router=_router(name)) for name in _names_of(asked.routers)]
+
+
+def _router(name: str) -> Rule:
+    for known in get_args(Rule):
+        if name == known:
+            return known
+    raise ConfigError(f"There is no router '{name}'; known are {', '.join(get_args(Rule))}.")
 
 
 def policies_of(compare: str | None, policy: PolicyConfig) -> dict[str, PolicyConfig]:

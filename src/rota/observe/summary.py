@@ -198,7 +198,7 @@ def mean_of(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for name in dict.fromkeys(name for summary in summaries for name in summary):
         values = [summary[name] for summary in summaries if name in summary]
-        if name == "failures":
+        if name in ("failures", "routed"):
             merged[name] = _mean_counts(values)
         else:
             merged[name] = mean_of(values) if isinstance(values[0], dict) else sum(values) / len(values)

@@ -19,6 +19,8 @@ COUNTS = {
     "requests/s": ("requests_per_s", "{:,.2f}"),
     "input tok/s": ("input_tokens_per_s", "{:,.0f}"),
     "output tok/s": ("output_tokens_per_s", "{:,.0f}"),
+    "loads": ("loads", "{:,.0f}"),  # of several replicas only
+    "reads": ("reads", "{:,.0f}"),
     "fairness": ("fairness", "{:.3f}"),  # only a whole summary has it, not an adapter's
 }
 TIMES = {
@@ -32,15 +34,17 @@ FIGURES = {"mean": "mean", "median": "median", "P90": "p90", "P95": "p95", "P99"
 WIDEST = 1000  # a narrow terminal breaks lines, since a figure that is cut off says nothing
 
 
-def print_table(summaries: Summaries, is_per_adapter: bool = False) -> None:
-    """Counts, rates and times, one line for each summary; also the same for its tenants, and if
-    `is_per_adapter` for its adapters."""
+def print_table(summaries: Summaries, is_per_adapter: bool = False, is_per_replica: bool = False) -> None:
+    """Counts, rates and times, one line for each summary; also the same for its tenants, and if asked for its replicas
+    and for its adapters."""
     # Names come from users: text that looks like markup is not markup.
     console = Console(highlight=False, markup=False, emoji=False, width=WIDEST)
     console.print(*_tables(summaries), sep="")
     for name, summary in summaries.items():
         if "tenants" in summary:
             console.print(*_tables(summary["tenants"], title=f"{name}, by tenant"), sep="")
+        if is_per_replica and "replicas" in summary:
+            console.print(*_tables(summary["replicas"], title=f"{name}, by replica"), sep="")
         if is_per_adapter:
             console.print(*_tables(summary["adapters"], title=name), sep="")
 

@@ -9,13 +9,13 @@ from functools import partial
 from rota.core.events import Event
 from rota.core.messages import Abort, Message, Submit
 from rota.core.plan import StepResult
-from rota.observe.summary import Recorder
 from rota.runtime.loop import Emit, run
 from rota.runtime.router import Router
 from rota.scheduler import Scheduler
 from rota.sim.baton import Baton
 from rota.sim.cost import CostModel
 from rota.sim.mail import Mail
+from rota.sim.replica_results import ReplicaResults
 from rota.sim.world import Finish, VirtualWorld
 
 
@@ -60,19 +60,17 @@ class Fleet:
         self._fetch_s = fetch_s
         self._baton = Baton(self._deliver)
         self._worlds: list[ReplicaWorld] = []
-        self.recorders: list[Recorder] = []  # one for each replica
+        self.results: list[ReplicaResults] = []  # of each replica
 
-    def run(self, schedulers: Sequence[Scheduler], emit: Emit, depth: int) -> None:
-        """Serve until all mail is answered; `emit` gets the events of all replicas."""
+    def run(self, schedulers: Sequence[Scheduler], emit: Emit, depth: int, starts_at: float) -> None:
+        """Serve until all mail is answered; `emit` gets the events of all replicas. Clients begin at `starts_at`."""
         self._worlds = [ReplicaWorld(self._baton, self._costs, self._fetch_s) for _ in schedulers]
-        self.recorders = [Recorder() for _ in schedulers]
+        self.results = [ReplicaResults(starts_at) for _ in schedulers]
         loops: list[Callable[[], None]] = [
             partial(run, scheduler, world, partial(self._emit, number, emit), depth)
             for number, (scheduler, world) in enumerate(zip(schedulers, self._worlds, strict=True))
         ]
         self._baton.run(self._worlds, loops)
-        for recorder in self.recorders:
-            recorder.settle()
 
     def _deliver(self, by: float) -> bool:
         """Give the replicas the messages of the next moment, if that is not later; False if there are none."""
@@ -88,7 +86,7 @@ class Fleet:
         if isinstance(message, Submit):
             request = message.request
             number = self._router.route(request, at).replica
-            self.recorders[number].asked(request.request_id, request.adapter_id, at - self._costs.front_s)
+            self.results[number].recorder.asked(request.request_id, request.adapter_id, at - self._costs.front_s)
             return (number,)
         if isinstance(message, Abort):
             found = self._router.replica_of(message.request_id)
@@ -97,5 +95,5 @@ class Fleet:
 
     def _emit(self, number: int, emit: Emit, events: list[Event]) -> None:
         self._router.note_events(number, events)
-        self.recorders[number].observe(events)
+        self.results[number].observe(events)
         emit(events)

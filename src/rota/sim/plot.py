@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rota.core.ids import AdapterId, Slot
+from rota.core.ids import AdapterId
 from rota.observe.picture import Colours, colours_of, draw_first_tokens, name_colours, save
 from rota.observe.summary import Recorder
 from rota.sim.run import STARTS_AT, adapter_name
@@ -46,9 +46,10 @@ def plot(pictures: Mapping[str, Picture], title: str, path: Path) -> None:
 
 def _draw_places(axes: Axes, picture: Picture, colours: Colours) -> None:
     """A bar while an adapter is in a place; the bar is pale while the adapter is being copied there."""
-    spans: dict[tuple[Slot, AdapterId, bool], list[tuple[float, float]]] = {}
+    spans: dict[tuple[int, AdapterId, bool], list[tuple[float, float]]] = {}
+    slots = max((one.place for one in picture.tenures.closed), default=0) + 1  # of each replica
     for one in picture.tenures.closed:
-        spans.setdefault((one.place, one.adapter_id, one.is_ready), []).append(
+        spans.setdefault((one.engine_id * slots + one.place, one.adapter_id, one.is_ready), []).append(
             (one.since - picture.starts_at, one.until - one.since)
         )
     for (place, adapter, is_ready), bars in spans.items():

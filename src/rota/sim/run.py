@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rota.core.config import Capacity, LoraConfig, SchedulerConfig
 from rota.core.events import Event
@@ -18,6 +20,7 @@ from rota.scheduler import Scheduler
 from rota.sim.cost import CostModel, LinearCost
 from rota.sim.fleet import Fleet
 from rota.sim.mail import Mail
+from rota.sim.replica_results import ReplicaResults
 from rota.sim.traffic import Traffic, adapter_name
 from rota.sim.world import VirtualWorld
 from rota.workload.scenario import Scenario
@@ -47,7 +50,11 @@ def lora_config(scenario: Scenario, slots: int | None = None) -> LoraConfig:
 
 @dataclass(slots=True, kw_only=True)
 class Simulation:
-    """Runs once; `recorder` has the results, and `observers` are told of events as they happen."""
+    """Runs once; `recorder` has the results, and `observers` are told of events as they happen.
+
+    With several `replicas` the scenario's rates and slots are as they stand: its rates are of all replicas together,
+    its slots, rows and KV blocks are each replica's own.
+    """
 
     scenario: Scenario
     costs: CostModel
@@ -61,7 +68,8 @@ class Simulation:
     replicas: int = 1
     router: Rule = "adapters"
     starts_at: float = field(init=False)
-    replica_recorders: list[Recorder] = field(init=False)  # of several replicas, each one's own results
+    results: list[ReplicaResults] = field(default_factory=list, init=False)  # of each replica, if there are several
+    routed: Counter[str] = field(default_factory=Counter, init=False)  # requests by the reason for their replica
     _traffic: Traffic = field(init=False)
 
     def run(self) -> Recorder:
@@ -84,10 +92,22 @@ class Simulation:
             mail, router = Mail(), Router(self.replicas, self.router, config.enable_prefix_caching)
             fleet = Fleet(mail, router, self.costs, fetch_s)
             self._begin(mail)
-            fleet.run(schedulers, self._emit, config.overlap_depth)
-            self.replica_recorders = fleet.recorders
+            fleet.run(schedulers, self._emit, config.overlap_depth, self.starts_at)
+            self.results = fleet.results
+            for (_, reason), count in router.routed.items():
+                self.routed[reason.value] += count
         self.recorder.settle()
         return self.recorder
+
+    def summary(self) -> dict[str, Any]:
+        """The recorder's summary; of several replicas also what each of them did."""
+        found = self.recorder.summary(adapter_name)
+        if self.results:
+            found["loads"] = sum(one.loads for one in self.results)
+            found["reads"] = sum(one.reads for one in self.results)
+            found["replicas"] = {f"replica {number}": one.summary() for number, one in enumerate(self.results)}
+            found["routed"] = dict(sorted(self.routed.items()))
+        return found
 
     def _begin(self, mail: Mail) -> None:
         self._traffic = Traffic(self.scenario, self.seed, mail, self.recorder, self.replicas)
