@@ -11,6 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+# A load pushes another adapter out of a slot, and a read pushes one out of host memory. Most often the other adapter is
+# asked for again, so each is paid for twice.
+TO_AND_FRO = 2.0
+
 
 class RouteReason(StrEnum):
     """Why a request went to its replica."""
@@ -64,7 +68,8 @@ def route(views: Sequence[ReplicaView], prices: Prices, needs_adapter: bool = Tr
     A request for the base model pays for no adapter.
     """
     token_s = prices.token_s
-    load_s, absent_s = (prices.load_s, prices.load_s + prices.fetch_s) if needs_adapter else (0.0, 0.0)
+    load_s = TO_AND_FRO * prices.load_s
+    absent_s = load_s + TO_AND_FRO * prices.fetch_s
     best, best_s, is_alone = None, 0.0, True
     for view in views:
         if not view.is_up:

@@ -1,11 +1,11 @@
-"""Pace is how long a replica's steps take, and how much longer for each token: measured, the latest counting most."""
+"""Pace is how long steps take, and how much longer for each token: measured, the latest counting most."""
 
 from __future__ import annotations
 
 # What counts until something was measured.
 FIRST_TOKEN_S, FIRST_STEP_S = 25e-6, 0.01
 FEWEST_STEPS = 16
-# A measurement counts half after about 350 steps, a few seconds.
+# A measurement counts half after about 350 steps, a second or more.
 KEPT = 0.998
 # A step always takes a while, however few tokens it has. Where the slope cannot be seen, because all steps are alike,
 # it is taken to be this share of the mean.

@@ -41,11 +41,12 @@ class Mean:
 
 @dataclass(slots=True)
 class Booking:
-    """An open request, in tokens as far as anybody knows."""
+    """An open request, and how many tokens are still to come, as far as anybody knows."""
 
     adapter_id: AdapterId
     prompt_tokens: int  # 0 once it was admitted
     answer_tokens: int
+    least: int  # an answer that is longer than expected still counts as this many
 
 
 class ReplicaBooks:
@@ -54,10 +55,10 @@ class ReplicaBooks:
     All that is kept here is bounded by what is open or held on the replica.
     """
 
-    def __init__(self, number: int, load: Mean, fetch: Mean) -> None:
-        """`load` and `fetch` are shared: they are told how long copies and reads took on any replica."""
+    def __init__(self, number: int, pace: Pace, load: Mean, fetch: Mean) -> None:
+        """Replicas are alike, so they share what was measured. A slow one has a longer queue, in tokens too."""
         self.view = ReplicaView(number=number)
-        self.pace = Pace()
+        self.pace = pace
         self.slots: set[AdapterId] = set()
         self.hosts: set[AdapterId] = set()
         self.busy: dict[AdapterId, int] = {}  # open requests by adapter, the base model among them
@@ -66,13 +67,7 @@ class ReplicaBooks:
         self._resident: dict[Slot, SlotChanged] = {}
         self._reading: dict[AdapterId, float] = {}  # since when
         self._open: dict[RequestId, Booking] = {}
-        self._expected = 0  # tokens of open requests that were booked: prompts not yet admitted, and answers
-        self._produced = 0  # tokens of answers of open requests
-
-    @property
-    def open_tokens(self) -> int:
-        """How much work is open; a request whose answer is longer than expected has a token to go."""
-        return max(len(self._open), self._expected - self._produced)
+        self.open_tokens = 0  # of all bookings
 
     @property
     def open_requests(self) -> Iterable[RequestId]:
@@ -80,9 +75,9 @@ class ReplicaBooks:
 
     def book(self, request: Request, answer_tokens: int) -> None:
         """A request goes to this replica; its answer will probably have so many tokens."""
-        booking = Booking(request.adapter_id, len(request.prompt), answer_tokens)
+        booking = Booking(request.adapter_id, len(request.prompt), answer_tokens, answer_tokens // 4)
         self._open[request.request_id] = booking
-        self._expected += booking.prompt_tokens + booking.answer_tokens
+        self.open_tokens += booking.prompt_tokens + booking.answer_tokens
         self.busy[request.adapter_id] = self.busy.get(request.adapter_id, 0) + 1
         self._measure()
 
@@ -92,15 +87,15 @@ class ReplicaBooks:
         is_busy = adapter_id in busy
         view.has_slot = is_busy or adapter_id in self.slots
         view.has_host_copy = adapter_id in self.hosts
-        # With more busy adapters than slots, each of them has a slot for its share of the time.
-        crowd = (len(busy) + (not is_busy)) / self._slot_count if self._slot_count else 0.0
-        view.pause_s = (crowd - 1.0) * answer_tokens * self.pace.step_s if crowd > 1.0 else 0.0
+        # A slot is free about once in an answer's time. Of the adapters in line for one, half stand before this one.
+        in_line = len(busy) + (not is_busy) - self._slot_count if self._slot_count else 0
+        view.pause_s = 0.5 * in_line / self._slot_count * answer_tokens * self.pace.step_s if in_line > 0 else 0.0
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
                 case Produced():
-                    self._produced += len(event.tokens)
+                    self._note_tokens(event.request_ids)
                     self.pace.note(len(event.tokens) + event.prompt_tokens, event.step_s)
                 case Admitted():
                     self._admit(event.request_id)
@@ -118,23 +113,30 @@ class ReplicaBooks:
         """The engine is gone, and with it all that it held."""
         for held in (self.slots, self.hosts, self.busy, self._resident, self._reading, self._open):
             held.clear()
-        self._expected = self._produced = 0
+        self.open_tokens = 0
         self._measure()
 
     def _measure(self) -> None:
         self.view.queue_s = self.open_tokens * self.pace.token_s
 
+    def _note_tokens(self, request_ids: Iterable[RequestId]) -> None:
+        bookings = self._open
+        for request_id in request_ids:
+            booking = bookings.get(request_id)
+            if booking and booking.answer_tokens > booking.least:
+                booking.answer_tokens -= 1
+                self.open_tokens -= 1
+
     def _admit(self, request_id: RequestId) -> None:
         if booking := self._open.get(request_id):
-            self._expected -= booking.prompt_tokens
+            self.open_tokens -= booking.prompt_tokens
             booking.prompt_tokens = 0
 
     def _end(self, event: Finished) -> None:
         booking = self._open.pop(event.request_id, None)
         if booking is None:
             return
-        self._expected -= booking.prompt_tokens + booking.answer_tokens
-        self._produced -= event.output_tokens
+        self.open_tokens -= booking.prompt_tokens + booking.answer_tokens
         self.busy[booking.adapter_id] -= 1
         if not self.busy[booking.adapter_id]:
             del self.busy[booking.adapter_id]

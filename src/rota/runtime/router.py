@@ -12,6 +12,7 @@ from rota.core.ids import BASE, RequestId
 from rota.core.messages import Message, Submit
 from rota.core.request import Request
 from rota.policy.routing import Choice, Prices, RouteReason, in_turn, route, shortest_queue
+from rota.runtime.pace import Pace
 from rota.runtime.prefix_index import PrefixIndex
 from rota.runtime.replica_books import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Mean, ReplicaBooks
 
@@ -26,8 +27,8 @@ class Router:
     def __init__(self, replicas: int, rule: Rule = "adapters", has_prefix_cache: bool = True) -> None:
         self.routed: Counter[tuple[int, RouteReason]] = Counter()  # requests by replica and reason
         self._rule = rule
-        self._load, self._fetch = Mean(FIRST_LOAD_S), Mean(FIRST_FETCH_S)
-        self._replicas = [ReplicaBooks(number, self._load, self._fetch) for number in range(replicas)]
+        self._pace, self._load, self._fetch = Pace(), Mean(FIRST_LOAD_S), Mean(FIRST_FETCH_S)
+        self._replicas = [ReplicaBooks(number, self._pace, self._load, self._fetch) for number in range(replicas)]
         self._views = [replica.view for replica in self._replicas]
         self._prefixes = PrefixIndex() if has_prefix_cache and rule == "adapters" else None
         self._choices: dict[RequestId, Choice] = {}  # of open requests
@@ -119,5 +120,4 @@ class Router:
         return keys
 
     def _prices(self) -> Prices:
-        token_s = min(books.pace.token_s for books in self._replicas)
-        return Prices(load_s=self._load.seconds, fetch_s=self._fetch.seconds, token_s=token_s)
+        return Prices(load_s=self._load.seconds, fetch_s=self._fetch.seconds, token_s=self._pace.token_s)
