@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from rota.core.events import Inspected
-from rota.observe.exposition import render, snapshot
+from rota.observe.exposition import EngineReport, render, snapshot
 from rota.observe.metrics import Metrics
 
 
@@ -28,4 +28,5 @@ class Scrape:
 def scrape(
     metrics: Metrics, inspected: Inspected | None = None, is_up: bool = True, engine_pid: int | None = None
 ) -> Scrape:
-    return Scrape(render(snapshot(metrics, inspected, is_up, engine_pid)).decode())
+    report = EngineReport(is_up=is_up, pid=engine_pid, inspected=inspected)
+    return Scrape(render(snapshot(metrics, [report])).decode())

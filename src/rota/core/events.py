@@ -91,12 +91,13 @@ class AdapterAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRefused:
-    """An adapter could not be added."""
+    """An adapter could not be added, or not be read again by a new engine."""
 
     adapter_id: AdapterId
     at: float
     reason: str
     engine_id: EngineId = FIRST_ENGINE
+    others_serve: bool = False  # this engine lost the adapter, and other engines go on with it
 
 
 @dataclass(frozen=True, slots=True)

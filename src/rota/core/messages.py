@@ -97,6 +97,15 @@ class FlushCache:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class ServedElsewhere:
+    """A tenant with open requests here got an answer from another engine, which counts as service here too."""
+
+    tenant: str  # its name
+    prompt_tokens: int
+    decodes: int
+
+
 Query = Explain | Inspect | FlushCache
 AdapterMessage = AddAdapter | RemoveAdapter | AdapterFetched | AdapterReady | AdapterFailed
-Message = Submit | Abort | AbortAll | AdapterMessage | Query
+Message = Submit | Abort | AbortAll | ServedElsewhere | AdapterMessage | Query

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 from rota.core.adapter import Adapter
 from rota.core.events import AdapterStanding, DrainChanged, Event, Finished, Inspected, Produced, SlotChanged
-from rota.core.ids import BASE, AdapterId, RequestId
-from rota.dashboard.frame import AdapterRow, Frame
+from rota.core.ids import BASE, AdapterId, EngineId, RequestId
+from rota.dashboard.frame import AdapterRow, EngineFrame, Frame
 from rota.dashboard.histogram import bucket_of
 from rota.dashboard.lanes import Lanes
+from rota.dashboard.standings import merged
 from rota.dashboard.window import Window
 from rota.runtime.service import Phase, ServiceState
 
 MOST_ROWS = 40
 MOST_OPEN = 100_000
-NOTHING = Inspected(at=0.0, steps=0, rows=0, blocks=0, blocks_used=0, slots=0, adapters=())
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class Feed:
         self._open: dict[RequestId, OpenRequest] = {}
         self._window = Window()
         self._lanes = Lanes()
-        self._inspected = NOTHING
+        self._inspected: dict[EngineId, Inspected] = {}
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         self._open[request_id] = OpenRequest(adapter, at)
@@ -69,36 +69,38 @@ class Feed:
                 case DrainChanged():
                     self._lanes.change_drain(event)
                 case Inspected():
-                    self._inspected = event
+                    self._inspected[event.engine_id] = event
 
     def advance(self, now: float) -> None:
-        """Drop what is too old to show at `now`, and the state of an engine that is gone."""
-        if self._state().phase in (Phase.STARTING, Phase.DOWN):
-            self._lanes.clear(now)
-            self._inspected = NOTHING
+        """Drop what is too old to show at `now`, and the state of engines that are gone."""
+        for engine in self._state().engines:
+            if engine.phase in (Phase.STARTING, Phase.DOWN):
+                self._lanes.clear(now, engine.engine_id)
+                self._inspected.pop(engine.engine_id, None)
         self._window.roll(now)
         self._lanes.forget(now)
 
     def frame(self, now: float, seen: Seen, may_load: bool = False) -> tuple[Frame, Seen]:
         """The frame for a reader, and what that reader has seen after it. Call `advance` first."""
-        state, inspected = self._state(), self._inspected
+        state, inspected = self._state(), self._inspected.values()
         tokens_per_s, prompt_tokens_per_s = self._window.rates(now)
-        standings = [self._up_to_date(one) for one in inspected.adapters]
-        rows, unlisted = self._rows({one.adapter_id: one for one in standings})
-        capacity = state.capacity
+        standings = merged(self._up_to_date(one, engine) for engine in inspected for one in engine.adapters)
+        rows, unlisted = self._rows(standings)
+        engines = tuple(map(_engine_frame, state.engines))
         frame = Frame(
             now=now,
             phase=state.phase.value,
             phase_reason=state.reason,
             model=self._base.name,
             may_load=may_load,
-            slots=capacity.slots if capacity else 0,
-            rows=capacity.rows if capacity else 0,
-            blocks=inspected.blocks,
-            blocks_used=inspected.blocks_used,
-            waiting=sum(one.waiting for one in standings),
-            running=sum(one.running for one in standings),
-            parked=sum(one.parked for one in standings),
+            engines=engines,
+            slots=sum(engine.slots for engine in engines),
+            rows=sum(engine.capacity.rows for engine in state.engines if engine.capacity),
+            blocks=sum(engine.blocks for engine in inspected),
+            blocks_used=sum(engine.blocks_used for engine in inspected),
+            waiting=sum(one.waiting for one in standings.values()),
+            running=sum(one.running for one in standings.values()),
+            parked=sum(one.parked for one in standings.values()),
             tokens_per_s=tokens_per_s,
             prompt_tokens_per_s=prompt_tokens_per_s,
             ttft=self._window.ttft,
@@ -143,10 +145,10 @@ class Feed:
         for adapter_id, count in tokens.items():
             window.shares[adapter_id].tokens += count
 
-    def _up_to_date(self, standing: AdapterStanding) -> AdapterStanding:
+    def _up_to_date(self, standing: AdapterStanding, engine: Inspected) -> AdapterStanding:
         """Slots have changed since the engine answered. An adapter that is in a slot now runs; others are parked."""
         seated = standing.running + standing.parked
-        is_ready = standing.adapter_id == BASE or self._lanes.has_ready(standing.adapter_id)
+        is_ready = standing.adapter_id == BASE or self._lanes.has_ready(standing.adapter_id, engine.engine_id)
         outlook = "" if is_ready else standing.outlook
         return replace(standing, running=seated if is_ready else 0, parked=0 if is_ready else seated, outlook=outlook)
 
@@ -175,6 +177,11 @@ class Feed:
             ttft=minute.ttft,
             tokens_per_s=minute.tokens_per_s,
         )
+
+
+def _engine_frame(engine: ServiceState) -> EngineFrame:
+    slots = engine.capacity.slots if engine.capacity else 0
+    return EngineFrame(id=engine.engine_id, phase=engine.phase.value, slots=slots)
 
 
 def _users(standing: AdapterStanding | None) -> int:

@@ -45,6 +45,15 @@ class Drain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFrame:
+    """One engine; each of its slots has a lane."""
+
+    id: EngineId
+    phase: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRow:
     """One adapter: its requests, why the oldest one waits, and its figures of the last minute."""
 
@@ -82,7 +91,8 @@ class Frame:
     phase_reason: str
     model: str
     may_load: bool
-    slots: int
+    engines: tuple[EngineFrame, ...]
+    slots: int  # of all engines, as are the figures below
     rows: int
     blocks: int
     blocks_used: int

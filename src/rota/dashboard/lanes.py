@@ -31,8 +31,11 @@ class Lanes:
     def residents(self) -> tuple[Tenure, ...]:
         return tuple(self._residents.values())
 
-    def has_ready(self, adapter_id: AdapterId) -> bool:
-        return any(one.adapter == adapter_id and one.state is SlotState.READY for one in self._residents.values())
+    def has_ready(self, adapter_id: AdapterId, engine: EngineId) -> bool:
+        return any(
+            one.adapter == adapter_id and one.engine == engine and one.state is SlotState.READY
+            for one in self._residents.values()
+        )
 
     @property
     def drains(self) -> tuple[Drain, ...]:
@@ -70,13 +73,13 @@ class Lanes:
                 engine=event.engine_id,
             )
 
-    def clear(self, at: float) -> None:
-        """The engine is gone, and all its slots with it."""
-        for place in list(self._residents):
+    def clear(self, at: float, engine: EngineId) -> None:
+        """An engine is gone, and all its slots with it."""
+        for place in [place for place in self._residents if place[0] == engine]:
             self._end(place, at)
-        for drain in self._drains.values():
+        for victim in [victim for victim in self._drains if victim[0] == engine]:
+            drain = self._drains.pop(victim)
             self._past_drains.append(replace(drain, state=DrainState.CALLED_OFF, ended_at=at))
-        self._drains.clear()
 
     def forget(self, now: float) -> None:
         """Drop tenures and drains that ended too long ago to be shown."""

@@ -28,10 +28,21 @@ Labels = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineReport:
+    """One engine at the moment of a scrape."""
+
+    engine_id: EngineId = FIRST_ENGINE
+    is_up: bool = True
+    is_given_up: bool = False
+    pid: int | None = None  # of an engine that has a process of its own
+    inspected: Inspected | None = None  # None if the engine did not answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """What one scrape shows. Its histograms and sums may grow by a token while they are written."""
 
-    is_up: bool
+    reports: tuple[EngineReport, ...]
     loaded: int
     connections: ConnectionMeters
     lost: int
@@ -39,19 +50,17 @@ class Snapshot:
     engines: dict[EngineId, EngineMeters]
     adapters: tuple[AdapterMeters, ...]
     keys: tuple[KeyMeters, ...]
-    inspected: Inspected | None
-    standings: dict[str, list[AdapterStanding]]  # by label
-    engine_pid: int | None = None
+    standings: dict[str, list[AdapterStanding]]  # by label, of all engines
 
 
-def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool, engine_pid: int | None = None) -> Snapshot:
-    """For the thread that moves the meters. `inspected` is None if the engine did not answer."""
+def snapshot(metrics: Metrics, reports: Sequence[EngineReport]) -> Snapshot:
+    """For the thread that moves the meters."""
     adapters = tuple(metrics.adapters)
     standings: dict[str, list[AdapterStanding]] = {one.label: [] for one in adapters}
-    for standing in inspected.adapters if inspected else ():
+    for standing in (one for report in reports if report.inspected for one in report.inspected.adapters):
         standings.setdefault(metrics.meters_of(standing.adapter_id).label, []).append(standing)
     return Snapshot(
-        is_up=is_up,
+        reports=tuple(reports),
         loaded=len(metrics.loaded),
         connections=metrics.connections,
         lost=len(metrics.lost),
@@ -59,9 +68,7 @@ def snapshot(metrics: Metrics, inspected: Inspected | None, is_up: bool, engine_
         engines=metrics.engines.copy(),
         adapters=adapters,
         keys=tuple(metrics.keys),
-        inspected=inspected,
         standings=standings,
-        engine_pid=engine_pid,
     )
 
 
@@ -77,7 +84,9 @@ class _Collected(Collector):
         self._taken = taken
 
     def collect(self) -> Iterator[Family]:
-        yield _gauges(table.ENGINE_UP, [((str(engine_id),), self._taken.is_up) for engine_id in self._taken.engines])
+        reports = [((str(report.engine_id),), report) for report in self._taken.reports]
+        yield _gauges(table.ENGINE_UP, [(labels, report.is_up) for labels, report in reports])
+        yield _gauges(table.ENGINE_GIVEN_UP, [(labels, report.is_given_up) for labels, report in reports])
         yield _gauges(table.ADAPTERS, [((), self._taken.loaded)])
         yield from _of_connections(self._taken.connections)
         yield _gauges(table.LOST, [((), self._taken.lost)])
@@ -86,9 +95,9 @@ class _Collected(Collector):
         yield from _of_adapters(self._taken.adapters)
         if self._taken.keys:
             yield from _of_keys(self._taken.keys)
-        # Without the engine's answer its own numbers are left out: older numbers may be wrong by now.
-        if self._taken.inspected:
-            yield from _of_inspection(self._taken, self._taken.inspected)
+        # Without an engine's answer its own numbers are left out: older numbers may be wrong by now.
+        if inspected := [report.inspected for report in self._taken.reports if report.inspected]:
+            yield from _of_inspections(self._taken, inspected)
 
 
 def _of_connections(meters: ConnectionMeters) -> Iterator[Family]:
@@ -115,14 +124,15 @@ def _of_engines(taken: Snapshot) -> Iterator[Family]:
 
 
 def _of_processes(taken: Snapshot) -> Iterator[Family]:
-    """The server's own process, and the engine's if it has one; neither where the system does not tell."""
+    """The server's own process, and those of the engines that have one; none where the system does not tell."""
     if server := process_stats(os.getpid()):
         yield _counters(table.CPU, [((), server.cpu_s)])
         gauges = table.MEMORY, table.FILES, table.MOST_FILES, table.THREADS, table.STARTED
-        yield from _of_process(gauges, server, ())
-    if engine := process_stats(taken.engine_pid):
-        labels = (str(FIRST_ENGINE),)
-        yield _counters(table.ENGINE_CPU, [(labels, engine.cpu_s)])
+        yield from _of_process(gauges, [((), server)])
+    found = [(report, process_stats(report.pid)) for report in taken.reports]
+    engines = [((str(report.engine_id),), stats) for report, stats in found if stats]
+    if engines:
+        yield _counters(table.ENGINE_CPU, [(labels, stats.cpu_s) for labels, stats in engines])
         gauges = (
             table.ENGINE_MEMORY,
             table.ENGINE_FILES,
@@ -130,13 +140,16 @@ def _of_processes(taken: Snapshot) -> Iterator[Family]:
             table.ENGINE_THREADS,
             table.ENGINE_STARTED,
         )
-        yield from _of_process(gauges, engine, labels)
+        yield from _of_process(gauges, engines)
 
 
-def _of_process(gauges: Sequence[Metric], stats: ProcessStats, labels: Labels) -> Iterator[Family]:
-    values = stats.resident_bytes, stats.open_fds, stats.max_fds, stats.threads, stats.started_at
-    for gauge, value in zip(gauges, values, strict=True):
-        yield _gauges(gauge, [(labels, value)])
+def _of_process(gauges: Sequence[Metric], processes: Sequence[tuple[Labels, ProcessStats]]) -> Iterator[Family]:
+    values = [
+        (labels, (one.resident_bytes, one.open_fds, one.max_fds, one.threads, one.started_at))
+        for labels, one in processes
+    ]
+    for position, gauge in enumerate(gauges):
+        yield _gauges(gauge, [(labels, of_one[position]) for labels, of_one in values])
 
 
 def _of_adapters(adapters: Sequence[AdapterMeters]) -> Iterator[Family]:
@@ -165,19 +178,23 @@ def _of_keys(keys: Sequence[KeyMeters]) -> Iterator[Family]:
     yield _counters(table.KEY_LIMITS, limits)
 
 
-def _of_inspection(taken: Snapshot, inspected: Inspected) -> Iterator[Family]:
-    engine = (str(inspected.engine_id),)
-    states = [change.state for change in taken.slots if change.engine_id == inspected.engine_id]
-    yield _gauges(table.SLOTS, [(engine, inspected.slots)])
-    yield _gauges(table.SLOTS_USED, [(engine, states.count(SlotState.READY))])
-    yield _gauges(table.SLOTS_LOADING, [(engine, states.count(SlotState.LOADING))])
-    yield _gauges(table.KV_BLOCKS, [(engine, inspected.blocks)])
-    yield _gauges(table.KV_BLOCKS_USED, [(engine, inspected.blocks_used)])
-    by_label = [((label,), standings) for label, standings in taken.standings.items()]
+def _of_inspections(taken: Snapshot, inspected: Sequence[Inspected]) -> Iterator[Family]:
+    """The numbers of each engine, and those of each adapter over all engines."""
+    by_engine = [((str(one.engine_id),), one) for one in inspected]
+    states = {
+        one.engine_id: [slot.state for slot in taken.slots if slot.engine_id == one.engine_id] for one in inspected
+    }
+    yield _gauges(table.SLOTS, [(labels, one.slots) for labels, one in by_engine])
+    ready, loading = SlotState.READY, SlotState.LOADING
+    yield _gauges(table.SLOTS_USED, [(labels, states[one.engine_id].count(ready)) for labels, one in by_engine])
+    yield _gauges(table.SLOTS_LOADING, [(labels, states[one.engine_id].count(loading)) for labels, one in by_engine])
+    yield _gauges(table.KV_BLOCKS, [(labels, one.blocks) for labels, one in by_engine])
+    yield _gauges(table.KV_BLOCKS_USED, [(labels, one.blocks_used) for labels, one in by_engine])
+    by_label, now = [((label,), standings) for label, standings in taken.standings.items()], inspected[-1].at
     yield _gauges(table.WAITING, [(labels, sum(one.waiting for one in ones)) for labels, ones in by_label])
     yield _gauges(table.RUNNING, [(labels, sum(one.running for one in ones)) for labels, ones in by_label])
     yield _gauges(table.PARKED, [(labels, sum(one.parked for one in ones)) for labels, ones in by_label])
-    yield _gauges(table.OLDEST_WAIT, [(labels, _oldest_wait_s(ones, inspected.at)) for labels, ones in by_label])
+    yield _gauges(table.OLDEST_WAIT, [(labels, _oldest_wait_s(ones, now)) for labels, ones in by_label])
 
 
 def _oldest_wait_s(standings: list[AdapterStanding], now: float) -> float:

@@ -33,6 +33,12 @@ def _process(name: str, sentence: str) -> Metric:
 
 
 ENGINE_UP = _metric("gauge", "engine_up", "1 while the engine serves; 0 while it starts or is down.", "engine")
+ENGINE_GIVEN_UP = _metric(
+    "gauge",
+    "engine_given_up",
+    "1 once the engine stays down, because it died too often; the other engines serve on.",
+    "engine",
+)
 ENGINE_RESTARTS = _metric("counter", "engine_restarts_total", "Engines that died and were started again.", "engine")
 
 CPU = Metric(

@@ -42,6 +42,7 @@ class Metrics:
         policy: PolicyConfig | None = None,
         on_end: OnEnd | None = None,
         most_keys: int = MOST_KEYS,
+        engines: Iterable[EngineId] = (FIRST_ENGINE,),
     ) -> None:
         """`policy` has the buckets of the prefill delayer's histograms."""
         policy = policy or PolicyConfig()
@@ -52,7 +53,8 @@ class Metrics:
         self._keys = Places(most_keys, KeyMeters)
         self._policy = policy
         self.engines: dict[EngineId, EngineMeters] = {}
-        self._engine(FIRST_ENGINE)  # counts from zero, and not from its first event
+        for engine_id in engines:
+            self._engine(engine_id)  # counts from zero, and not from its first event
         self.connections = ConnectionMeters()  # changed by the server that listens
         self.journeys: dict[RequestId, Journey] = {}
         self.slots: dict[tuple[EngineId, Slot], SlotChanged] = {}  # the last change of each slot
@@ -85,6 +87,11 @@ class Metrics:
     def meters_of(self, adapter: AdapterId) -> AdapterMeters:
         """The meters that count an adapter now."""
         return self._places.find(self._label(adapter))
+
+    def in_slots(self, engine_id: EngineId) -> list[str]:
+        """The names of the adapters in an engine's slots, by slot."""
+        own = {slot: change.adapter_id for (engine, slot), change in self.slots.items() if engine == engine_id}
+        return [self._label(own[slot]) for slot in sorted(own)]
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         label = self._labels[adapter] = self._label(adapter)
@@ -192,9 +199,10 @@ class Metrics:
         # An unloaded name is gone before its adapter is; an adapter that was never read cannot be lost.
         if self._name_of(event.adapter_id) is None or event.adapter_id not in self.loaded | self.lost:
             return self._gone(event)
-        self.loaded.discard(event.adapter_id)
-        self.lost.add(event.adapter_id)
         self._engine(event.engine_id).losses += 1
+        if not event.others_serve:
+            self.loaded.discard(event.adapter_id)
+            self.lost.add(event.adapter_id)
 
     def _gone(self, event: AdapterRefused | AdapterRemoved) -> None:
         self.loaded.discard(event.adapter_id)

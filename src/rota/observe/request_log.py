@@ -43,7 +43,8 @@ def log_end(request_id: RequestId, journey: Journey, ending: Finished) -> None:
 def log_restarts(events: Iterable[Event]) -> None:
     for event in events:
         if isinstance(event, EngineRestarted):
-            ENGINE_LOG.warning("The engine died and is started again.", extra={"fields": {"why": event.reason}})
+            fields = {"engine": event.engine_id, "why": event.reason}
+            ENGINE_LOG.warning("The engine died and is started again.", extra={"fields": fields})
 
 
 def _since(journey: Journey, at: float) -> float:

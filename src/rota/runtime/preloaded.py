@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 from rota.core.adapter import Adapter
 from rota.core.config import Capacity
@@ -32,7 +31,7 @@ class PreloadedService:
         if self._refusal:
             return ServiceState(phase=Phase.DOWN, reason=self._refusal)
         is_early = bool(self._missing) and state.phase is Phase.READY
-        return replace(state, phase=Phase.STARTING, capacity=None) if is_early else state
+        return state.as_starting() if is_early else state
 
     def start(self, deliver: Deliver) -> None:
         def note(events: list[Event]) -> None:

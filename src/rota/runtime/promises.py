@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Admitted, Event, Finished, FinishReason
-from rota.core.ids import AdapterId, RequestId
+from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter, Submit
 
 
@@ -27,7 +27,8 @@ class _Open:
 class Promises:
     """Made by messages, kept by events; callers hold a lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine_id: EngineId = FIRST_ENGINE) -> None:
+        self._engine_id = engine_id
         self._requests: dict[RequestId, _Open] = {}
         self._coming: dict[AdapterId, Adapter] = {}
         self._leaving: dict[AdapterId, None] = {}
@@ -84,7 +85,10 @@ class Promises:
             )
             for request_id, one in self._requests.items()
         ]
-        events += [AdapterRefused(adapter_id=adapter_id, at=now, reason=reason) for adapter_id in self._coming]
-        events += [AdapterRemoved(adapter_id, now) for adapter_id in self._leaving]
+        events += [
+            AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, engine_id=self._engine_id)
+            for adapter_id in self._coming
+        ]
+        events += [AdapterRemoved(adapter_id, now, self._engine_id) for adapter_id in self._leaving]
         self._requests, self._coming, self._leaving = {}, {}, {}
         return events

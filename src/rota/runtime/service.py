@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
 from rota.core.config import Capacity, EngineConfig
 from rota.core.errors import EngineDiedError, Fault, FaultCode, RequestError, RotaError
 from rota.core.events import Event
+from rota.core.ids import FIRST_ENGINE, EngineId
 from rota.core.messages import Message
 from rota.runtime.live import LiveWorld, ThreadInbox
 from rota.runtime.loop import run
@@ -39,6 +40,20 @@ class ServiceState:
     capacity: Capacity | None = None
     reason: str = ""
     engine_pid: int | None = None  # of an engine that has a process of its own
+    engine_id: EngineId = FIRST_ENGINE
+    has_served: bool = False  # it was ready once
+    replicas: tuple[ServiceState, ...] = ()  # of a service over several engines
+
+    @property
+    def engines(self) -> tuple[ServiceState, ...]:
+        """Every engine of the service, by number."""
+        return self.replicas or (self,)
+
+    def as_starting(self) -> ServiceState:
+        """The same service while it may not be used yet, though its engines may be ready."""
+        engines = tuple(one.as_starting() for one in self.replicas)
+        is_up = self.phase is Phase.READY
+        return replace(self, phase=Phase.STARTING, capacity=None, replicas=engines) if is_up else self
 
 
 class Service(Protocol):
@@ -52,7 +67,7 @@ class Service(Protocol):
     def state(self) -> ServiceState: ...
 
     def start(self, deliver: Deliver) -> None:
-        """Begin, without waiting. `deliver` is called with batches of events, always from the same thread."""
+        """Begin, without waiting. `deliver` is called with batches of events, by one thread at a time."""
         ...
 
     def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
@@ -81,7 +96,8 @@ class StateBoard:
 
     def set(self, state: ServiceState) -> None:
         with self._changed:
-            self._state = state
+            has_served = self._state.has_served or state.phase is Phase.READY
+            self._state = replace(state, has_served=has_served)
             self._changed.notify_all()
 
     def wait_until_ready(self, timeout_s: float | None) -> Capacity:
@@ -108,7 +124,7 @@ class InProcessService:
         self._config = config
         self._inbox = ThreadInbox()
         self._board = StateBoard()
-        self._promises = Promises()
+        self._promises = Promises(config.engine_id)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 

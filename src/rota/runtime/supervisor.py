@@ -37,7 +37,7 @@ class SupervisedService:
         self._board = StateBoard()
         # Guards open requests together with their engine: a request belongs to one engine process only.
         self._lock = threading.Lock()
-        self._promises = Promises()
+        self._promises = Promises(config.engine_id)
         self._stopping = threading.Event()
         self._was_ever_ready = False
 
@@ -116,7 +116,8 @@ class SupervisedService:
     def _on_ready(self, capacity: Capacity) -> None:
         self._board.set(ServiceState(phase=Phase.READY, capacity=capacity, engine_pid=self._engine.pid))
         if self._was_ever_ready:
-            LOG.warning("The engine serves again.", extra={"fields": {"pid": self._engine.pid}})
+            fields = {"engine": self._config.engine_id, "pid": self._engine.pid}
+            LOG.warning("The engine serves again.", extra={"fields": fields})
         self._was_ever_ready = True
 
     def _on_events(self, events: list[Event]) -> None:
@@ -128,27 +129,31 @@ class SupervisedService:
         """End the dead engine's open requests; from now on messages wait in the next engine's socket."""
         with self._lock:
             self._board.set(ServiceState(phase=Phase.STARTING))
-            self._engine.close()
-            self._engine = self._new_engine()
+            dead, self._engine = self._engine, self._new_engine()
             for introduction in self._promises.introductions():
                 self._engine.send(introduction)
             failed = self._promises.break_all(
                 f"{death.reason} It is being started again; this request was lost, so please send it again."
             )
         restarted = EngineRestarted(time.monotonic(), death.reason, self._config.engine_id)
-        self._deliver([restarted, *failed])
+        try:
+            self._deliver([restarted, *failed])
+        finally:
+            dead.close()  # without the lock: a process inside a broken driver may take seconds to end
 
     def _give_up(self, reason: str) -> None:
-        LOG.error("The engine stays down.", extra={"fields": {"why": reason}})
+        LOG.error("The engine stays down.", extra={"fields": {"engine": self._config.engine_id, "why": reason}})
         self._go_down(reason)
 
     def _go_down(self, reason: str) -> None:
         with self._lock:
             self._board.set(ServiceState(phase=Phase.DOWN, reason=reason))
+            failed = self._promises.break_all(reason)
+        try:
+            self._deliver(failed)
+        finally:  # from here on nothing is sent, so this needs no lock
             self._engine.close()
             self._context.destroy(linger=0)  # also the sockets of an engine that failed during its start
-            failed = self._promises.break_all(reason)
-        self._deliver(failed)
 
     def _new_engine(self) -> EngineProcess:
         return EngineProcess(self._context, self._build_device, self._config)

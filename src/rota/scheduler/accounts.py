@@ -152,6 +152,11 @@ class Accounts:
         """A step is planned with these tokens of a tenant. What they take is estimated from earlier steps."""
         account.service_s += units(prompt_tokens, decodes) * self._unit_s / account.weight
 
+    def charge_elsewhere(self, name: str, prompt_tokens: int, decodes: int) -> None:
+        """Another engine has served a tenant. That counts while the tenant has open requests here too."""
+        if account := self.active.get(name):
+            self.charge(account, prompt_tokens, decodes)
+
     def note_step(self, prompt_tokens: int, decodes: int, step_s: float) -> None:
         """A step with these tokens of all tenants took this long."""
         measured = units(prompt_tokens, decodes)

@@ -62,5 +62,10 @@ def _fault_of_tenant(tenant: Tenant, books: Books) -> Fault | None:
     account = books.accounts.get(tenant)
     if account is None or tenant.max_queued is None or account.waiting < tenant.max_queued:
         return None
+    return queue_fault(tenant)
+
+
+def queue_fault(tenant: Tenant) -> Fault:
+    """As many requests of a tenant wait as may."""
     message = f"{tenant.max_queued} requests of this key already wait, as many as may (max_queued); try again later."
     return Fault(FaultCode.QUEUE_FULL, message)

@@ -10,7 +10,7 @@ from rota.core.config import Capacity, EngineConfig, LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError, Fault
 from rota.core.events import CacheFlushed, Event, Finished, FinishReason
 from rota.core.ids import FIRST_ENGINE, EngineId, RequestId
-from rota.core.messages import Abort, AbortAll, Explain, FlushCache, Inspect, Message, Submit
+from rota.core.messages import Abort, AbortAll, Explain, FlushCache, Inspect, Message, ServedElsewhere, Submit
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
@@ -114,6 +114,8 @@ class Scheduler:
             case AbortAll(at):
                 for sequence in list(self._books.sequences.values()):
                     self._finish(sequence, FinishReason.ABORT, at)
+            case ServedElsewhere(tenant, prompt_tokens, decodes):
+                self._books.accounts.charge_elsewhere(tenant, prompt_tokens, decodes)
             case Explain(request_id, at):
                 self._books.outbox.append(self._standings.explained(request_id, at))
             case Inspect(at):

@@ -82,26 +82,31 @@ class AdapterManager:
                     self._served.add(adapter_id)
                     self._registry.recover(adapter_id)
                     _resolve(self._loading, adapter_id)
+                case AdapterRefused(others_serve=True):
+                    self._warn(event)
                 case AdapterRefused(adapter_id=adapter_id, reason=reason):
-                    self._refused(adapter_id, reason)
+                    self._refused(event)
                     _resolve(self._loading, adapter_id, reason)
                     _resolve(self._unloading, adapter_id)
                 case AdapterRemoved(adapter_id):
                     self._served.discard(adapter_id)
                     _resolve(self._unloading, adapter_id)
 
-    def _refused(self, adapter_id: AdapterId, reason: str) -> None:
+    def _refused(self, event: AdapterRefused) -> None:
         """A restarted engine reads its adapters again, and the folder of one may be gone."""
+        adapter_id = event.adapter_id
         adapter = self._registry.by_id(adapter_id)
         if adapter is None or adapter_id not in self._served:
             self._served.discard(adapter_id)
             self._registry.discard(adapter_id)
             return
-        self._registry.lose(adapter, reason)
-        LOG.warning(
-            "An adapter could not be read again.",
-            extra={"fields": {"adapter": adapter.name, "why": reason}},
-        )
+        self._registry.lose(adapter, event.reason)
+        self._warn(event)
+
+    def _warn(self, event: AdapterRefused) -> None:
+        adapter = self._registry.by_id(event.adapter_id)
+        fields = {"adapter": adapter.name if adapter else "", "engine": event.engine_id, "why": event.reason}
+        LOG.warning("An adapter could not be read again.", extra={"fields": fields})
 
 
 def _future_for(outcomes: dict[AdapterId, Outcome], adapter: Adapter) -> Outcome:

@@ -31,6 +31,7 @@ from rota.server.metrics_routes import install_metrics_route
 from rota.server.models import install_model_routes
 from rota.server.native.generate import install_generate_route
 from rota.server.native.routes import install_native_routes
+from rota.server.native.server_info import install_server_info
 from rota.server.observers import Listener, Observers
 from rota.server.open_answers import OpenAnswer, OpenAnswers
 from rota.server.openai.chat import install_chat_route
@@ -67,7 +68,8 @@ def create_app(
     """
     config = config or ServerConfig()
     on_end = _each(log_end, *enders)
-    metrics = Metrics(registry.name_of, config.metrics_max_adapters, policy, on_end, config.metrics_max_keys)
+    engines = [engine.engine_id for engine in service.state.engines]
+    metrics = Metrics(registry.name_of, config.metrics_max_adapters, policy, on_end, config.metrics_max_keys, engines)
     access = access or Access(registry)
     access.admission.watch(metrics.limit_met)
     adapters = AdapterManager(service, registry, unload_patience_s)
@@ -145,6 +147,7 @@ def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, querie
     install_adapter_routes(app, adapters, access)
     install_generate_route(app, front)
     install_native_routes(app, front, queries)
+    install_server_info(app, front, queries, metrics)
     install_metrics_route(app, metrics, service, queries, access)
     RequestsRoute(service, registry, access, front.answers, metrics, queries).install(app)
     install_openapi(app)

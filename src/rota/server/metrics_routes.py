@@ -6,9 +6,9 @@ import asyncio
 
 from fastapi import FastAPI, Request, Response
 
-from rota.observe.exposition import CONTENT_TYPE, render, snapshot
+from rota.observe.exposition import CONTENT_TYPE, EngineReport, render, snapshot
 from rota.observe.metrics import Metrics
-from rota.runtime.service import Service
+from rota.runtime.service import Phase, Service
 from rota.server.access.access import Access
 from rota.server.queries import Queries
 
@@ -18,7 +18,16 @@ def install_metrics_route(app: FastAPI, metrics: Metrics, service: Service, quer
     async def scrape(http: Request) -> Response:
         """All metrics in Prometheus' text format. While the engine is down, the engine's own metrics are missing."""
         access.operator_of(http)
-        inspected = await queries.inspect()
-        state = service.state
-        taken = snapshot(metrics, inspected, is_up=state.capacity is not None, engine_pid=state.engine_pid)
+        inspected = {one.engine_id: one for one in await queries.inspect()}
+        engines = [
+            EngineReport(
+                engine_id=engine.engine_id,
+                is_up=engine.capacity is not None,
+                is_given_up=engine.phase is Phase.DOWN,
+                pid=engine.engine_pid,
+                inspected=inspected.get(engine.engine_id),
+            )
+            for engine in service.state.engines
+        ]
+        taken = snapshot(metrics, engines)
         return Response(await asyncio.to_thread(render, taken), media_type=CONTENT_TYPE)

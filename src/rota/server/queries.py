@@ -1,15 +1,18 @@
-"""The engine answers a query with an event at its next pass, or not in time if it is down or busy."""
+"""An engine answers a query with an event at its next pass, or not in time if it is down or busy.
+
+A query about the whole service is answered by every engine that serves.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from rota.core.errors import RequestError
-from rota.core.events import CacheFlushed, EngineRestarted, Event, Explained, Inspected, QueryResult
-from rota.core.ids import RequestId
+from rota.core.events import CacheFlushed, EngineRestarted, Event, Explained, Inspected
+from rota.core.ids import EngineId, RequestId
 from rota.core.messages import Explain, FlushCache, Inspect, Query
 from rota.runtime.service import Service
 
@@ -18,7 +21,39 @@ PATIENCE_S = 3.0
 # How many times the patience is spent if there is no earlier answer to fall back on.
 FIRST_TRIES = 20
 
-Subject = RequestId | type[Inspected] | type[CacheFlushed]
+Answer = TypeVar("Answer", Inspected, CacheFlushed)
+
+
+class Gathering(Generic[Answer]):
+    """The answers of several engines to one query."""
+
+    def __init__(self, asked: Iterable[EngineId]) -> None:
+        self._missing = {*asked}
+        self._answers: dict[EngineId, Answer] = {}
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """Those that have come, by engine."""
+        return tuple(self._answers[engine_id] for engine_id in sorted(self._answers))
+
+    @property
+    def is_complete(self) -> bool:
+        return not self._missing
+
+    def take(self, event: Answer) -> None:
+        self._answers[event.engine_id] = event
+        self.expect_no_more(event.engine_id)
+
+    def expect_no_more(self, engine_id: EngineId) -> None:
+        """This engine has answered, or died with the query."""
+        self._missing.discard(engine_id)
+        if not self._missing:
+            self.end()
+
+    def end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
 
 
 class Queries:
@@ -27,67 +62,93 @@ class Queries:
     def __init__(self, service: Service, patience_s: float = PATIENCE_S) -> None:
         self._service = service
         self._patience_s = patience_s
-        self._open: dict[Subject, asyncio.Future[Any]] = {}
-        # The last state that this engine sent, also if it came too late for its query.
-        self._last: Inspected | None = None
+        self._explaining: dict[RequestId, asyncio.Future[Explained | None]] = {}
+        self._gathering: dict[type[Any], Gathering[Any]] = {}
+        # The last state that each engine sent, also if it came too late for its query.
+        self._last: dict[EngineId, Inspected] = {}
 
-    async def inspect(self) -> Inspected | None:
-        """The engine's state. None without an answer in time."""
-        return await self._ask(Inspected, Inspect(time.monotonic()))
+    @property
+    def _engines(self) -> list[EngineId]:
+        """Those that serve."""
+        return [engine.engine_id for engine in self._service.state.engines if engine.capacity is not None]
 
-    async def inspect_or_recall(self) -> Inspected | None:
-        """The engine's state, or the last known one while the engine is in a long step.
+    async def inspect(self) -> tuple[Inspected, ...]:
+        """The state of each engine, by number. Engines that do not answer in time are left out."""
+        return (await self._ask_all(Inspected, Inspect(time.monotonic()))).answers
 
-        Before the first answer it waits longer. None without an engine.
+    async def inspect_or_recall(self) -> tuple[Inspected, ...]:
+        """The state of each engine, or the last known one of an engine that is in a long step.
+
+        Before an engine's first answer it waits longer. Empty without an engine.
         """
+        found: dict[EngineId, Inspected] = {}
         for _ in range(FIRST_TRIES):
-            inspected = await self.inspect()
-            if self._service.state.capacity is None:
-                return None
-            if inspected or self._last:
-                return inspected or self._last
-        return None
+            answers = {one.engine_id: one for one in await self.inspect()}
+            engines = self._engines
+            found = {one: known for one in engines if (known := answers.get(one) or self._last.get(one))}
+            if len(found) == len(engines):
+                break
+        return tuple(found.values())
 
     async def explain(self, request_id: RequestId) -> Explained | None:
         """Why a request waits. None without an answer in time."""
-        return await self._ask(request_id, Explain(request_id, time.monotonic()))
+        if not self._engines:
+            return None
+        answer = self._explaining.get(request_id)
+        if answer is None:
+            answer = self._explaining[request_id] = asyncio.get_running_loop().create_future()
+            if not self._send(Explain(request_id, time.monotonic())):
+                self._explain(request_id, None)
+        await asyncio.wait([answer], timeout=self._patience_s)
+        if self._explaining.get(request_id) is answer:
+            # The engine may have died with the query, so the next caller sends a new one.
+            del self._explaining[request_id]
+        return answer.result() if answer.done() else None
 
     async def flush_cache(self) -> CacheFlushed | None:
-        """Drop the KV of earlier prompts. None without an answer in time."""
-        return await self._ask(CacheFlushed, FlushCache(time.monotonic()))
+        """Drop the KV of earlier prompts everywhere. None if an engine does not answer in time."""
+        gathering = await self._ask_all(CacheFlushed, FlushCache(time.monotonic()))
+        answers = gathering.answers
+        if not answers or not gathering.is_complete:
+            return None
+        return CacheFlushed(answers[-1].at, sum(one.blocks for one in answers))
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:  # nearly always a step's tokens
             match event:
                 case Explained(request_id=request_id):
-                    self._resolve(request_id, event)
-                case Inspected():
-                    self._last = event
-                    self._resolve(Inspected, event)
-                case CacheFlushed():
-                    self._resolve(CacheFlushed, event)
-                case EngineRestarted():
-                    self._last = None
+                    self._explain(request_id, event)
+                case Inspected() | CacheFlushed():
+                    if isinstance(event, Inspected):
+                        self._last[event.engine_id] = event
+                    if gathering := self._gathering.get(type(event)):
+                        gathering.take(event)
+                case EngineRestarted(engine_id=engine_id):
+                    self._last.pop(engine_id, None)
+                    for gathering in self._gathering.values():
+                        gathering.expect_no_more(engine_id)
 
-    async def _ask(self, subject: Subject, query: Query) -> Any:
-        """Send a query. If the same query is open, wait for its answer."""
-        if self._service.state.capacity is None:  # there is no engine
-            return None
-        answer = self._open.get(subject)
-        if answer is None:
-            answer = self._open[subject] = asyncio.get_running_loop().create_future()
-            try:
-                self._service.send(query)
-            except RequestError:  # the engine went down just now
-                self._resolve(subject, None)
-        done, _ = await asyncio.wait([answer], timeout=self._patience_s)
-        if done:
-            return answer.result()
-        if self._open.get(subject) is answer:
-            # The engine may have died with the query, so the next caller sends a new one.
-            del self._open[subject]
-        return None
+    async def _ask_all(self, kind: type[Answer], query: Query) -> Gathering[Answer]:
+        """Send a query. If the same query is open, wait for its answers."""
+        engines = self._engines
+        gathering: Gathering[Answer] = self._gathering.get(kind) or Gathering(engines)
+        if kind not in self._gathering:
+            if not engines or not self._send(query):
+                return gathering
+            self._gathering[kind] = gathering
+        await asyncio.wait([gathering.done], timeout=self._patience_s)
+        if self._gathering.get(kind) is gathering:
+            del self._gathering[kind]
+        return gathering
 
-    def _resolve(self, subject: Subject, event: QueryResult | None) -> None:
-        if answer := self._open.pop(subject, None):
+    def _send(self, query: Query) -> bool:
+        """False if the engines went down just now."""
+        try:
+            self._service.send(query)
+        except RequestError:
+            return False
+        return True
+
+    def _explain(self, request_id: RequestId, event: Explained | None) -> None:
+        if answer := self._explaining.pop(request_id, None):
             answer.set_result(event)

@@ -57,7 +57,9 @@ const live = new Live({
     find("key").hidden = true;
     find("content").hidden = false;
     show(frame);
-    if (frame.phase === "ready") say("good", "live");
+    const away = frame.engines.filter((one) => one.phase === "starting" || one.phase === "down");
+    if (frame.phase === "ready" && away.length) say("wait", `${frame.engines.length - away.length} of ${frame.engines.length} live`, away.map((one) => `Replica ${one.id} is ${one.phase}.`).join(" "));
+    else if (frame.phase === "ready") say("good", "live");
     else if (frame.phase === "draining") say("wait", "stopping", "The server is stopping: it finishes its open requests and takes no new ones.");
     else if (frame.phase === "starting") say("wait", "starting", "The engine is starting; requests wait for it.");
     else say("bad", "engine down", `The engine is down. ${frame.phase_reason}`);

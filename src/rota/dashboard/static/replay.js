@@ -54,7 +54,14 @@ export class Journal {
     text.split("\n").forEach((line, index) => line.trim() && this.read(line, index + 1));
     if (this.begin === undefined) throw new Error("This journal is empty.");
     this.points = this.bins.map((_, index) => this.point(index));
-    this.slots = Math.max(0, ...this.tenures.map((one) => one.slot + 1));
+    this.engines = this.enginesSeen();
+  }
+
+  /** Each engine has as many slots as were used. */
+  enginesSeen() {
+    const slots = new Map([[0, 0]]);
+    for (const { engine, slot } of this.tenures) slots.set(engine, Math.max(slots.get(engine) ?? 0, slot + 1));
+    return [...slots].sort(([a], [b]) => a - b).map(([id, slots]) => ({ id, phase: "replay", slots }));
   }
 
   read(line, number) {
@@ -141,25 +148,27 @@ export class Journal {
     }
   }
 
-  on_slot_changed({ at, slot, adapter_id, state, reason }) {
-    const before = this.open.tenures.get(slot);
+  on_slot_changed({ at, slot, adapter_id, state, reason, engine_id: engine = 0 }) {
+    const place = `${engine} ${slot}`;
+    const before = this.open.tenures.get(place);
     if (before) before.ended_at = at;
-    this.open.tenures.delete(slot);
+    this.open.tenures.delete(place);
     if (state === "empty") return;
     const kept = before?.adapter === adapter_id ? before.reason : "";
-    const tenure = { slot, adapter: adapter_id, state, reason: reason || kept, begun_at: at, ended_at: Infinity };
-    this.open.tenures.set(slot, tenure);
+    const tenure = { slot, adapter: adapter_id, state, reason: reason || kept, begun_at: at, ended_at: Infinity, engine };
+    this.open.tenures.set(place, tenure);
     this.tenures.push(tenure);
   }
 
-  on_drain_changed({ at, victim, beneficiary, state }) {
+  on_drain_changed({ at, victim, beneficiary, state, engine_id: engine = 0 }) {
     if (state === "expired") return;
-    const before = this.open.drains.get(victim);
+    const place = `${engine} ${victim}`;
+    const before = this.open.drains.get(place);
     if (before) Object.assign(before, { ended_at: at, state });
-    this.open.drains.delete(victim);
+    this.open.drains.delete(place);
     if (state !== "started") return;
-    const drain = { victim, beneficiary, state, begun_at: at, ended_at: Infinity };
-    this.open.drains.set(victim, drain);
+    const drain = { victim, beneficiary, state, begun_at: at, ended_at: Infinity, engine };
+    this.open.drains.set(place, drain);
     this.drains.push(drain);
   }
 
@@ -213,7 +222,8 @@ export class Journal {
       phase_reason: "",
       model: "",
       may_load: false,
-      slots: this.slots,
+      engines: this.engines,
+      slots: sum(this.engines, (one) => one.slots),
       rows: 0,
       blocks: 0,
       blocks_used: 0,

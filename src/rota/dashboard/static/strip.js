@@ -1,10 +1,13 @@
-// The strip has one lane per slot and one colour per adapter, and moves; its right edge is now.
+// The strip has one lane per slot of every engine and one colour per adapter, and moves; its right edge is now.
 
 import { colour, theme } from "./colours.js";
 import { find, make, tell, write } from "./dom.js";
 import { isOn, seconds } from "./format.js";
 
 const KEPT_S = 65;
+
+const isIn = (lane) => (one) => one.slot === lane.slot && one.engine === lane.engine;
+const isOf = (drain, tenure) => drain.victim === tenure.adapter && drain.engine === tenure.engine;
 
 export class Strip {
   constructor() {
@@ -35,7 +38,7 @@ export class Strip {
     if (frame.is_whole) this.names.clear();
     for (const row of frame.adapters) this.names.set(row.id, row.name);
     this.past = (frame.is_whole ? frame.tenures : this.past.concat(frame.tenures)).filter((one) => one.ended_at > frame.now - KEPT_S);
-    const isNew = (one) => !this.past.some((other) => other.slot === one.slot && other.begun_at === one.begun_at);
+    const isNew = (one) => !this.past.some((other) => isIn(one)(other) && other.begun_at === one.begun_at);
     this.all = this.past.concat(frame.residents.filter(isNew));
     this.drains = frame.drains;
     this.keepLanes(frame);
@@ -44,40 +47,49 @@ export class Strip {
   }
 
   keepLanes(frame) {
-    const slots = Math.max(frame.slots, ...frame.residents.map((one) => one.slot + 1), 0);
-    if (this.lanes.length === slots) return;
-    this.lanes = Array.from({ length: slots }, (_, slot) => this.makeLane(slot));
+    const places = frame.engines.flatMap(({ id, slots }) => {
+      const seen = frame.residents.filter((one) => one.engine === id).map((one) => one.slot + 1);
+      return Array.from({ length: Math.max(slots, ...seen, 0) }, (_, slot) => [id, slot]);
+    });
+    const isSame = places.length === this.lanes.length && this.lanes.every((lane, at) => isIn(lane)({ engine: places[at][0], slot: places[at][1] }));
+    if (isSame) return;
+    const hasReplicas = frame.engines.length > 1;
+    this.lanes = places.map(([engine, slot]) => this.makeLane(engine, slot, hasReplicas));
     find("lanes").replaceChildren(...this.lanes.map((lane) => lane.element));
-    find("lanes").classList.toggle("dense", slots > 12);
+    find("lanes").classList.toggle("dense", places.length > 12);
   }
 
-  makeLane(slot) {
-    const lane = { slot, swatch: make("i", "swatch"), name: make("b"), state: make("span", "state"), why: make("small", "why") };
+  makeLane(engine, slot, hasReplicas) {
+    const place = hasReplicas ? `${engine}·${slot + 1}` : String(slot + 1);
+    const title = hasReplicas ? `Replica ${engine}, slot ${slot + 1}` : `Slot ${slot + 1}`;
+    const lane = { engine, slot, title, swatch: make("i", "swatch"), name: make("b"), state: make("span", "state"), why: make("small", "why") };
     lane.canvas = make("canvas");
     lane.canvas.setAttribute("role", "img");
-    lane.label = make("div", "label", make("span", "slot-number", String(slot + 1)), lane.swatch, lane.name, lane.state, lane.why);
-    lane.element = make("div", "lane", lane.label, lane.canvas);
+    lane.label = make("div", "label", make("span", "slot-number", place), lane.swatch, lane.name, lane.state, lane.why);
+    lane.element = make("div", engine && !slot ? "lane first-of-replica" : "lane", lane.label, lane.canvas);
     lane.element.dataset.slot = slot;
+    lane.element.dataset.engine = engine;
     lane.canvas.addEventListener("pointermove", (event) => this.explain(lane, event));
     lane.canvas.addEventListener("pointerleave", () => (find("tip").hidden = true));
     return lane;
   }
 
   note(frame) {
-    const known = frame.slots ? `${frame.slots} adapters run at a time` : "which adapter was in which slot";
+    const on = frame.engines.length > 1 ? ` on ${frame.engines.length} replicas` : "";
+    const known = frame.slots ? `${frame.slots} adapters run at a time${on}` : "which adapter was in which slot";
     write(find("slots-note"), frame.phase === "ready" && !frame.slots ? "this model serves no adapters" : known);
   }
 
   label(lane, frame) {
-    const resident = frame.residents.find((one) => one.slot === lane.slot);
+    const resident = frame.residents.find(isIn(lane));
     lane.element.dataset.state = resident?.state ?? "empty";
     lane.swatch.style.background = resident ? colour(resident.adapter) : "";
     write(lane.name, resident ? this.nameOf(resident.adapter) : "");
-    const drain = resident && this.drains.find((one) => one.victim === resident.adapter && isOn(one, frame.now));
+    const drain = resident && this.drains.find((one) => isOf(one, resident) && isOn(one, frame.now));
     const [state, since] = drain ? ["draining", drain.begun_at] : [resident?.state, resident?.begun_at];
     write(lane.state, resident ? `${state} ${seconds(Math.max(0, frame.now - since))}` : "empty");
     write(lane.why, drain ? `makes room for ${this.nameOf(drain.beneficiary)}` : (resident?.reason ?? ""));
-    lane.canvas.setAttribute("aria-label", `Slot ${lane.slot + 1}: ${lane.name.textContent} ${lane.state.textContent}`);
+    lane.canvas.setAttribute("aria-label", `${lane.title}: ${lane.name.textContent} ${lane.state.textContent}`);
   }
 
   nameOf(adapter) {
@@ -87,7 +99,7 @@ export class Strip {
   /** The visible tenures of a lane. */
   tenures(lane) {
     const begin = this.now - this.window;
-    return this.all.filter((one) => one.slot === lane.slot && one.begun_at < this.now && (one.ended_at ?? Infinity) > begin);
+    return this.all.filter((one) => isIn(lane)(one) && one.begun_at < this.now && (one.ended_at ?? Infinity) > begin);
   }
 
   draw(now) {
@@ -114,7 +126,7 @@ export class Strip {
       const right = Math.min(width, x(one.ended_at ?? this.now));
       drawTenure(pen, one, left, Math.max(right, left + 1), height);
       for (const drain of this.drains) {
-        if (drain.victim !== one.adapter || one.state !== "ready") continue;
+        if (!isOf(drain, one) || one.state !== "ready") continue;
         const from = Math.max(left, x(drain.begun_at));
         const to = Math.min(right, x(drain.ended_at ?? this.now));
         if (to > from) drawDrain(pen, from, Math.max(to, from + 3), height);
@@ -138,7 +150,7 @@ export class Strip {
     const lines = [this.nameOf(one.adapter), `${one.state} for ${lasted}`];
     if (one.reason) lines.push(`because ${one.reason}`);
     for (const drain of this.drains) {
-      if (drain.victim === one.adapter && isOn(drain, at)) lines.push(`draining for ${this.nameOf(drain.beneficiary)}`);
+      if (isOf(drain, one) && isOn(drain, at)) lines.push(`draining for ${this.nameOf(drain.beneficiary)}`);
     }
     tell(find("tip"), lines, event.clientX, event.clientY);
   }

@@ -60,7 +60,10 @@ class ServerInfoBody(BaseModel):
     # What the slots take on the device, in use or not.
     lora_memory_bytes: int | None
     loaded_adapters: dict[str, str]
+    # SGLang's name for the requests and blocks of each engine.
     internal_states: list[dict[str, Any]]
+    # Each engine: its phase and process, its capacity, the adapters in its slots, its requests.
+    replicas: list[dict[str, Any]]
 
 
 class AdaptersBody(BaseModel):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Response
@@ -13,7 +12,6 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.core.events import Inspected
 from rota.core.ids import RequestId
 from rota.core.request import Request, SamplingParams
 from rota.runtime.service import Phase
@@ -22,7 +20,7 @@ from rota.server.access.keys import Key
 from rota.server.audit import audited
 from rota.server.fields import Fields, read_body
 from rota.server.front import Front
-from rota.server.native.bodies import AbortedBody, HealthBody, ModelInfoBody, ServerInfoBody
+from rota.server.native.bodies import AbortedBody, HealthBody, ModelInfoBody
 from rota.server.openapi import gives, takes
 from rota.server.queries import Queries
 
@@ -40,7 +38,6 @@ class AbortFields(Fields):
 def install_native_routes(app: FastAPI, front: Front, queries: Queries, probe_s: float = PROBE_S) -> None:
     _install_health_probe(app, front, probe_s)
     _install_model_info(app, front)
-    _install_server_info(app, front, queries)
     _install_flush_cache(app, front, queries)
     _install_abort(app, front)
 
@@ -82,31 +79,6 @@ def _install_model_info(app: FastAPI, front: Front) -> None:
         }
 
 
-def _install_server_info(app: FastAPI, front: Front, queries: Queries) -> None:
-    @app.get("/server_info", responses=gives(ServerInfoBody))
-    @app.get("/get_server_info", include_in_schema=False)
-    async def server_info(http: HttpRequest) -> dict[str, Any]:
-        """The server's capacity, its adapters, and its state `age_s` seconds ago."""
-        front.access.operator_of(http)
-        base, state = front.registry.base, front.service.state
-        capacity = state.capacity
-        standing = await queries.inspect_or_recall()
-        return {
-            "version": version("rota"),
-            "status": state.phase.value,
-            "model_path": base.path,
-            "served_model_name": base.name,
-            "context_length": capacity and capacity.max_sequence_tokens,
-            "max_running_requests": capacity and capacity.rows,
-            "max_total_num_tokens": capacity and capacity.blocks * capacity.block_size,
-            "kv_block_size": capacity and capacity.block_size,
-            "max_loras_per_batch": capacity and capacity.slots,
-            "lora_memory_bytes": capacity and capacity.adapter_bytes,
-            "loaded_adapters": {adapter.name: adapter.path for adapter in front.registry.adapters},
-            "internal_states": [_described(standing)] if standing else [],
-        }
-
-
 def _install_flush_cache(app: FastAPI, front: Front, queries: Queries) -> None:
     @app.post("/flush_cache", response_class=PlainTextResponse)
     @app.get("/flush_cache", include_in_schema=False)
@@ -116,7 +88,7 @@ def _install_flush_cache(app: FastAPI, front: Front, queries: Queries) -> None:
             front.access.operator_of(http)
             flushed = await queries.flush_cache()
             if flushed is None:
-                raise RequestError(Fault(FaultCode.ENGINE_DIED, "The engine does not answer; the cache is unchanged."))
+                raise RequestError(Fault(FaultCode.ENGINE_DIED, "An engine does not answer; its cache is unchanged."))
             details["blocks"] = flushed.blocks
         return PlainTextResponse(f"The cache is flushed: {flushed.blocks} blocks were dropped.\n")
 
@@ -151,16 +123,3 @@ def _probe(front: Front, key: Key) -> Request:
         tenant=key.tenant,
         cache_scope=key.cache_scope,
     )
-
-
-def _described(standing: Inspected) -> dict[str, Any]:
-    """Sums over all adapters; /metrics has each one. During a long step these are the last known values."""
-    return {
-        "age_s": round(max(0.0, time.monotonic() - standing.at), 3),
-        "steps": standing.steps,
-        "num_running_reqs": sum(one.running for one in standing.adapters),
-        "num_waiting_reqs": sum(one.waiting for one in standing.adapters),
-        "num_parked_reqs": sum(one.parked for one in standing.adapters),
-        "kv_blocks": standing.blocks,
-        "kv_blocks_used": standing.blocks_used,
-    }

@@ -1,0 +1,143 @@
+"""An adapter is added to all replicas or to none, and a client hears of that once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
+from rota.core.ids import AdapterId
+from rota.core.messages import AddAdapter, Message, RemoveAdapter
+
+# Sends a message to a replica; False if that replica is down.
+Tell = Callable[[int, Message], bool]
+AdapterNews = AdapterAdded | AdapterRefused | AdapterRemoved
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One adapter: which replicas have it, which were asked about it, and which answers a client waits for."""
+
+    asked: set[int] = field(default_factory=set)  # have not answered whether they can serve it
+    holders: set[int] = field(default_factory=set)
+    leaving: set[int] = field(default_factory=set)  # have not answered its removal
+    refusal: AdapterRefused | None = None  # the first one
+    is_add_open: bool = True
+    is_removal_open: bool = False
+    was_removed: bool = False
+
+
+class ReplicaAdapters:
+    """Callers hold a lock. Replicas are numbered from 0.
+
+    A replica that dies refuses the adapters that it was reading, so such an adapter is refused everywhere: the adapter
+    may be what killed the replica, and it must not kill each replica again and again.
+    """
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._entries: dict[AdapterId, _Entry] = {}
+
+    def add(self, message: AddAdapter, replicas: Iterable[int]) -> bool:
+        """Ask these replicas for an adapter; False if none of them is up."""
+        entry = _Entry(asked=self._told(replicas, message))
+        if entry.asked:
+            self._entries[message.adapter.adapter_id] = entry
+        return bool(entry.asked)
+
+    def remove(self, message: RemoveAdapter, replicas: Iterable[int]) -> list[Event]:
+        """Take an adapter from all replicas. What can be answered at once is answered here."""
+        entry = self._entries.get(message.adapter_id)
+        if entry is None:
+            reason = f"No adapter with the id {message.adapter_id} is known."
+            return [AdapterRefused(adapter_id=message.adapter_id, at=message.at, reason=reason)]
+        entry.is_removal_open = True
+        entry.leaving |= self._told(replicas, message)
+        return list(self._settle(message.adapter_id, entry, message.at))
+
+    def lacking(self, adapter_id: AdapterId, replicas: Iterable[int]) -> list[int]:
+        """Those of the replicas that cannot serve a known adapter: they could not read it again after a restart."""
+        entry = self._entries.get(adapter_id)
+        if entry is None or entry.leaving:
+            return []
+        return [number for number in replicas if number not in entry.holders and number not in entry.asked]
+
+    def note(self, replica: int, event: AdapterNews) -> list[Event]:
+        """What a client hears of a replica's news: nothing, or the end of what the client asked for."""
+        entry = self._entries.get(event.adapter_id)
+        if entry is None:
+            return []  # the answer to a removal that this class ordered, after another replica's refusal
+        match event:
+            case AdapterAdded():
+                return self._added(replica, entry, event)
+            case AdapterRefused():
+                return self._refused(replica, entry, event)
+            case AdapterRemoved():
+                self._part(replica, entry)
+                entry.was_removed = True
+                return list(self._settle(event.adapter_id, entry, event.at))
+
+    def note_down(self, replica: int, reason: str) -> list[Event]:
+        """A replica was given up on: adapters that no other replica has are lost."""
+        now, events = time.monotonic(), list[Event]()
+        for adapter_id, entry in list(self._entries.items()):
+            was_holder = replica in entry.holders
+            self._part(replica, entry)
+            if _is_open(entry):
+                events += self._settle(adapter_id, entry, now)
+            elif was_holder and not entry.holders:
+                events.append(AdapterRefused(adapter_id=adapter_id, at=now, reason=reason))
+        return events
+
+    def _added(self, replica: int, entry: _Entry, event: AdapterAdded) -> list[Event]:
+        """An adapter that was lost everywhere is back with the first replica that could read it again."""
+        was_lost = not entry.holders and not _is_open(entry)
+        entry.asked.discard(replica)
+        entry.holders.add(replica)
+        return [event] if was_lost else list(self._settle(event.adapter_id, entry, event.at))
+
+    def _refused(self, replica: int, entry: _Entry, event: AdapterRefused) -> list[Event]:
+        was_asked = replica in entry.asked
+        if not was_asked and replica not in entry.leaving:
+            if replica not in entry.holders:
+                return []
+            self._part(replica, entry)
+            return _loss(entry, event)
+        # A removal on the way to this replica is answered too: the replica may die before it says so.
+        self._part(replica, entry)
+        if was_asked and entry.refusal is None:
+            entry.refusal = event
+            others = (entry.asked | entry.holders) - entry.leaving
+            entry.leaving |= self._told(sorted(others), RemoveAdapter(event.adapter_id, event.at, is_forced=True))
+        return list(self._settle(event.adapter_id, entry, event.at))
+
+    def _settle(self, adapter_id: AdapterId, entry: _Entry, at: float) -> Iterator[Event]:
+        """The answers that are complete: of the adding first, then of the removal."""
+        if entry.asked or (entry.leaving and (entry.refusal or not entry.is_add_open)):
+            return
+        if entry.is_add_open:
+            entry.is_add_open = False
+            yield replace(entry.refusal, at=at) if entry.refusal else AdapterAdded(adapter_id, at)
+        if entry.is_removal_open and not entry.leaving:
+            reason = f"No replica has the adapter with the id {adapter_id}."
+            refused = AdapterRefused(adapter_id=adapter_id, at=at, reason=reason)
+            yield AdapterRemoved(adapter_id, at) if entry.was_removed else refused
+        if (entry.refusal or entry.is_removal_open) and not entry.leaving:
+            self._entries.pop(adapter_id, None)
+
+    def _told(self, replicas: Iterable[int], message: Message) -> set[int]:
+        return {number for number in replicas if self._tell(number, message)}
+
+    def _part(self, replica: int, entry: _Entry) -> None:
+        for numbers in (entry.asked, entry.holders, entry.leaving):
+            numbers.discard(replica)
+
+
+def _is_open(entry: _Entry) -> bool:
+    return entry.is_add_open or entry.is_removal_open
+
+
+def _loss(entry: _Entry, event: AdapterRefused) -> list[Event]:
+    """A new engine could not read an adapter again. Its requests go to the replicas that have the adapter."""
+    return [replace(event, others_serve=bool(entry.holders))]

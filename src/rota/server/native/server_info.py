@@ -1,0 +1,82 @@
+"""GET /server_info shows the server's capacity, its adapters, and each of its engines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi import Request as HttpRequest
+
+from rota.core.events import Inspected
+from rota.observe.metrics import Metrics
+from rota.runtime.service import ServiceState
+from rota.server.front import Front
+from rota.server.native.bodies import ServerInfoBody
+from rota.server.openapi import gives
+from rota.server.queries import Queries
+
+
+def install_server_info(app: FastAPI, front: Front, queries: Queries, metrics: Metrics) -> None:
+    @app.get("/server_info", responses=gives(ServerInfoBody))
+    @app.get("/get_server_info", include_in_schema=False)
+    async def server_info(http: HttpRequest) -> dict[str, Any]:
+        """The server's capacity, its adapters and its engines. Counts of requests are `age_s` seconds old."""
+        front.access.operator_of(http)
+        standings = await queries.inspect_or_recall()
+        state = front.service.state
+        return {
+            "version": version("rota"),
+            "status": state.phase.value,
+            **_capacity(front, state),
+            "loaded_adapters": {adapter.name: adapter.path for adapter in front.registry.adapters},
+            "internal_states": [_described(standing) for standing in standings],
+            "replicas": [_replica(engine, metrics, standings) for engine in state.engines],
+        }
+
+
+def _capacity(front: Front, state: ServiceState) -> dict[str, Any]:
+    """Rows and KV are those of all engines that serve; the rest is the same on each."""
+    base, capacity = front.registry.base, state.capacity
+    found = [engine.capacity for engine in state.engines if engine.capacity]
+    return {
+        "model_path": base.path,
+        "served_model_name": base.name,
+        "context_length": capacity and capacity.max_sequence_tokens,
+        "max_running_requests": capacity and sum(one.rows for one in found),
+        "max_total_num_tokens": capacity and sum(one.blocks * one.block_size for one in found),
+        "kv_block_size": capacity and capacity.block_size,
+        "max_loras_per_batch": capacity and capacity.slots,
+        "lora_memory_bytes": capacity and capacity.adapter_bytes,
+    }
+
+
+def _described(standing: Inspected) -> dict[str, Any]:
+    """Sums over all adapters; /metrics has each one. During a long step these are the last known values."""
+    return {
+        "age_s": round(max(0.0, time.monotonic() - standing.at), 3),
+        "steps": standing.steps,
+        "num_running_reqs": sum(one.running for one in standing.adapters),
+        "num_waiting_reqs": sum(one.waiting for one in standing.adapters),
+        "num_parked_reqs": sum(one.parked for one in standing.adapters),
+        "kv_blocks": standing.blocks,
+        "kv_blocks_used": standing.blocks_used,
+    }
+
+
+def _replica(engine: ServiceState, metrics: Metrics, standings: Sequence[Inspected]) -> dict[str, Any]:
+    capacity = engine.capacity
+    standing = next((one for one in standings if one.engine_id == engine.engine_id), None)
+    return {
+        "engine": engine.engine_id,
+        "status": engine.phase.value,
+        "reason": engine.reason or None,
+        "pid": engine.engine_pid,
+        "max_running_requests": capacity and capacity.rows,
+        "max_total_num_tokens": capacity and capacity.blocks * capacity.block_size,
+        "max_loras_per_batch": capacity and capacity.slots,
+        "adapters_in_slots": metrics.in_slots(engine.engine_id),
+        **(_described(standing) if standing else {}),
+    }
