@@ -58,15 +58,13 @@ def _serve(
     make_device: Callable[[EngineConfig], Device[Any]],
     enders: Sequence[OnEnd],
 ) -> None:
-    from rota.commands.logged import build_logged
+    from rota.commands.engines import described_replicas, engine_service
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import install_dashboard
     from rota.dashboard.stream import Viewers
     from rota.runtime.closable import ClosableService
-    from rota.runtime.patience import Patience
     from rota.runtime.preloaded import PreloadedService
     from rota.runtime.registry import Registry
-    from rota.runtime.supervisor import SupervisedService
     from rota.server.access.access import Access
     from rota.server.access.exposure import check_exposure, describe, load_refusal
     from rota.server.access.key_watch import KeyWatch
@@ -88,9 +86,7 @@ def _serve(
     tokenizer = Tokenizer(folder)
     registry = Registry(name, str(folder))
     adapters = [registry.add(entry) for entry in first_adapters(config)]
-    build = partial(build_logged, make_device, config, server)
-    patience = Patience(silence_s=server.engine_silence_s)
-    service = ClosableService(PreloadedService(SupervisedService(build, config, patience), adapters))
+    service = ClosableService(PreloadedService(engine_service(config, server, make_device), adapters))
     own_name = None if server.allow_anyone else server.host
     access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
@@ -107,7 +103,7 @@ def _serve(
         companions=[KeyWatch(source, access).run] if source.path else (),
     )
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
-    sentences = [describe(server, keys), door.advice]
+    sentences = [described_replicas(config), describe(server, keys), door.advice]
     announce = partial(_announce, name, lambda: [adapter_memory(service.state.capacity), *sentences], on_ready)
     listen(holder, app, service, server, announce, partial(print, flush=True), door)
 

@@ -52,7 +52,9 @@ class ModelConfig:
         "starts a process for each; across machines torchrun does.",
     )
     data_parallel_size: int = option(
-        1, "Copies of the model; only 1 is supported: start a server for each device instead."
+        1,
+        "Copies of the model, called replicas: each is a process of its own with tensor_parallel_size devices, and "
+        "serves its share of the requests. On a CPU they share processors and memory.",
     )
     enable_cuda_graphs: bool = option(True, "Replay steps of common sizes as CUDA graphs (GPU only).")
 
@@ -61,9 +63,7 @@ class ModelConfig:
         if self.cpu_threads != "auto":
             _at_least("cpu_threads", self.cpu_threads, 1)
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
-        for name in ("data_parallel_size",):
-            if getattr(self, name) != 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, but a server runs one copy on one device; use 1.")
+        _at_least("data_parallel_size", self.data_parallel_size, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ FEW_BLOCKS = 16
 @torch.inference_mode()
 def build_engine(config: EngineConfig) -> Engine:
     """Read a model folder and return an engine that is ready for its first plan."""
-    processors = set_threads()
+    processors = set_threads(config.model.data_parallel_size)
     chosen = choose(config)
     budget = config.scheduler.chunked_prefill_size
     one_layer = functools.partial(_one_layer, config, chosen)
@@ -45,7 +45,8 @@ def build_engine(config: EngineConfig) -> Engine:
         weights = _weights(config, chosen)
     adapters = _adapters(config, chosen, weights)
     shape = _cache_shape(config, chosen)
-    memory = device_memory(chosen.device, weights.size_bytes + adapters.bank.size_bytes)
+    taken = weights.size_bytes + adapters.bank.size_bytes
+    memory = device_memory(chosen.device, taken, replicas=config.model.data_parallel_size)
     rows, context = config.scheduler.max_running_requests, chosen.spec.context_length
     blocks = count_blocks(config.cache, shape, memory, chosen.device, context, rows)
     engine = _assemble(config, chosen, weights, adapters, blocks)

@@ -52,7 +52,8 @@ def choose(config: EngineConfig) -> Choices:
     backend = choose_backend(config.model, device)
     has_graphs = backend != "torch" and config.model.enable_cuda_graphs
     lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
-    slots = count_slots(config.lora, spec, dtype, _memory_with_weights(spec, dtype, device), device)
+    memory = _memory_with_weights(spec, dtype, device, config.model.data_parallel_size)
+    slots = count_slots(config.lora, spec, dtype, memory, device)
     annexed = annexed_sites(spec, slots, config.lora.max_lora_rank, dtype)
     return Choices(
         folder=folder,
@@ -77,10 +78,10 @@ def _context_length(config: ModelConfig, spec: ModelSpec) -> int:
     return config.context_length or spec.context_length
 
 
-def _memory_with_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> DeviceMemory:
+def _memory_with_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, replicas: int) -> DeviceMemory:
     """The device's memory once the weights are loaded."""
     size = weight_bytes(spec, dtype)
-    memory = device_memory(device, size)
+    memory = device_memory(device, size, replicas=replicas)
     if device.type == "cpu":
         return memory
     if size > memory.total - memory.taken:

@@ -75,8 +75,8 @@ def choose_lora_backend(config: LoraConfig, attention: str, device: torch.device
     return config.lora_backend
 
 
-def device_memory(device: torch.device, weights: int, limits: Path = LIMITS) -> DeviceMemory:
-    """The device's memory, once `weights` bytes of weights are loaded."""
+def device_memory(device: torch.device, weights: int, limits: Path = LIMITS, replicas: int = 1) -> DeviceMemory:
+    """The device's memory, once `weights` bytes of weights are loaded. On a CPU the replicas share it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()
@@ -84,7 +84,8 @@ def device_memory(device: torch.device, weights: int, limits: Path = LIMITS) -> 
         return DeviceMemory(total, total - free)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = read_words(limits / "memory.max")  # a number, or "max"
-    return DeviceMemory(min(total, int(limit[0])) if limit and limit[0].isdigit() else total, weights)
+    total = min(total, int(limit[0])) if limit and limit[0].isdigit() else total
+    return DeviceMemory(total // replicas, weights)
 
 
 def send(values: NDArray[np.generic], device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rota.core.errors import AdapterError, RequestError
+from rota.core.errors import AdapterError, ConfigError, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished, Produced, PromptsScored
 from rota.core.ids import AdapterId, RequestId
 from rota.core.lora_paths import LoraPath
@@ -46,7 +46,13 @@ class LLM:
         refuse_unknown(options, *ENGINE_CONFIGS)
         if model is not None:
             options["model_path"] = str(model)
-        config = locate_model(engine_config(options, quiet))
+        config = engine_config(options, quiet)
+        if config.model.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size is {config.model.data_parallel_size}, but an LLM object is one copy of the model; "
+                "leave it out, or start a server with `rota serve --data-parallel-size`."
+            )
+        config = locate_model(config)
         assert config.model.model_path is not None
         self._quiet = quiet
         self._config = config

@@ -54,8 +54,11 @@ def _quicker(found: int, tokens: int, seconds: Seconds) -> int:
     return found if with_all < WORTH_IT * with_one else 1
 
 
-def set_threads() -> int:
-    """Let torch use the processors of this process, and return how many; a user's OMP_NUM_THREADS is kept."""
+def set_threads(replicas: int = 1) -> int:
+    """Let torch use this replica's share of the processors, and return how many.
+
+    A user's OMP_NUM_THREADS says how many there are for all replicas together.
+    """
     # oneDNN keeps a thousand compiled products, and torch's layer above keeps as many descriptions. For the many prompt
     # lengths of a server that is hundreds of megabytes. 256 are enough for padded rows; with 64 a prompt's adapter
     # products took twice as long. Both libraries read the variables before their first product.
@@ -63,6 +66,8 @@ def set_threads() -> int:
         os.environ.setdefault(name, "256")
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(usable_processors(torch.get_num_threads()))
+    if replicas > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // replicas))
     return torch.get_num_threads()
 
 
