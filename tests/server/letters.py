@@ -13,18 +13,18 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from rota.core.config import EngineConfig, ServerConfig
+from rota.core.config import ServerConfig
 from rota.core.lora_paths import LoraPath
 from rota.observe.journey import OnEnd
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
 from rota.server.access.keys import KeyRing
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
+from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
@@ -60,7 +60,7 @@ def serving(
     """A client of a server named "letters". `now` is the clock of the keys' limits."""
     registry = Registry("letters", "/models/letters")
     loaded = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in adapters]
-    service = PreloadedService(InProcessService(lambda: device or letters_device(), EngineConfig()), loaded)
+    service = PreloadedService(engines(lambda: device or letters_device()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     access = Access(registry, keys, load_refusal, now)
     app = create_app(service, tokenizer, registry, access=access, config=config, enders=enders)
@@ -98,8 +98,8 @@ def steps_made(client: httpx.Client, device: FakeDevice) -> int:
     """Waits until the scheduler has no request, so that no step will be made; gives how many were made."""
 
     def is_idle() -> bool:
-        (state,) = client.get("/server_info").json()["internal_states"]
-        return not any(state[f"num_{kind}_reqs"] for kind in ("running", "waiting", "parked"))
+        states = client.get("/server_info").json()["internal_states"]
+        return not any(state[f"num_{kind}_reqs"] for state in states for kind in ("running", "waiting", "parked"))
 
     assert until(is_idle), "the scheduler still has requests"
     return len(device.plans)

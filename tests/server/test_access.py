@@ -8,17 +8,17 @@ from typing import Any
 import httpx
 import pytest
 
-from rota.core.config import EngineConfig, ServerConfig
+from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
-from rota.core.messages import Message, Submit
+from rota.core.messages import Submit
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
 from rota.server.access.exposure import check_exposure, describe, is_local_name, is_loopback, load_refusal
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
+from tests.server.engines import Heedful, engines
 from tests.server.letters import error_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -220,17 +220,9 @@ def test_a_keys_weight_is_its_own_and_not_that_of_the_adapters_it_loads(client, 
     unload(client, ACME, "acme-heavy")
 
 
-class HeedfulService(InProcessService):
-    """Remembers what it was sent."""
-
-    def send(self, message: Message) -> None:
-        self.sent = [*getattr(self, "sent", []), message]
-        super().send(message)
-
-
 def test_a_keys_priority_goes_to_its_requests(tmp_path):
     registry = Registry("letters", "/models/letters")
-    service = HeedfulService(letters_device, EngineConfig())
+    service = Heedful(engines(letters_device))
     ring = KeyRing({digest_of("soon"): Key("soon", priority=7)})
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=Access(registry, ring))
     with running(app) as url:
@@ -384,7 +376,7 @@ def test_names_of_this_machine_are_told_from_names_that_only_lead_here(host, is_
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/model_info"])
 def test_without_keys_a_name_that_was_made_to_lead_here_is_refused(tmp_path, path):
     registry = Registry("letters", "/models/letters")
-    service = InProcessService(letters_device, EngineConfig())
+    service = engines(letters_device)
     access = Access(registry, own_name="127.0.0.1")
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=access)
     with running(app) as url:

@@ -14,11 +14,11 @@ from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.server.engines import engines
 from tests.server.letters import error_of, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -47,7 +47,7 @@ def client(folder) -> Iterator[httpx.Client]:
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(folder / "tiny"))
     builtin = registry.add(LoraPath(name="parrot", path=str(folder / "secret"), is_builtin=True))
-    service = PreloadedService(InProcessService(partial(build_device, config), config), [builtin])
+    service = PreloadedService(engines(partial(build_device, config), config), [builtin])
     with (
         running(create_app(service, Tokenizer(folder / "tiny"), registry)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,

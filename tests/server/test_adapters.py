@@ -24,6 +24,7 @@ from rota.server.adapters import AdapterManager
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
@@ -41,7 +42,7 @@ def serve(tmp_path) -> Iterator[Serve]:
         def serve(device: FakeDevice, patience_s: float = PATIENCE_S) -> httpx.Client:
             registry = Registry("letters", "/models/letters")
             adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in ("pirate", "poet")]
-            service = PreloadedService(InProcessService(lambda: device, EngineConfig()), adapters)
+            service = PreloadedService(engines(lambda: device), adapters)
             app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, patience_s)
             url = stack.enter_context(running(app))
             return stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S))

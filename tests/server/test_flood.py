@@ -20,22 +20,22 @@ from tests.waiting import PATIENCE_S, line_of, until
 SCRIPT = """
 import os, resource, sys
 from functools import partial
-from rota.core.config import EngineConfig, ServerConfig
+from rota.core.config import ServerConfig
 from rota.observe.logs import set_up_logs
 from rota.runtime.closable import ClosableService
 from rota.runtime.registry import Registry
-from rota.runtime.supervisor import SupervisedService
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
 from rota.server.listen import hold_port, listen
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
+from tests.server.engines import processes
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
     set_up_logs("text", "info")
-    service = ClosableService(SupervisedService(partial(FakeDevice, step_s=0.05), EngineConfig()))
+    service = ClosableService(processes(partial(FakeDevice, step_s=0.05)))
     registry = Registry("letters", sys.argv[1])
     access = Access(registry, KeyRing({digest_of("secret"): Key("acme")}))
     app = create_app(service, Tokenizer(sys.argv[1]), registry, access=access)

@@ -18,6 +18,7 @@ import pytest
 from rota.server.door.connection import MAX_HEAD_BYTES
 from tests.engine.model_factory import make_tiny_model
 from tests.processes import PIPE, Program, started
+from tests.server.engines import REPLICAS
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, line_of
 
@@ -26,14 +27,14 @@ SCRIPT = """
 import sys
 from functools import partial
 from pathlib import Path
-from rota.core.config import EngineConfig, ServerConfig
+from rota.core.config import ServerConfig
 from rota.runtime.closable import ClosableService
 from rota.runtime.registry import Registry
-from rota.runtime.supervisor import SupervisedService
 from rota.server.app import create_app
 from rota.server.listen import hold_port, listen
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.server.engines import processes
 from tests.waiting import until
 
 def next_letter(go, tokens):
@@ -42,7 +43,7 @@ def next_letter(go, tokens):
 
 if __name__ == "__main__":
     device = partial(FakeDevice, next_token=partial(next_letter, Path(sys.argv[1]) / "go"))
-    service = ClosableService(SupervisedService(device, EngineConfig()))
+    service = ClosableService(processes(device))
     app = create_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
     config = ServerConfig(port=0, drain_timeout=float(sys.argv[2]))
     listen(hold_port(config.host, 0), app, service, config, partial(print, flush=True), partial(print, flush=True))
@@ -128,12 +129,14 @@ def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
     make_tiny_model(folder, "smollm2")
     arguments = (
         "-c", "from rota.cli import main; main()", "serve", str(folder), "--port", "0", "--device", "cpu", "--quiet",
-        "--kv-blocks", "32",
+        "--kv-blocks", "32", "--data-parallel-size", str(REPLICAS),
         "--api-key", "one", "--api-key", "two",
     )  # fmt: skip
     with python(*arguments) as server:
         url = line_of(server).split()[-1]
         assert " slots for adapters take " in line_of(server)
+        if REPLICAS > 1:
+            assert line_of(server) == f"{REPLICAS} replicas of the model share the requests.\n"
         assert line_of(server) == "Requests need a key.\n"
         body = {"text": "abc", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
         with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:

@@ -10,11 +10,12 @@ import pytest
 from rota.core.config import EngineConfig, SchedulerConfig
 from rota.core.errors import EngineDiedError, ModelError
 from rota.runtime.registry import Registry
-from rota.runtime.service import BuildDevice, InProcessService
+from rota.runtime.service import BuildDevice
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
+from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
@@ -26,7 +27,7 @@ def serve(tmp_path):
     with ExitStack() as stack:
 
         def serve(build_device: BuildDevice, config: EngineConfig | None = None):
-            service = InProcessService(build_device, config or EngineConfig())
+            service = engines(build_device, config)
             tokenizer, registry = Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path))
             app = create_app(service, tokenizer, registry, scheduler=config and config.scheduler)
             url = stack.enter_context(running(app))

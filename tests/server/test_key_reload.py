@@ -12,18 +12,17 @@ from typing import Any
 import httpx
 import pytest
 
-from rota.core.config import EngineConfig
 from rota.dashboard.feed import Feed
 from rota.dashboard.routes import install_dashboard
 from rota.dashboard.stream import Viewers
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access import key_watch
 from rota.server.access.access import Access
 from rota.server.access.key_watch import KeySource, KeyWatch
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
@@ -73,7 +72,7 @@ def keys(tmp_path, caplog) -> Iterator[Keys]:
     keys.source = KeySource(["master"], str(keys.file))
     registry = Registry("letters", "/models/letters")
     access = Access(registry, keys.source.read())
-    service = InProcessService(lambda: FakeDevice(next_token=gated_alphabet), EngineConfig())
+    service = engines(lambda: FakeDevice(next_token=gated_alphabet))
     watch = KeyWatch(keys.source, access, every_s=0.01)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
     app = create_app(service, tokenizer, registry, access=access, companions=[watch.run])

@@ -19,7 +19,6 @@ from rota.core.plan import StepPlan
 from rota.llm.config import build_device, engine_config
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
 from rota.server.access.keys import Key, KeyRing, digest_of
@@ -28,6 +27,7 @@ from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.fakes import FakeDevice, FakeTicket
+from tests.server.engines import engines
 from tests.server.letters import error_of, events_of, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -109,7 +109,7 @@ def client(root) -> Iterator[httpx.Client]:
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(folder))
     parrot = registry.add(LoraPath(name="parrot", path="parrot"))
-    service = PreloadedService(InProcessService(partial(build_device, config), config), [parrot])
+    service = PreloadedService(engines(partial(build_device, config), config), [parrot])
     access = Access(registry, read_keys([], str(file), str(root)))
     with (
         running(create_app(service, Tokenizer(folder), registry, access=access)) as url,

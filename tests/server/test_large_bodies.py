@@ -15,15 +15,14 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from rota.core.config import EngineConfig
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
+from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
@@ -64,7 +63,7 @@ def pulse(tmp_path: Path) -> Pulse:
     # The conversation fits: each message is two tokens.
     device = FakeDevice(step_s=0.005, next_token=alphabet, capacity=capacity(max_sequence_tokens=200_000, blocks=512))
     registry = Registry("letters", "/models/letters")
-    service = InProcessService(lambda: device, EngineConfig())
+    service = engines(lambda: device)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
     return Pulse(create_app(service, tokenizer, registry, access=Access(registry, KEYS)))
 

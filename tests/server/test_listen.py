@@ -11,17 +11,18 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rota.core.config import EngineConfig, ServerConfig
+from rota.core.config import ServerConfig
 from rota.core.errors import AdapterError, ConfigError, EngineDiedError, ModelError
 from rota.core.lora_paths import LoraPath
 from rota.runtime.closable import ClosableService
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
-from rota.runtime.service import BuildDevice, InProcessService
+from rota.runtime.service import BuildDevice
 from rota.server.app import create_app
 from rota.server.listen import hold_port, listen
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
+from tests.server.engines import engines
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
 
@@ -41,7 +42,7 @@ def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: Lo
 
     registry = Registry("letters", str(folder))
     stock = [registry.add(adapter) for adapter in adapters]
-    service = ClosableService(PreloadedService(InProcessService(build_device, EngineConfig()), stock))
+    service = ClosableService(PreloadedService(engines(build_device), stock))
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry)
     say = options.pop("say", print)
     config = ServerConfig(port=0, **options)

@@ -7,14 +7,15 @@ from functools import partial
 import httpx
 import pytest
 
-from rota.core.config import EngineConfig, ServerConfig
+from rota.core.config import ServerConfig
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService, Phase
+from rota.runtime.service import Phase
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
+from tests.server.engines import engines
 from tests.server.letters import letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -169,7 +170,7 @@ def breaks_at_ten(tokens):
 
 @pytest.mark.usefixtures("capsys")
 def test_when_the_engine_is_down_what_is_known_is_served(tmp_path):
-    service = InProcessService(partial(FakeDevice, next_token=breaks_at_ten), EngineConfig())
+    service = engines(partial(FakeDevice, next_token=breaks_at_ten))
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         assert complete(client, max_tokens=50).status_code == 503

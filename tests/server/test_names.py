@@ -8,14 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from rota.core.config import EngineConfig
 from rota.core.messages import Message
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
+from tests.server.engines import Heedful, engines
 from tests.server.letters import CONTEXT, error_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -106,7 +105,7 @@ def test_an_error_of_the_engines_carries_the_name_too(tmp_path, route, capsys):
     assert "ZeroDivisionError" in capsys.readouterr().err
 
 
-class ClumsyService(InProcessService):
+class ClumsyService(Heedful):
     """Has a bug."""
 
     def send(self, message: Message) -> None:
@@ -114,7 +113,7 @@ class ClumsyService(InProcessService):
 
 
 def test_an_error_of_our_own_carries_the_name_too(tmp_path):
-    service = ClumsyService(FakeDevice, EngineConfig())
+    service = ClumsyService(engines(FakeDevice))
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
     with running(app) as url:
         failed = httpx.post(

@@ -13,9 +13,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from rota.core.config import EngineConfig, ServerConfig
+from rota.core.config import ServerConfig
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.front import Front
@@ -26,6 +25,7 @@ from rota.server.queries import Queries
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.server.engines import engines
 from tests.server.letters import CONTEXT, error_of, events_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -316,7 +316,7 @@ def test_health_generate_makes_a_token(client, device):
 
 def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
     registry = Registry("letters", "/models/letters")
-    service = InProcessService(lambda: FakeDevice(next_token=lambda _: stuck([0] * 6)), EngineConfig())
+    service = engines(lambda: FakeDevice(next_token=lambda _: stuck([0] * 6)))
     streams = Streams(service)
     access, tokenizer = Access(registry), Tokenizer(write_byte_tokenizer(tmp_path))
     front = Front(service, streams, tokenizer, registry, access, OpenAnswers(), keep_alive_s=15.0)

@@ -4,15 +4,14 @@ from collections.abc import Iterable
 
 import httpx
 
-from rota.core.config import EngineConfig
 from rota.core.events import Event
 from rota.core.ids import AdapterId, RequestId
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.app import create_app
 from rota.server.observers import Observers
 from rota.text.tokenizer import Tokenizer
 from tests.builders import request
+from tests.server.engines import engines
 from tests.server.letters import letters_device
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -43,7 +42,7 @@ def test_those_behind_one_that_fails_hear_everything_and_the_log_has_it_once(cap
 
 
 def test_an_observer_that_fails_holds_back_nobodys_answer(tmp_path):
-    service = InProcessService(letters_device, EngineConfig())
+    service = engines(letters_device)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
     app = create_app(service, tokenizer, Registry("letters", "/letters"), watchers=[Clumsy()])
     with running(app) as url:

@@ -9,11 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from rota.core.config import EngineConfig, ServerConfig
+from rota.core.config import ServerConfig
 from rota.core.errors import RequestError
 from rota.core.request import SamplingParams
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.answer import Answer, ParsedCall, requests_for
@@ -23,6 +22,7 @@ from rota.server.open_answers import Call, OpenAnswers
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.server.engines import engines
 from tests.server.letters import error_of, serving
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
@@ -36,7 +36,7 @@ def with_front(tmp_path) -> Callable[..., None]:
 
     def run(test: Callable[[Front], Awaitable[None]], device: FakeDevice) -> None:
         async def body() -> None:
-            service = InProcessService(lambda: device, EngineConfig())
+            service = engines(lambda: device)
             registry = Registry("letters", "/models/letters")
             tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
             streams = Streams(service)

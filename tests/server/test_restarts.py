@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
 from rota.runtime.patience import Patience
 from rota.runtime.preloaded import PreloadedService
@@ -23,6 +22,7 @@ from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.observe.scraped import Scrape
 from tests.runtime.test_supervisor import FolderDevice
+from tests.server.engines import processes
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
@@ -71,7 +71,7 @@ def staged(tmp_path: Path) -> Iterator[Stage]:
     folder.mkdir()
     registry = Registry("letters", str(tmp_path))
     adapter = registry.add(LoraPath(name="pirate", path=str(folder)))
-    service = SupervisedService(FolderDevice, EngineConfig(), Patience(silence_s=3.0))
+    service = processes(FolderDevice, patience=Patience(silence_s=3.0))
     whole = PreloadedService(service, [adapter])
     app = create_app(whole, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:

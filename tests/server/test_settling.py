@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rota.core.config import EngineConfig
 from rota.core.errors import RequestError
 from rota.core.request import SamplingParams
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
 from rota.server.access.keys import Key
 from rota.server.access.limits import Ask
@@ -26,6 +24,7 @@ from rota.server.open_answers import Call, OpenAnswers
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.server.engines import engines
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
 
@@ -37,7 +36,7 @@ PROMPT = (97, 98)
 @asynccontextmanager
 async def front_around(folder: Path, device: FakeDevice, timeout_s: float | None = None) -> AsyncIterator[Front]:
     """Its clock stands still, so that no token comes back by waiting."""
-    service = InProcessService(lambda: device, EngineConfig())
+    service = engines(lambda: device)
     registry = Registry("letters", "/models/letters")
     streams = Streams(service)
     access = Access(registry, now=lambda: 0.0)

@@ -9,17 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from rota.core.config import EngineConfig
-from rota.core.messages import Message, Submit
+from rota.core.messages import Submit
 from rota.core.request import Request
 from rota.core.tenant import SOLE_TENANT, Tenant
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
 from rota.server.access.key_file import read_keys
 from rota.server.access.keys import ANYONE, Key, KeyRing, digest_of
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
+from tests.server.engines import Heedful, engines
 from tests.server.letters import error_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -33,24 +32,15 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
-class HeedfulService(InProcessService):
-    """Remembers the requests that it was sent."""
-
-    def send(self, message: Message) -> None:
-        if isinstance(message, Submit):
-            self.requests = [*getattr(self, "requests", []), message.request]
-        super().send(message)
-
-
 def requests_sent(folder: Path, keys: KeyRing | None, **headers: str) -> list[Request]:
     """What reaches the engine of one call to each route, and of a probe."""
     registry = Registry("letters", "/models/letters")
-    service = HeedfulService(letters_device, EngineConfig())
+    service = Heedful(engines(letters_device))
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=Access(registry, keys))
     with running(app) as url, httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
         answers = [client.post(route, json=body) for route, body in CALLS.items()]
         assert [answer.status_code for answer in [*answers, client.get("/health_generate")]] == [200] * 4
-    return service.requests
+    return [message.request for message in service.sent if isinstance(message, Submit)]
 
 
 def test_a_request_carries_the_share_and_the_limits_of_its_key(tmp_path):

@@ -15,11 +15,11 @@ from rota.core.lora_paths import LoraPath
 from rota.llm.config import build_device, engine_config
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
@@ -40,7 +40,7 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
     config = engine_config({"model_path": str(folder), **options}, quiet=True)
     registry = Registry("tiny", str(folder))
     service = PreloadedService(
-        InProcessService(partial(build_device, config), config),
+        engines(partial(build_device, config), config),
         [registry.add(LoraPath(name="pirate", path=paths["pirate"]))],
     )
     with (

@@ -1,0 +1,74 @@
+"""Replicas that a test plays itself: they keep what they are sent, and say what the test lets them say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rota.core.config import Capacity
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
+from rota.core.ids import AdapterId, EngineId, RequestId
+from rota.core.messages import AddAdapter, Message, Submit
+from rota.runtime.replica_desk import ReplicaDesk
+from rota.runtime.router import Router
+from rota.runtime.service import Deliver, Phase, ServiceState, refuse
+from tests.builders import capacity
+
+
+class FakeReplica:
+    """A service in whatever phase the test puts it."""
+
+    def __init__(self, phase: Phase = Phase.READY) -> None:
+        self.state = ServiceState(phase=Phase.STARTING)
+        self.sent: list[Message] = []
+        self.become(phase)
+
+    def become(self, phase: Phase, reason: str = "") -> None:
+        found = capacity() if phase is Phase.READY else None
+        has_served = self.state.has_served or phase is Phase.READY
+        self.state = ServiceState(phase=phase, capacity=found, reason=reason, has_served=has_served)
+
+    def send(self, message: Message) -> None:
+        if self.state.phase is Phase.DOWN:
+            raise refuse(self.state.reason)
+        self.sent.append(message)
+
+    @property
+    def requests(self) -> list[RequestId]:
+        return [message.request.request_id for message in self.sent if isinstance(message, Submit)]
+
+    @property
+    def adapters(self) -> list[AdapterId]:
+        return [message.adapter.adapter_id for message in self.sent if isinstance(message, AddAdapter)]
+
+    def start(self, deliver: Deliver) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
+        raise NotImplementedError(timeout_s)
+
+
+def desk_of(replicas: int = 2) -> tuple[ReplicaDesk, list[FakeReplica]]:
+    """A desk that gives requests to its replicas in turn, at the time 5.0."""
+    fakes = [FakeReplica() for _ in range(replicas)]
+    return ReplicaDesk(fakes, Router(replicas, "round-robin"), lambda: 5.0), fakes
+
+
+def added(number: int, engine: int = 0) -> AdapterAdded:
+    return AdapterAdded(AdapterId(number), 1.0, EngineId(engine))
+
+
+def refused(number: int, engine: int = 0, reason: str = "It is broken.") -> AdapterRefused:
+    return AdapterRefused(adapter_id=AdapterId(number), at=1.0, reason=reason, engine_id=EngineId(engine))
+
+
+def removed(number: int, engine: int = 0) -> AdapterRemoved:
+    return AdapterRemoved(AdapterId(number), 1.0, EngineId(engine))
+
+
+def kinds(events: list[Event]) -> list[str]:
+    return [type(event).__name__ for event in events]
+
+
+def down(state: ServiceState, reason: str) -> ServiceState:
+    return replace(state, phase=Phase.DOWN, capacity=None, reason=reason)

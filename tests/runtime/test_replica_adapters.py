@@ -1,0 +1,186 @@
+"""An adapter that several replicas are asked for, whatever they answer and in whatever order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rota.core.events import AdapterRefused, AdapterRemoved, Event
+from rota.core.ids import AdapterId
+from rota.core.messages import AddAdapter, Message, RemoveAdapter
+from rota.runtime.replica_adapters import ReplicaAdapters
+from tests.builders import add_adapter
+from tests.runtime.replica_fakes import added, kinds, refused, removed
+
+REMOVE = RemoveAdapter(AdapterId(1), 2.0)
+
+
+class Stage:
+    """Two replicas, what they were told, and which of them are down."""
+
+    def __init__(self, replicas: int = 2) -> None:
+        self.told: list[tuple[int, Message]] = []
+        self.down: set[int] = set()
+        self.numbers = range(replicas)
+        self.book = ReplicaAdapters(self._tell)
+
+    def _tell(self, replica: int, message: Message) -> bool:
+        if replica in self.down:
+            return False
+        self.told.append((replica, message))
+        return True
+
+    def add(self) -> bool:
+        return self.book.add(add_adapter(1), self.numbers)
+
+    def removals(self) -> list[tuple[int, bool]]:
+        return [(number, message.is_forced) for number, message in self.told if isinstance(message, RemoveAdapter)]
+
+
+def test_a_client_hears_of_an_adapter_once_all_replicas_have_it():
+    stage = Stage()
+    stage.add()
+
+    assert stage.book.note(1, added(1)) == []
+    assert kinds(stage.book.note(0, added(1))) == ["AdapterAdded"]
+    assert [number for number, _ in stage.told] == [0, 1]
+
+
+def test_an_adapter_that_one_replica_refuses_is_taken_from_the_others_and_refused():
+    stage = Stage(3)
+    stage.add()
+    assert stage.book.note(0, added(1)) == []
+    assert stage.book.note(1, refused(1, 1, "It is broken.")) == []
+    assert stage.removals() == [(0, True), (2, True)]
+
+    assert stage.book.note(0, removed(1)) == []
+    assert stage.book.note(2, added(1)) == []
+    [told] = stage.book.note(2, removed(1))
+    assert isinstance(told, AdapterRefused)
+    assert told.reason == "It is broken."
+    assert not stage.book.lacking(AdapterId(1), [0, 1, 2])
+
+
+def test_a_removal_is_answered_once_all_replicas_have_answered_it():
+    stage = Stage()
+    stage.add()
+    for number in (0, 1):
+        stage.book.note(number, added(1))
+
+    assert stage.book.remove(REMOVE, stage.numbers) == []
+    assert stage.book.note(0, removed(1)) == []
+    assert kinds(stage.book.note(1, removed(1))) == ["AdapterRemoved"]
+    assert kinds(stage.book.remove(REMOVE, stage.numbers)) == ["AdapterRefused"]
+
+
+def test_an_adapter_that_is_removed_while_it_is_read_answers_both_who_added_and_who_removed():
+    stage = Stage()
+    stage.add()
+    assert stage.book.remove(REMOVE, stage.numbers) == []
+    assert stage.book.note(0, added(1)) == []
+    assert kinds(stage.book.note(1, added(1))) == ["AdapterAdded"]
+    assert stage.book.note(1, removed(1)) == []
+    assert kinds(stage.book.note(0, removed(1))) == ["AdapterRemoved"]
+
+
+def test_a_replica_that_cannot_read_an_adapter_again_leaves_it_to_the_others_until_none_has_it():
+    stage = Stage()
+    stage.add()
+    for number in (0, 1):
+        stage.book.note(number, added(1))
+
+    [lost_by_one] = stage.book.note(0, refused(1))
+    assert lost_by_one.others_serve
+    assert stage.book.lacking(AdapterId(1), stage.numbers) == [0]
+    [lost_by_all] = stage.book.note(1, refused(1, 1))
+    assert not lost_by_all.others_serve
+    assert kinds(stage.book.note(0, added(1))) == ["AdapterAdded"]  # a later engine could read it
+    assert stage.book.note(1, added(1)) == []
+    assert stage.book.lacking(AdapterId(1), stage.numbers) == []
+
+
+def test_a_replica_that_is_down_is_not_asked_and_none_that_is_up_is_an_error():
+    stage = Stage()
+    stage.down = {0}
+    assert stage.add()
+    assert kinds(stage.book.note(1, added(1))) == ["AdapterAdded"]
+
+    stage.down = {0, 1}
+    assert not stage.book.add(add_adapter(2), stage.numbers)
+
+
+def test_adapters_of_a_replica_that_was_given_up_on_are_lost_only_if_no_other_has_them():
+    stage = Stage()
+    stage.add()
+    for number in (0, 1):
+        stage.book.note(number, added(1))
+
+    assert stage.book.note_down(0, "It stays down.") == []
+    [lost] = stage.book.note_down(1, "It stays down.")
+    assert (lost.adapter_id, lost.reason) == (1, "It stays down.")
+
+
+class Replica:
+    """What a supervised engine says of one adapter: the truth, an answer to each message, and at a death to all."""
+
+    def __init__(self) -> None:
+        self.unread: list[Message] = []
+        self.has = False
+
+    def answer(self, can_read: bool) -> list[Event]:
+        match self.unread.pop(0):
+            case AddAdapter():
+                self.has = can_read
+                return [added(1)] if can_read else [refused(1)]
+            case RemoveAdapter():
+                had, self.has = self.has, False
+                return [removed(1)] if had else [refused(1)]
+        raise AssertionError
+
+    def die(self, can_read_again: bool) -> list[Event]:
+        """Promises: what was being added is refused, what was being removed is removed, the rest is read again."""
+        asked, self.unread = {type(message) for message in self.unread}, []
+        events: list[Event] = [refused(1)] if AddAdapter in asked else []
+        events += [removed(1)] if RemoveAdapter in asked else []
+        is_known, self.has = self.has and RemoveAdapter not in asked, False
+        if is_known:
+            self.has = can_read_again
+            events.append(added(1) if can_read_again else refused(1))
+        return events
+
+
+@given(st.integers(2, 4), st.booleans(), st.randoms(use_true_random=False))
+def test_whatever_replicas_do_an_adapter_is_everywhere_or_nowhere_and_every_question_is_answered(
+    count, is_removed, dice
+):
+    replicas = [Replica() for _ in range(count)]
+    numbers = range(len(replicas))
+
+    def tell(number: int, message: Message) -> bool:
+        replicas[number].unread.append(message)
+        return True
+
+    book, told, deaths = ReplicaAdapters(tell), list[Event](), 0
+    assert book.add(add_adapter(1), numbers)
+    removal_is_due = is_removed
+    while removal_is_due or any(replica.unread for replica in replicas):
+        busy = [number for number in numbers if replicas[number].unread]
+        deed = dice.choice(["answer", "answer", "die"] * bool(busy) + ["remove"] * removal_is_due)
+        if deed == "remove":
+            removal_is_due = False
+            told += book.remove(REMOVE, numbers)
+            continue
+        number, can_read = dice.choice(busy), dice.random() < 0.7
+        deaths += deed == "die"
+        for event in replicas[number].answer(can_read) if deed == "answer" else replicas[number].die(can_read):
+            told += book.note(number, event)
+
+    whole = [event for event in told if not getattr(event, "others_serve", False)]
+    holders = {number for number in numbers if replicas[number].has}
+    assert deaths or len(whole) == 1 + is_removed
+    if is_removed:
+        assert isinstance(whole[-1], AdapterRemoved | AdapterRefused)
+    if is_removed or isinstance(whole[0], AdapterRefused):
+        assert not holders
+    elif holders:
+        assert {*book.lacking(AdapterId(1), numbers)} == {*numbers} - holders

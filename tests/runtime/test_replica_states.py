@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from rota.runtime.replica_states import joint_state
+from rota.runtime.service import Phase, ServiceState
+from tests.builders import capacity
+
+SMALL, LARGE = capacity(blocks=32), capacity(blocks=64)
+FIRST = ServiceState(phase=Phase.STARTING)
+READY = ServiceState(phase=Phase.READY, capacity=LARGE, engine_pid=7, has_served=True)
+AGAIN = ServiceState(phase=Phase.STARTING, has_served=True)
+BAD = ServiceState(phase=Phase.DOWN, reason="There is no model.")
+LOST = ServiceState(phase=Phase.DOWN, reason="It died 5 times.", has_served=True)
+STOPPED = ServiceState(phase=Phase.DOWN, reason="The engine was stopped.", has_served=True)
+
+
+@pytest.mark.parametrize(
+    ("states", "phase", "reason"),
+    [
+        ([FIRST, FIRST], Phase.STARTING, ""),
+        ([READY, FIRST], Phase.STARTING, ""),  # a server starts with all its replicas
+        ([READY, READY], Phase.READY, ""),
+        ([READY, BAD], Phase.DOWN, "Replica 1 is down: There is no model."),
+        ([BAD, BAD], Phase.DOWN, "There is no model."),
+        ([READY, AGAIN], Phase.READY, ""),  # and serves on while one of them starts again
+        ([AGAIN, AGAIN], Phase.STARTING, ""),
+        ([LOST, READY], Phase.READY, "Replica 0 is down: It died 5 times."),
+        ([LOST, AGAIN], Phase.STARTING, "Replica 0 is down: It died 5 times."),
+        ([LOST, LOST], Phase.DOWN, "It died 5 times."),
+        ([LOST, STOPPED], Phase.DOWN, "Replica 0 is down: It died 5 times. Replica 1 is down: The engine was stopped."),
+    ],
+)
+def test_the_state_of_all_replicas_together(states, phase, reason):
+    state = joint_state(states)
+
+    assert (state.phase, state.reason) == (phase, reason)
+    assert (state.capacity is not None) is (phase is Phase.READY)
+    assert [engine.engine_id for engine in state.engines] == [0, 1]
+    assert [engine.phase for engine in state.engines] == [one.phase for one in states]
+
+
+def test_what_fits_into_the_smallest_replica_that_serves_is_what_the_service_can_hold():
+    small = ServiceState(phase=Phase.READY, capacity=SMALL, has_served=True)
+
+    assert joint_state([READY, small]).capacity == SMALL
+    assert joint_state([READY, LOST]).capacity == LARGE
+
+
+def test_a_service_that_may_not_be_used_yet_has_no_engine_that_is_up():
+    early = joint_state([READY, READY]).as_starting()
+
+    assert (early.phase, early.capacity) == (Phase.STARTING, None)
+    assert [(engine.phase, engine.capacity, engine.engine_pid) for engine in early.engines] == [
+        (Phase.STARTING, None, 7)
+    ] * 2

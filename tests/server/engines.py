@@ -1,0 +1,81 @@
+"""The engines of a server under test: one, or as many replicas as ROTA_TEST_REPLICAS says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from rota.core.config import EngineConfig
+from rota.core.ids import EngineId
+from rota.core.messages import Message
+from rota.runtime.patience import Patience
+from rota.runtime.replicas import ReplicatedService
+from rota.runtime.service import BuildDevice, InProcessService, Service, ServiceState
+from rota.runtime.supervisor import SupervisedService
+from tests.fakes import FakeDevice
+
+REPLICAS = int(os.environ.get("ROTA_TEST_REPLICAS", "1"))
+
+
+def engines(build_device: BuildDevice, config: EngineConfig | None = None, replicas: int = REPLICAS) -> Service:
+    """Engines in threads of this process. A device that a test has made is the first one's, and the others get a twin
+    of it, which writes its plans into the same list."""
+    taken: list[Any] = []
+
+    def build() -> Any:
+        device = build_device()
+        if any(device is other for other in taken) and isinstance(device, FakeDevice):
+            device = twin_of(device)
+        taken.append(device)
+        return device
+
+    return joined([InProcessService(build, one) for one in configs(config, replicas)])
+
+
+def processes(
+    build_device: BuildDevice,
+    config: EngineConfig | None = None,
+    patience: Patience | None = None,
+    replicas: int = REPLICAS,
+) -> Service:
+    """Engines in processes of their own."""
+    return joined([SupervisedService(build_device, one, patience) for one in configs(config, replicas)])
+
+
+def configs(config: EngineConfig | None, replicas: int) -> list[EngineConfig]:
+    return [replace(config or EngineConfig(), engine_id=EngineId(number)) for number in range(replicas)]
+
+
+def joined(services: Sequence[Service]) -> Service:
+    return services[0] if len(services) == 1 else ReplicatedService(services)
+
+
+def twin_of(device: FakeDevice) -> FakeDevice:
+    make: Callable[..., FakeDevice] = type(device)
+    own = {field.name: getattr(device, field.name) for field in fields(device) if not field.name.startswith("_")}
+    return make(**own)
+
+
+def pids_of(service: Service) -> list[int]:
+    """The processes of the engines, by number."""
+    return [engine.engine_pid for engine in service.state.engines if engine.engine_pid]
+
+
+class Heedful:
+    """A service that remembers what it was sent."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.sent: list[Message] = []
+        self.start, self.stop = service.start, service.stop
+        self.wait_until_ready = service.wait_until_ready
+
+    @property
+    def state(self) -> ServiceState:
+        return self._service.state
+
+    def send(self, message: Message) -> None:
+        self.sent.append(message)
+        self._service.send(message)
