@@ -1,0 +1,268 @@
+"""Replicas in processes of their own, some of which die under load."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from rota.core.adapter import Adapter
+from rota.core.errors import FaultCode, RequestError
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, EngineRestarted, FinishReason, Produced
+from rota.core.ids import AdapterId
+from rota.core.messages import Message, RemoveAdapter
+from rota.runtime.patience import Patience
+from rota.runtime.replicas import ReplicatedService
+from rota.runtime.router import Router
+from rota.runtime.service import BuildDevice, Phase
+from rota.runtime.supervisor import SupervisedService
+from tests.builders import add_adapter, submit
+from tests.fakes import FakeDevice, continuation
+from tests.processes import is_alive
+from tests.runtime.services import Listener
+from tests.server.engines import configs, pids_of
+from tests.waiting import until
+from tests.worlds import endings, outputs
+
+SLOW = partial(FakeDevice, step_s=0.02)
+ADAPTERS = (1, 2, 3)
+
+
+@contextmanager
+def replicated(
+    build: BuildDevice = SLOW, replicas: int = 2, patience: Patience | None = None
+) -> Iterator[tuple[ReplicatedService, Listener]]:
+    """Requests go to the replicas in turn."""
+    engines = [SupervisedService(build, one, patience) for one in configs(None, replicas)]
+    service, listener = ReplicatedService(engines, Router(replicas, "round-robin")), Listener()
+    service.start(listener)
+    try:
+        service.wait_until_ready()
+        yield service, listener
+    finally:
+        service.stop()
+
+
+def add(service: ReplicatedService, listener: Listener, *numbers: int, path: str = "adapters/x") -> None:
+    for number in numbers:
+        service.send(add_adapter(number, path=path))
+    for number in numbers:
+        listener.wait_for_adapter(number, AdapterAdded)
+
+
+def phases(service: ReplicatedService) -> list[Phase]:
+    return [engine.phase for engine in service.state.engines]
+
+
+def all_ready(service: ReplicatedService) -> bool:
+    return set(phases(service)) == {Phase.READY}
+
+
+def load(service: ReplicatedService, listener: Listener, prefix: str, count: int = 12) -> dict[str, list[int]]:
+    """Requests for all adapters and the base model that run for a while; by name, what they must answer."""
+    asked = [
+        submit(f"{prefix}{number}", max_new_tokens=60, adapter=AdapterId((0, *ADAPTERS)[number % 4]))
+        for number in range(count)
+    ]
+    for message in asked:
+        service.send(message)
+    for message in asked[:4]:
+        listener.wait_for_tokens(message.request.request_id)
+    return {message.request.request_id: continuation(message.request.prompt, 60) for message in asked}
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_replica_that_is_killed_under_load_ends_only_its_own_requests_and_comes_back_with_its_adapters():
+    with replicated() as (service, listener):
+        add(service, listener, *ADAPTERS)
+        before = open_files(), threading.active_count(), len(list(Path(tempfile.gettempdir()).glob("rota-*")))
+        for round_ in range(2):
+            expected = load(service, listener, f"round{round_}-")
+            first, victim = pids_of(service)
+            os.kill(victim, signal.SIGKILL)
+            assert until(lambda: phases(service)[1] is not Phase.READY)
+            during = [f"during{round_}-{number}" for number in range(4)]
+            for number, name in enumerate(during):
+                service.send(submit(name, adapter=AdapterId(number)))
+
+            ended = {name: listener.wait_for_ending(name) for name in [*expected, *during]}
+            lost = {name for name, ending in ended.items() if ending.fault}
+            assert {ended[name].fault.code for name in lost} == {FaultCode.ENGINE_DIED}
+            assert lost in ({*list(expected)[::2]}, {*list(expected)[1::2]})  # the replicas took them in turn
+            given = outputs(listener.events)
+            assert {name: given[name] for name in expected if name not in lost} == {
+                name: tokens for name, tokens in expected.items() if name not in lost
+            }
+            assert until(lambda: all_ready(service))
+            assert pids_of(service)[0] == first
+            assert not is_alive(victim)
+            # The new engine was told its adapters: two requests for each, one to each replica.
+            after = [f"after{round_}-{number}-{turn}" for number in ADAPTERS for turn in "ab"]
+            for name in after:
+                service.send(submit(name, max_new_tokens=2, adapter=AdapterId(int(name.split("-")[1]))))
+            assert {listener.wait_for_ending(name).reason for name in after} == {FinishReason.LENGTH}
+
+        assert until(
+            lambda: (
+                (open_files(), threading.active_count(), len(list(Path(tempfile.gettempdir()).glob("rota-*"))))
+                == before
+            )
+        ), "a restart left something behind"
+    restarts = [event for event in listener.events if isinstance(event, EngineRestarted)]
+    assert [event.engine_id for event in restarts] == [1, 1]
+    assert {event.engine_id for event in listener.events if isinstance(event, Produced)} == {0, 1}
+    added = [event.adapter_id for event in listener.events if isinstance(event, AdapterAdded)]
+    assert sorted(added) == [*ADAPTERS]
+    assert len(endings(listener.events)) == 2 * (12 + 4 + 6)
+
+
+class FolderDevice(FakeDevice):
+    """Reads an adapter as long as its folder is there, and does not begin before a file called "go" is."""
+
+    def fetch(self, adapter: Adapter) -> Message:
+        folder = Path(adapter.path)
+        if "slow" in folder.name:
+            (folder / str(os.getpid())).touch()
+            assert until(lambda: (folder / "go").exists())
+        return super().fetch(adapter if folder.is_dir() else add_adapter(adapter.adapter_id, path="broken").adapter)
+
+
+def test_an_adapter_that_a_dying_replica_was_reading_is_refused_and_taken_from_the_other(tmp_path):
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    with replicated(FolderDevice) as (service, listener):
+        service.send(add_adapter(1, path=str(folder)))
+        assert until(lambda: len(list(folder.iterdir())) == 2), "both replicas read it"
+        os.kill(pids_of(service)[0], signal.SIGKILL)
+        assert until(lambda: phases(service)[0] is not Phase.READY)
+        (folder / "go").touch()
+
+        assert "killed by SIGKILL" in listener.wait_for_adapter(1, AdapterRefused).reason
+        assert until(lambda: all_ready(service))
+        for name in "ab":
+            service.send(submit(name, adapter=AdapterId(1)))
+            assert listener.wait_for_ending(name).fault.code is FaultCode.UNKNOWN_ADAPTER
+        add(service, listener, 2, path=str(folder))  # the same folder under another id
+    assert not [event for event in listener.events if isinstance(event, AdapterAdded) and event.adapter_id == 1]
+
+
+def test_what_is_added_and_removed_while_a_replica_starts_again_holds_there_too():
+    with replicated() as (service, listener):
+        add(service, listener, 1, 2)
+        os.kill(pids_of(service)[1], signal.SIGKILL)
+        assert until(lambda: phases(service)[1] is not Phase.READY)
+        service.send(RemoveAdapter(AdapterId(1), 0.0))
+        service.send(add_adapter(3))
+        listener.wait_for_adapter(1, AdapterRemoved)
+        listener.wait_for_adapter(3, AdapterAdded)
+        assert until(lambda: all_ready(service))
+
+        for name in ("gone", "gone too"):
+            service.send(submit(name, adapter=AdapterId(1)))
+            assert listener.wait_for_ending(name).fault.code is FaultCode.UNKNOWN_ADAPTER
+        for name, number in (("a", 2), ("b", 2), ("c", 3), ("d", 3)):
+            service.send(submit(name, adapter=AdapterId(number)))
+            assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
+
+
+def test_an_adapter_that_one_replica_cannot_read_again_is_served_by_the_other(tmp_path):
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    with replicated(FolderDevice) as (service, listener):
+        add(service, listener, 1, path=str(folder))
+        folder.rmdir()
+        os.kill(pids_of(service)[0], signal.SIGKILL)
+        lost = listener.wait_for_adapter(1, AdapterRefused)
+        assert isinstance(lost, AdapterRefused)
+        assert (lost.others_serve, lost.engine_id) == (True, 0)
+        for name in "abc":
+            service.send(submit(name, adapter=AdapterId(1)))
+            assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
+
+        folder.mkdir()
+        os.kill(pids_of(service)[0], signal.SIGKILL)  # the next engine tries again
+        assert until(lambda: not service._desk._adapters.lacking(AdapterId(1), [0, 1]))
+
+
+class DoomedDevice(FakeDevice):
+    """Dies at once if there is a file that says so."""
+
+    def __init__(self, mark: Path) -> None:
+        if mark.exists():
+            os._exit(7)
+        super().__init__(step_s=0.02)
+
+
+def test_a_replica_that_keeps_dying_is_given_up_on_and_the_process_goes_on_until_the_last_one(tmp_path, caplog):
+    mark = tmp_path / "doom"
+    patience = Patience(quick_deaths=2, pause_s=0.01, quick_death_s=60.0)
+    with replicated(partial(DoomedDevice, mark), patience=patience) as (service, listener):
+        add(service, listener, 1)
+        mark.touch()
+        os.kill(pids_of(service)[1], signal.SIGKILL)
+        assert until(lambda: phases(service)[1] is Phase.DOWN)
+        assert service.state.phase is Phase.READY
+        assert "Replica 1 is down: The engine died 2 times in a row" in service.state.reason
+        assert [record.fields["engine"] for record in caplog.records if record.levelname == "ERROR"] == [1]
+        for name in "abc":
+            service.send(submit(name, adapter=AdapterId(1)))
+            assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
+        add(service, listener, 2)
+        assert not [event for event in listener.events if isinstance(event, AdapterRefused)]
+
+        service.send(submit("last", max_new_tokens=400, adapter=AdapterId(2)))
+        listener.wait_for_tokens("last")
+        os.kill(pids_of(service)[0], signal.SIGKILL)
+        assert listener.wait_for_ending("last").fault.code is FaultCode.ENGINE_DIED
+        assert until(lambda: service.state.phase is Phase.DOWN)
+        with pytest.raises(RequestError, match="died 2 times in a row"):
+            service.send(submit("late"))
+
+
+def test_when_all_replicas_die_at_once_requests_wait_for_the_first_that_comes_back():
+    with replicated() as (service, listener):
+        service.send(submit("lost", max_new_tokens=400))
+        listener.wait_for_tokens("lost")
+        for pid in pids_of(service):
+            os.kill(pid, signal.SIGKILL)
+        assert until(lambda: service.state.phase is Phase.STARTING)
+        service.send(submit("patient"))
+
+        assert listener.wait_for_ending("lost").fault.code is FaultCode.ENGINE_DIED
+        assert listener.wait_for_ending("patient").reason is FinishReason.LENGTH
+
+
+def test_adapters_come_and_go_while_replicas_die_and_every_question_is_answered():
+    """Every add is answered once, every removal is, and in the end both replicas agree on every adapter."""
+    with replicated(replicas=2) as (service, listener):
+        for number in range(1, 13):
+            service.send(add_adapter(number))
+            if number % 4 == 0:
+                os.kill(pids_of(service)[number // 4 % 2], signal.SIGKILL)
+                assert until(lambda: service.state.phase is Phase.READY)
+            if number % 3 == 0:
+                service.send(RemoveAdapter(AdapterId(number - 1), 0.0))
+        kept = [number for number in range(1, 13) if number % 3 != 2]
+
+        def answered(number: int) -> list[type]:
+            return [type(event) for event in listener.events if getattr(event, "adapter_id", None) == number]
+
+        kinds = (AdapterAdded, AdapterRefused, AdapterRemoved)
+        assert until(lambda: all(any(kind in kinds for kind in answered(number)) for number in range(1, 13)))
+        assert until(lambda: all_ready(service))
+        for number in kept:
+            was_added = AdapterAdded in answered(number)
+            for turn in "ab":  # one to each replica
+                service.send(submit(f"{number}{turn}", max_new_tokens=2, adapter=AdapterId(number)))
+                ending = listener.wait_for_ending(f"{number}{turn}")
+                assert (ending.reason is FinishReason.LENGTH) is was_added, ending
