@@ -12,6 +12,7 @@ from rota.core.config import EngineConfig, ServerConfig
 from rota.core.ids import EngineId
 from rota.runtime.patience import Patience
 from rota.runtime.replicas import ReplicatedService
+from rota.runtime.router import Router
 from rota.runtime.service import Service
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.world import Device
@@ -26,7 +27,9 @@ def engine_service(config: EngineConfig, server: ServerConfig, make_device: Make
         SupervisedService(partial(build_logged, make_device, one, server), one, patience)
         for one in replica_configs(config)
     ]
-    return engines[0] if len(engines) == 1 else ReplicatedService(engines)
+    if len(engines) == 1:
+        return engines[0]
+    return ReplicatedService(engines, Router(len(engines), has_prefix_cache=config.scheduler.enable_prefix_caching))
 
 
 def replica_configs(config: EngineConfig) -> list[EngineConfig]:

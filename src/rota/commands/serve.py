@@ -38,6 +38,7 @@ def serve_model(
     # Imported here, so that `rota --help` does not wait for them.
     from rota.observe.logs import logs_as
     from rota.observe.trace_export import exported_traces
+    from rota.runtime.exchange.place import exchange_place
     from rota.server.access.key_watch import KeySource
     from rota.server.hangup import hangups
 
@@ -46,8 +47,9 @@ def serve_model(
         logs_as(server.log_format, server.log_level, config.quiet),
         exported_traces(server.otel, __version__) as enders,
         hangups(source.ask),
+        exchange_place(config, config.model.data_parallel_size) as placed,
     ):
-        _serve(config, server, source, on_ready, make_device, enders)
+        _serve(placed, server, source, on_ready, make_device, enders)
 
 
 def _serve(
