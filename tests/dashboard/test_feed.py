@@ -21,6 +21,7 @@ from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.dashboard import feed as feed_module
 from rota.dashboard.feed import MOST_ROWS, Feed, Seen
 from rota.dashboard.lanes import MOST_TENURES
+from rota.runtime.replica_states import joint_state
 from rota.runtime.service import Phase, ServiceState
 from tests.builders import capacity
 
@@ -154,6 +155,32 @@ def test_the_same_slot_of_two_engines_has_two_residents(feed):
     feed.observe([replace(slot(1.0, 0, 1 + engine, "ready"), engine_id=EngineId(engine)) for engine in (0, 1)])
 
     assert [(one.engine, one.slot, one.adapter) for one in frame_of(feed, 2.0).residents] == [(0, 0, 1), (1, 0, 2)]
+
+
+def test_two_engines_are_shown_each_with_its_slots_and_their_requests_in_sum(feed, board):
+    board.state = joint_state([READY, replace(READY, capacity=capacity(rows=4, slots=3))])
+    feed.observe([replace(slot(1.0, 0, 1, "ready"), engine_id=EngineId(1))])
+    feed.observe(
+        [inspected(standing(1, waiting=1, running=2)), replace(inspected(standing(1, running=3)), engine_id=1)]
+    )
+    frame = frame_of(feed, 2.0)
+
+    assert [(one.id, one.phase, one.slots) for one in frame.engines] == [(0, "ready", 2), (1, "ready", 3)]
+    assert (frame.slots, frame.rows, frame.blocks) == (5, 12, 2 * inspected().blocks)
+    # The adapter is in a slot of engine 1 only, so what engine 0 has of it is parked.
+    assert (frame.waiting, frame.running, frame.parked) == (1, 3, 2)
+    assert [row.running for row in frame.adapters if row.id == 1] == [3]
+
+
+def test_an_engine_that_starts_again_loses_its_lanes_and_the_other_keeps_its_own(feed, board):
+    feed.observe([replace(slot(1.0, 0, 1 + engine, "ready"), engine_id=EngineId(engine)) for engine in (0, 1)])
+    feed.observe([replace(inspected(standing(1, running=2)), engine_id=EngineId(engine)) for engine in (0, 1)])
+    board.state = joint_state([ServiceState(phase=Phase.STARTING, has_served=True), READY])
+    frame = frame_of(feed, 2.0)
+
+    assert (frame.phase, [one.phase for one in frame.engines]) == ("ready", ["starting", "ready"])
+    assert [(one.engine, one.adapter) for one in frame.residents] == [(1, 2)]
+    assert frame.blocks == inspected().blocks
 
 
 def test_an_engine_that_is_down_has_nobody_in_its_slots(feed, board):

@@ -60,6 +60,7 @@ def test_a_container_s_memory_limit_counts_and_no_limit_means_the_machine_s(tmp_
     (tmp_path / "memory.max").write_text("max\n")
     assert device_memory(CPU, weights=7, limits=tmp_path) == machine
     assert machine.taken == 7
+    assert device_memory(CPU, weights=7, limits=tmp_path, replicas=4).total == machine.total // 4
 
 
 def test_arrays_go_to_the_device_and_come_back():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rota.engine.cpu.threads import FEW_TOKENS, Threads, choose_threads, usable_processors
+from rota.engine.cpu.threads import FEW_TOKENS, Threads, choose_threads, set_threads, usable_processors
 
 
 def never(_tokens: int, _threads: int) -> float:
@@ -67,3 +67,14 @@ def test_a_step_is_computed_by_as_many_as_its_size_is_worth():
 def test_a_container_s_processor_time_limits_the_threads(tmp_path: Path, quota: str, usable: int):
     (tmp_path / "cpu.max").write_text(quota)
     assert usable_processors(8, tmp_path) == usable
+
+
+@pytest.mark.parametrize(("replicas", "each"), [(1, 8), (2, 4), (3, 2), (16, 1)])
+def test_replicas_share_the_processors(monkeypatch, replicas: int, each: int):
+    before = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    try:
+        torch.set_num_threads(8)
+        assert set_threads(replicas) == each
+    finally:
+        torch.set_num_threads(before)

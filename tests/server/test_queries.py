@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import CacheFlushed, EngineRestarted, Explained, Inspected, Whereabouts
+from rota.core.ids import EngineId
 from rota.core.messages import Explain, FlushCache, Inspect, Message
+from rota.runtime.replica_states import joint_state
 from rota.runtime.service import Phase, ServiceState
 from rota.server.queries import Queries
 from tests.builders import capacity
@@ -108,6 +111,56 @@ def test_what_a_dead_engine_told_is_not_recalled():
 
     assert asyncio.run(ask(is_replaced=True)) == ()
     assert asyncio.run(ask(is_replaced=False)) == ()
+
+
+def of_engine(number: int) -> Inspected:
+    return replace(STANDING, engine_id=EngineId(number))
+
+
+def both() -> FakeService:
+    service = FakeService()
+    service.state = joint_state([service.state] * 2)
+    return service
+
+
+def test_each_engine_answers_and_the_last_answer_ends_the_wait():
+    async def ask():
+        queries = Queries(both(), patience_s=60.0)
+        asked = asyncio.gather(queries.inspect(), queries.flush_cache())
+        await asyncio.sleep(0)
+        queries.observe([of_engine(1), CacheFlushed(1.0, 3, EngineId(1)), CacheFlushed(1.0, 4, EngineId(0))])
+        queries.observe([of_engine(0)])
+        return await asked
+
+    inspected, flushed = asyncio.run(ask())
+    assert inspected == (of_engine(0), of_engine(1))
+    assert flushed.blocks == 7
+
+
+def test_an_engine_that_dies_or_is_in_a_long_step_does_not_keep_the_answer_of_the_other_back():
+    async def ask(does_die: bool):
+        queries = Queries(both(), patience_s=60.0 if does_die else 0.01)
+        asked = asyncio.gather(queries.inspect(), queries.flush_cache())
+        await asyncio.sleep(0)
+        queries.observe([of_engine(1), CacheFlushed(1.0, 3, EngineId(1))])
+        if does_die:
+            queries.observe([EngineRestarted(2.0, "It died.", EngineId(0))])
+        return await asked
+
+    assert asyncio.run(ask(does_die=True))[0] == (of_engine(1),)
+    assert asyncio.run(ask(does_die=False)) == [(of_engine(1),), None], "one cache may still be as it was"
+
+
+def test_of_an_engine_in_a_long_step_the_last_answer_is_recalled_beside_the_new_one_of_the_other():
+    async def ask():
+        queries = Queries(both(), patience_s=0.01)
+        queries.observe([of_engine(0)])
+        asked = asyncio.create_task(queries.inspect_or_recall())
+        await asyncio.sleep(0)
+        queries.observe([replace(of_engine(1), steps=9)])
+        return await asked
+
+    assert [(one.engine_id, one.steps) for one in asyncio.run(ask())] == [(0, 1), (1, 9)]
 
 
 def test_an_engine_that_is_not_there_is_not_waited_for():
