@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rota.policy.prefill_delayer import PrefillDelayer, RankReport, Verdict
@@ -19,6 +20,7 @@ from tests.runtime.exchange.doomed import POINTS, Doomed
 from tests.waiting import until
 
 RANKS = 3
+IDLE = RankReport(is_prefillable=False, is_below_watermark=False, running=0, largest_batch=0, admissible=0)
 # What a rank was told in a round, and what it made of that.
 Heard = tuple[list[RankReport], Verdict]
 
@@ -71,13 +73,14 @@ class Life:
         if self.exchange.is_member:
             self.heard[self.exchange.round - 1] = (self.reports, verdict)
 
-    def meet_another(self) -> bool:
-        self.decide({"running": 1, "admissible": 0, "token_usage": 0.9, "now": 0.0})
+    def meet_another(self, seen: dict) -> bool:
+        self.decide(seen)
         return len(self.reports) > 1
 
     def live(self, passes: list[tuple[dict, tuple[float, float]]], ending: str) -> dict[int, Heard]:
         try:
-            until(self.meet_another, within_s=0.05)  # else one life would be over before the next begins
+            # Else one life would be over before the next begins.
+            until(lambda: self.meet_another(passes[0][0]), within_s=0.05)
             for number, (seen, (before_s, self.exchange.stall_s)) in enumerate(passes):
                 time.sleep(before_s)  # what others do meanwhile is what is tested
                 if number == len(passes) - 1 and ending != "leaves":
@@ -117,7 +120,8 @@ def test_ranks_never_disagree_on_who_is_in_a_round_nor_on_its_verdict(monkeypatc
     monkeypatch.setattr(all_gather, "LOOK_S", look_s)
     shared = 0
 
-    @settings(max_examples=25, deadline=None)
+    # What threads do cannot be repeated, so a failure cannot be made smaller.
+    @settings(max_examples=15, deadline=None, phases=[Phase.generate], database=None)
     @given(st.lists(st.lists(a_life, min_size=1, max_size=3), min_size=RANKS, max_size=RANKS))
     def check(lives_of_ranks):
         nonlocal shared
@@ -130,4 +134,57 @@ def test_ranks_never_disagree_on_who_is_in_a_round_nor_on_its_verdict(monkeypatc
                 assert without_clock(other_verdict) == without_clock(verdict)
 
     check()
-    assert shared > 25, "ranks did meet"
+    assert shared > 15, "ranks did meet"
+
+
+class AtLast(Doomed):
+    """Lets something happen between its last look at a rank's line and the mark that leaves the rank out."""
+
+    meanwhile: Callable[[], None]
+
+    def _leave_out(self, rank: int) -> None:
+        self.meanwhile()
+        super()._leave_out(rank)
+
+
+def test_a_line_that_comes_at_the_last_moment_is_in_the_round_for_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(all_gather, "PATIENCE_S", 0.5)
+    AllGather.create(tmp_path, 2)
+    first, second = AtLast(tmp_path, 0, _die), Doomed(tmp_path, 1, _die)
+    with ThreadPoolExecutor(1) as pool:
+        for rank in (first, second, first):  # the first begins, and hears that the second wants to come in
+            rank.share(IDLE)
+        late = []
+
+        def come() -> None:
+            late.append(pool.submit(second.share, IDLE))
+            assert until(lambda: second._line(1, first.round) is not None)
+
+        first.meanwhile = come
+        reports = first.share(IDLE)
+
+        assert [report.rank for report in reports] == [0, 1]
+        assert late[0].result() == reports
+        assert first._marks.is_in(1), "and stays in"
+    first.close()
+    second.close()
+
+
+def test_the_invitation_of_a_dead_rank_is_void_once_another_has_begun_anew(tmp_path):
+    AllGather.create(tmp_path, 3)
+    first, second, third = (Doomed(tmp_path, rank, _die) for rank in range(3))
+    for rank in (first, third, first):  # the last of these passes invites the third
+        rank.share(IDLE)
+    first.abandon()
+    second.share(IDLE)
+    assert second.is_member, "nobody who lives is in"
+
+    assert [report.rank for report in third.share(IDLE)] == [2]
+    assert not third.is_member
+    second.share(IDLE)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(third.share, IDLE)
+        assert [report.rank for report in second.share(IDLE)] == [1, 2]
+        assert len(other.result()) == 2
+    second.close()
+    third.close()
