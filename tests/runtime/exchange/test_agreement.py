@@ -170,21 +170,33 @@ def test_a_line_that_comes_at_the_last_moment_is_in_the_round_for_all(tmp_path, 
     second.close()
 
 
+class BeforeItsLine(Doomed):
+    """Lets something happen between its coming in and its first line."""
+
+    meanwhile: Callable[[], None]
+
+    def _say(self, own: RankReport) -> None:
+        self.meanwhile()
+        super()._say(own)
+
+
 def test_the_invitation_of_a_dead_rank_is_void_once_another_has_begun_anew(tmp_path):
     AllGather.create(tmp_path, 3)
-    first, second, third = (Doomed(tmp_path, rank, _die) for rank in range(3))
+    first, second, third = (kind(tmp_path, rank, _die) for rank, kind in enumerate((Doomed, BeforeItsLine, Doomed)))
     for rank in (first, third, first):  # the last of these passes invites the third
         rank.share(IDLE)
     first.abandon()
+    alone = []
+    second.meanwhile = lambda: alone.append((third.share(IDLE), third.is_member))
     second.share(IDLE)
-    assert second.is_member, "nobody who lives is in"
+    assert second.is_member, "nobody who lives was in"
+    assert alone == [([IDLE._replace(rank=2)], False)]
 
-    assert [report.rank for report in third.share(IDLE)] == [2]
-    assert not third.is_member
-    second.share(IDLE)
+    second.meanwhile = lambda: None
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(third.share, IDLE)
-        assert [report.rank for report in second.share(IDLE)] == [1, 2]
-        assert len(other.result()) == 2
+        reports = second.share(IDLE)
+        assert [report.rank for report in reports] == [1, 2]
+        assert other.result() == reports
     second.close()
     third.close()
