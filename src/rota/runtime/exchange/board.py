@@ -57,15 +57,15 @@ class Board:
         reports, whole, rank = [], self._whole, self._rank
         latest = own.now_ms + REPORT_LASTS_MS
         for other, words in enumerate(self._lines.pairs.iter_unpack(self._lines.memory[:])):
-            _, a, _, b, _, c, _, d, _, e, _, f, _, g, _, h = words
-            if a == b == c == d == e == f == g == h:
-                whole[other] = words
-            else:
-                words = whole[other]  # torn: its writer is at it, so the line before is as good
-            prefillable, _, below, _, running, _, batch, _, admissible, _, blocked, _, held, _, at, _ = words
             if other == rank:
                 reports.append(own)
-            elif running or admissible or blocked:
+                continue
+            prefillable, a, below, b, running, c, batch, d, admissible, e, blocked, f, held, g, at, h = words
+            if a == b == c == d == e == f == g == h:
+                whole[other] = words
+            else:  # torn: its writer is at it, and what stood there before is as good
+                prefillable, _, below, _, running, _, batch, _, admissible, _, blocked, _, held, _, at, _ = whole[other]
+            if running or admissible or blocked:
                 early = latest - at & MOST  # the line has the lower half of its time; the upper half is that of now
                 if early <= 2 * REPORT_LASTS_MS:
                     said = (prefillable, below, running, batch, admissible, blocked, held, latest - early, other, False)
