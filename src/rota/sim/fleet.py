@@ -8,42 +8,15 @@ from functools import partial
 
 from rota.core.events import Event
 from rota.core.messages import Abort, Message, Submit
-from rota.core.plan import StepResult
 from rota.runtime.loop import Emit, run
 from rota.runtime.router import Router
 from rota.scheduler import Scheduler
 from rota.sim.baton import Baton
 from rota.sim.cost import CostModel
+from rota.sim.exchanges import Board, Gathering
 from rota.sim.mail import Mail
 from rota.sim.replica_results import ReplicaResults
-from rota.sim.world import Finish, VirtualWorld
-
-
-class ReplicaWorld(VirtualWorld):
-    """One replica's world: where it would jump ahead, it first lets the others come as far."""
-
-    def __init__(self, baton: Baton, costs: CostModel, fetch_s: float) -> None:
-        super().__init__((), costs, fetch_s=fetch_s)
-        self._baton = baton
-        self._until = 0.0
-        self._step: Finish | None = None  # while the loop waits for a step
-
-    @property
-    def due_at(self) -> float:
-        if self._step is not None:
-            return max(self._now, self._step[0])
-        return max(self._now, min(self.next_at, self._until))
-
-    def receive(self, until: float) -> list[Message] | None:
-        self._until = until
-        self._baton.wait(self)
-        return super().receive(until)
-
-    def collect(self, ticket: Finish) -> StepResult:
-        self._step = ticket
-        self._baton.wait(self)
-        self._step = None
-        return super().collect(ticket)
+from rota.sim.replica_world import ReplicaWorld
 
 
 class Fleet:
@@ -53,24 +26,26 @@ class Fleet:
     once. What is about an adapter goes to all replicas.
     """
 
-    def __init__(self, mail: Mail, router: Router, costs: CostModel, fetch_s: float) -> None:
+    def __init__(
+        self, mail: Mail, router: Router, replicas: int, costs: CostModel, fetch_s: float, gathers: bool | None = None
+    ) -> None:
+        """`gathers` is about the replicas' prefill delayers: whether they wait for each other; None: there are none."""
         self._mail = mail
         self._router = router
-        self._costs = costs
-        self._fetch_s = fetch_s
+        self._front_s = costs.front_s
         self._baton = Baton(self._deliver)
-        self._worlds: list[ReplicaWorld] = []
+        exchange = None if gathers is None else Gathering(replicas) if gathers else Board()
+        self.worlds = [ReplicaWorld(number, self._baton, costs, fetch_s, exchange) for number in range(replicas)]
         self.results: list[ReplicaResults] = []  # of each replica
 
     def run(self, schedulers: Sequence[Scheduler], emit: Emit, depth: int, starts_at: float) -> None:
         """Serve until all mail is answered; `emit` gets the events of all replicas. Clients begin at `starts_at`."""
-        self._worlds = [ReplicaWorld(self._baton, self._costs, self._fetch_s) for _ in schedulers]
         self.results = [ReplicaResults(starts_at) for _ in schedulers]
         loops: list[Callable[[], None]] = [
             partial(run, scheduler, world, partial(self._emit, number, emit), depth)
-            for number, (scheduler, world) in enumerate(zip(schedulers, self._worlds, strict=True))
+            for number, (scheduler, world) in enumerate(zip(schedulers, self.worlds, strict=True))
         ]
-        self._baton.run(self._worlds, loops)
+        self._baton.run(self.worlds, loops)
 
     def _deliver(self, by: float) -> bool:
         """Give the replicas the messages of the next moment, if that is not later; False if there are none."""
@@ -79,19 +54,19 @@ class Fleet:
             return False
         for message in self._mail.take(at):
             for number in self._receivers(message, at):
-                self._worlds[number].post(at, message)
+                self.worlds[number].post(at, message)
         return True
 
     def _receivers(self, message: Message, at: float) -> Sequence[int]:
         if isinstance(message, Submit):
             request = message.request
             number = self._router.route(request, at).replica
-            self.results[number].recorder.asked(request.request_id, request.adapter_id, at - self._costs.front_s)
+            self.results[number].recorder.asked(request.request_id, request.adapter_id, at - self._front_s)
             return (number,)
         if isinstance(message, Abort):
             found = self._router.replica_of(message.request_id)
             return () if found is None else (found,)
-        return range(len(self._worlds))
+        return range(len(self.worlds))
 
     def _emit(self, number: int, emit: Emit, events: list[Event]) -> None:
         self._router.note_events(number, events)

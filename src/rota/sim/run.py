@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rota.core.config import Capacity, LoraConfig, SchedulerConfig
@@ -14,6 +15,7 @@ from rota.core.ids import EngineId
 from rota.core.policy_config import PolicyConfig
 from rota.observe.observer import Observer
 from rota.observe.summary import Recorder
+from rota.policy.prefill_delayer import Exchange
 from rota.runtime.loop import run
 from rota.runtime.router import Router, Rule
 from rota.scheduler import Scheduler
@@ -77,27 +79,31 @@ class Simulation:
         config = self.config or scheduler_config(scenario)
         slots = scenario.slots if self.slots is None else self.slots
         lora = self.lora or lora_config(scenario, slots)
-        schedulers = [
-            Scheduler(config, self._capacity(config, slots), self.policy, lora, EngineId(number))
-            for number in range(self.replicas)
-        ]
         fetch_s = self.costs.fetch_s if scenario.fetch_s is None else scenario.fetch_s
         rounds = math.ceil(scenario.adapters / lora.max_loaded_loras)  # of reads, when adapters are added
         self.starts_at = max(STARTS_AT, (rounds + 1) * fetch_s)
+        build = partial(Scheduler, config, self._capacity(config, slots), self.policy, lora)
         if self.replicas == 1:
             world = VirtualWorld((), self.costs, fetch_s=fetch_s)
             self._begin(world)
-            run(schedulers[0], world, self._emit, config.overlap_depth)
+            run(build(), world, self._emit, config.overlap_depth)
         else:
-            mail, router = Mail(), Router(self.replicas, self.router, config.enable_prefix_caching)
-            fleet = Fleet(mail, router, self.costs, fetch_s)
-            self._begin(mail)
-            fleet.run(schedulers, self._emit, config.overlap_depth, self.starts_at)
-            self.results = fleet.results
-            for (_, reason), count in router.routed.items():
-                self.routed[reason.value] += count
+            self._run_fleet(build, config, fetch_s)
         self.recorder.settle()
         return self.recorder
+
+    def _run_fleet(
+        self, build: Callable[[EngineId, Exchange], Scheduler], config: SchedulerConfig, fetch_s: float
+    ) -> None:
+        mail, router = Mail(), Router(self.replicas, self.router, config.enable_prefix_caching)
+        gathers = self.policy.prefill_delayer_exchange == "all-gather" if self.policy.enable_prefill_delayer else None
+        fleet = Fleet(mail, router, self.replicas, self.costs, fetch_s, gathers)
+        self._begin(mail)
+        schedulers = [build(EngineId(number), world) for number, world in enumerate(fleet.worlds)]
+        fleet.run(schedulers, self._emit, config.overlap_depth, self.starts_at)
+        self.results = fleet.results
+        for (_, reason), count in router.routed.items():
+            self.routed[reason.value] += count
 
     def summary(self) -> dict[str, Any]:
         """The recorder's summary; of several replicas also what each of them did."""
