@@ -74,8 +74,9 @@ class ReplicaBooks:
         return self._open.keys()
 
     def book(self, request: Request, answer_tokens: int) -> None:
-        """A request goes to this replica; its answer will probably have so many tokens."""
-        booking = Booking(request.adapter_id, len(request.prompt), answer_tokens, answer_tokens // 4)
+        """The request that the view was filled in for goes here; its answer will probably have so many tokens."""
+        prompt_tokens = len(request.prompt) - self.view.prefix_tokens
+        booking = Booking(request.adapter_id, prompt_tokens, answer_tokens, answer_tokens // 4)
         self._open[request.request_id] = booking
         self.open_tokens += booking.prompt_tokens + booking.answer_tokens
         self.busy[request.adapter_id] = self.busy.get(request.adapter_id, 0) + 1

@@ -65,6 +65,7 @@ class Router:
         """A replica was sent a message. A request that was routed is booked already."""
         if isinstance(message, Submit) and message.request.request_id not in self._choices:
             self._choices[message.request.request_id] = Choice(replica, RouteReason.ONLY_ONE)
+            self._views[replica].prefix_tokens = 0
             self._replicas[replica].book(message.request, self._expected_tokens(message.request))
 
     def note_events(self, replica: int, events: Sequence[Event]) -> None:

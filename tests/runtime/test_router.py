@@ -1,0 +1,285 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import partial
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rota.core.errors import RequestError
+from rota.core.events import (
+    Admitted,
+    CacheFlushed,
+    EngineRestarted,
+    Event,
+    Finished,
+    FinishReason,
+    HostChanged,
+    HostState,
+    Produced,
+    SlotChanged,
+    SlotReason,
+    SlotState,
+)
+from rota.core.ids import BASE, AdapterId, RequestId, Slot
+from rota.core.messages import Submit
+from rota.policy.routing import RouteReason
+from rota.runtime.router import Router, Rule
+from tests.builders import request
+from tests.counting import calls_in
+
+RULES: tuple[Rule, ...] = get_args(Rule)
+
+
+def in_slot(adapter: int, slot: int = 0, at: float = 0.0, state: SlotState = SlotState.READY, **fields: Any) -> Event:
+    return SlotChanged(at=at, slot=Slot(slot), adapter_id=AdapterId(adapter), state=state, **fields)
+
+
+def in_host(adapter: int, state: HostState = HostState.HELD, at: float = 0.0) -> Event:
+    return HostChanged(at=at, adapter_id=AdapterId(adapter), state=state)
+
+
+def finished(id: str, output_tokens: int = 4) -> Event:
+    return Finished(request_id=RequestId(id), at=0.0, reason=FinishReason.LENGTH, output_tokens=output_tokens)
+
+
+def ask(router: Router, id: str, adapter: int = 0, **fields: Any) -> int:
+    return router.route(request(id, adapter=AdapterId(adapter), **fields), 0.0).replica
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_requests_that_are_alike_are_spread_evenly(rule):
+    router = Router(4, rule)
+    taken = Counter(ask(router, f"r{number}") for number in range(40))
+
+    assert taken == dict.fromkeys(range(4), 10)
+
+
+def test_an_adapter_stays_where_it_is_while_its_replica_is_hardly_busier():
+    router = Router(3)
+    router.note_events(2, [in_host(7), in_slot(7)])
+
+    assert [ask(router, f"r{number}", adapter=7) for number in range(5)] == [2] * 5
+
+
+def test_an_adapter_that_is_too_hot_for_its_holder_gets_another():
+    router = Router(2)
+    router.note_events(1, [in_host(7), in_slot(7)])
+    choices = [router.route(request(f"r{n}", adapter=AdapterId(7), max_new_tokens=400), 0.0) for n in range(80)]
+
+    assert {choice.replica for choice in choices} == {0, 1}
+    assert choices[0].reason is RouteReason.IN_SLOT
+    other = next(choice for choice in choices if choice.replica == 0)
+    assert other.reason is RouteReason.HOLDERS_BUSY
+    # Now it has a turn there too, so the next requests go to whichever is less busy.
+    assert Counter(choice.replica for choice in choices[-10:]) == {0: 5, 1: 5}
+
+
+@pytest.mark.parametrize(
+    ("events", "replica"),
+    [
+        pytest.param([in_host(7)], 1, id="held in host memory"),
+        pytest.param([in_host(7, HostState.READING)], 1, id="being read"),
+        pytest.param([in_host(7), in_host(7, HostState.GONE)], 0, id="no longer held"),
+        pytest.param([in_host(7), in_slot(7, state=SlotState.LOADING)], 1, id="being copied"),
+        pytest.param([in_slot(7), in_slot(7, state=SlotState.EMPTY)], 0, id="no longer in a slot"),
+        pytest.param([in_host(7), EngineRestarted(0.0, "")], 0, id="lost with the engine"),
+    ],
+)
+def test_what_events_tell_of_an_adapter_decides(events, replica):
+    router = Router(2)
+    router.note_events(1, events)
+
+    assert ask(router, "r0", adapter=7) == replica
+
+
+def test_a_prompt_goes_where_its_beginning_was_computed_until_the_cache_is_gone():
+    text = tuple(range(3, 700))
+    router, blind = Router(2), Router(2, has_prefix_cache=False)
+    for one in (router, blind):
+        assert ask(one, "first", prompt=text, max_new_tokens=100) == 0
+        one.note_events(0, [Admitted(request_id=RequestId("first"), at=0.0, cached_tokens=0)])
+
+    assert ask(blind, "again", prompt=(*text, 1)) == 1
+    assert ask(router, "again", prompt=(*text, 1)) == 0
+    assert router.choice_of(RequestId("again")).reason is RouteReason.CACHED_PREFIX  # type: ignore[union-attr]
+    router.note_events(0, [CacheFlushed(0.0, 9)])
+    assert ask(router, "once more", prompt=(*text, 2)) == 1
+
+
+def test_a_crowded_replica_is_left_for_one_with_slots_to_spare():
+    router = Router(2)
+    for replica in (0, 1):
+        router.note_events(replica, [in_host(number) for number in range(1, 9)])
+    # Two slots, seen full: an adapter has to leave for another.
+    router.note_events(0, [in_slot(1, 0), in_slot(2, 1), in_slot(1, 0, state=SlotState.EMPTY, reason=SlotReason.IDLE)])
+    router.note_events(0, [in_slot(3, 0)])
+    for number in (2, 3, 4):
+        router.note_message(0, Submit(request(f"busy{number}", adapter=AdapterId(number), max_new_tokens=9)))
+
+    assert ask(router, "new", adapter=5) == 1
+    assert ask(router, "own", adapter=4) == 1, "its own adapter has to pause there too"
+
+
+def test_a_replica_that_is_down_takes_nothing_and_comes_back_empty():
+    router = Router(2)
+    router.note_events(0, [in_host(7), in_slot(7)])
+    assert ask(router, "lost", adapter=7) == 0
+    router.note_down(0)
+
+    assert router.replica_of(RequestId("lost")) is None
+    assert [ask(router, f"r{number}", adapter=7) for number in range(20)] == [1] * 20
+    assert router.choice_of(RequestId("r0")).reason is RouteReason.ONLY_ONE  # type: ignore[union-attr]
+    router.note_events(0, [finished("lost")])
+    router.note_up(0)
+    assert ask(router, "base") == 0
+
+
+def test_where_no_replica_is_up_a_request_is_refused_with_a_sentence():
+    router = Router(2)
+    for replica in (0, 1):
+        router.note_down(replica)
+
+    with pytest.raises(RequestError, match="No replica is up"):
+        ask(router, "r0")
+
+
+def test_requests_that_ended_no_longer_count_whatever_they_were_expected_to_take():
+    router = Router(2)
+    long = [ask(router, f"r{number}", max_new_tokens=400, prompt=9) for number in range(20)]
+    for number, replica in enumerate(long):
+        if replica == 0:
+            events = [
+                Admitted(request_id=RequestId(f"r{number}"), at=0.0, cached_tokens=0),
+                finished(f"r{number}", 399),
+            ]
+            router.note_events(0, events)
+
+    assert [ask(router, f"s{number}") for number in range(10)] == [0] * 10
+
+
+def test_answers_that_run_longer_than_expected_still_count():
+    router = Router(2)
+    assert ask(router, "endless", max_new_tokens=4096) == 0
+    assert ask(router, "short", max_new_tokens=1, prompt=1) == 1
+    for _ in range(2000):
+        router.note_events(0, [Produced(at=0.0, request_ids=(RequestId("endless"),), tokens=(7,), step_s=0.01)])
+
+    assert ask(router, "next") == 1
+
+
+def test_routed_requests_are_counted_by_replica_and_reason():
+    router = Router(2, "round-robin")
+    for number in range(5):
+        ask(router, f"r{number}")
+
+    assert router.routed == {(0, RouteReason.IN_TURN): 3, (1, RouteReason.IN_TURN): 2}
+
+
+# ── any traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["ask", "ask", "ask", "end", "token", "slot", "host", "down", "up"]), st.integers(0, 999)
+    ),
+    max_size=80,
+)
+
+
+def play(router: Router, acts: list[tuple[str, int]], replicas: int) -> list[int | None]:
+    """Random events of a few replicas and adapters; gives where each request went."""
+    taken: list[int | None] = []
+    opened: list[RequestId] = []
+    up = set(range(replicas))
+    for number, (act, dice) in enumerate(acts):
+        replica, adapter = dice % replicas, dice % 5
+        if act == "ask":
+            try:
+                taken.append(ask(router, f"r{number}", adapter=adapter, prompt=1 + dice % 90))
+                assert taken[-1] in up
+                opened.append(RequestId(f"r{number}"))
+            except RequestError:
+                assert not up
+                taken.append(None)
+        elif act in ("end", "token") and opened:
+            request_id = opened[dice % len(opened)]
+            at = router.replica_of(request_id)
+            token = Produced(at=0.0, request_ids=(request_id,), tokens=(7,), step_s=0.01)
+            router.note_events(replica if at is None else at, [finished(request_id) if act == "end" else token])
+        elif act == "slot":
+            router.note_events(replica, [in_slot(adapter, dice % 2, state=random.Random(dice).choice([*SlotState]))])
+        elif act == "host":
+            router.note_events(replica, [in_host(adapter, random.Random(dice).choice([*HostState]))])
+        elif act == "down":
+            router.note_down(replica)
+            up.discard(replica)
+        elif act == "up":
+            router.note_up(replica)
+            up.add(replica)
+    return taken
+
+
+@settings(max_examples=60)
+@given(ACTS, st.sampled_from(RULES), st.integers(1, 4))
+def test_only_replicas_that_are_up_are_chosen_and_the_same_events_give_the_same_choices(acts, rule, replicas):
+    assert play(Router(replicas, rule), acts, replicas) == play(Router(replicas, rule), acts, replicas)
+
+
+@settings(max_examples=60)
+@given(ACTS, st.integers(1, 4))
+def test_when_all_requests_have_ended_nothing_is_left_of_them(acts, replicas):
+    router = Router(replicas)
+    play(router, acts, replicas)
+    for number in range(len(acts)):
+        if (replica := router.replica_of(RequestId(f"r{number}"))) is not None:
+            router.note_events(replica, [finished(f"r{number}")])
+
+    assert not router._choices
+    for books in router._replicas:
+        assert (books.open_tokens, books.busy, list(books.open_requests)) == (0, {}, [])
+        assert books.view.queue_s == 0.0
+
+
+def test_what_is_known_of_adapters_is_bounded_by_what_replicas_hold():
+    """Ten thousand adapters come, are asked once and go."""
+    router = Router(2)
+    for number in range(1, 10_001):
+        replica = ask(router, f"r{number}", adapter=number)
+        seated = [in_host(number, HostState.READING), in_host(number), in_slot(number, number % 4)]
+        left = [in_slot(number, number % 4, state=SlotState.EMPTY), in_host(number, HostState.GONE)]
+        router.note_events(replica, [*seated, finished(f"r{number}"), *left])
+
+    books = router._replicas[0]
+    kept = [books.slots, books.hosts, books.busy, books._resident, books._reading, books._open, router._choices]
+    assert [len(one) for one in kept] == [0] * len(kept)
+
+
+# ── what it costs ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def crowded(adapters: int, replicas: int = 16) -> Router:
+    router = Router(replicas)
+    for replica in range(replicas):
+        router.note_events(replica, [in_host(number) for number in range(1, adapters + 1)])
+    for number in range(2 * adapters):
+        ask(router, f"r{number}", adapter=1 + number % adapters)
+    return router
+
+
+def test_a_choice_costs_the_same_for_a_thousand_adapters_and_a_few_calls_for_each_replica():
+    """The microseconds are in benchmarks/routing_cost.py."""
+    routers = (crowded(10), crowded(1000), crowded(10, replicas=4))
+    few, many, narrow = (calls_in(partial(ask, router, "new", adapter=5))[0] for router in routers)
+
+    assert many <= few + 5
+    assert many - narrow <= 12 * 4
+
+
+def test_base_requests_do_not_ask_about_adapters():
+    router = Router(2)
+    router.note_events(1, [in_host(7), in_slot(7)])
+
+    assert router.route(request("r0", adapter=BASE), 0.0).reason is RouteReason.LOWEST_NUMBER
