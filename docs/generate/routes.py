@@ -13,8 +13,10 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from docs.generate.tables import code, listed
+from rota.core.config import EngineConfig
 from rota.dashboard.routes import install_dashboard
 from rota.runtime.registry import Registry
+from rota.runtime.service import InProcessService
 from rota.server.app import create_app
 
 
@@ -59,9 +61,9 @@ RIGHTS = {
 
 @cache
 def application() -> FastAPI:
-    """The application as `rota serve` makes it, to be described and never asked: it has no service behind it."""
+    """The application as `rota serve` makes it, to be described and never asked: its service is never started."""
     nothing = cast(Any, None)
-    app = create_app(nothing, nothing, Registry("model", "/model"))
+    app = create_app(InProcessService(nothing, EngineConfig()), nothing, Registry("model", "/model"))
     install_dashboard(app, nothing, nothing)
     return app
 

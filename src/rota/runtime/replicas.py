@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from operator import is_
 
 from rota.core.config import Capacity
 from rota.core.errors import EngineDiedError
@@ -34,10 +35,18 @@ class ReplicatedService:
         self._desk = ReplicaDesk(replicas, router or Router(len(replicas)))
         self._turn = threading.Lock()
         self._lock = threading.Lock()
+        states = tuple(replica.state for replica in replicas)
+        self._joint = (states, joint_state(states))
 
     @property
     def state(self) -> ServiceState:
-        return joint_state([replica.state for replica in self._replicas])
+        states = tuple(replica.state for replica in self._replicas)
+        seen, joint = self._joint
+        # A state is made anew when it changes. To join sixteen takes longer than to route a request.
+        if not all(map(is_, states, seen)):
+            joint = joint_state(states)
+            self._joint = (states, joint)
+        return joint
 
     def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
         ends_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -57,7 +66,8 @@ class ReplicatedService:
 
     def send(self, message: Message) -> None:
         with self._lock:
-            self._refuse_if_down()
+            if (state := self.state).phase is Phase.DOWN:
+                raise refuse(state.reason)
             events = self._desk.send(message)
         if events:  # it was answered without a replica
             with self._turn:
@@ -75,13 +85,6 @@ class ReplicatedService:
             stop.start()
         for stop in stops:
             stop.join()
-
-    def _refuse_if_down(self) -> None:
-        # The joint state takes longer to make than a request to route, and is nearly always not needed.
-        if any(replica.state.phase is Phase.DOWN for replica in self._replicas):
-            state = self.state
-            if state.phase is Phase.DOWN:
-                raise refuse(state.reason)
 
     def _on_events(self, replica: int, events: list[Event]) -> None:
         with self._turn:
