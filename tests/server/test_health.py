@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 
@@ -15,10 +16,10 @@ from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
-from tests.server.engines import engines
+from tests.server.engines import REPLICAS, engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
@@ -95,14 +96,21 @@ def test_an_engine_that_dies_in_the_middle_of_an_answer_ends_it_with_an_error(se
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_back(serve):
-    """One that runs and one that waits leave room for one more of two."""
+    """On each replica one request runs and two wait, and one more finds no room."""
     device = partial(FakeDevice, step_s=0.01, capacity=capacity(rows=1))
-    client, _ = serve(device, EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2)))
-    asked = {"prompt": ["a", "b"], "max_tokens": 400}
-    with client.stream("POST", "/v1/completions", json=asked | {"stream": True}) as stream:
-        lines = stream.iter_lines()
-        next(lines)
-        response = client.post("/v1/completions", json=asked)
+    client, service = serve(device, EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2)))
+    service.wait_until_ready()
+    ask = partial(client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 400})
+
+    def waiting() -> int:
+        return sum(state["num_waiting_reqs"] for state in client.get("/server_info").json()["internal_states"])
+
+    with ThreadPoolExecutor(3 * REPLICAS) as threads:
+        for number in range(3 * REPLICAS):
+            threads.submit(ask)
+            assert until(lambda: waiting() >= number + 1 - REPLICAS)  # noqa: B023
+        response = ask()
+        client.post("/abort_request", json={"abort_all": True})
 
     assert response.status_code == 429
     assert int(response.headers["Retry-After"]) > 0
