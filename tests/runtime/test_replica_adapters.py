@@ -94,6 +94,8 @@ def test_a_replica_that_cannot_read_an_adapter_again_leaves_it_to_the_others_unt
     assert stage.book.lacking(AdapterId(1), stage.numbers) == [0]
     [lost_by_all] = stage.book.note(1, refused(1, 1))
     assert not lost_by_all.others_serve
+    [lost_again] = stage.book.note(0, refused(1))  # by the next engine, too
+    assert not lost_again.others_serve
     assert kinds(stage.book.note(0, added(1))) == ["AdapterAdded"]  # a later engine could read it
     assert stage.book.note(1, added(1)) == []
     assert stage.book.lacking(AdapterId(1), stage.numbers) == []
@@ -126,14 +128,15 @@ class Replica:
     def __init__(self) -> None:
         self.unread: list[Message] = []
         self.has = False
+        self.is_known = False  # every new engine will try to read it
 
     def answer(self, can_read: bool) -> list[Event]:
         match self.unread.pop(0):
             case AddAdapter():
-                self.has = can_read
+                self.has = self.is_known = can_read
                 return [added(1)] if can_read else [refused(1)]
             case RemoveAdapter():
-                had, self.has = self.has, False
+                had, self.has, self.is_known = self.has, False, False
                 return [removed(1)] if had else [refused(1)]
         raise AssertionError
 
@@ -142,8 +145,9 @@ class Replica:
         asked, self.unread = {type(message) for message in self.unread}, []
         events: list[Event] = [refused(1)] if AddAdapter in asked else []
         events += [removed(1)] if RemoveAdapter in asked else []
-        is_known, self.has = self.has and RemoveAdapter not in asked, False
-        if is_known:
+        self.is_known = self.is_known and RemoveAdapter not in asked
+        self.has = False
+        if self.is_known:
             self.has = can_read_again
             events.append(added(1) if can_read_again else refused(1))
         return events

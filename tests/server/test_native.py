@@ -25,7 +25,7 @@ from rota.server.queries import Queries
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
-from tests.server.engines import engines
+from tests.server.engines import REPLICAS, engines
 from tests.server.letters import CONTEXT, error_of, events_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -287,11 +287,13 @@ def test_operators_are_told_what_runs_here(client):
     assert info == client.get("/model_info").json()
     assert (info["model_path"], info["is_generation"], info["context_length"]) == ("/models/letters", True, CONTEXT)
     assert server["loaded_adapters"] == {"pirate": "/adapters/pirate", "poet": "/adapters/poet"}
-    assert (server["status"], server["max_running_requests"], server["max_total_num_tokens"]) == ("ready", 8, 1024)
+    assert (server["status"], len(server["replicas"])) == ("ready", REPLICAS)
+    assert (server["max_running_requests"], server["max_total_num_tokens"]) == (8 * REPLICAS, 1024 * REPLICAS)
     assert (server["max_loras_per_batch"], server["lora_memory_bytes"]) == (2, 2_000_000)
-    (state,) = server["internal_states"]
-    assert (state["num_running_reqs"], state["kv_blocks_used"]) == (0, 0)
-    assert state["age_s"] >= 0.0
+    assert len(server["internal_states"]) == REPLICAS
+    for state in server["internal_states"]:
+        assert (state["num_running_reqs"], state["kv_blocks_used"]) == (0, 0)
+        assert state["age_s"] >= 0.0
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
@@ -380,14 +382,14 @@ def test_a_request_is_aborted_by_its_name_and_says_so(tmp_path):
 def test_operators_are_told_the_last_known_state_while_a_step_takes_long(tmp_path):
     body = {"text": "abc", "stream": True, "sampling_params": {"max_new_tokens": 9}}
     with gated(tmp_path) as client:
-        (before,) = client.get("/server_info").json()["internal_states"]
+        before = client.get("/server_info").json()["internal_states"]
         with client.stream("POST", "/generate", json=body) as stream:
             next(stream.iter_lines())  # the engine is at the step that takes long, or about to begin it
-            (during,) = client.get("/server_info").json()["internal_states"]
+            during = client.get("/server_info").json()["internal_states"]
             GATE.set()
 
-    assert during.keys() == before.keys()
-    assert during["age_s"] >= 0.0
+    assert [state.keys() for state in during] == [state.keys() for state in before]
+    assert all(state["age_s"] >= 0.0 for state in during)
 
 
 def test_one_of_several_is_aborted_by_its_own_name(tmp_path):

@@ -17,12 +17,12 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.patience import Patience
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
-from rota.runtime.supervisor import SupervisedService
+from rota.runtime.service import Phase, Service
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.observe.scraped import Scrape
 from tests.runtime.test_supervisor import FolderDevice
-from tests.server.engines import processes
+from tests.server.engines import pids_of, processes
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
@@ -31,7 +31,7 @@ from tests.waiting import PATIENCE_S, until
 class Stage:
     """A server whose adapter "pirate" lies in a folder, with an engine in its own process."""
 
-    def __init__(self, client: httpx.Client, service: SupervisedService, folder: Path) -> None:
+    def __init__(self, client: httpx.Client, service: Service, folder: Path) -> None:
         self.client, self.folder = client, folder
         self._service = service
 
@@ -46,11 +46,16 @@ class Stage:
         return self.client.get(path).status_code
 
     def end_engine(self, number: signal.Signals) -> None:
-        """Send a signal, and wait until another engine serves."""
-        before = self._service.engine_pid
-        os.kill(before, number)
-        assert until(lambda: self._service.engine_pid != before and self.status("/readyz") == 200)
+        """Send a signal to every replica, and wait until other engines serve."""
+        before = pids_of(self._service)
+        for pid in before:
+            os.kill(pid, number)
+        assert until(lambda: not {*before} & {*pids_of(self._service)} and self.are_ready())
         assert until(lambda: self.scrape()("rota_engine_restarts_total", engine="0"))
+
+    def are_ready(self) -> bool:
+        phases = {engine.phase for engine in self._service.state.engines}
+        return phases == {Phase.READY} and self.status("/readyz") == 200
 
     def post(self, route: str, **fields: Any) -> httpx.Response:
         return self.client.post(route, json={"lora_name": "pirate", **fields})

@@ -100,10 +100,11 @@ class ReplicaAdapters:
     def _refused(self, replica: int, entry: _Entry, event: AdapterRefused) -> list[Event]:
         was_asked = replica in entry.asked
         if not was_asked and replica not in entry.leaving:
-            if replica not in entry.holders:
-                return []
+            if _is_open(entry) or entry.leaving:
+                return []  # it has refused the adapter before, and now its removal
             self._part(replica, entry)
-            return _loss(entry, event)
+            # A new engine could not read it again. Its requests go to the replicas that have it.
+            return [replace(event, others_serve=bool(entry.holders))]
         # A removal on the way to this replica is answered too: the replica may die before it says so.
         self._part(replica, entry)
         if was_asked and entry.refusal is None:
@@ -136,8 +137,3 @@ class ReplicaAdapters:
 
 def _is_open(entry: _Entry) -> bool:
     return entry.is_add_open or entry.is_removal_open
-
-
-def _loss(entry: _Entry, event: AdapterRefused) -> list[Event]:
-    """A new engine could not read an adapter again. Its requests go to the replicas that have the adapter."""
-    return [replace(event, others_serve=bool(entry.holders))]
