@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rota.policy.prefill_delayer import PrefillDelayer, RankReport
+from rota.runtime.exchange import all_gather
 from rota.runtime.exchange.board import Board
 from tests.runtime.exchange.doomed import Doomed
 from tests.waiting import PATIENCE_S, until
@@ -56,6 +57,10 @@ class RankProcess:
             assert time.monotonic() < ends_at
             until(exchange.is_called, within_s=0.05)
 
+    def wait_at_most(self, patience_s: float) -> None:
+        """For a living rank, from now on. A busy machine may hold up any process, so tests wait long."""
+        all_gather.PATIENCE_S = patience_s
+
     def doom(self, point: str) -> None:
         assert isinstance(self._exchange, Doomed)
         self._exchange.dies_at = point
@@ -69,6 +74,7 @@ class RankProcess:
 if __name__ == "__main__":
     kind, folder, rank = sys.argv[1:]
     process = RankProcess(kind, Path(folder), int(rank))
+    process.wait_at_most(PATIENCE_S)
     for line in sys.stdin:
         order, fields = json.loads(line)
         print(json.dumps(getattr(process, order)(**fields)), flush=True)
