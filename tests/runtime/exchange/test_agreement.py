@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from rota.policy.prefill_delayer import PrefillDelayer, RankReport, Verdict
 from rota.runtime.exchange import all_gather
 from rota.runtime.exchange.all_gather import AllGather
+from rota.runtime.exchange.bells import Bells
 from tests.runtime.exchange.doomed import POINTS, Doomed
 from tests.waiting import until
 
@@ -200,3 +202,30 @@ def test_the_invitation_of_a_dead_rank_is_void_once_another_has_begun_anew(tmp_p
         assert other.result() == reports
     second.close()
     third.close()
+
+
+def test_a_death_is_noticed_though_others_ring_all_the_time(tmp_path):
+    AllGather.create(tmp_path, 3)
+    first, second = Doomed(tmp_path, 0, _die), Doomed(tmp_path, 1, _die)
+    with ThreadPoolExecutor(2) as pool:
+        for rank in (first, second, first):  # the first begins, and hears that the second wants to come in
+            rank.share(IDLE)
+        both = pool.submit(second.share, IDLE)
+        assert len(first.share(IDLE)) == len(both.result()) == 2
+        second.abandon()
+        bells, is_over = Bells(tmp_path, 2, 3), threading.Event()
+
+        def ring() -> None:
+            while not is_over.wait(0.001):
+                bells.ring()
+
+        ringing = pool.submit(ring)
+        began_at = time.monotonic()
+        reports = first.share(IDLE)
+        is_over.set()
+        ringing.result()
+
+    assert [report.rank for report in reports] == [0]
+    assert time.monotonic() - began_at < 0.9
+    first.close()
+    bells.close()

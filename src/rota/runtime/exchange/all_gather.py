@@ -1,11 +1,11 @@
 """An all-gather gives every rank the same reports in every round; all ranks take part in every round, idle ones too.
 
-Rounds are numbered. In a round each member writes its line, rings the others, and waits until every member has written
-or is marked as out. A dead rank is marked at once, a living one that does not come after a second. Who is in the next
+Rounds are numbered. In a round each member writes its line, and waits until every member has written or is marked as
+out. A dead rank is marked at once, and a living one that does not come is marked after a second. Who is in the next
 round follows from the lines of this one: whoever has written, and whoever a line invites. So all members know the same,
 and there is no rank on which the others depend.
 
-A rank that was left out, or has just started, wishes to come in. Until a line invites it, it decides alone.
+A rank that was left out, or has just started, wishes to come in, and decides alone until a line invites that rank.
 """
 
 from __future__ import annotations
@@ -82,13 +82,16 @@ class AllGather:
 
     def _hear(self) -> Said:
         """Waits for every member of the round, and no longer than for a rank that must be left out."""
-        ends_at = time.monotonic() + PATIENCE_S
         said, missing = self._look(self.round, self._members)
         if len(said) == 1 or not missing:
             self._bells.ring()  # the first rank calls the others, and the last one ends their wait
+        began_at = looked_at = time.monotonic()
         while missing:
-            if not self._bells.wait(LOOK_S):
-                self._leave_out_late(missing, time.monotonic() - ends_at)
+            self._bells.wait(LOOK_S)
+            now = time.monotonic()
+            if now - looked_at >= LOOK_S:  # however often others ring
+                self._leave_out_late(missing, now - began_at - PATIENCE_S)
+                looked_at = now
             said, missing = self._look(self.round, self._members)
         return said
 
