@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from rota.core.events import PrefillsReleased
-from rota.policy.prefill_delayer import Outcome, PrefillDelayer, Verdict
+from rota.policy.prefill_delayer import PrefillDelayer, Verdict
 from rota.scheduler.admission import Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
@@ -33,9 +35,10 @@ class Delays:
         firsts = [first for _, _, first, _ in sorted(heads)]
         for sequence in self._held_back:
             sequence.held_s += draft.now - self._held_back_at
+        admissible = self._admissible(heads)
         verdict = self._delayer.decide(
             running=books.rows.in_use,
-            admissible=self._admissible(heads),
+            admissible=admissible,
             token_usage=1.0 - books.blocks.free / books.blocks.total,
             now=draft.now,
             blocked_by_adapters=not heads and bool(books.absent),
@@ -43,7 +46,10 @@ class Delays:
         )
         # A sequence without a row could not start anyway.
         self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts[: books.rows.available], draft.now
-        if verdict.is_allowed and verdict.reason is not Outcome.NOTHING:
+        if not verdict.is_allowed:
+            # Without work in flight nothing else would make the loop ask again.
+            draft.ask_again(verdict.ask_again_at if heads else math.inf)
+        elif admissible:  # else the verdict is on prompts of other replicas
             released = PrefillsReleased(
                 at=draft.now,
                 reason=verdict.reason,
@@ -52,9 +58,6 @@ class Delays:
                 engine_id=books.engine_id,
             )
             books.outbox.append(released)
-        if not verdict.is_allowed:
-            # Without work in flight nothing else would make the loop ask again.
-            draft.ask_again(verdict.ask_again_at)
         return verdict
 
     def _admissible(self, heads: list[Head]) -> int:

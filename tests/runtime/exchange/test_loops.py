@@ -53,6 +53,8 @@ def test_an_idle_loop_takes_part_in_every_pass_of_another_and_then_both_sleep():
         at_rest = idle.passes, busy.passes
         time.sleep(1.2)  # longer than two beats: loops that wake for nothing would make passes
         assert (idle.passes, busy.passes) == at_rest
+        told = [[event for event in rank.events if isinstance(event, PrefillsReleased)] for rank in (idle, busy)]
+        assert [len(one) for one in told] == [0, 1], "a rank without prompts releases none"
 
 
 def test_an_idle_loop_on_a_board_makes_no_pass_and_holds_nobody_back():
