@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from policies.fleet import carried, neighbours, routers
+from policies.fleet_ranks import ranks
 from policies.target import Section
 from simulated_policies import print_targets
 from tqdm import tqdm
@@ -19,7 +20,12 @@ from tqdm import tqdm
 DATE = "2026-11-16"
 MACHINE = "2 ARM cores (Neoverse-N1), Python 3.11"
 
-SECTIONS: dict[str, Callable[[], Section]] = {"routers": routers, "carried": carried, "neighbours": neighbours}
+SECTIONS: dict[str, Callable[[], Section]] = {
+    "routers": routers,
+    "carried": carried,
+    "neighbours": neighbours,
+    "ranks": ranks,
+}
 
 
 def main() -> None:

@@ -84,6 +84,42 @@ def test_a_comparison_has_a_line_and_a_summary_for_each_policy(scenario, tmp_pat
         assert_is_summary(summary)
 
 
+def test_routers_have_a_line_and_a_summary_each_and_replicas_on_request(scenario, tmp_path, capsys):
+    file, flags = tmp_path / "numbers.json", ("--replicas", "2", "--routers", "adapters,round-robin")
+    assert simulate(scenario, *flags, "--json", str(file)) == 0
+
+    shown = capsys.readouterr().out
+    assert "round-robin" in shown
+    assert "loads" in shown
+    assert "replica 1" not in shown
+    routers = json.loads(file.read_text())["routers"]
+    assert list(routers) == ["adapters", "round-robin"]
+    for summary in routers.values():
+        assert_is_summary(summary)
+        assert list(summary["replicas"]) == ["replica 0", "replica 1"]
+        assert sum(part["requests"] for part in summary["replicas"].values()) == summary["requests"] == 30
+    assert routers["round-robin"]["routed"] == {"requests go to the replicas in turn": 30}
+    assert simulate(scenario, *flags, "--per-replica") == 0
+    assert "round-robin, by replica" in capsys.readouterr().out
+
+
+def test_a_journal_of_several_replicas_says_which_engine_each_event_is_of(scenario, tmp_path):
+    file = tmp_path / "events.jsonl"
+    assert simulate(scenario, "--replicas", "3", "--journal", str(file)) == 0
+
+    events = [json.loads(line) for line in file.read_text().splitlines()]
+    for kind in ("produced", "slot_changed", "host_changed"):
+        assert {one["engine_id"] for one in events if one["event"] == kind} == {0, 1, 2}, kind
+    assert sum(one["event"] == "finished" for one in events) == 30
+
+
+def test_one_replica_is_what_it_was_and_has_nothing_of_routers(scenario, tmp_path):
+    alone, told = (numbers(tmp_path, scenario, *flags) for flags in ([], ["--replicas", "1"]))
+
+    assert alone == told
+    assert not {"replicas", "routed", "loads"} & alone.keys()
+
+
 def test_flags_reach_the_scheduler(scenario, tmp_path):
     file = tmp_path / "numbers.json"
     assert simulate(scenario, "--max-queued-requests", "1", "--max-running-requests", "1", "--json", str(file)) == 0
@@ -224,6 +260,11 @@ def test_calibration_writes_a_cost_model_that_a_simulation_takes(scenario, tmp_p
         (["SCENARIO", "--lora-policy", "hope"], "lora_policy: 'hope' is not a policy; the policies are rotate,"),
         (["SCENARIO", "--cost", "b300"], "There is no cost model 'b300'"),
         (["SCENARIO", "--seeds", "0"], "seeds must be at least 1"),
+        (["SCENARIO", "--replicas", "0"], "replicas must be at least 1"),
+        (["SCENARIO", "--routers", "adapters"], "routers needs replicas of at least 2"),
+        (["SCENARIO", "--replicas", "2", "--routers", "random"], "There is no router 'random'; known are adapters,"),
+        (["SCENARIO", "--replicas", "2", "--routers", "adapters", "--compare", "wait"], "give one of them"),
+        (["SCENARIO", "--replicas", "2", "--routers", "adapters,round-robin", "--journal", "j"], "a single run"),
         (["SCENARIO", "--journal", "j", "--seeds", "2"], "journal follows a single run"),
         (["SCENARIO", "--json", "/nowhere/at/all.json"], "There is no folder /nowhere/at"),
         (["SCENARIO", "--plot", "picture.xyz"], "Cannot write the plot"),

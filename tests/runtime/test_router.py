@@ -133,9 +133,11 @@ def test_a_replica_that_is_down_takes_nothing_and_comes_back_empty():
     assert router.replica_of(RequestId("lost")) is None
     assert [ask(router, f"r{number}", adapter=7) for number in range(20)] == [1] * 20
     assert router.choice_of(RequestId("r0")).reason is RouteReason.ONLY_ONE  # type: ignore[union-attr]
-    router.note_events(0, [finished("lost")])
+    late = Produced(at=0.0, request_ids=(RequestId("lost"),), tokens=(7,), step_s=0.01)
+    router.note_events(0, [late, finished("lost"), EngineRestarted(0.0, "it died"), in_host(8)])
     router.note_up(0)
     assert ask(router, "base") == 0
+    assert ask(router, "known before it was up", adapter=8) == 0
 
 
 def test_where_no_replica_is_up_a_request_is_refused_with_a_sentence():

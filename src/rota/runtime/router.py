@@ -74,10 +74,9 @@ class Router:
                 self._note_end(event)
             elif isinstance(event, EngineRestarted):
                 self._forget(replica)
-            elif isinstance(event, CacheFlushed) and self._prefixes:
+            elif isinstance(event, CacheFlushed) and self._prefixes is not None:
                 self._prefixes.forget(replica)
-        if self._views[replica].is_up:
-            self._replicas[replica].observe(events)
+        self._replicas[replica].observe(events)  # of one that is down too: it may be on its way back
 
     def note_down(self, replica: int) -> None:
         """A replica takes no requests, and has lost what it held."""
@@ -95,7 +94,7 @@ class Router:
     def _forget(self, replica: int) -> None:
         for request_id in self._replicas[replica].open_requests:
             self._choices.pop(request_id, None)
-        if self._prefixes:
+        if self._prefixes is not None:
             self._prefixes.forget(replica)
 
     def _expected_tokens(self, request: Request) -> int:
@@ -108,7 +107,7 @@ class Router:
             books.look(adapter_id, answer_tokens)
         keys = self._look_up(request)
         choice = route(self._views, self._prices(), adapter_id != BASE)
-        if keys and choice and self._prefixes:
+        if choice and self._prefixes is not None:
             self._prefixes.note(keys, choice.replica)
         return choice
 
