@@ -45,7 +45,7 @@ def _run(asked: Scenario, replicas: int, router: Rule, seed: int, cost: str) -> 
 def routers() -> Section:
     section = Section(
         f"many-adapters × 8 on 8 replicas, 400/s for 30 s, {H200}, 4 seeds",
-        f"rota simulate MANY --replicas {REPLICAS} --routers {','.join(ROUTERS)} --cost {H200} --seed 301 --seeds 4",
+        f"rota simulate benchmarks/scenarios/many-adapters-8.toml --replicas {REPLICAS} --routers {','.join(ROUTERS)} --cost {H200} --seed 301 --seeds 4",
     )
     found = {router: fleet(many_adapters(REPLICAS, RATE_PER_S), REPLICAS, router) for router in ROUTERS}
     rows = [[*row(name, one), f"{one['loads']:,.0f}", f"{one['reads']:,.0f}"] for name, one in found.items()]

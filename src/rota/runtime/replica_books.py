@@ -41,7 +41,7 @@ class Mean:
 
 @dataclass(slots=True)
 class Booking:
-    """An open request, and how many tokens are still to come, as far as anybody knows."""
+    """An open request, and how many tokens are expected of it still."""
 
     adapter_id: AdapterId
     prompt_tokens: int  # 0 once it was admitted

@@ -13,7 +13,7 @@ from rota.policy.prefill_delayer import RankReport, on_board
 
 
 class Board:
-    """Nobody waits: each rank goes by what the others said last."""
+    """No rank waits: each goes by what the others said last."""
 
     def __init__(self) -> None:
         self._lines: dict[int, RankReport] = {}
