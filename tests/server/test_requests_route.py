@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -11,6 +11,7 @@ from rota.core.config import ServerConfig
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.builders import capacity
 from tests.fakes import FakeDevice
+from tests.server.engines import REPLICAS
 from tests.server.letters import error_of, letters_device, serving, speaks
 from tests.waiting import until
 
@@ -68,32 +69,31 @@ def test_a_running_request_says_so_and_how_many_tokens_it_has(tmp_path):
 
 
 def test_a_waiting_request_says_why_since_when_and_how_many_are_before_it(tmp_path):
-    with (
-        serving(tmp_path, narrow_device(), EARLY) as client,
-        asking(client) as running,
-        asking(client) as second,
-        asking(client) as third,
-    ):
-        running.wait_for(events=1)
-        next_one, last = standing(client, second.id), standing(client, third.id)
+    """On each replica one request runs and two wait."""
+    with serving(tmp_path, narrow_device(), EARLY) as client, ExitStack() as calls:
+        running, second, third = [[calls.enter_context(asking(client)) for _ in range(REPLICAS)] for _ in range(3)]
+        running[0].wait_for(events=1)
+        next_ones, last_ones = [[standing(client, one.id) for one in ones] for ones in (second, third)]
 
-    assert [told["state"] for told in (next_one, last)] == ["waiting", "waiting"]
-    assert next_one["reason"] == "as many requests run as may run"
-    assert last["reason"] == "others of its adapter came first"
-    assert (next_one["position"], last["position"]) == (0, 1)
-    assert next_one["since_s"] > 0.0
-    assert last["since_s"] > 0.0
-    assert last["output_tokens"] == 0
+    for next_one, last in zip(next_ones, last_ones, strict=True):
+        assert [told["state"] for told in (next_one, last)] == ["waiting", "waiting"]
+        assert next_one["reason"] == "as many requests run as may run"
+        assert last["reason"] == "others of its adapter came first"
+        assert (next_one["position"], last["position"]) == (0, 1)
+        assert next_one["since_s"] > 0.0
+        assert last["since_s"] > 0.0
+        assert last["output_tokens"] == 0
 
 
 def test_a_call_with_several_requests_stands_as_the_one_furthest_behind(tmp_path):
-    with serving(tmp_path, narrow_device(), EARLY) as client, asking(client, n=3) as asked:
+    with serving(tmp_path, narrow_device(), EARLY) as client, asking(client, n=3 * REPLICAS) as asked:
         asked.wait_for(events=1)
         told = standing(client, asked.id)
 
     assert told["state"] == "waiting"
-    assert told["open_requests"] == 3
-    assert [part["state"] for part in told["requests"]] == ["running", "waiting", "waiting"]
+    assert told["open_requests"] == 3 * REPLICAS
+    states = ["running"] * REPLICAS + ["waiting"] * 2 * REPLICAS
+    assert [part["state"] for part in told["requests"]] == states
     assert told["output_tokens"] == sum(part["output_tokens"] for part in told["requests"]) > 0
 
 

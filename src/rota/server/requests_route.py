@@ -79,6 +79,9 @@ class RequestsRoute:
         under_way = [(request, journey) for request, journey in journeys if journey]
         parts = await asyncio.gather(*(self._part(*one) for one in under_way[:MOST_EXPLAINED]))
         ended = RequestStanding(answer.answer_id, ENDED, "", 0.0, None, 0)
+        # Engines answer one after the other, and tokens come meanwhile: the sum is that of the parts.
+        tokens = sum(part.output_tokens for part in parts)
+        tokens += sum(journey.tokens for _, journey in under_way[MOST_EXPLAINED:])
         behind = min(parts, key=lambda part: _FURTHEST_BEHIND.index(part.state), default=ended)
         return CallStanding(
             answer.answer_id,
@@ -88,7 +91,7 @@ class RequestsRoute:
             behind.reason,
             behind.since_s,
             behind.position,
-            sum(journey.tokens for _, journey in under_way),
+            tokens,
             len(under_way),
             parts,
             behind.outlook,
