@@ -20,13 +20,13 @@ from rota.dashboard.stream import Viewers
 from rota.runtime.closable import ClosableService
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
-from rota.runtime.service import InProcessService
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
-from tests.fakes import FakeDevice, alphabet
+from tests.fakes import FakeDevice, NextToken, alphabet
+from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
@@ -63,12 +63,14 @@ def stage(
     step_s: float = 0.004,
     journal_dir: Path | None = None,
     names: tuple[str, ...] = NAMES,
+    replicas: int = 1,
+    next_token: NextToken = alphabet,
 ) -> Iterator[Stage]:
     """Six adapters on two slots, steps of a few milliseconds."""
-    device = FakeDevice(room or capacity(rows=24, blocks=512, slots=2), step_s=step_s, next_token=alphabet)
+    device = FakeDevice(room or capacity(rows=24, blocks=512, slots=2), step_s=step_s, next_token=next_token)
     registry = Registry("letters", str(folder))
     adapters: list[Adapter] = [registry.add(LoraPath(name=name, path=f"adapters/{name}")) for name in names]
-    inner = InProcessService(lambda: device, EngineConfig(policy=policy or PolicyConfig()))
+    inner = engines(lambda: device, EngineConfig(policy=policy or PolicyConfig()), replicas)
     service = ClosableService(PreloadedService(inner, adapters))
     ring = KeyRing({digest_of(secret): key for secret, key in (keys or {}).items()})
     access = Access(registry, ring)

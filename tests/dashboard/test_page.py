@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rota.sim.run import Simulation, adapter_name
 from rota.workload.scenario import Client, Scenario
 from tests.builders import capacity
 from tests.dashboard.stage import stage
+from tests.fakes import alphabet
 from tests.waiting import until
 
 WAIT_MS = 60_000
@@ -207,6 +209,28 @@ def test_an_engine_that_is_down_says_why(on_stage, open_page):
         made.service.wait_until_ready()
 
     assert "The engine is down. The engine was stopped." in page.locator("#banner").inner_text()
+
+
+def breaks_at_forty(tokens: Sequence[int]) -> int:
+    if len(tokens) > 40:
+        raise ZeroDivisionError("a kernel went wrong")
+    return alphabet(tokens)
+
+
+@pytest.mark.usefixtures("capsys")
+def test_every_replica_has_its_lanes_and_one_that_is_down_is_named(on_stage, open_page):
+    shown = on_stage(replicas=2, next_token=breaks_at_forty)
+    page = open_page(f"{shown.url}/dashboard")
+    shown.ask_everybody(tokens=20)
+    wait_for_text(page, "#slots-note", "4 adapters run at a time on 2 replicas")
+    numbers = page.locator(".slot-number").all_inner_texts()
+    assert numbers == ["0·1", "0·2", "1·1", "1·2"]
+    for engine in (0, 1):
+        wait_for_text(page, f'.lane[data-engine="{engine}"] b', r"\w+")
+
+    shown.ask("letters", tokens=100)
+    wait_for_text(page, "#status", "1 of 2 live")
+    wait_for_text(page, "#banner", r"^Replica [01] is down\.$")
 
 
 def test_a_lost_server_is_looked_for_and_found_again(on_stage, browser):

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rota.commands.engines import described_replicas, engine_service, replica_configs
+from rota.core.config import EngineConfig, ModelConfig, ServerConfig
+from rota.core.errors import ConfigError
+from rota.llm.llm import LLM
+from rota.runtime.replicas import ReplicatedService
+from rota.runtime.supervisor import SupervisedService
+from tests.fakes import FakeDevice
+
+
+def config(replicas: int, ranks: int = 1) -> EngineConfig:
+    return EngineConfig(model=ModelConfig(data_parallel_size=replicas, tensor_parallel_size=ranks))
+
+
+def test_each_replica_has_its_number_and_the_first_of_its_own_devices():
+    three = replica_configs(config(3, ranks=2))
+
+    assert [(one.engine_id, one.device_number) for one in three] == [(0, 0), (1, 2), (2, 4)]
+    assert [one.quiet for one in three] == [False, True, True], "progress of one replica is shown"
+    assert {replace(one, engine_id=0, device_number=0, quiet=False) for one in three} == {config(3, ranks=2)}
+
+
+@pytest.mark.parametrize(("replicas", "kind"), [(1, SupervisedService), (2, ReplicatedService)])
+def test_one_engine_is_its_own_service(replicas, kind):
+    service = engine_service(config(replicas), ServerConfig(), lambda _: FakeDevice())
+
+    assert isinstance(service, kind)
+    assert [engine.engine_id for engine in service.state.engines] == [*range(replicas)]
+
+
+def test_the_start_says_how_many_replicas_there_are():
+    assert described_replicas(config(1)) == ""
+    assert described_replicas(config(2)) == "2 replicas of the model share the requests."
+
+
+def test_an_llm_object_is_one_copy_of_the_model():
+    with pytest.raises(ConfigError, match="data_parallel_size is 2, but an LLM object is one copy of the model"):
+        LLM("/nowhere", data_parallel_size=2)
