@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rota.core.events import PrefillsReleased
 from rota.policy.prefill_delayer import PrefillDelayer, Verdict
 from rota.scheduler.admission import Admission
@@ -46,10 +44,7 @@ class Delays:
         )
         # A sequence without a row could not start anyway.
         self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts[: books.rows.available], draft.now
-        if not verdict.is_allowed:
-            # Without work in flight nothing else would make the loop ask again.
-            draft.ask_again(verdict.ask_again_at if heads else math.inf)
-        elif admissible:  # else the verdict is on prompts of other replicas
+        if verdict.is_allowed and admissible:  # without prompts here the verdict is on other replicas' prompts
             released = PrefillsReleased(
                 at=draft.now,
                 reason=verdict.reason,
@@ -58,6 +53,9 @@ class Delays:
                 engine_id=books.engine_id,
             )
             books.outbox.append(released)
+        if not verdict.is_allowed and heads:
+            # Without work in flight nothing else would make the loop ask again.
+            draft.ask_again(verdict.ask_again_at)
         return verdict
 
     def _admissible(self, heads: list[Head]) -> int:
