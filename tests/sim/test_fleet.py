@@ -8,7 +8,7 @@ import pytest
 from rota.core.config import SchedulerConfig
 from rota.core.errors import StuckError
 from rota.core.events import Admitted, Finished, Produced
-from rota.core.messages import Message
+from rota.core.messages import Message, ServedElsewhere
 from rota.runtime.loop import run
 from rota.runtime.router import Router
 from rota.scheduler import Scheduler
@@ -113,6 +113,28 @@ def test_replicas_work_at_the_same_time():
 
     assert ends[4] < ends[1]
     assert sum(starts[4]) < sum(starts[1])
+
+
+class Listener(Scheduler):
+    """Remembers what it is told about service elsewhere."""
+
+    heard: list[ServedElsewhere]
+
+    def apply(self, message: Message) -> None:
+        if isinstance(message, ServedElsewhere):
+            self.heard.append(message)
+        super().apply(message)
+
+
+def test_what_a_tenant_gets_on_one_replica_counts_where_it_has_other_requests():
+    asks = [(1.0, submit(f"{n}", tenant=name, prompt=8, max_new_tokens=5 + 9 * n)) for n, name in enumerate("aabb")]
+    schedulers = [Listener(SchedulerConfig(), capacity()) for _ in range(2)]
+    for one in schedulers:
+        one.heard = []
+    Fleet(Mail(asks), Router(2, "round-robin"), 2, COST, 0.0).run(schedulers, lambda _: None, 2, starts_at=0.0)
+
+    # The second request of each tenant is the longer one, and runs on the second replica.
+    assert [one.heard for one in schedulers] == [[], [ServedElsewhere("a", 8, 5), ServedElsewhere("b", 8, 23)]]
 
 
 def test_a_loop_that_is_stuck_ends_the_run_with_its_error():
