@@ -33,6 +33,19 @@ def test_auto_prefers_a_gpu_and_a_cpu_can_be_asked_for():
     assert choose_device(ModelConfig(device="cpu")) == CPU
 
 
+def test_more_ranks_than_gpus_are_refused_with_how_many_there_are(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", lambda _: None)
+
+    assert choose_device(ModelConfig(), 1) == torch.device("cuda", 1)
+    with pytest.raises(
+        ConfigError, match="GPU 2 is wanted, counted from 0, but there are 2 here: tensor_parallel_size"
+    ):
+        choose_device(ModelConfig(), 2)
+    assert choose_device(ModelConfig(device="cpu"), 2) == CPU  # CPUs have no such limit
+
+
 def test_triton_on_a_cpu_is_refused_and_auto_takes_what_fits_the_device():
     with pytest.raises(ConfigError, match=r"need a GPU.*--attention-backend torch"):
         choose_backend(ModelConfig(attention_backend="triton"), CPU)

@@ -250,6 +250,7 @@ class Capacity:
     # Behind this many tokens the attention of a prompt's token takes as long as all else of it; None: not known.
     deep_prefix: int | None = None
     window: int | None = None  # tokens that the layer with the longest view sees, its own included; None: all of them
+    ranks: int = 1  # devices that share the model
 
 
 def _at_least(name: str, value: int | None, low: int) -> None:

@@ -11,8 +11,8 @@ import torch
 from rota.core.config import Capacity, EngineConfig, LoraConfig
 from rota.engine.attention.protocol import Attention
 from rota.engine.attention.torch_attention import TorchAttention
-from rota.engine.choices import Choices, choose
-from rota.engine.cpu.threads import choose_threads, set_threads
+from rota.engine.choices import Choices, choose, sharers
+from rota.engine.cpu.threads import Threads, choose_threads, set_threads
 from rota.engine.device import device_memory
 from rota.engine.engine import Engine
 from rota.engine.families.family import Kernels
@@ -27,6 +27,7 @@ from rota.engine.lora.stacked import StackedProjector
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.ops.protocol import Operations
+from rota.engine.parallel.group import ONE_RANK, Group, join
 from rota.engine.precompile import precompiled
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 
@@ -35,10 +36,16 @@ FEW_BLOCKS = 16
 
 
 @torch.inference_mode()
-def build_engine(config: EngineConfig) -> Engine:
-    """Read a model folder and return an engine that is ready for its first plan."""
-    processors = set_threads(config.model.data_parallel_size)
+def build_engine(config: EngineConfig, group: Group | None = None) -> Engine:
+    """Read a model folder and return an engine that is ready for its first plan.
+
+    One rank of several meets the others first, or takes part in the `group` that is given.
+    """
+    processors = set_threads(sharers(config))
     chosen = choose(config)
+    group = group or join(config.rank, config.model.tensor_parallel_size, chosen.device, config.meeting)
+    # Ranks with less memory decide: all must hold the same slots and blocks.
+    chosen = chosen.with_slots(group.least(chosen.slots), config.lora.max_lora_rank)
     budget = config.scheduler.chunked_prefill_size
     one_layer = functools.partial(_one_layer, config, chosen)
     with precompiled(one_layer, budget) if chosen.has_graphs else nullcontext():
@@ -46,30 +53,47 @@ def build_engine(config: EngineConfig) -> Engine:
     adapters = _adapters(config, chosen, weights)
     shape = _cache_shape(config, chosen)
     taken = weights.size_bytes + adapters.bank.size_bytes
-    memory = device_memory(chosen.device, taken, replicas=config.model.data_parallel_size)
+    memory = device_memory(chosen.device, taken, replicas=sharers(config))
     rows, context = config.scheduler.max_running_requests, chosen.spec.context_length
-    blocks = count_blocks(config.cache, shape, memory, chosen.device, context, rows)
-    engine = _assemble(config, chosen, weights, adapters, blocks)
+    blocks = group.least(count_blocks(config.cache, shape, memory, chosen.device, context, rows))
+    engine = _assemble(config, chosen, weights, adapters, blocks, group)
     engine.warm_up()  # for steps that fit into no graph too
     if chosen.device.type == "cpu":
-        engine.use_threads(choose_threads(config.model.cpu_threads, processors, engine.seconds_of_step))
+        engine.use_threads(_threads(config, processors, engine))
     if chosen.has_graphs:
         engine.capture(budget, config.quiet)
     engine.warm_up()  # once more, because the first time of a step is longer than all others
     return engine
 
 
+def _threads(config: EngineConfig, processors: int, engine: Engine) -> Threads:
+    """Ranks take all of their processors, and try nothing: to try a step takes all ranks."""
+    asked = config.model.cpu_threads
+    if config.model.tensor_parallel_size > 1 and asked == "auto":
+        asked = processors
+    return choose_threads(asked, processors, engine.seconds_of_step)
+
+
 def _one_layer(config: EngineConfig, chosen: Choices) -> Engine:
-    """An engine that needs every kernel of the real engine, but little memory."""
-    chosen = replace(chosen, spec=replace(chosen.spec, layers=1), slots=1, backend="triton")
+    """An engine that needs every kernel of the real engine, but little memory, and no other rank."""
+    torch.cuda.set_device(chosen.device)  # of this thread, for Triton's launches
+    whole, spec = replace(chosen.whole, layers=1), replace(chosen.spec, layers=1)
+    chosen = replace(chosen, whole=whole, spec=spec, slots=1, backend="triton")
     config = replace(config, model=replace(config.model, load_format="dummy"))
     weights = _weights(config, chosen)
     return _assemble(config, chosen, weights, _adapters(config, chosen, weights), FEW_BLOCKS)
 
 
-def _assemble(config: EngineConfig, chosen: Choices, weights: Weights, adapters: Adapters, blocks: int) -> Engine:
+def _assemble(
+    config: EngineConfig,
+    chosen: Choices,
+    weights: Weights,
+    adapters: Adapters,
+    blocks: int,
+    group: Group = ONE_RANK,
+) -> Engine:
     spec, shape = chosen.spec, _cache_shape(config, chosen)
-    model = make_model(spec, weights, Kernels(*_kernels(chosen), adapters.project))
+    model = make_model(spec, weights, Kernels(*_kernels(chosen), adapters.project, group))
     rows = config.scheduler.max_running_requests
     capacity = Capacity(
         blocks=blocks,
@@ -82,15 +106,15 @@ def _assemble(config: EngineConfig, chosen: Choices, weights: Weights, adapters:
         deep_prefix=spec.deep_prefix,
         window=spec.widest_window,
     )
-    return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters)
+    return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters, group, chosen.shard)
 
 
 def _weights(config: EngineConfig, chosen: Choices) -> Weights:
-    spec, device, dtype = chosen.spec, chosen.device, chosen.dtype
-    annex = annex_rows(spec, chosen.annexed, chosen.slots, config.lora.max_lora_rank)
+    whole, device, dtype, shard = chosen.whole, chosen.device, chosen.dtype, chosen.shard
+    annex = annex_rows(chosen.spec, chosen.annexed, chosen.slots, config.lora.max_lora_rank)
     if config.model.load_format == "dummy":
-        return dummy_weights(spec, device, dtype, annex=annex, four_bit=chosen.four_bit)
-    return load_weights(chosen.folder, spec, device, dtype, config.quiet, annex, chosen.four_bit)
+        return dummy_weights(whole, device, dtype, annex=annex, four_bit=chosen.four_bit, shard=shard)
+    return load_weights(chosen.folder, whole, device, dtype, config.quiet, annex, chosen.four_bit, shard)
 
 
 def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
@@ -107,8 +131,9 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
         from rota.engine.lora.triton_ops import TritonProjector
 
         project = TritonProjector(bank.device)
-    read = checkpoint_reader(bank, chosen.spec, lora.adapter_root)
-    return Adapters(bank, read, project, config.scheduler.max_running_requests, lora.enable_lora_overlap_loading)
+    read = checkpoint_reader(bank, chosen.whole, lora.adapter_root, chosen.shard)
+    rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
+    return Adapters(bank, read, project, rows, overlaps, chosen.shard.size)
 
 
 def _kernels(chosen: Choices) -> tuple[Operations, Attention]:

@@ -16,6 +16,7 @@ from rota.engine.folders.builtin import builtin_model_folder
 from rota.engine.lora.annex import annexed_sites
 from rota.engine.lora.bank import count_slots
 from rota.engine.model.spec import ModelSpec
+from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.precision import choose_dtype, choose_quantization
 from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.matrices import FourBit
@@ -27,7 +28,9 @@ class Choices:
     """Model, device and kernels."""
 
     folder: Path
-    spec: ModelSpec
+    whole: ModelSpec
+    shard: Shard
+    spec: ModelSpec  # of this rank's part
     device: torch.device
     dtype: torch.dtype
     four_bit: FourBit | None
@@ -35,16 +38,23 @@ class Choices:
     lora_backend: str
     has_graphs: bool
     slots: int
-    annexed: tuple[str, ...]  # sites where the adapters' A lie below the model's matrices
+    annexed: tuple[str, ...] = ()  # sites where the adapters' A lie below the model's matrices
+
+    def with_slots(self, slots: int, max_rank: int) -> Choices:
+        """With so many slots for adapters of this rank, and annexes where they pay."""
+        annexed = annexed_sites(self.spec, slots, max_rank, self.dtype) if self.lora_backend == "triton" else ()
+        return replace(self, slots=slots, annexed=annexed)
 
 
 def choose(config: EngineConfig) -> Choices:
     """Raises ConfigError or ModelError if this machine cannot serve the model as configured."""
     folder = Path(config.model.model_path) if config.model.model_path else builtin_model_folder(config.quiet)
-    spec = read_spec(folder)
+    whole = read_spec(folder)
     # The served length, not the model's: the rotary table of a million positions takes half a gigabyte.
-    spec = replace(spec, context_length=_context_length(config.model, spec))
-    device = choose_device(config.model)
+    whole = replace(whole, context_length=_context_length(config.model, whole))
+    shard = Shard(config.rank, config.model.tensor_parallel_size)
+    spec = shard.local(whole)
+    device = choose_device(config.model, config.device_number)
     processor = this_processor()
     dtype = choose_dtype(config.model, spec.dtype, device, processor)
     groups = GroupsFile(folder)
@@ -52,11 +62,11 @@ def choose(config: EngineConfig) -> Choices:
     backend = choose_backend(config.model, device)
     has_graphs = backend != "torch" and config.model.enable_cuda_graphs
     lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
-    memory = _memory_with_weights(spec, dtype, device, config.model.data_parallel_size)
-    slots = count_slots(config.lora, spec, dtype, memory, device)
-    annexed = annexed_sites(spec, slots, config.lora.max_lora_rank, dtype)
+    memory = _memory_with_weights(whole, dtype, device, sharers(config), shard)
     return Choices(
         folder=folder,
+        whole=whole,
+        shard=shard,
         spec=spec,
         device=device,
         dtype=dtype,
@@ -64,8 +74,7 @@ def choose(config: EngineConfig) -> Choices:
         backend=backend,
         lora_backend=lora_backend,
         has_graphs=has_graphs,
-        slots=slots,
-        annexed=annexed if lora_backend == "triton" else (),
+        slots=count_slots(config.lora, spec, dtype, memory, device),
     )
 
 
@@ -78,9 +87,16 @@ def _context_length(config: ModelConfig, spec: ModelSpec) -> int:
     return config.context_length or spec.context_length
 
 
-def _memory_with_weights(spec: ModelSpec, dtype: torch.dtype, device: torch.device, replicas: int) -> DeviceMemory:
+def sharers(config: EngineConfig) -> int:
+    """How many engines share this machine's processors and memory."""
+    return config.model.data_parallel_size * config.local_ranks
+
+
+def _memory_with_weights(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, replicas: int = 1, shard: Shard = WHOLE
+) -> DeviceMemory:
     """The device's memory once the weights are loaded."""
-    size = weight_bytes(spec, dtype)
+    size = weight_bytes(spec, dtype, shard)
     memory = device_memory(device, size, replicas=replicas)
     if device.type == "cpu":
         return memory

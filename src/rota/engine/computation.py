@@ -14,7 +14,7 @@ from rota.engine.device import send
 from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.protocol import Model
-from rota.engine.sampling.draw import argmax, mask_nan_rows
+from rota.engine.sampling.vocabulary import Vocabulary
 from rota.engine.step.computed import Computed
 from rota.engine.step.frames import Frame, StepInputs, frame_of
 from rota.engine.step.graphs import StepGraphs, capture_graphs
@@ -36,8 +36,11 @@ class HostInputs:
 class Computation:
     """The model over rows, cache and adapters: a graph's replay where a graph holds the step, kernel by kernel else."""
 
-    def __init__(self, model: Model, rows: Rows, cache: KVCache, adapters: Adapters | None) -> None:
+    def __init__(
+        self, model: Model, rows: Rows, cache: KVCache, adapters: Adapters | None, vocabulary: Vocabulary
+    ) -> None:
         self._model = model
+        self._vocabulary = vocabulary
         self._rows = rows
         self._cache = cache
         self._adapters = adapters
@@ -73,13 +76,14 @@ class Computation:
         sampling = _sampling(hidden, step_inputs)
         rows, lengths = _sampled_rows(step_inputs)
         logits = self._model.logits(sampling, None if logits is None else logits[: len(sampling)])
-        tokens = argmax(logits)
+        tokens, masked = self._vocabulary.greedy(logits)
         self._rows.newest_token[rows] = tokens
-        return Computed(mask_nan_rows(tokens, logits), logits, rows, lengths, hidden)
+        return Computed(masked, logits, rows, lengths, hidden)
 
-    def capture(self, frames: list[Frame], logits: Tensor, quiet: bool) -> None:
+    def capture(self, frames: list[Frame], logits: Tensor, quiet: bool, ranks: int = 1) -> None:
         """Replay graphs from now on; all of them write to `logits`."""
-        self.graphs = capture_graphs(self.compute, self.padding, frames, logits, quiet, self._adapters is not None)
+        has_bank = self._adapters is not None
+        self.graphs = capture_graphs(self.compute, self.padding, frames, logits, quiet, has_bank, ranks)
 
     def padding(self, frame: Frame, has_adapters: bool) -> Numbers:
         """The inputs of a step in which every row is padding."""

@@ -27,8 +27,8 @@ class DeviceMemory:
     taken: int
 
 
-def choose_device(config: ModelConfig) -> torch.device:
-    """The configured device; 'auto' prefers a GPU."""
+def choose_device(config: ModelConfig, number: int = 0) -> torch.device:
+    """The configured device; 'auto' prefers a GPU. Of several GPUs, that of this number, for every thread that asks."""
     has_gpu = torch.cuda.is_available()
     if config.device == "cuda" and not has_gpu:
         raise ConfigError(
@@ -37,7 +37,15 @@ def choose_device(config: ModelConfig) -> torch.device:
         )
     if config.device == "cpu" or not has_gpu:
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    found = torch.cuda.device_count()
+    if number >= found:
+        raise ConfigError(
+            f"GPU {number} is wanted, counted from 0, but there {'is' if found == 1 else 'are'} {found} here: "
+            f"tensor_parallel_size times data_parallel_size may be at most {found}."
+        )
+    device = torch.device("cuda", number)
+    torch.cuda.set_device(device)
+    return device
 
 
 def choose_backend(config: ModelConfig, device: torch.device) -> str:

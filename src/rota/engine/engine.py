@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.config import Capacity
@@ -21,10 +22,13 @@ from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.protocol import Model
 from rota.engine.model.spec import ModelSpec
+from rota.engine.parallel.group import ONE_RANK, Group
+from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.progress import tell_progress
 from rota.engine.sampling.draw import mask_nan_rows
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.scores import score, tokens_at_once
+from rota.engine.sampling.vocabulary import Vocabulary
 from rota.engine.step.computed import Computed
 from rota.engine.step.frames import MOST_CHUNKS, Frame, decode_frames, mixed_frames
 from rota.engine.step.inputs import Rows
@@ -42,7 +46,14 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, spec: ModelSpec, cache: KVCache, capacity: Capacity, adapters: Adapters | None = None
+        self,
+        model: Model,
+        spec: ModelSpec,
+        cache: KVCache,
+        capacity: Capacity,
+        adapters: Adapters | None = None,
+        group: Group = ONE_RANK,
+        shard: Shard = WHOLE,
     ) -> None:
         self.spec = spec
         self.capacity = capacity
@@ -52,8 +63,10 @@ class Engine:
         self._device = cache.device
         pages = -(-capacity.max_sequence_tokens // capacity.block_size)
         self._rows = Rows(capacity.rows, pages, capacity.block_size, cache.scratch_block, self._device)
-        self._computation = Computation(model, self._rows, cache, adapters)
-        self._sampler = Sampler(capacity.rows, spec.vocab_size, self._device)
+        self._group = group
+        self._vocabulary = Vocabulary(spec.vocab_size, group, shard)
+        self._computation = Computation(model, self._rows, cache, adapters, self._vocabulary)
+        self._sampler = Sampler(capacity.rows, spec.vocab_size, self._device, draws=group.rank == 0)
         self._scored_at_once = tokens_at_once(spec.vocab_size)
         self._threads: Threads | None = None
         self.token_s = 0.0  # until `warm_up`
@@ -86,8 +99,8 @@ class Engine:
             logits, rows, lengths = (
                 _in_plan(each, decodes, frame, chunks) for each in (computed.logits, computed.rows, computed.lengths)
             )
-            logits = logits.float()
-            sampled = self._sampler.sample(logits, rows, lengths, host_rows)
+            logits = self._vocabulary.whole(logits).float()
+            sampled = self._draw(logits, rows, lengths, host_rows)
             # In place of the greedy tokens, which the computation has written: the next decode reads them.
             self._rows.newest_token[rows] = sampled.tokens
             sampled = replace(sampled, tokens=mask_nan_rows(sampled.tokens, logits))
@@ -96,8 +109,18 @@ class Engine:
         if not plan.scorings:
             return sampled
         assert computed.hidden is not None, "a step that scores runs outside graphs"
-        scores = score(plan, self._rows, computed.hidden, self._model.logits, self._scored_at_once)
+        scores = score(plan, self._rows, computed.hidden, self._all_logits, self._scored_at_once)
         return replace(sampled, scores=scores)
+
+    def _draw(self, logits: Tensor, rows: Tensor, lengths: Tensor, host_rows: NDArray[np.int64]) -> Sampled:
+        """Rank 0 alone draws: the others' arithmetic may differ in the last digit, and their tokens must not."""
+        if self._group.rank:
+            return Sampled(self._group.tokens(torch.zeros(len(rows), dtype=torch.int64, device=self._device)))
+        sampled = self._sampler.sample(logits, rows, lengths, host_rows)
+        return replace(sampled, tokens=self._group.tokens(sampled.tokens))
+
+    def _all_logits(self, hidden: Tensor) -> Tensor:
+        return self._vocabulary.whole(self._model.logits(hidden))
 
     def _without_lost(self, plan: StepPlan, sampled: Sampled) -> Sampled:
         """No token for rows whose adapter could not be copied: the base model alone has computed them."""
@@ -114,8 +137,8 @@ class Engine:
         frames = self._frames(most_prompt_tokens)
         self._model.tune(sorted({frame.tokens for frame in frames}))
         most = max(frame.decodes for frame in frames) + MOST_CHUNKS
-        logits = torch.empty(most, self.spec.vocab_size, dtype=self._cache.dtype, device=self._device)
-        self._computation.capture(frames, logits, quiet)
+        logits = torch.empty(most, self._vocabulary.own, dtype=self._cache.dtype, device=self._device)
+        self._computation.capture(frames, logits, quiet, self._group.size)
 
     @torch.inference_mode()
     def precompile(self, most_prompt_tokens: int) -> None:
@@ -180,9 +203,10 @@ class Engine:
             self._adapters.listen(post)
 
     def close(self) -> None:
-        """End the threads that load adapters."""
+        """End the threads that load adapters, and leave the group."""
         if self._adapters is not None:
             self._adapters.close()
+        self._group.close()
 
 
 def _in_plan(framed: Tensor, decodes: int, frame: Frame, chunks: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rota.engine.families.table import read_spec
+from rota.engine.parallel.shard import Cut
 from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.groups import MIDDLE, in_eight_bits, in_four_bits
 from rota.engine.quantised.matrices import FEW_ROWS, FourBit, Kind
@@ -126,3 +127,34 @@ def test_bytes_are_counted_once(tmp_path):
     extra = sum(one._product.size_bytes for one in [*made, both.head])
 
     assert both.size_bytes == plain + extra
+
+
+def test_a_rank_s_part_of_a_matrix_in_four_bits_has_the_same_codes(tmp_path):
+    groups = in_four_bits(torch.randn(64, 128))
+    tensors = {"w.codes": groups.codes, "w.scales": groups.scales.half(), "w.minima": groups.middles.half()}
+    tensors |= {"b.codes": torch.randint(-127, 127, (64, 128), dtype=torch.int8), "b.scales": groups.scales.half()}
+    save_file(tensors, tmp_path / GROUPS_FILE)
+    file = GroupsFile(tmp_path)
+    weights = {name: file.find(name).weights() for name in "wb"}
+
+    rows, columns = Cut(0, 16, 48, 64), Cut(1, 32, 96, 128)
+    assert torch.equal(file.find("w", rows).weights(), weights["w"][16:48])
+    assert torch.equal(file.find("w", columns).weights(), weights["w"][:, 32:96])
+    # Eight bits are two matrices of four side by side.
+    assert torch.equal(file.find("b", rows).weights(), weights["b"][16:48])
+    assert torch.equal(file.find("b", columns).weights(), weights["b"].unflatten(1, (2, -1))[:, :, 32:96].flatten(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_products_in_four_bits_add_up(kind, tmp_path):
+    groups = in_four_bits(torch.randn(64, 128))
+    minima = groups.middles - MIDDLE * groups.scales
+    save_file({f"w{CODES}": groups.codes, f"w{SCALES}": groups.scales, f"w{MINIMA}": minima}, tmp_path / GROUPS_FILE)
+    four_bit, x = FourBit(kind, GroupsFile(tmp_path)), torch.randn(3, 128)
+
+    def product(first: int, end: int) -> Tensor:
+        part = groups.weights()[:, first:end].contiguous()
+        made = four_bit.site(["w"], None, lambda: part, lambda _: Cut(1, first, end, 128))
+        return made(x[:, first:end].contiguous())
+
+    assert error(product(0, 64) + product(64, 128), x @ groups.weights().T) < 0.02

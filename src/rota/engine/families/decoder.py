@@ -12,6 +12,7 @@ from rota.engine.families.family import Kernels
 from rota.engine.model.linear import Linear, Projection, tune_gemms
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
+from rota.engine.parallel.shard import PARTIAL_SITES
 from rota.engine.step.device_step import DeviceStep
 from rota.engine.weights.load import LayerWeights, Weights
 
@@ -28,6 +29,7 @@ class Decoder:
         self.operations = kernels.operations
         self._attention = kernels.attention
         self._with_adapters = kernels.with_adapters
+        self.group = kernels.group
         self._windows = [window or 0 for window in spec.windows] or [0] * spec.layers  # as attention takes it
         self._rotaries = self._tables(weights.embedding.device)
 
@@ -50,7 +52,7 @@ class Decoder:
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[n, vocabulary] in the model's precision, into `out` if given; pass only the rows that sample."""
+        """[n, this rank's tokens] in the model's precision, into `out` if given; pass only the rows that sample."""
         head = self.weights.head
         assert out is None or len(out) == len(hidden), "torch would allocate other memory for the logits"
         if out is None:
@@ -62,11 +64,13 @@ class Decoder:
         return functional.embedding(step.token_ids, self.weights.embedding)
 
     def project(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Tensor:
-        """A matrix product, plus what each token's adapter adds."""
+        """A matrix product, plus what each token's adapter adds; summed over ranks where each computes a part."""
         if step.lora is None:
-            return projection(x)
-        assert self._with_adapters is not None, "a step with adapters needs a bank"
-        return self._with_adapters(projection, x, layer, site, step.lora)
+            y = projection(x)
+        else:
+            assert self._with_adapters is not None, "a step with adapters needs a bank"
+            y = self._with_adapters(projection, x, layer, site, step.lora)
+        return self.group.sum(y) if site in PARTIAL_SITES else y
 
     def attend(
         self,

@@ -13,6 +13,7 @@ from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.linear import Projection
 from rota.engine.model.protocol import Model
 from rota.engine.ops.protocol import Operations
+from rota.engine.parallel.group import ONE_RANK, Group
 from rota.engine.step.lora_batch import LoraBatch
 from rota.engine.weights.load import Weights
 
@@ -27,6 +28,7 @@ class Kernels:
     operations: Operations
     attention: Attention
     with_adapters: ProjectWithAdapters | None = None  # None: no step has adapters
+    group: Group = ONE_RANK  # ranks that each hold a part of the model
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ def read(config: ConfigFile) -> ModelSpec:
             (QUERY_NORM, fields["heads"] * head_dim),
             (KEY_NORM, fields["kv_heads"] * head_dim),
         ),
+        norms_all_heads=True,
         has_qkv_bias=config.flag("attention_bias"),
         has_output_bias=config.flag("attention_bias"),
     )
@@ -49,9 +50,27 @@ class Olmo2Model(Decoder):
     def _norm_queries_and_keys(self, layer: LayerWeights, qkv: Tensor) -> Tensor:
         queries, keys = len(layer.norms[QUERY_NORM]), len(layer.norms[KEY_NORM])
         query, key, value = qkv.split([queries, keys, keys], dim=1)
+        if self.group.size > 1:
+            normed = self._norm_over_ranks(query, key, layer.norms[QUERY_NORM], layer.norms[KEY_NORM])
+            return torch.cat((*normed, value), dim=1)
         return torch.cat(
             (self._norm(query, layer.norms[QUERY_NORM]), self._norm(key, layer.norms[KEY_NORM]), value), dim=1
         )
+
+    def _norm_over_ranks(
+        self, query: Tensor, key: Tensor, query_norm: Tensor, key_norm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Each rank has some of the heads. A third, small sum in each layer gives the squares of all heads."""
+        queries, keys, copies = query.float(), key.float(), self.spec.kv_copies
+        squares = torch.stack((queries.square().sum(1), keys.square().sum(1) / copies), dim=1)
+        total = self.group.sum(squares)
+        return (
+            self._scaled(queries, total[:, :1], query_norm, self.group.size * query.shape[1]).to(query.dtype),
+            self._scaled(keys, total[:, 1:], key_norm, self.group.size * key.shape[1] // copies).to(key.dtype),
+        )
+
+    def _scaled(self, x: Tensor, squares: Tensor, weight: Tensor, width: int) -> Tensor:
+        return x * (squares / width + self.spec.norm_epsilon).rsqrt() * weight
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self.operations.rms_norm(x, weight, self.spec.norm_epsilon)

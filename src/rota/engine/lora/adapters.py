@@ -35,13 +35,19 @@ class Adapters:
     """Bank, loader, and the map from rows to slots."""
 
     def __init__(
-        self, bank: Bank, read: Callable[[Adapter], HostAdapter], project: Project, rows: int, overlaps: bool
+        self,
+        bank: Bank,
+        read: Callable[[Adapter], HostAdapter],
+        project: Project,
+        rows: int,
+        overlaps: bool,
+        ranks: int = 1,
     ) -> None:
         self.bank = bank
         self._project = project
         self._factors = [{site: bank.factors(layer, site) for site in SITES} for layer in range(bank.layers)]
         self._post: Callable[[Message], None] | None = None
-        self._loader = AdapterLoader(bank, read, self._tell, overlaps)
+        self._loader = AdapterLoader(bank, read, self._tell, overlaps, ranks)
         self._resident_of: dict[Slot, AdapterId] = {}
         # Copies that no step has waited for, and those that failed, until their slot gets its next copy.
         self._pending: dict[Slot, PendingCopy] = {}

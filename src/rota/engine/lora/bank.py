@@ -139,6 +139,18 @@ class Bank:
         self._filled[slot] = [self.max_rank] * len(SITES)
         self._generations[slot] += 1
 
+    @torch.inference_mode()
+    def spoil(self, slot: Slot) -> None:
+        """As `clear`, but rows of the slot get numbers that are none: the other ranks hear of the loss by their sums.
+
+        In A, since the product with B also runs for rows of other slots, with zeros in the place of x Aᵀ.
+        """
+        self.clear(slot)
+        index = SITES.index("down")
+        self._parts(slot, index)[-1, 0, 0] = torch.nan
+        self._b[index][-1, slot, 0] = 1.0
+        self._ranks[-1, index, slot] = 1
+
     def _arrive(self, stage: Tensor, pieces: Sequence[Tensor]) -> Tensor:
         run = stage[: sum(piece.numel() for piece in pieces)]
         for target, piece in zip(torch.split(run, pieces[0].numel()), pieces, strict=True):

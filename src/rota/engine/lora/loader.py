@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
 
 import torch
@@ -26,16 +27,22 @@ from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.pending_copy import PendingCopy
 from rota.engine.lora.timed_copy import TimedCopy
 from rota.engine.model.spec import ModelSpec
+from rota.engine.parallel.shard import WHOLE, Shard
 
 
-def checkpoint_reader(bank: Bank, spec: ModelSpec, adapter_root: str | None = None) -> Callable[[Adapter], HostAdapter]:
-    """Reads PEFT folders into the kind of host memory from which copies into this bank are fastest."""
+def checkpoint_reader(
+    bank: Bank, spec: ModelSpec, adapter_root: str | None = None, shard: Shard = WHOLE
+) -> Callable[[Adapter], HostAdapter]:
+    """Reads PEFT folders into the kind of host memory from which copies into this bank are fastest.
+
+    `spec` is the whole model's, and the bank is the shard's.
+    """
     # Without the bank itself: a reader's thread may outlive its engine, and must not keep the device's memory.
     dtype, max_rank, is_pinned = bank.dtype, bank.max_rank, bank.device.type == "cuda"
 
     def read(adapter: Adapter) -> HostAdapter:
         root = None if adapter.is_builtin else adapter_root
-        return read_checkpoint(adapter.path, spec, dtype, max_rank, root, is_pinned, adapter.root)
+        return read_checkpoint(adapter.path, spec, dtype, max_rank, root, is_pinned, adapter.root, shard)
 
     return read
 
@@ -48,15 +55,23 @@ class AdapterLoader:
     """
 
     def __init__(
-        self, bank: Bank, read: Callable[[Adapter], HostAdapter], post: Callable[[Message], None], overlaps: bool = True
+        self,
+        bank: Bank,
+        read: Callable[[Adapter], HostAdapter],
+        post: Callable[[Message], None],
+        overlaps: bool = True,
+        ranks: int = 1,
     ) -> None:
         """Without overlap, every step behind a load waits for the copy, whether it uses the slot or not."""
         self._bank, self._post, self._overlaps = bank, post, overlaps
+        # What becomes of a slot whose copy failed; the ranks of a group must hear of it.
+        self._give_up = bank.clear if ranks == 1 else bank.spoil
         self._adapters: dict[AdapterId, Adapter] = {}
         self._copies: dict[AdapterId, Future[Copy]] = {}
         # Adapters that could not be fetched, and are still to be forgotten.
         self._refused: SimpleQueue[AdapterId] = SimpleQueue()
-        self._reader = AdapterReader(read, _keep_to_one_core if bank.device.type == "cuda" else None)
+        prepare = partial(_prepare, bank.device) if bank.device.type == "cuda" else None
+        self._reader = AdapterReader(read, prepare)
         self._copier = ThreadPoolExecutor(1, "adapter-copier")
         self._watcher = ThreadPoolExecutor(1, "adapter-watcher")
         self._stream: torch.cuda.Stream | None = None
@@ -135,13 +150,13 @@ class AdapterLoader:
             self._watcher.submit(self._tell_ready, adapter, copy, timed)
 
     def _copy_in(self, copy: Copy, slot: Slot) -> None:
-        """A slot whose copy fails is left empty: a step that waits for it must not find half of an adapter."""
+        """A slot whose copy fails holds no adapter: a step that waits for it must not find half of one."""
         try:
             if isinstance(copy, Refused):
                 raise AdapterError(copy.reason)
             self._bank.copy_in(slot, copy)
         except Exception:  # whatever it is, it goes on
-            self._bank.clear(slot)
+            self._give_up(slot)
             raise
 
     def _tell_ready(self, adapter: Adapter, _copy: Copy, timed: TimedCopy) -> None:
@@ -157,6 +172,10 @@ class AdapterLoader:
         self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), reason_for(adapter, error)))
 
 
-def _keep_to_one_core() -> None:
-    """A reader on all cores would delay the thread that launches steps; on a CPU the setting is the model's too."""
+def _prepare(device: torch.device) -> None:
+    """A reader on all cores would delay the thread that launches steps; on a CPU the setting is the model's too.
+
+    Memory is pinned for a thread's own device, which would be the first of several.
+    """
     torch.set_num_threads(1)
+    torch.cuda.set_device(device)

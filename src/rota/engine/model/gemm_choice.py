@@ -49,7 +49,7 @@ def _milliseconds(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> 
     """The best of some rounds, in a graph: a launch takes longer than a small product."""
     functional.linear(x, weights[0], bias)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # see `capture_graphs`
         for weight in weights:
             functional.linear(x, weight, bias)
     marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(ROUNDS)]

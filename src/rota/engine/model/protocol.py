@@ -22,5 +22,5 @@ class Model(Protocol):
         ...
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[n, hidden size] -> [n, vocabulary] in the model's precision, written to `out` if given."""
+        """[n, hidden size] -> [n, this rank's tokens] in the model's precision, written to `out` if given."""
         ...

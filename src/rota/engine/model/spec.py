@@ -26,12 +26,14 @@ class ModelSpec:
     layers: int
     heads: int
     kv_heads: int
+    kv_copies: int = 1  # ranks that hold each KV head
     head_dim: int
     norm_epsilon: float
     context_length: int
     rotary: RotarySpec
     attention_scale: float  # the factor of the scores before the softmax
     layer_norms: tuple[tuple[str, int], ...]  # (name, width) of each layer's norms
+    norms_all_heads: bool = False  # queries and keys have one norm over all heads, not one over each head
     windows: Windows = ()  # empty: every layer sees all tokens
     window_rotary: RotarySpec | None = None  # of layers with a window, where they have their own
     has_qkv_bias: bool = False

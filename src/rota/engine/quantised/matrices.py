@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rota.engine.model.linear import Projection, projection
+from rota.engine.parallel.shard import Cut
 from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.groups import GROUP, Groups, in_eight_bits, in_four_bits, stacked
 from rota.engine.quantised.products import DynamicProduct, WeightOnlyProduct
@@ -26,6 +27,12 @@ Kind = Literal["dynamic", "weight-only"]
 FEW_ROWS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 8}
 # The outputs of a weight-only product are a multiple of this.
 PORTION = 16
+# Which stretch of the tensor of this name is read; None: all of it.
+CutOf = Callable[[str], Cut | None]
+
+
+def uncut(_name: str) -> None:
+    """Every tensor is read whole."""
 
 
 class FourBitLinear:
@@ -73,16 +80,18 @@ class FourBit:
         """Whether a matrix can be in four bits."""
         return inputs % GROUP == 0 and (self._kind == "dynamic" or outputs % PORTION == 0)
 
-    def site(self, names: Sequence[str], bias: Tensor | None, weight: Callable[[], Tensor]) -> FourBitLinear:
-        """A matrix whose parts have these names; `weight` reads the matrix if it is needed."""
-        found = [groups for name in names if (groups := self._file.find(name)) is not None]
+    def site(
+        self, names: Sequence[str], bias: Tensor | None, weight: Callable[[], Tensor], cut_of: CutOf = uncut
+    ) -> FourBitLinear:
+        """A matrix whose parts have these names, each cut; `weight` reads the matrix if it is needed."""
+        found = [groups for name in names if (groups := self._file.find(name, cut_of(name))) is not None]
         whole = weight() if self._kind == "weight-only" or len(found) < len(names) else None
         groups = stacked(found) if len(found) == len(names) else in_four_bits(_present(whole))
         return self._linear(groups, bias, whole)
 
-    def head(self, name: str, weight: Tensor) -> FourBitLinear:
+    def head(self, name: str, weight: Tensor, cut: Cut | None = None) -> FourBitLinear:
         """In eight bits: the head decides between tokens, and needs the precision."""
-        groups = self._file.find(name) or in_eight_bits(weight)
+        groups = self._file.find(name, cut) or in_eight_bits(weight)
         return self._linear(groups, None, weight, is_doubled=groups.inputs == 2 * weight.shape[1])
 
     def _linear(

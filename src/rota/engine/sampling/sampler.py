@@ -30,7 +30,9 @@ CHANCE, FILTERS, PENALTIES, LOGPROBS = 1, 2, 4, 8
 class Sampler:
     """Sampling parameters of every row, and the choice itself."""
 
-    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, rows: int, vocabulary: int, device: torch.device, draws: bool = True) -> None:
+        """A rank that does not draw only remembers what rows need."""
+        self._draws = draws
         self._device = device
         self._vocabulary = vocabulary
         self._parameters = torch.zeros(rows, len(COLUMNS), dtype=torch.float32, device=device)
@@ -52,6 +54,8 @@ class Sampler:
         params = [seat.sampling for seat in seats]
         self._needs[rows] = [_needs_of(p) for p in params]
         self._logprobs[rows] = [p.logprobs or 0 for p in params]
+        if not self._draws:
+            return
         seeds = torch.tensor([_seed_of(p) for p in params])
         # Mixed, because neighbouring seeds must not give neighbouring streams.
         places, seeds = send(np.stack([rows, mix(seeds).numpy()]), self._device)

@@ -12,7 +12,7 @@ class Computed:
     """Greedy tokens, and the logits that others are drawn from."""
 
     tokens: Tensor  # [sampled] int64, NO_TOKEN where logits are not numbers
-    logits: Tensor  # [sampled, vocabulary]
+    logits: Tensor  # [sampled, this rank's tokens]
     rows: Tensor  # [sampled]
     lengths: Tensor  # [sampled] how many tokens each row knows
     hidden: Tensor | None  # [tokens, hidden size]; a graph keeps none, for each would keep its own

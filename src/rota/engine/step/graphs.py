@@ -63,6 +63,7 @@ def capture_graphs(
     logits: Tensor,
     quiet: bool,
     has_bank: bool = False,
+    ranks: int = 1,
 ) -> StepGraphs:
     """Capture `body` in every frame, over inputs that are only padding: nothing a ledger gives away is touched.
 
@@ -70,6 +71,8 @@ def capture_graphs(
     """
     graphs: dict[tuple[Frame, bool], StepGraph] = {}
     pool = torch.cuda.graph_pool_handle()
+    # NCCL has a thread that looks after its sums; what it asks the device must not end a capture here.
+    mode = "global" if ranks == 1 else "thread_local"
     # Largest first: the smaller ones then fit into memory the pool already has.
     largest_first = sorted(frames, key=lambda frame: frame.tokens, reverse=True)
     kinds = list(itertools.product(largest_first, (True, False) if has_bank else (False,)))
@@ -78,7 +81,7 @@ def capture_graphs(
         # Once outside the graph: kernels are compiled and workspaces allocated at their first use.
         body(inputs, frame, has_adapters, logits)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
             computed = replace(body(inputs, frame, has_adapters, logits), hidden=None)
         graphs[frame, has_adapters] = StepGraph(graph, inputs, computed)
     return StepGraphs(frames, graphs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import Tensor
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
+from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.progress import BYTES, Progress, tell_progress
 from rota.engine.quantised.matrices import FourBit
 from rota.engine.weights.finite import FiniteCheck
@@ -43,9 +45,9 @@ class Weights:
     annexes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def weight_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:
-    """The size of a model's weights."""
-    return _build(spec, torch.device("meta"), dtype, lambda *_: None).size_bytes
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
+    """The size of a model's weights, or of a rank's part of them."""
+    return _build(spec, torch.device("meta"), dtype, lambda *_: None, shard=shard).size_bytes
 
 
 def load_weights(
@@ -56,20 +58,27 @@ def load_weights(
     quiet: bool = False,
     annex: AnnexRows = NO_ANNEX,
     four_bit: FourBit | None = None,
+    shard: Shard = WHOLE,
 ) -> Weights:
-    """Copy a folder's safetensors to the device; names and shapes are checked before the first copy, values after."""
+    """Copy a folder's safetensors to the device; names and shapes are checked before the first copy, values after.
+
+    `spec` is the whole model's. A rank reads only its part.
+    """
     with Shards(folder) as shards:
-        expected = _build(spec, torch.device("meta"), dtype, shards.check)
+        _build(spec, torch.device("meta"), dtype, shards.check)
         shards.check_all_known()
         finite = FiniteCheck()
-        with Progress(f"Loading {folder.name}", expected.size_bytes, BYTES, quiet) as progress:
+        with Progress(f"Loading {folder.name}", weight_bytes(spec, dtype, shard), BYTES, quiet) as progress:
 
             def fill(name: str, target: Tensor) -> None:
-                shards.copy(name, target)
+                if shard.holds(name):
+                    shards.copy(name, target, shard.cut(name, spec))
+                else:
+                    target.zero_()
                 finite.note(name, target)
                 progress.update(target.nbytes)
 
-            weights = _build(spec, device, dtype, fill, annex, four_bit)
+            weights = _build(spec, device, dtype, fill, annex, four_bit, shard)
             for name in finite.not_finite():
                 raise shards.not_finite_error(name, dtype)
             return weights
@@ -82,36 +91,56 @@ def dummy_weights(
     seed: int = 0,
     annex: AnnexRows = NO_ANNEX,
     four_bit: FourBit | None = None,
+    shard: Shard = WHOLE,
 ) -> Weights:
-    """Random weights of the model's shape, drawn on the device; activations neither vanish nor explode."""
+    """Random weights of the model's shape, drawn on the device; activations neither vanish nor explode.
+
+    Ranks draw whole tensors and keep their part, so that any number of ranks has the same model.
+    """
     generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(target: Tensor) -> None:
+        target.normal_(0.0, target.shape[-1] ** -0.5, generator=generator)
 
     def fill(name: str, target: Tensor) -> None:
         tell_progress("Drawing weights")
         if name.endswith("norm.weight"):
             target.fill_(1.0)
+            return
+        cut = shard.cut(name, spec)
+        if cut is None:
+            draw(target)
         else:
-            target.normal_(0.0, target.shape[-1] ** -0.5, generator=generator)
+            whole = target.new_empty([cut.of if axis == cut.axis else n for axis, n in enumerate(target.shape)])
+            draw(whole)
+            target.copy_(whole.narrow(cut.axis, cut.first, cut.end - cut.first))
+        if not shard.holds(name):
+            target.zero_()
 
-    return _build(spec, device, dtype, fill, annex, four_bit)
+    return _build(spec, device, dtype, fill, annex, four_bit, shard)
 
 
 def _build(
-    spec: ModelSpec,
+    whole: ModelSpec,
     device: torch.device,
     dtype: torch.dtype,
     fill: Fill,
     annex: AnnexRows = NO_ANNEX,
     four_bit: FourBit | None = None,
+    shard: Shard = WHOLE,
 ) -> Weights:
-    builder = MatrixBuilder(device, dtype, fill, spec.layers, annex, four_bit)
+    spec, tokens = shard.local(whole), shard.tokens(whole.vocab_size)
+    cut_of = functools.partial(shard.cut, spec=whole)
+    builder = MatrixBuilder(device, dtype, fill, spec.layers, annex, four_bit, cut_of)
     embedding = builder.tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = tuple(_build_layer(spec, builder, index) for index in range(spec.layers))
     norm = builder.tensor("model.norm.weight", spec.hidden_size)
     if spec.has_tied_embeddings:
-        head = builder.tied_head("model.embed_tokens.weight", embedding)
+        # Every rank needs the rows of all tokens to embed them; its head is some of the rows.
+        rows = embedding if shard.size == 1 else embedding[tokens.first : tokens.end]
+        head = builder.tied_head("model.embed_tokens.weight", rows, tokens)
     else:
-        head = builder.head("lm_head.weight", spec.vocab_size, spec.hidden_size)
+        head = builder.head("lm_head.weight", tokens.end - tokens.first, spec.hidden_size)
     return Weights(embedding, layers, norm, head, builder.size_bytes, builder.annexes)
 
 

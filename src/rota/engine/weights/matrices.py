@@ -10,7 +10,8 @@ from torch import Tensor
 from rota.engine.model.gemm_choice import GemmChoice
 from rota.engine.model.linear import Linear, Matrix, Projection, projection
 from rota.engine.model.sites import SiteShape, module_name
-from rota.engine.quantised.matrices import FourBit
+from rota.engine.parallel.shard import Cut
+from rota.engine.quantised.matrices import CutOf, FourBit, uncut
 
 # Writes the tensor of this name into a part of a matrix.
 Fill = Callable[[str, Tensor], None]
@@ -32,13 +33,16 @@ class MatrixBuilder:
         layers: int,
         annex: AnnexRows,
         four_bit: FourBit | None = None,
+        cut_of: CutOf = uncut,
     ) -> None:
+        """`cut_of` says which stretch of each tensor of the whole model a rank's matrices are made of."""
         self._device = device
         self._dtype = dtype
         self._fill = fill
         self._layers = layers
         self._annex_rows = annex
         self._four_bit = four_bit
+        self._cut_of = cut_of
         self._blocks: dict[str, Tensor] = {}
         self._gemms: dict[tuple[int, ...], GemmChoice] = {}
         self.annexes: dict[str, Tensor] = {}  # by site, [layers, rows, inputs]: the adapters' rows
@@ -68,17 +72,17 @@ class MatrixBuilder:
 
     def head(self, name: str, *shape: int) -> Projection:
         """The matrix that turns hidden states into logits."""
-        return self._counted(self._head(name, self._read(name, *shape)))
+        return self._counted(self._head(name, self._read(name, *shape), self._cut_of(name)))
 
-    def tied_head(self, name: str, embedding: Tensor) -> Projection:
-        """The embedding as head; its bytes are already counted."""
-        made = self._counted(self._head(name, embedding))
-        self.size_bytes -= embedding.nbytes if made.keeps_weight else 0
+    def tied_head(self, name: str, rows: Tensor, cut: Cut) -> Projection:
+        """These rows of the embedding as head; their bytes are already counted."""
+        made = self._counted(self._head(name, rows, cut))
+        self.size_bytes -= rows.nbytes if made.keeps_weight else 0
         return made
 
-    def _head(self, name: str, weight: Tensor) -> Projection:
+    def _head(self, name: str, weight: Tensor, cut: Cut | None) -> Projection:
         if self._four_bit is not None and self._four_bit.fits(*weight.shape):
-            return self._four_bit.head(name, weight)
+            return self._four_bit.head(name, weight, cut)
         return projection(weight)
 
     def _four_bit_site(self, four_bit: FourBit, shape: SiteShape, layer: int, has_bias: bool) -> Projection:
@@ -87,7 +91,7 @@ class MatrixBuilder:
 
         bias = self._fill_parts(shape, layer, "bias", self._empty(shape.outputs)) if has_bias else None
         names = [f"{module_name(layer, part)}.weight" for part, _ in shape.parts]
-        return four_bit.site(names, bias, weight)
+        return four_bit.site(names, bias, weight, self._cut_of)
 
     def _counted(self, made: Projection) -> Projection:
         self.size_bytes += made.size_bytes

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
+from rota.engine.parallel.shard import Cut
 from rota.engine.weights.finite import is_finite
 
 SINGLE = "model.safetensors"
@@ -83,9 +84,9 @@ class Shards:
                 "model."
             )
 
-    def copy(self, name: str, target: Tensor) -> None:
-        """Copy a checked tensor into the target, to its device and precision."""
-        target.copy_(self._files[self._places[name]].get_tensor(name))
+    def copy(self, name: str, target: Tensor, cut: Cut | None = None) -> None:
+        """Copy a checked tensor, or a stretch of it, into the target, to its device and precision."""
+        target.copy_(read_cut(self._files[self._places[name]], name, cut))
 
     def not_finite_error(self, name: str, dtype: torch.dtype) -> ModelError:
         """Why a tensor in this precision has values that are not finite."""
@@ -116,6 +117,15 @@ class Shards:
             raise ModelError(f"{path} is truncated or corrupt ({error}); download it again.") from error
         self._files[file] = opened
         return opened
+
+
+def read_cut(file: Any, name: str, cut: Cut | None) -> Tensor:
+    """A tensor of an open safetensors file, or a stretch of it; no more is read."""
+    if cut is None:
+        whole: Tensor = file.get_tensor(name)
+        return whole
+    part: Tensor = file.get_slice(name)[(slice(None),) * cut.axis + (slice(cut.first, cut.end),)]
+    return part
 
 
 def _is_redundant(name: str) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +16,11 @@ from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.host import HostAdapter, StackedSite, pin, run_length, stacked_sites
 from rota.engine.model.sites import SiteShape, module_name, site_shapes
 from rota.engine.model.spec import ModelSpec
+from rota.engine.parallel.shard import WHOLE, Cut, Shard
 from rota.engine.weights.finite import is_finite
+
+# (part, letter): which stretch of a factor is read.
+FactorCut = Callable[[str, Literal["a", "b"]], Cut | None]
 
 
 def read_checkpoint(
@@ -24,9 +31,13 @@ def read_checkpoint(
     adapter_root: str | Path | None = None,
     is_pinned: bool = False,
     key_root: str | Path | None = None,
+    shard: Shard = WHOLE,
 ) -> HostAdapter:
-    """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk."""
-    shapes = site_shapes(spec)
+    """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk.
+
+    `spec` is the whole model's. The folder is checked against it, and a rank reads only its part.
+    """
+    shapes = site_shapes(shard.local(spec))
     with AdapterFolder(path, adapter_root, key_root) as folder:
         for reason in refusals(folder, spec, max_rank):
             raise AdapterError(reason)
@@ -36,7 +47,7 @@ def read_checkpoint(
         site_ranks = tuple(ranks.amax(dim=0).tolist())
         run = torch.zeros(run_length(shapes, spec.layers, site_ranks), dtype=dtype)
         for shape, site in zip(shapes, stacked_sites(run, shapes, spec.layers, site_ranks), strict=True):
-            _fill(site, shape, folder)
+            _fill(site, shape, folder, functools.partial(shard.factor_cut, spec=spec))
         _check_values(run, folder)
     if is_pinned:
         return HostAdapter(pin(run), site_ranks, ranks.pin_memory())
@@ -48,7 +59,7 @@ def _rank(folder: AdapterFolder, shape: SiteShape, layer: int) -> int:
     return max((folder.config.rank_of(module) for module in modules if module in folder.factors), default=0)
 
 
-def _fill(site: StackedSite, shape: SiteShape, folder: AdapterFolder) -> None:
+def _fill(site: StackedSite, shape: SiteShape, folder: AdapterFolder, cut_of: FactorCut) -> None:
     for layer, (a, b) in enumerate(zip(site.a, site.b, strict=True)):
         columns = torch.split(b, list(shape.widths), dim=1)
         for (part, _), part_a, part_b in zip(shape.parts, a, columns, strict=True):
@@ -58,9 +69,9 @@ def _fill(site: StackedSite, shape: SiteShape, folder: AdapterFolder) -> None:
             factors, rank = folder.factors[module], folder.config.rank_of(module)
             assert factors.a is not None
             assert factors.b is not None
-            part_a[:rank] = factors.a.read()
+            part_a[:rank] = factors.a.read(cut_of(part, "a"))
             # Scaled before rounding: alpha / rank need not be a power of two.
-            part_b[:rank] = factors.b.read().float().mul_(folder.config.scale_of(module)).T
+            part_b[:rank] = factors.b.read(cut_of(part, "b")).float().mul_(folder.config.scale_of(module)).T
 
 
 def _check_values(run: Tensor, folder: AdapterFolder) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rota.core.errors import AdapterError
+from rota.engine.parallel.shard import Cut
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # The format's own limit.
@@ -34,9 +35,9 @@ class Stored:
     start: int
     end: int
 
-    def read(self) -> Tensor:
-        """A new tensor; blocks on the disk."""
-        return self.file.read(self)
+    def read(self, cut: Cut | None = None) -> Tensor:
+        """A new tensor, of all numbers or of a stretch of them; blocks on the disk."""
+        return self.file.read(self, cut)
 
 
 class TensorFile:
@@ -58,17 +59,32 @@ class TensorFile:
     def close(self) -> None:
         self._file.close()
 
-    def read(self, stored: Stored) -> Tensor:
-        tensor = torch.empty(stored.shape, dtype=stored.dtype)
-        raw = tensor.view(-1).view(torch.uint8).numpy()
+    def read(self, stored: Stored, cut: Cut | None = None) -> Tensor:
+        """Reads no more than the stretch: rows at once, columns row by row."""
+        if cut is None:
+            tensor = torch.empty(stored.shape, dtype=stored.dtype)
+            self._fill(stored, tensor, 0)
+            return tensor
+        rows, columns = stored.shape
+        if cut.axis == 0:
+            tensor = torch.empty((cut.end - cut.first, columns), dtype=stored.dtype)
+            self._fill(stored, tensor, cut.first * columns)
+        else:
+            tensor = torch.empty((rows, cut.end - cut.first), dtype=stored.dtype)
+            for row, line in enumerate(tensor):
+                self._fill(stored, line, row * columns + cut.first)
+        return tensor
+
+    def _fill(self, stored: Stored, target: Tensor, first: int) -> None:
+        """Read the numbers of a stored tensor from `first` on."""
+        raw = target.view(-1).view(torch.uint8).numpy()
         try:
-            self._file.seek(stored.start)
+            self._file.seek(stored.start + first * stored.dtype.itemsize)
             count = self._file.readinto(raw)  # type: ignore[attr-defined]
         except OSError as error:
             raise AdapterError(f"{self.path} cannot be read ({error.strerror}).") from error
         if count != len(raw):
             raise self._corrupt(f"it ends in the middle of the tensor '{stored.name}'")
-        return tensor
 
     def _read_header(self) -> dict[str, Stored]:
         length = int.from_bytes(self._file.read(8), "little")

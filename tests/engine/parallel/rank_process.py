@@ -1,0 +1,77 @@
+"""One rank of a test's group: a program that builds engines and carries out plans, as its test tells it.
+
+python -m tests.engine.parallel.rank_process SOCKET RANK
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import replace
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+import torch
+
+from rota.core.config import EngineConfig
+from rota.core.plan import StepPlan
+from rota.engine.build import build_engine
+from rota.engine.engine import Engine
+
+
+class Rank:
+    """What arrives is (what, value); what is told is (what, value) too."""
+
+    def __init__(self, told: Connection, number: int) -> None:
+        self._told, self._number = told, number
+        self._telling = threading.Lock()
+        self._engine: Engine | None = None
+
+    def run(self) -> None:
+        while True:
+            what, value = self._told.recv()
+            if what == "end":
+                return
+            try:
+                getattr(self, what)(value)
+            except Exception as error:  # the border of a process: the test hears why
+                self.tell("error", f"rank {self._number}: {type(error).__name__}: {error}")
+
+    def tell(self, what: str, value: Any) -> None:
+        with self._telling:
+            self._told.send((what, value))
+
+    def build(self, config: EngineConfig) -> None:
+        self._engine = build_engine(replace(config, rank=self._number))
+        self._engine.listen(lambda message: self.tell("message", message))
+        self.tell("capacity", self._engine.capacity)
+
+    def step(self, plan: StepPlan) -> None:
+        assert self._engine is not None
+        result = self._engine.collect(self._engine.submit(plan))
+        self.tell("result", (result, self._engine._rows.newest_token.tolist()))
+
+    def break_copies(self, rank: int) -> None:
+        """From now on this rank cannot copy an adapter into a slot."""
+        assert self._engine is not None
+        assert self._engine._adapters is not None
+        if rank == self._number:
+            self._engine._adapters.bank.copy_in = fail  # type: ignore[method-assign, assignment]
+        self.tell("broken", None)
+
+    def close(self, _: None) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = None
+        self.tell("closed", None)
+
+
+def fail(*_: object) -> None:
+    raise OSError("this rank's device has failed")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with Client(sys.argv[1]) as connection:
+        connection.send(int(sys.argv[2]))
+        Rank(connection, int(sys.argv[2])).run()

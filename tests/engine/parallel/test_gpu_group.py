@@ -1,0 +1,72 @@
+"""What ranks on GPUs make of one-shot sums, with sums between threads in their place; NCCL's part is played too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rota.engine.parallel import gpu_group
+from rota.engine.parallel.gpu_group import GPUGroup
+from rota.engine.parallel.group import Group
+from tests.engine.parallel.together import together
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list[str]:
+    """The sums that NCCL was asked for."""
+    asked: list[str] = []
+
+    monkeypatch.setattr(dist, "new_group", lambda backend: backend)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: asked.append("sum"))
+    monkeypatch.setattr(dist, "all_gather_into_tensor", lambda *_, **__: asked.append("gather"))
+    return asked
+
+
+def on_two(part: Callable[[GPUGroup], Tensor]) -> list[Tensor]:
+    def on_rank(threads: Group) -> Tensor:
+        return part(GPUGroup(threads.rank, threads.size, threads.sum))
+
+    return together(2, on_rank)
+
+
+def test_small_parts_are_gathered_by_a_sum_also_those_that_are_no_numbers(ran):
+    parts = torch.tensor([[1.0, float("nan"), -float("inf")], [float("inf"), 0.0, 2.5]])
+
+    for gathered in on_two(lambda group: group.gather(parts[group.rank])):
+        assert torch.equal(gathered.nan_to_num(7.0), parts.nan_to_num(7.0))
+    assert ran == []
+
+
+def test_all_ranks_have_rank_0_s_tokens(ran):
+    tokens = torch.tensor([[3, 262_143, 0], [9, 9, 9]])
+
+    assert [given.tolist() for given in on_two(lambda group: group.tokens(tokens[group.rank]))] == [[3, 262_143, 0]] * 2
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    ("numbers", "dtype", "is_small"),
+    [
+        (64 * 4096, torch.bfloat16, True),
+        (gpu_group.ONE_SHOT_BYTES // 4, torch.float32, True),
+        (gpu_group.ONE_SHOT_BYTES // 4 + 1, torch.float32, False),
+        (8, torch.float16, False),
+        (9, torch.bfloat16, False),
+    ],
+)
+def test_nccl_adds_what_is_large_or_of_a_precision_that_the_kernel_does_not_add(numbers, dtype, is_small, ran):
+    on_two(lambda group: group.sum(torch.ones(numbers, dtype=dtype)))
+
+    assert ran == ([] if is_small else ["sum", "sum"])
+
+
+def test_a_gather_is_small_only_if_all_parts_are_so_together(ran):
+    on_two(lambda group: group.gather(torch.ones(gpu_group.ONE_SHOT_BYTES // 8)))
+    assert ran == []
+
+    on_two(lambda group: group.gather(torch.ones(gpu_group.ONE_SHOT_BYTES // 8 + 1)))
+    assert ran == ["gather", "gather"]
