@@ -20,6 +20,7 @@ MOST_LINES_OF_A_FUNCTION, P90_LINES_OF_A_FUNCTION = 60, 16
 # Where an error of any kind is the last thing that is heard, and why it must be caught there.
 BORDERS = {
     "runtime/process.py": "the engine's process ends, and its supervisor must hear why",
+    "runtime/ranks/follower.py": "a follower's process ends, and its leader must hear why",
     "runtime/service.py": "the engine's thread ends, and requests that are open must hear why",
     "runtime/supervisor.py": "the supervisor's thread ends, and requests that are open must hear why",
     "observe/logs.py": "the server's process ends, and its log must say why",

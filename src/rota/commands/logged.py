@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rota.core.config import EngineConfig, ServerConfig
 from rota.engine.progress import listen_for_progress
 from rota.observe.logs import set_up_logs
+from rota.runtime.patience import Patience
 from rota.runtime.progress import tell_progress
+from rota.runtime.ranks.lead import build_ranks
 from rota.runtime.world import Device
 
 
 def build_logged(make_device: Callable[[EngineConfig], Device[Any]], config: EngineConfig, server: ServerConfig) -> Any:
     """Runs in the engine's process. A module of its own, so that this process loads no command line."""
+    # Sooner than the supervisor, which does not know the ranks, would lose patience with all of them.
+    patience = Patience(silence_s=server.engine_silence_s / 2)
+    return build_ranks(partial(build_rank, make_device, server), config, patience)
+
+
+def build_rank(make_device: Callable[[EngineConfig], Device[Any]], server: ServerConfig, config: EngineConfig) -> Any:
+    """Runs in the process of each rank."""
     set_up_logs(server.log_format, server.log_level, config.quiet)
     listen_for_progress(tell_progress)
     return make_device(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,14 +35,25 @@ def serve_model(
     on_ready: Callable[[str], None] | None = None,
     make_device: Callable[[EngineConfig], Device[Any]] = build_device,
 ) -> None:
-    """Serve a model over HTTP until a signal, the engine in its own process. `on_ready` gets the address."""
+    """Serve a model over HTTP until a signal, the engine in its own process. `on_ready` gets the address.
+
+    Of several ranks that torchrun has started only rank 0 serves; the others follow until rank 0 ends.
+    """
     # Imported here, so that `rota --help` does not wait for them.
+    from rota.commands.logged import build_rank
     from rota.observe.logs import logs_as
     from rota.observe.trace_export import exported_traces
     from rota.runtime.exchange.place import exchange_place
+    from rota.runtime.ranks.attend import attend
+    from rota.runtime.ranks.place import torchrun_place
     from rota.server.access.key_watch import KeySource
     from rota.server.hangup import hangups
 
+    place = torchrun_place(config.model.tensor_parallel_size, os.environ)
+    if place is not None and config.model.data_parallel_size > 1:
+        raise ConfigError("torchrun starts the ranks of one copy of the model; use --data-parallel-size 1 with it.")
+    if place is not None and place.rank > 0:
+        return attend(partial(build_rank, make_device, server), locate_model(config), place)
     source = KeySource(server.api_key, server.api_key_file, config.lora.adapter_root)
     with (
         logs_as(server.log_format, server.log_level, config.quiet),

@@ -12,7 +12,10 @@ from rota.core.options import build
 from rota.core.policy_config import PolicyConfig
 from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
 from rota.engine.folders.hub import model_folder
+from rota.engine.progress import listen_for_progress
 from rota.policy.policy_options import policy_config
+from rota.runtime.progress import tell_progress
+from rota.runtime.ranks.lead import build_ranks
 from rota.runtime.world import Device
 
 ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
@@ -49,7 +52,13 @@ def first_adapters(config: EngineConfig) -> list[LoraPath]:
 
 
 def build_device(config: EngineConfig) -> Device[Any]:
-    """The engine. This call loads torch, which a server's own process does not need."""
+    """The engine, or the engines of all ranks as one device."""
+    return build_ranks(_build_engine, config)
+
+
+def _build_engine(config: EngineConfig) -> Device[Any]:
+    """This call loads torch, which a server's own process does not need."""
     from rota.engine.build import build_engine
 
+    listen_for_progress(tell_progress)  # a follower's progress is a sign of life to its leader
     return build_engine(config)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
@@ -10,12 +12,18 @@ from multiprocessing.process import BaseProcess
 _OF_THE_TERMINAL = {signal.SIGINT, signal.SIGHUP}
 
 
-def start_child(process: BaseProcess) -> None:
-    """Start a process that inherits a mask of signals."""
-    # Else the tracker would start with the first process, and it unblocks SIGINT in any case.
-    resource_tracker.ensure_running()
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes that are started inside the block inherit a mask of signals."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_TERMINAL)
     try:
-        process.start()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def start_child(process: BaseProcess) -> None:
+    # Else the tracker would start with the first process, and it unblocks SIGINT in any case.
+    resource_tracker.ensure_running()
+    with deaf_children():
+        process.start()

@@ -8,9 +8,11 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import zmq
 
@@ -18,12 +20,14 @@ from rota.core.config import EngineConfig
 from rota.runtime.children import start_child
 from rota.runtime.exchange.place import caller_of, open_exchange
 from rota.runtime.heap import freeze_heap
+from rota.runtime.last_words import listen_for_last_words
 from rota.runtime.lifeline import die_with
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.patience import KILL_S, LINGER_S, Patience
 from rota.runtime.progress import listen_for_progress
 from rota.runtime.pulse import Pulse
+from rota.runtime.ranks.leader import Leader
 from rota.runtime.service import BuildDevice, explain
 from rota.runtime.watch import Death, OnEvents, OnReady, Watch
 from rota.runtime.wire import Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
@@ -33,6 +37,8 @@ from rota.scheduler import Scheduler
 _MEET_S = 10.0
 # How often the sender tries to connect while the engine's process is starting.
 _RECONNECT_MS = 10
+# The socket's own thread sends last words within microseconds; a busy machine may let it wait.
+_LAST_WORDS_S = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,7 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
             endpoints.remove()  # connected sockets need no path, and now no death can leave one behind
     outbox = Outbox(outlet)
     listen_for_progress(outbox.tell_progress)
+    listen_for_last_words(partial(_end_with, outbox))
     exit_code = 0
     try:
         _serve(build_device, config, inbox, outbox)
@@ -91,6 +98,15 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
     messages = SocketInbox(inbox, bell=caller.fileno() if caller else None)
     world = LiveWorld(device, messages, Pulse(outbox.tell_alive, device.token_s), caller)
     run(scheduler, world, outbox.send, config.scheduler.overlap_depth)
+    if isinstance(device, Leader):
+        device.close()
+
+
+def _end_with(outbox: Outbox, reason: str) -> None:
+    """From any thread: the loop's own thread may be stuck inside the device."""
+    outbox.send([Failed(reason)])
+    time.sleep(_LAST_WORDS_S)
+    os._exit(1)
 
 
 def _die_with_parent(endpoints: Endpoints) -> None:

@@ -58,19 +58,35 @@ class Failed:
 
 Record = Message | Stop | Building | Ready | Alive | Failed | Event
 
-_DECODERS = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in get_args(Record)}
 _ENCODER = msgspec.msgpack.Encoder()
 # Bodies stay raw until their tag says how to decode them.
 _TAGGED: msgspec.msgpack.Decoder[list[tuple[str, msgspec.Raw]]] = msgspec.msgpack.Decoder(list[tuple[str, msgspec.Raw]])
 
 
+class Codec:
+    """Packets of records of certain kinds; each record is tagged with the name of its kind."""
+
+    def __init__(self, *kinds: Any) -> None:
+        self._decoders = {kind.__name__: msgspec.msgpack.Decoder(kind) for kind in kinds}
+
+    def encode(self, records: Sequence[Any]) -> bytes:
+        return _ENCODER.encode([(type(record).__name__, record) for record in records])
+
+    def decode(self, packet: bytes) -> list[Any]:
+        """The records of one packet, in order."""
+        return [self._decoders[tag].decode(body) for tag, body in _TAGGED.decode(packet)]
+
+
+_CODEC = Codec(*get_args(Record))
+
+
 def encode(records: Sequence[Record]) -> bytes:
-    return _ENCODER.encode([(type(record).__name__, record) for record in records])
+    return _CODEC.encode(records)
 
 
 def decode(packet: bytes) -> list[Any]:
     """The records of one packet, in order."""
-    return [_DECODERS[tag].decode(body) for tag, body in _TAGGED.decode(packet)]
+    return _CODEC.decode(packet)
 
 
 def open_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_s: float = 0.0) -> zmq.Socket[bytes]:

@@ -53,6 +53,7 @@ class ServerInfoBody(BaseModel):
     model_path: str
     served_model_name: str
     context_length: int | None
+    tensor_parallel_size: int | None
     max_running_requests: int | None
     max_total_num_tokens: int | None
     kv_block_size: int | None

@@ -45,6 +45,7 @@ def _capacity(front: Front, state: ServiceState) -> dict[str, Any]:
         "model_path": base.path,
         "served_model_name": base.name,
         "context_length": capacity and capacity.max_sequence_tokens,
+        "tensor_parallel_size": capacity and capacity.ranks,
         "max_running_requests": capacity and sum(one.rows for one in found),
         "max_total_num_tokens": capacity and sum(one.blocks * one.block_size for one in found),
         "kv_block_size": capacity and capacity.block_size,

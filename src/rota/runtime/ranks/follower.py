@@ -1,0 +1,150 @@
+"""A follower replays the leader's plans on its own device, until the leader says `Stop` or is gone."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from rota.core.errors import ConfigError, EngineDiedError
+from rota.core.messages import Message
+from rota.runtime.heap import freeze_heap
+from rota.runtime.patience import LINGER_S
+from rota.runtime.progress import listen_for_progress, tell_progress
+from rota.runtime.pulse import BEAT_S, Pulse
+from rota.runtime.ranks.facts import facts
+from rota.runtime.ranks.meeting import Socket, open_line
+from rota.runtime.ranks.processes import Job
+from rota.runtime.ranks.records import CODEC, Hello, Numbered, Refused, Welcome
+from rota.runtime.service import explain
+from rota.runtime.wire import Failed, Outbox, Ready, Stop
+from rota.runtime.world import Device
+
+# How a follower's process ends: as told, because of an error, because of what was asked, because its leader is gone.
+STOPPED, FAILED, REFUSED, LEADERLESS = 0, 1, 2, 75  # EX_TEMPFAIL in <sysexits.h>
+_LAST_WORD_S = 0.5
+
+
+def main() -> None:
+    """The job comes from the leader, or from the process that torchrun started, on stdin."""
+    job: Job = pickle.load(sys.stdin.buffer)
+    code = follow(job)
+    # A normal exit would wait for every thread that still reads an adapter.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def follow(job: Job, end: Callable[[int], None] = os._exit) -> int:
+    """Meet, build and replay; returns how the process shall end. `end` is called once the leader is gone."""
+    context: zmq.Context[Socket] = zmq.Context()
+    plans = open_line(context, zmq.DEALER)
+    is_over = threading.Event()
+    watch_leader(plans, is_over, end)
+    plans.connect(job.address)
+    try:
+        code = _serve(job, arrive(plans, job), context, plans)
+    except (ConfigError, EngineDiedError) as error:
+        print(f"Rank {job.config.rank}: {error}", file=sys.stderr)
+        code = REFUSED
+    is_over.set()
+    plans.close()
+    context.term()
+    return code
+
+
+def arrive(plans: Socket, job: Job) -> Welcome:
+    """Tell the leader what this rank brings, and wait for all others."""
+    config = job.config
+    hello = Hello(rank=config.rank, size=config.model.tensor_parallel_size, secret=job.secret, facts=facts(config))
+    plans.send(CODEC.encode([hello]))
+    # The leader itself waits `meet_s` for the last rank to arrive.
+    if not plans.poll(math.ceil(2000.0 * job.meet_s)):
+        raise EngineDiedError(f"Rank 0 did not answer at {job.address} within {2 * job.meet_s:g} seconds.")
+    (answer,) = CODEC.decode(plans.recv())
+    if isinstance(answer, Refused):
+        raise ConfigError(answer.reason)
+    assert isinstance(answer, Welcome)
+    return answer
+
+
+def watch_leader(plans: Socket, is_over: threading.Event, end: Callable[[int], None]) -> None:
+    """End this process once the connection to the leader is lost, also while the device waits for the leader."""
+    monitor = plans.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+
+    def watch() -> None:
+        with monitor:
+            try:
+                recv_monitor_message(monitor)
+            except zmq.ContextTerminated:
+                return
+        # The leader's last word came before: it may still be read.
+        if not is_over.wait(_LAST_WORD_S):
+            end(LEADERLESS)
+
+    threading.Thread(target=watch, name="rota-leader-watch", daemon=True).start()
+
+
+def _serve(job: Job, welcome: Welcome, context: zmq.Context[Socket], plans: Socket) -> int:
+    reports = open_line(context, zmq.DEALER, LINGER_S)
+    reports.routing_id = welcome.name
+    reports.connect(welcome.reports)
+    outbox = Outbox(reports)
+    listen_for_progress(outbox.tell_progress)
+    tell_progress("Building")
+    try:
+        device = job.make_device(replace(job.config, meeting=welcome.meeting))
+
+        def report(message: Message) -> None:
+            outbox.send([message])
+
+        device.listen(report)
+        freeze_heap()
+        outbox.send([Ready(device.capacity)])
+        replay(device, plans, Pulse(outbox.tell_alive, device.token_s), job.config.scheduler.overlap_depth)
+        return STOPPED
+    except Exception as error:  # the border of a process: the leader must hear why
+        outbox.send([Failed(explain(error))])
+        return FAILED
+    finally:
+        reports.close()
+
+
+def replay(device: Device[Any], plans: Socket, pulse: Pulse, depth: int = 2) -> None:
+    """Carry out every plan in the order of the leader, until `Stop`.
+
+    A step is collected as late as at the leader: when `depth` steps are in flight behind it.
+    """
+    in_flight: deque[Any] = deque()
+    number = 0
+
+    def collect() -> None:
+        device.collect(in_flight.popleft())
+        pulse.step_ended()
+
+    while True:
+        pulse.beat()
+        if not plans.poll(math.ceil(BEAT_S * 1000.0)):
+            while in_flight:  # the leader is idle, so it has collected all
+                collect()
+            continue
+        (record,) = CODEC.decode(plans.recv())
+        if isinstance(record, Stop):
+            return
+        assert isinstance(record, Numbered), "a leader sends plans"
+        number += 1
+        if record.number != number:
+            raise EngineDiedError(f"Plan {number} is missing: plan {record.number} came instead.")
+        pulse.step_begins(record.plan.tokens)
+        in_flight.append(device.submit(record.plan))
+        if len(in_flight) > depth:
+            collect()

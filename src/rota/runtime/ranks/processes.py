@@ -1,0 +1,87 @@
+"""Rank 0 starts the other ranks of its machine as processes that end with it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from rota.core.config import EngineConfig
+from rota.runtime.children import deaf_children
+from rota.runtime.lifeline import tied
+from rota.runtime.patience import KILL_S
+from rota.runtime.ranks.meeting import MEET_S
+from rota.runtime.ranks.records import MakeDevice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a follower must know before it meets the leader."""
+
+    make_device: MakeDevice
+    config: EngineConfig
+    address: str
+    secret: str = ""
+    meet_s: float = MEET_S
+
+
+class FollowerProcess:
+    """A follower in a process of its own; the thread that starts it must live as long as the process may."""
+
+    def __init__(self, job: Job) -> None:
+        self.rank = job.config.rank
+        # A program and not a fork of multiprocessing: the engine's process is a daemon, which may have no children.
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        command = [sys.executable, "-m", "rota.runtime.ranks"]
+        with deaf_children():
+            self._process = subprocess.Popen(tied(command), stdin=subprocess.PIPE, env=environ)
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError), self._process.stdin as stdin:  # a process that died already says so itself
+            stdin.write(pickle.dumps(job))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def complaint(self) -> str:
+        """How the process ended, as a sentence; empty while it runs."""
+        code = self._process.poll()
+        if code is None:
+            return ""
+        if code < 0:
+            return f"The process of rank {self.rank} was killed by {signal.Signals(-code).name}."
+        return f"The process of rank {self.rank} ended with exit code {code}."
+
+    def wait(self, within_s: float | None = None) -> int:
+        return self._process.wait(within_s)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+class FollowerProcesses:
+    """The followers of one leader; none of them if torchrun starts them."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._processes = [FollowerProcess(job) for job in jobs]
+
+    def complaint(self) -> str:
+        """About the first that has ended."""
+        return next(filter(None, (process.complaint for process in self._processes)), "")
+
+    def kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+    def end(self) -> None:
+        """A process inside a broken driver may never end."""
+        self.kill()
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(KILL_S)

@@ -1,0 +1,81 @@
+"""Ranks that torchrun has started: rank 0 serves, and the others follow until rank 0 ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+
+from tests.commands import ranks_server
+from tests.processes import PIPE, Program, is_alive, started
+from tests.runtime.ranks.rank_devices import pid_of
+from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S, line_of, until
+
+
+def two_free_ports() -> int:
+    """The first of two neighbours: torchrun would hold it, and ranks meet at the second."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except OSError:
+                continue
+            return port
+
+
+@contextmanager
+def torchrun(folder: Path, *flags: tuple[str, ...]) -> Iterator[list[Program]]:
+    """A process for each rank, the last rank first; `flags` are those of each rank."""
+    model, port = write_byte_tokenizer(folder / "tiny"), two_free_ports()
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    environment = {**os.environ, "PYTHONPATH": path, "WORLD_SIZE": str(len(flags)), "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(len(flags))}
+    with ExitStack() as stack:
+        programs = []
+        for rank, own in reversed(list(enumerate(flags))):
+            command = [sys.executable, ranks_server.__file__, folder, model, "--port", "0", *own]
+            command += ["--tensor-parallel-size", str(len(flags))]
+            words = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            programs.append(stack.enter_context(started(command, stderr=PIPE, env=environment | words)))
+        yield programs[::-1]
+
+
+def ask(url: str, **fields: object) -> httpx.Response:
+    return httpx.post(f"{url}/v1/completions", json={"prompt": "abc", "max_tokens": 4, **fields}, timeout=PATIENCE_S)
+
+
+def test_rank_0_serves_and_the_other_follows_through_a_restart_and_ends_with_rank_0(tmp_path):
+    with torchrun(tmp_path, (), ()) as (server, follower):
+        url = line_of(server, "Rota serves").split()[-1]
+        assert httpx.get(f"{url}/server_info").json()["tensor_parallel_size"] == 2
+        assert ask(url).json()["choices"][0]["text"] == "defg"
+
+        first = [pid_of(tmp_path, rank) for rank in range(2)]
+        for victim in (0, 1):
+            os.kill(pid_of(tmp_path, victim), signal.SIGKILL)
+            assert until(lambda: ask(url).status_code == 200)
+        assert until(lambda: not any(map(is_alive, first)))
+        assert (server.poll(), follower.poll()) == (None, None)
+
+        server.terminate()
+        assert server.wait(PATIENCE_S) == 0
+        assert follower.wait(PATIENCE_S) == 0
+        assert not is_alive(pid_of(tmp_path, 1))
+
+
+def test_ranks_that_were_started_differently_both_say_what_differs(tmp_path):
+    with torchrun(tmp_path, (), ("--kv-block-size", "32")) as ranks:
+        errors = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
+
+    for error in errors:
+        assert "rank 1 has 32 for --kv-block-size, and rank 0 has 16" in error
+    assert all(rank.returncode for rank in ranks)

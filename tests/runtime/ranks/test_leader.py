@@ -1,0 +1,171 @@
+"""Ranks of fake devices, each in a process of its own, behind an ordinary supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+
+import pytest
+
+from rota.core.errors import ConfigError, EngineDiedError, FaultCode
+from rota.core.events import AdapterAdded, AdapterRefused, EngineRestarted, FinishReason
+from rota.core.ids import AdapterId
+from rota.runtime.patience import Patience
+from tests.builders import add_adapter, submit
+from tests.fakes import continuation
+from tests.processes import is_alive
+from tests.runtime.ranks.rank_devices import (
+    Refusal,
+    Unreadable,
+    gapped_leader,
+    hasty_leader,
+    late_follower,
+    listening_at,
+    picky_follower,
+    pid_of,
+    slow_rank,
+    supervised_ranks,
+)
+from tests.runtime.services import Listener
+from tests.waiting import until
+from tests.worlds import outputs
+
+
+def restarts(listener: Listener) -> list[str]:
+    return [event.reason for event in listener.events if isinstance(event, EngineRestarted)]
+
+
+@pytest.mark.parametrize("victim", [1, 0], ids=["follower", "leader"])
+def test_a_rank_that_is_killed_under_load_ends_its_replicas_requests_and_all_ranks_start_again(tmp_path, victim):
+    with supervised_ranks(partial(slow_rank, tmp_path), 3) as (service, listener):
+        service.send(add_adapter(1))
+        listener.wait_for_adapter(1, AdapterAdded)
+        for name in "ab":
+            service.send(submit(name, max_new_tokens=400, adapter=AdapterId(1)))
+            listener.wait_for_tokens(name, 2)
+        first = [pid_of(tmp_path, rank) for rank in range(3)]
+        os.kill(first[victim], signal.SIGKILL)
+
+        for name in "ab":
+            fault = listener.wait_for_ending(name).fault
+            assert fault.code is FaultCode.ENGINE_DIED
+            assert f"process{f' of rank {victim}' if victim else ''} was killed by SIGKILL" in fault.message
+        again = submit("again", max_new_tokens=5, adapter=AdapterId(1))
+        service.send(again)
+        assert listener.wait_for_ending("again").reason is FinishReason.LENGTH
+        assert outputs(listener.events)["again"] == continuation(again.request.prompt, 5)
+        assert until(lambda: not any(map(is_alive, first)))
+        second = [pid_of(tmp_path, rank) for rank in range(3)]
+        assert all(map(is_alive, second))
+        assert len(restarts(listener)) == 1
+    assert until(lambda: not any(map(is_alive, second))), "a rank has outlived its service"
+
+
+def test_ranks_leave_no_file_and_are_reached_from_this_machine_alone(tmp_path, monkeypatch):
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    with supervised_ranks(partial(slow_rank, tmp_path)) as (service, _):
+        service.wait_until_ready()
+
+        assert listening_at(pid_of(tmp_path, 0)) == {"0100007F"}
+        assert listening_at(pid_of(tmp_path, 1)) == set()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_idle", [False, True], ids=["busy", "idle"])
+def test_a_follower_that_hangs_is_named_and_all_ranks_start_again(tmp_path, is_idle):
+    # Time is what is tested: the supervisor itself would wait much longer.
+    patience = Patience(silence_s=2.0)
+    with supervised_ranks(partial(slow_rank, tmp_path), rank_patience=patience) as (service, listener):
+        service.wait_until_ready()
+        if not is_idle:
+            service.send(submit("open", max_new_tokens=100_000))
+            listener.wait_for_tokens("open")
+        os.kill(pid_of(tmp_path, 1), signal.SIGSTOP)
+
+        assert until(lambda: len(restarts(listener)) == 1)
+        assert "No word from rank 1. The engine hung: it said nothing for 2 seconds." in restarts(listener)[0]
+        service.send(submit("after"))
+        assert listener.wait_for_ending("after").reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_what_a_slow_follower_has_not_read_or_copied_is_waited_for(tmp_path, depth):
+    with supervised_ranks(partial(late_follower, tmp_path), depth=depth) as (service, listener):
+        service.send(add_adapter(1))
+        base = submit("base", max_new_tokens=5)
+        service.send(base)
+        assert listener.wait_for_ending("base").reason is FinishReason.LENGTH
+        assert not any(isinstance(event, AdapterAdded) for event in listener.events)
+
+        (tmp_path / "open").touch()
+        listener.wait_for_adapter(1, AdapterAdded)
+        (tmp_path / "open").unlink()
+        asked = submit("asked", adapter=AdapterId(1))
+        service.send(asked)
+        service.send(submit("meanwhile", max_new_tokens=5))
+        listener.wait_for_ending("meanwhile")
+        assert "asked" not in outputs(listener.events)
+
+        (tmp_path / "open").touch()
+        assert listener.wait_for_ending("asked").reason is FinishReason.LENGTH
+        assert outputs(listener.events)["asked"] == continuation(asked.request.prompt, 4)
+        assert restarts(listener) == []
+
+
+def test_the_fake_follower_notices_a_leader_that_does_not_wait(tmp_path):
+    """The test above would fail, if rank 0 alone decided when an adapter is there."""
+    with supervised_ranks(partial(hasty_leader, tmp_path)) as (service, listener):
+        service.send(add_adapter(1))
+        listener.wait_for_adapter(1, AdapterAdded)
+        service.send(submit("asked", adapter=AdapterId(1)))
+
+        assert "is used before it is complete" in listener.wait_for_ending("asked").fault.message
+
+
+def test_an_adapter_that_one_rank_cannot_read_is_refused_and_dropped_by_the_others(tmp_path):
+    with supervised_ranks(partial(picky_follower, tmp_path)) as (service, listener):
+        service.send(add_adapter(7, name="picky"))
+        refusal = listener.wait_for_adapter(7, AdapterRefused)
+        assert refusal.reason == "Rank 1: broken is broken."
+
+        service.send(add_adapter(8))
+        listener.wait_for_adapter(8, AdapterAdded)
+        assert (tmp_path / "drops").read_text() == "7\n"
+        assert restarts(listener) == []
+
+
+def test_a_follower_that_missed_a_plan_ends_the_replica(tmp_path):
+    with supervised_ranks(partial(gapped_leader, tmp_path)) as (service, listener):
+        service.send(submit("lost", max_new_tokens=100))
+
+        fault = listener.wait_for_ending("lost").fault
+        assert "Rank 1: Plan 4 is missing: plan 5 came instead." in fault.message
+        service.send(submit("after", max_new_tokens=10))
+        assert listener.wait_for_ending("after").reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize(
+    ("rank", "error", "sentence"),
+    [
+        (0, ConfigError, "7 does not divide"),
+        (1, ConfigError, "Rank 1: 7 does not divide"),
+        (1, ZeroDivisionError, "Rank 1: The engine failed with ZeroDivisionError: 7 does not divide"),
+    ],
+)
+def test_why_a_rank_cannot_be_built_reaches_the_user(rank, error, sentence):
+    with (
+        supervised_ranks(Refusal(rank, error, "7 does not divide")) as (service, _),
+        pytest.raises(EngineDiedError, match=sentence),
+    ):
+        service.wait_until_ready()
+
+
+def test_a_rank_whose_process_ends_before_it_arrives_is_named():
+    with (
+        supervised_ranks(Unreadable()) as (service, _),
+        pytest.raises(EngineDiedError, match="The process of rank 1 ended with exit code 1"),
+    ):
+        service.wait_until_ready()
