@@ -8,10 +8,10 @@ from typing import Any
 
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.events import Event, Finished, Preempted, Produced, PromptsScored, SlotChanged, SlotReason
-from rota.core.ids import AdapterId, RequestId
-from rota.core.plan import TokenLogprobs
+from rota.core.ids import BASE, AdapterId, BlockId, RequestId, Row
+from rota.core.plan import Chunk, Seat, TokenLogprobs
 from rota.core.policy_config import PolicyConfig
-from rota.core.request import Request
+from rota.core.request import Request, SamplingParams
 from rota.engine.build import build_engine
 from rota.runtime.doorbell import Doorbell
 from rota.scheduler import Scheduler
@@ -21,6 +21,8 @@ from tests.engine.parallel.ranks import Ranks
 from tests.worlds import outputs
 
 ADAPTERS = 3
+PROMPT = tuple(range(5, 15))
+GREEDY = SamplingParams(temperature=0.0)
 # By the beginning of a request's name; and which adapters are asked so, 0 being the base model.
 WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "greedy": ({}, (0, 1, 2, 3)),
@@ -36,8 +38,17 @@ class GroupServer(Server):
 
     def __init__(self, folder: Path | None, ranks: Ranks | None, kv_blocks: int = 18, **model: Any) -> None:
         self._max_open = 100
+        self.config = self.config_of(folder, kv_blocks, **model)
+        device: Any = build_engine(self.config) if ranks is None else ranks.build(self.config)
+        self.engine = device
+        self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)
+        self.doorbell = Doorbell()
+
+    @staticmethod
+    def config_of(folder: Path | None, kv_blocks: int = 18, **model: Any) -> EngineConfig:
+        """Two slots, few rows and blocks, short chunks, and turns that are over at once."""
         fields: dict[str, Any] = {"dtype": "float32", "device": "cpu", **model}
-        self.config = EngineConfig(
+        return EngineConfig(
             model=ModelConfig(model_path=str(folder) if folder else None, **fields),
             cache=CacheConfig(kv_block_size=8, kv_blocks=kv_blocks),
             scheduler=SchedulerConfig(max_running_requests=6, chunked_prefill_size=20, enable_prefix_caching=False),
@@ -45,10 +56,6 @@ class GroupServer(Server):
             policy=PolicyConfig(lora_policy="rotate", lora_rotation_quantum_ms=0.001, lora_max_stall_ms=0.002),
             quiet=True,
         )
-        device: Any = build_engine(self.config) if ranks is None else ranks.build(self.config)
-        self.engine = device
-        self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)
-        self.doorbell = Doorbell()
 
 
 @dataclass
@@ -92,3 +99,17 @@ def told(events: list[Event]) -> Told:
     all_told.turns = sum(isinstance(event, SlotChanged) and event.reason is SlotReason.TURN_OVER for event in events)
     all_told.failures = sum(isinstance(event, Finished) and event.fault is not None for event in events)
     return all_told
+
+
+def prompt_of(row: int, number: int = BASE, sampling: SamplingParams = GREEDY) -> tuple[Seat, Chunk]:
+    """A sequence for a row, and the chunk that computes its prompt; each row has two blocks of its own."""
+    seat = Seat(
+        request_id=RequestId(f"r{row}"),
+        row=Row(row),
+        adapter_id=AdapterId(number),
+        tokens=PROMPT,
+        prompt_length=len(PROMPT),
+        blocks=(BlockId(2 * row), BlockId(2 * row + 1)),
+        sampling=sampling,
+    )
+    return seat, Chunk(row=Row(row), start=0, length=len(PROMPT), samples=True)

@@ -6,18 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from rota.core.ids import BASE, AdapterId, BlockId, RequestId, Row, Slot
+from rota.core.ids import BASE, AdapterId, Row, Slot
 from rota.core.messages import AdapterFetched, Message
-from rota.core.plan import NO_TOKEN, Chunk, Load, Seat, StepPlan
-from rota.core.request import SamplingParams
+from rota.core.plan import NO_TOKEN, Load, StepPlan
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.lora.mixed_server import adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.parallel.ranks import GroupDevice
-from tests.engine.parallel.story import GroupServer
+from tests.engine.parallel.story import GroupServer, prompt_of
 from tests.waiting import until
-
-PROMPT = tuple(range(5, 15))
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +24,6 @@ def folder(tmp_path_factory) -> Path:
     for number in (1, 2):
         make_adapter(folder / str(number), model, seed=number)
     return folder
-
-
-def prompt_of(row: int, number: int) -> tuple[Seat, Chunk]:
-    seat = Seat(
-        request_id=RequestId(f"r{row}"),
-        row=Row(row),
-        adapter_id=AdapterId(number),
-        tokens=PROMPT,
-        prompt_length=len(PROMPT),
-        blocks=(BlockId(2 * row), BlockId(2 * row + 1)),
-        sampling=SamplingParams(temperature=0.0),
-    )
-    return seat, Chunk(row=Row(row), start=0, length=len(PROMPT), samples=True)
 
 
 def run(device: GroupDevice, plan: StepPlan) -> tuple[int, ...]:

@@ -1,0 +1,90 @@
+"""How often ranks wait for each other: two sums a layer, one pair for greedy rows, and more only where it is needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rota.core.ids import Row
+from rota.core.plan import Scoring, StepPlan
+from rota.core.request import SamplingParams
+from rota.engine.build import build_engine
+from rota.engine.engine import Engine
+from tests.engine.model_factory import make_tiny_model
+from tests.engine.parallel.story import PROMPT, GroupServer, prompt_of
+
+DRAWN = SamplingParams(temperature=1.0, seed=1)
+
+
+class Counted:
+    """Rank 0 of two; the other one always has the same."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def sum(self, x: Tensor) -> Tensor:
+        self.counts["sum"] += 1
+        return x + x
+
+    def gather(self, x: Tensor) -> Tensor:
+        self.counts["gather"] += 1
+        return torch.stack((x, x))
+
+    def tokens(self, tokens: Tensor) -> Tensor:
+        self.counts["tokens"] += 1
+        return tokens
+
+    def least(self, number: int) -> int:
+        self.counts["least"] += 1
+        return number
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def build(folder, group: Counted | None) -> Engine:
+    config = GroupServer.config_of(folder)
+    size = 1 if group is None else group.size
+    return build_engine(replace(config, model=replace(config.model, tensor_parallel_size=size)), group)
+
+
+def counted(engine: Engine, group: Counted, plan: StepPlan) -> Counter[str]:
+    group.counts.clear()
+    engine.collect(engine.submit(plan))
+    return group.counts
+
+
+@pytest.mark.parametrize(("family", "sums"), [("llama3", 2), ("gemma3", 2), ("olmo2", 3)])
+def test_a_step_has_two_sums_a_layer_and_a_third_where_norms_are_over_all_heads(family, sums, tmp_path):
+    make_tiny_model(tmp_path, family)
+    group = Counted()
+    engine = build(tmp_path, group)
+    layers = engine.spec.layers
+    (greedy, chunk), (drawn, other) = prompt_of(0), prompt_of(1, sampling=DRAWN)
+    scoring = Scoring(row=Row(0), start=1, end=len(PROMPT), top=1)
+
+    assert counted(engine, group, StepPlan(step_id=1)) == {}
+    steps = {
+        "a greedy prompt": (StepPlan(step_id=1, seats=(greedy,), chunks=(chunk,)), {"gather": 1}),
+        "a greedy decode": (StepPlan(step_id=2, decodes=(Row(0),)), {"gather": 1}),
+        "a prompt that draws": (StepPlan(step_id=3, seats=(drawn,), chunks=(other,)), {"gather": 2, "tokens": 1}),
+        "both": (StepPlan(step_id=4, decodes=(Row(0), Row(1))), {"gather": 2, "tokens": 1}),
+        "scores": (StepPlan(step_id=5, seats=(greedy,), chunks=(chunk,), scorings=(scoring,)), {"gather": 2}),
+    }
+    for name, (plan, others) in steps.items():
+        assert counted(engine, group, plan) == {"sum": sums * layers, **others}, name
+    engine.close()
+
+
+def test_ranks_agree_twice_before_their_first_step(tmp_path):
+    make_tiny_model(tmp_path, "llama3")
+    group = Counted()
+    build(tmp_path, group).close()
+
+    assert group.counts["least"] == 2  # slots and blocks
