@@ -70,3 +70,34 @@ def test_a_gather_is_small_only_if_all_parts_are_so_together(ran):
 
     on_two(lambda group: group.gather(torch.ones(gpu_group.ONE_SHOT_BYTES // 8 + 1)))
     assert ran == ["gather", "gather"]
+
+
+def test_gpus_that_do_not_see_each_other_leave_all_sums_to_nccl(ran):
+    group = GPUGroup(0, 2, one_shot=None)
+    group.sum(torch.ones(2))
+    group.gather(torch.ones(2))
+    group.tokens(torch.ones(2, dtype=torch.int64))
+
+    assert ran == ["sum", "gather", "sum"]
+
+
+@pytest.mark.parametrize(
+    ("places", "can_reach", "sees"),
+    [
+        ([("here", 0), ("here", 1)], {1}, True),
+        ([("here", 0), ("here", 1)], set(), False),
+        ([("here", 0), ("there", 1)], {1}, False),
+        ([("here", 0), ("here", 0)], set(), True),  # two ranks on one GPU, in tests
+    ],
+)
+def test_only_gpus_of_one_machine_that_reach_each_other_add_up_in_memory(places, can_reach, sees, monkeypatch):
+    def gather(given: list[tuple[str, int]], own: tuple[str, int]) -> None:
+        assert own == places[0]
+        given[:] = places
+
+    monkeypatch.setattr(gpu_group.socket, "gethostname", lambda: "here")
+    monkeypatch.setattr(dist, "all_gather_object", gather)
+    monkeypatch.setattr(gpu_group, "least_of", int)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda _, other: other in can_reach)
+
+    assert gpu_group.see_each_other(2, torch.device("cuda", 0)) == sees

@@ -2,11 +2,13 @@
 
     one-shot sum    each rank writes its part to its buffer, waits for the others, and reads all buffers
 
-Both are captured into a step's graph. The hosts agree over gloo, before the first step.
+Both are captured into a step's graph. The hosts agree over gloo, before the first step. Ranks whose GPUs do not see
+each other's memory, on other machines for instance, leave all sums to NCCL.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import torch
@@ -46,9 +48,9 @@ class OneShot:
 
 
 class GPUGroup:
-    """One-shot sums, and NCCL beside them, which connects at the first large sum."""
+    """One-shot sums where there are any, and NCCL beside them, which connects at its first sum."""
 
-    def __init__(self, rank: int, size: int, one_shot: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, rank: int, size: int, one_shot: Callable[[Tensor], Tensor] | None) -> None:
         self.rank, self.size = rank, size
         self._one_shot = one_shot
         self._nccl = dist.new_group(backend="nccl")
@@ -58,10 +60,10 @@ class GPUGroup:
         meet(rank, size, meeting)
         world = dist.group.WORLD
         assert world is not None, "the ranks have met"
-        return cls(rank, size, OneShot(world, device))
+        return cls(rank, size, OneShot(world, device) if see_each_other(size, device) else None)
 
     def sum(self, x: Tensor) -> Tensor:
-        if is_small(x.nbytes, x.dtype):
+        if self._one_shot is not None and is_small(x.nbytes, x.dtype):
             return self._one_shot(x)
         total = x.contiguous()
         dist.all_reduce(total, group=self._nccl)
@@ -69,7 +71,7 @@ class GPUGroup:
 
     def gather(self, x: Tensor) -> Tensor:
         shape = (self.size, *x.shape)
-        if is_small(self.size * x.nbytes, x.dtype):
+        if self._one_shot is not None and is_small(self.size * x.nbytes, x.dtype):
             # Each rank writes its own part, and the sum adds zeros.
             parts = torch.zeros(shape, dtype=x.dtype, device=x.device)
             parts[self.rank] = x
@@ -89,6 +91,17 @@ class GPUGroup:
     def close(self) -> None:
         torch.cuda.synchronize()
         part()
+
+
+def see_each_other(size: int, device: torch.device) -> bool:
+    """Does every rank's GPU read the memory of all others? Asked on every rank; all get the same answer."""
+    own = (socket.gethostname(), device.index)
+    places: list[tuple[str, int]] = [own] * size
+    dist.all_gather_object(places, own)
+    others = [number for _, number in places if number != device.index]
+    is_one_machine = all(host == own[0] for host, _ in places)
+    sees = is_one_machine and all(torch.cuda.can_device_access_peer(device, other) for other in others)
+    return least_of(sees) == 1
 
 
 def is_small(size: int, dtype: torch.dtype) -> bool:
