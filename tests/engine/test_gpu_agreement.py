@@ -46,6 +46,7 @@ class GPUServer(Server):
         self.engine = build_engine(self.config)
         self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)
         self.doorbell = Doorbell()
+        self._max_open = 100
 
 
 def agrees(model: torch.nn.Module, prompt: tuple[int, ...], answer: list[int]) -> float:
