@@ -27,7 +27,8 @@ from rota.engine.lora.stacked import StackedProjector
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.ops.protocol import Operations
-from rota.engine.parallel.group import ONE_RANK, Group, join
+from rota.engine.parallel.group import ONE_RANK, Group
+from rota.engine.parallel.joining import join
 from rota.engine.precompile import precompiled
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 

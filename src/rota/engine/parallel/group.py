@@ -102,17 +102,6 @@ class GlooGroup:
         part()
 
 
-def join(rank: int, size: int, device: torch.device, meeting: str) -> Group:
-    """Meet the other ranks at an address such as tcp://127.0.0.1:29500; waits for them."""
-    if size == 1:
-        return ONE_RANK
-    if device.type == "cpu":
-        return GlooGroup(rank, size, meeting)
-    from rota.engine.parallel.gpu_group import GPUGroup
-
-    return GPUGroup.join(rank, size, device, meeting)
-
-
 def meet(rank: int, size: int, meeting: str) -> None:
     """Make the process's gloo group, over which hosts agree."""
     if meeting.startswith(LOOPBACK):
