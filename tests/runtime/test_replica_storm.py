@@ -94,7 +94,7 @@ def test_whatever_happens_every_request_ends_once_and_nothing_is_left_over():
 
     assert until(lambda: len(endings(listener.events)) == len(storm.requests)), "a request has not ended"
     assert until(lambda: {engine.phase for engine in service.state.engines} == {Phase.READY})
-    assert (service._desk._at, service._desk._gate._accounts, service._desk._gate._of) == ({}, {}, {})
+    assert (service._desk._at, service._desk._quotas._accounts, service._desk._quotas._of) == ({}, {}, {})
     told = [event for event in listener.events if isinstance(event, AdapterAdded | AdapterRefused | AdapterRemoved)]
     assert {event.adapter_id for event in told} == {*range(1, storm.adapters + 1)}
     assert until(lambda: all(not _is_open(entry) for entry in service._desk._adapters._entries.values()))

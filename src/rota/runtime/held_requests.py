@@ -1,4 +1,4 @@
-"""A request that the gate holds is answered for here, as a scheduler answers for its waiting requests."""
+"""A request that a quota holds back is answered for here, as a scheduler answers for its waiting requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rota.core.errors import Fault
 from rota.core.events import AdapterStanding, Explained, Finished, FinishReason, Inspected, Whereabouts
 from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
-from rota.runtime.tenant_gate import TenantGate
+from rota.runtime.tenant_quotas import TenantQuotas
 from rota.scheduler.reasons import Reason
 
 
@@ -19,9 +19,9 @@ def end_of(request: Request, reason: FinishReason, at: float, fault: Fault | Non
     return Finished(request_id=request.request_id, at=at, reason=reason, prompt_tokens=len(request.prompt), fault=fault)
 
 
-def explain_held(gate: TenantGate, request_id: RequestId, at: float) -> Explained:
+def explain_held(quotas: TenantQuotas, request_id: RequestId, at: float) -> Explained:
     """Why a request waits; of a request that is not held, that it is not known."""
-    request = gate.find(request_id)
+    request = quotas.find(request_id)
     if request is None:
         return Explained(request_id=request_id, at=at, state=Whereabouts.UNKNOWN)
     return Explained(
@@ -30,7 +30,7 @@ def explain_held(gate: TenantGate, request_id: RequestId, at: float) -> Explaine
         state=Whereabouts.WAITING,
         reason=Reason.TENANT_FULL.value,
         since=request.arrived_at,
-        position=gate.position(request),
+        position=quotas.position(request),
     )
 
 

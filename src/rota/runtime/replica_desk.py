@@ -1,6 +1,6 @@
 """The desk gives every message to the replicas that it is for, and makes one answer of theirs.
 
-A request is at one replica, or held by the gate until its tenant may run one more. Queries about the whole service go
+A request is at one replica, or held back by a quota until its tenant may run one more. Queries about the whole service go
 to every replica that serves; each of them answers with an event of its own.
 """
 
@@ -30,7 +30,7 @@ from rota.runtime.held_requests import end_of, explain_held, with_held
 from rota.runtime.replica_adapters import ReplicaAdapters
 from rota.runtime.router import Router
 from rota.runtime.service import Phase, Service, refuse
-from rota.runtime.tenant_gate import TenantGate
+from rota.runtime.tenant_quotas import TenantQuotas
 
 LIVING = (Phase.READY, Phase.STARTING)
 
@@ -44,7 +44,7 @@ class ReplicaDesk:
         self._now = now
         self._at: dict[RequestId, int] = {}  # the replica of each open request that is not held
         self._up = {*range(len(replicas))}  # where the router may send requests
-        self._gate = TenantGate()
+        self._quotas = TenantQuotas()
         self._adapters = ReplicaAdapters(self._tell)
         self._removals: dict[AdapterId, RemoveAdapter] = {}  # wait until no request for the adapter is held
         self._is_closed = False
@@ -83,9 +83,9 @@ class ReplicaDesk:
         if (replica := self._at.get(request.request_id)) is not None:
             self._tell(replica, Submit(request))  # an id that is open already: the replica that has it refuses it
             return []
-        if fault := self._gate.fault_of(request):
+        if fault := self._quotas.fault_of(request):
             return [end_of(request, FinishReason.FAILED, self._now(), fault)]
-        if not self._gate.hold(request):
+        if not self._quotas.hold(request):
             self._dispatch(request)
         return []
 
@@ -95,7 +95,7 @@ class ReplicaDesk:
             replica = self._choose(request)
             if self._tell(replica, Submit(request)):
                 self._at[request.request_id] = replica
-                self._gate.send(request, replica)
+                self._quotas.send(request, replica)
                 return
             # The replica went down between the look and the message, and the next look sees that.
         raise refuse("All replicas are down.")
@@ -124,13 +124,13 @@ class ReplicaDesk:
 
     def _remove(self, message: RemoveAdapter) -> list[Event]:
         """Take an adapter from all replicas, behind the requests for it that are held here."""
-        if self._gate.holds_adapter(message.adapter_id):
+        if self._quotas.holds_adapter(message.adapter_id):
             self._removals[message.adapter_id] = message
             return []
         return self._adapters.remove(message, self._numbers(LIVING))
 
     def _explain(self, request_id: RequestId, at: float) -> Explained:
-        return explain_held(self._gate, request_id, at)
+        return explain_held(self._quotas, request_id, at)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -144,12 +144,12 @@ class ReplicaDesk:
                     told.append(event)
                     told += self._finished(replica, event)
                 case Admitted(request_id=request_id) | Preempted(request_id=request_id):
-                    self._gate.seat(request_id, isinstance(event, Admitted))
+                    self._quotas.seat(request_id, isinstance(event, Admitted))
                     told.append(event)
                 case AdapterAdded() | AdapterRefused() | AdapterRemoved():
                     told += self._adapters.note(replica, event)
                 case Inspected() if replica == min(self._numbers((Phase.READY,)), default=replica):
-                    told.append(with_held(event, self._gate.held))
+                    told.append(with_held(event, self._quotas.held))
                 case _:
                     told.append(event)
         if (state := self._replicas[replica].state).phase is Phase.DOWN:
@@ -160,7 +160,7 @@ class ReplicaDesk:
         """A request's place is free for the next one of its tenant."""
         self._at.pop(event.request_id, None)
         if not event.fault:
-            tenant, others = self._gate.others_of(event.request_id, replica)
+            tenant, others = self._quotas.others_of(event.request_id, replica)
             served = ServedElsewhere(tenant, event.prompt_tokens - event.cached_tokens, event.output_tokens)
             for other in others:
                 self._tell(other, served)
@@ -168,18 +168,18 @@ class ReplicaDesk:
 
     def _free(self, request_id: RequestId) -> list[Event]:
         events: list[Event] = []
-        due = self._gate.end(request_id)
+        due = self._quotas.end(request_id)
         while due:
             request = due.pop(0)
             try:
                 self._dispatch(request)
             except RequestError as error:
                 events.append(end_of(request, FinishReason.FAILED, self._now(), error.fault))
-                due += self._gate.end(request.request_id)
+                due += self._quotas.end(request.request_id)
         return events + self._overdue_removals()
 
     def _overdue_removals(self) -> list[Event]:
-        overdue = [one for one in self._removals.values() if not self._gate.holds_adapter(one.adapter_id)]
+        overdue = [one for one in self._removals.values() if not self._quotas.holds_adapter(one.adapter_id)]
         for message in overdue:
             del self._removals[message.adapter_id]
         return [event for message in overdue for event in self._adapters.remove(message, self._numbers(LIVING))]
@@ -195,13 +195,13 @@ class ReplicaDesk:
     # ── what is held ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _end_held(self, request_id: RequestId, reason: FinishReason, at: float) -> list[Event]:
-        request = self._gate.find(request_id)
+        request = self._quotas.find(request_id)
         return [end_of(request, reason, at), *self._free(request_id)] if request else []
 
     def _end_all_held(self, reason: FinishReason, fault: Fault | None = None) -> list[Event]:
-        held = list(self._gate.held)
+        held = list(self._quotas.held)
         for request in held:
-            self._gate.end(request.request_id)
+            self._quotas.end(request.request_id)
         return [*(end_of(request, reason, self._now(), fault) for request in held), *self._overdue_removals()]
 
     # ── replicas ─────────────────────────────────────────────────────────────────────────────────────────────────

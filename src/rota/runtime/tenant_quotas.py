@@ -1,4 +1,4 @@
-"""The gate keeps the limits of a tenant over all replicas together: what may not run yet waits here.
+"""Quotas keep the limits of a tenant over all replicas together: what may not run yet waits here.
 
 Each replica's scheduler keeps the same limits for itself, which is not enough: on eight replicas a tenant could have
 eight times as much. A request that is sent to a replica counts as running there, also while it waits for a slot or a
@@ -44,7 +44,7 @@ class _Account:
         return most is not None and len(self.sent) >= most
 
 
-class TenantGate:
+class TenantQuotas:
     """Callers hold a lock. Only requests of tenants with a name are counted: the others have no limits."""
 
     def __init__(self) -> None:
