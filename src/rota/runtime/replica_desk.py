@@ -1,7 +1,7 @@
 """The desk gives every message to the replicas that it is for, and makes one answer of theirs.
 
-A request is at one replica, or held back by a quota until its tenant may run one more. Queries about the whole service go
-to every replica that serves; each of them answers with an event of its own.
+A request is at one replica, or held back by a quota until its tenant may run one more. Queries about the whole
+service go to every replica that serves; each of them answers with an event of its own.
 """
 
 from __future__ import annotations
