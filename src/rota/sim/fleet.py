@@ -10,7 +10,7 @@ from rota.core.events import Event, Finished
 from rota.core.messages import Abort, Message, ServedElsewhere, Submit
 from rota.runtime.loop import Emit, run
 from rota.runtime.router import Router
-from rota.runtime.tenant_gate import TenantGate
+from rota.runtime.tenant_quotas import TenantQuotas
 from rota.scheduler import Scheduler
 from rota.sim.baton import Baton
 from rota.sim.cost import CostModel
@@ -33,7 +33,7 @@ class Fleet:
         """`gathers` is about the replicas' prefill delayers: whether they wait for each other; None: there are none."""
         self._mail = mail
         self._router = router
-        self._gate = TenantGate()
+        self._quotas = TenantQuotas()
         self._front_s = costs.front_s
         self._baton = Baton(self._deliver)
         exchange = None if gathers is None else Gathering(replicas) if gathers else Board()
@@ -63,7 +63,7 @@ class Fleet:
         if isinstance(message, Submit):
             request = message.request
             number = self._router.route(request, at).replica
-            self._gate.send(request, number)
+            self._quotas.send(request, number)
             self.results[number].recorder.asked(request.request_id, request.adapter_id, at - self._front_s)
             return (number,)
         if isinstance(message, Abort):
@@ -81,8 +81,8 @@ class Fleet:
 
     def _end(self, number: int, event: Finished) -> None:
         """What a tenant got here counts as service on other replicas where it has requests, as it does live."""
-        tenant, others = self._gate.others_of(event.request_id, number)
+        tenant, others = self._quotas.others_of(event.request_id, number)
         served = ServedElsewhere(tenant, event.prompt_tokens - event.cached_tokens, event.output_tokens)
         for other in () if event.fault else others:
             self.worlds[other].post(event.at, served)
-        self._gate.end(event.request_id)
+        self._quotas.end(event.request_id)
