@@ -39,7 +39,7 @@ class Mean:
         self.seconds += SHARE * (seconds - self.seconds)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Booking:
     """An open request, and how many tokens are expected of it still."""
 
@@ -76,7 +76,12 @@ class ReplicaBooks:
     def book(self, request: Request, answer_tokens: int) -> None:
         """The request that the view was filled in for goes here; its answer will probably have so many tokens."""
         prompt_tokens = len(request.prompt) - self.view.prefix_tokens
-        booking = Booking(request.adapter_id, prompt_tokens, answer_tokens, answer_tokens // 4)
+        booking = Booking(
+            adapter_id=request.adapter_id,
+            prompt_tokens=prompt_tokens,
+            answer_tokens=answer_tokens,
+            least=answer_tokens // 4,
+        )
         self._open[request.request_id] = booking
         self.open_tokens += booking.prompt_tokens + booking.answer_tokens
         self.busy[request.adapter_id] = self.busy.get(request.adapter_id, 0) + 1

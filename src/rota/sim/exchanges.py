@@ -23,7 +23,7 @@ class Board:
         return on_board(own, [line for other, line in self._lines.items() if other != rank])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Round:
     """A pass that all ranks make together, and the step behind it: that lasts as long as the longest rank's."""
 

@@ -42,7 +42,7 @@ class Fleet:
 
     def run(self, schedulers: Sequence[Scheduler], emit: Emit, depth: int, starts_at: float) -> None:
         """Serve until all mail is answered; `emit` gets the events of all replicas. Clients begin at `starts_at`."""
-        self.results = [ReplicaResults(starts_at) for _ in schedulers]
+        self.results = [ReplicaResults(since=starts_at) for _ in schedulers]
         loops: list[Callable[[], None]] = [
             partial(run, scheduler, world, partial(self._emit, number, emit), depth)
             for number, (scheduler, world) in enumerate(zip(schedulers, self.worlds, strict=True))

@@ -10,7 +10,7 @@ from rota.core.events import Event, HostChanged, HostState, SlotChanged, SlotSta
 from rota.observe.summary import Recorder
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class ReplicaResults:
     """Follows the events of one replica; reads before `since` are those that adapters were added with."""
 
