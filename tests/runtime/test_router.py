@@ -173,6 +173,27 @@ def test_answers_that_run_longer_than_expected_still_count():
     assert ask(router, "next") == 1
 
 
+def test_a_request_that_is_routed_again_is_open_once():
+    router = Router(2)
+    for _ in range(5):
+        ask(router, "again", max_new_tokens=50)
+    replica = router.replica_of(RequestId("again"))
+    router.note_events(replica or 0, [finished("again")])
+
+    assert [books.open_tokens for books in router._replicas] == [0, 0]
+
+
+def test_requests_for_the_base_model_take_no_slot_from_adapters():
+    router = Router(2)
+    router.note_events(0, [in_slot(1, 0), in_slot(2, 1), in_slot(1, 0, state=SlotState.EMPTY, reason=SlotReason.IDLE)])
+    router.note_events(0, [in_slot(3, 0), in_host(2), in_host(3)])
+    for number, adapter in enumerate((2, 3, 0)):
+        router.note_message(0, Submit(request(f"busy{number}", adapter=AdapterId(adapter), max_new_tokens=1)))
+
+    ask(router, "own", adapter=2)
+    assert router._views[0].pause_s == 0.0
+
+
 def test_routed_requests_are_counted_by_replica_and_reason():
     router = Router(2, "round-robin")
     for number in range(5):

@@ -17,7 +17,7 @@ from rota.core.events import (
     SlotReason,
     SlotState,
 )
-from rota.core.ids import AdapterId, RequestId, Slot
+from rota.core.ids import BASE, AdapterId, RequestId, Slot
 from rota.core.request import Request
 from rota.policy.routing import ReplicaView
 from rota.runtime.pace import Pace
@@ -61,7 +61,7 @@ class ReplicaBooks:
         self.pace = pace
         self.slots: set[AdapterId] = set()
         self.hosts: set[AdapterId] = set()
-        self.busy: dict[AdapterId, int] = {}  # open requests by adapter, the base model among them
+        self.busy: dict[AdapterId, int] = {}  # open requests by adapter; the base model needs no slot
         self._load, self._fetch = load, fetch
         self._slot_count = 0  # 0 until all slots were seen taken
         self._resident: dict[Slot, SlotChanged] = {}
@@ -84,8 +84,18 @@ class ReplicaBooks:
         )
         self._open[request.request_id] = booking
         self.open_tokens += booking.prompt_tokens + booking.answer_tokens
-        self.busy[request.adapter_id] = self.busy.get(request.adapter_id, 0) + 1
+        if request.adapter_id != BASE:
+            self.busy[request.adapter_id] = self.busy.get(request.adapter_id, 0) + 1
         self._measure()
+
+    def end(self, request_id: RequestId) -> None:
+        """A request has ended, or goes elsewhere."""
+        booking = self._open.pop(request_id, None)
+        if booking is None:
+            return
+        self.open_tokens -= booking.prompt_tokens + booking.answer_tokens
+        if booking.adapter_id != BASE:
+            self._free(booking.adapter_id)
 
     def look(self, adapter_id: AdapterId, answer_tokens: int) -> None:
         """Fill the view in for a request of this adapter."""
@@ -106,7 +116,7 @@ class ReplicaBooks:
                 case Admitted():
                     self._admit(event.request_id)
                 case Finished():
-                    self._end(event)
+                    self.end(event.request_id)
                 case SlotChanged():
                     self._note_slot(event)
                 case HostChanged():
@@ -138,14 +148,10 @@ class ReplicaBooks:
             self.open_tokens -= booking.prompt_tokens
             booking.prompt_tokens = 0
 
-    def _end(self, event: Finished) -> None:
-        booking = self._open.pop(event.request_id, None)
-        if booking is None:
-            return
-        self.open_tokens -= booking.prompt_tokens + booking.answer_tokens
-        self.busy[booking.adapter_id] -= 1
-        if not self.busy[booking.adapter_id]:
-            del self.busy[booking.adapter_id]
+    def _free(self, adapter_id: AdapterId) -> None:
+        self.busy[adapter_id] -= 1
+        if not self.busy[adapter_id]:
+            del self.busy[adapter_id]
 
     def _note_slot(self, event: SlotChanged) -> None:
         before = self._resident.pop(event.slot, None)

@@ -36,7 +36,12 @@ class Router:
         self._answer_tokens = FIRST_ANSWER_TOKENS
 
     def route(self, request: Request, _now: float) -> Choice:
-        """The replica for a request, which is booked there; raises RequestError if no replica is up."""
+        """The replica for a request, which is booked there; raises RequestError if no replica is up.
+
+        A request that is routed again was not sent to the replica before.
+        """
+        if before := self._choices.pop(request.request_id, None):
+            self._replicas[before.replica].end(request.request_id)
         answer_tokens = self._expected_tokens(request)
         if self._rule == "adapters":
             choice = self._cheapest(request, answer_tokens)

@@ -144,5 +144,7 @@ def test_an_llm_of_two_ranks_answers_as_one(config):
     prompts, texts = ["abc", "What is a rank?"], []
     for size in (1, 2):
         llm = LLM(config.model.model_path, quiet=True, tensor_parallel_size=size, dtype="float32", device="cpu")
-        texts.append([one.token_ids for one in llm.generate(prompts, SamplingParams(max_new_tokens=8, temperature=0.0))])
+        texts.append(
+            [one.token_ids for one in llm.generate(prompts, SamplingParams(max_new_tokens=8, temperature=0.0))]
+        )
     assert texts[0] == texts[1]
