@@ -141,10 +141,9 @@ def test_sizes_that_cannot_share_the_heads_are_refused_with_those_that_can(confi
 @pytest.mark.long("two ranks load torch once more, for what a service shows too")
 def test_an_llm_of_two_ranks_answers_as_one(config):
     write_byte_tokenizer(Path(config.model.model_path))
-    prompts, texts = ["abc", "What is a rank?"], []
+    prompts, greedy = ["abc", "What is a rank?"], SamplingParams(max_new_tokens=8, temperature=0.0)
+    tokens = []
     for size in (1, 2):
         llm = LLM(config.model.model_path, quiet=True, tensor_parallel_size=size, dtype="float32", device="cpu")
-        texts.append(
-            [one.token_ids for one in llm.generate(prompts, SamplingParams(max_new_tokens=8, temperature=0.0))]
-        )
-    assert texts[0] == texts[1]
+        tokens.append([one.token_ids for one in llm.generate(prompts, greedy)])
+    assert tokens[0] == tokens[1]
