@@ -24,6 +24,8 @@ _LOOK_MS = 100
 # A machine that is gone closes no connection: the sockets themselves ask for a sign of life.
 _HEARTBEAT_MS, _DEAD_MS = 1000, 10_000
 
+_MORE = int(zmq.SNDMORE)  # looked up for every plan
+
 Socket = zmq.Socket[bytes]
 
 
@@ -47,6 +49,7 @@ class Meeting:
         except zmq.ZMQError as error:
             raise ConfigError(f"Rank 0 cannot wait for the other ranks at {bind}: {error}.") from error
         self._arrived: dict[int, tuple[bytes, dict[str, str]]] = {}
+        self._identities: list[bytes] = []
         self._number = 0
 
     @property
@@ -95,10 +98,10 @@ class Meeting:
 
     def _send(self, record: Refused | Numbered | Stop) -> None:
         """Encoded once, and sent to every follower."""
-        packet = CODEC.encode([record])
-        for identity, _ in self._arrived.values():
-            self._socket.send(identity, zmq.SNDMORE)
-            self._socket.send(packet)
+        packet, send = CODEC.encode([record]), self._socket.send
+        for identity in self._identities:
+            send(identity, _MORE)
+            send(packet)
 
     def _greet(self) -> None:
         identity, packet = self._socket.recv_multipart()
@@ -110,6 +113,7 @@ class Meeting:
             self._socket.send_multipart([identity, CODEC.encode([Refused(reason)])])
             raise ConfigError(reason)
         self._arrived[hello.rank] = identity, hello.facts  # a rank that was started again takes its own place
+        self._identities = [each for each, _ in self._arrived.values()]
 
     def _missing(self) -> list[int]:
         return [rank for rank in range(1, self._size) if rank not in self._arrived]
