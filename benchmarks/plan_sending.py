@@ -70,8 +70,8 @@ def follow(address: str, followers: int, rank: int) -> None:
         assert record.number == number
 
 
-def measure(followers: int) -> list[tuple[float, float]]:
-    """Of each plan the seconds on the clock, and those of a core: others may run on a busy machine."""
+def measure(followers: int) -> dict[str, list[float]]:
+    """Seconds by the clock, for plans in which a request starts and for plans in which none does."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     meeting = Meeting(context, followers + 1, "tcp://127.0.0.1:*")
     start = multiprocessing.get_context("spawn").Process
@@ -80,11 +80,11 @@ def measure(followers: int) -> list[tuple[float, float]]:
         process.start()
     meeting.gather(lambda: "", 60.0)
     meeting.welcome("", "")
-    taken = []
+    taken: dict[str, list[float]] = {"decodes alone": [], "with newcomers": []}
     for plan in plans():
-        started_at, busy_s = time.perf_counter(), time.thread_time()
+        started_at = time.perf_counter()
         meeting.send_plan(plan)
-        taken.append((time.perf_counter() - started_at, time.thread_time() - busy_s))
+        taken["with newcomers" if plan.seats else "decodes alone"].append(time.perf_counter() - started_at)
         time.sleep(STEP_S)
     meeting.dismiss()
     for process in processes:
@@ -95,28 +95,33 @@ def measure(followers: int) -> list[tuple[float, float]]:
     return taken
 
 
+def sizes() -> dict[str, list[int]]:
+    """Bytes, likewise."""
+    found: dict[str, list[int]] = {"decodes alone": [], "with newcomers": []}
+    for number, plan in enumerate(plans(), 1):
+        packet = CODEC.encode([Numbered(number, plan)])
+        found["with newcomers" if plan.seats else "decodes alone"].append(len(packet))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--followers", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--output", help="write the numbers as JSON")
     options = parser.parse_args()
-    sizes = [len(CODEC.encode([Numbered(number, plan)])) for number, plan in enumerate(plans(), 1)]
-    results: dict[str, dict[str, float]] = {
-        "bytes of a plan": {"mean": round(statistics.mean(sizes), 1), "median": statistics.median(sizes)}
+    results = {
+        f"{kind}, bytes": {"plans": len(found), "mean": round(statistics.mean(found), 1)}
+        for kind, found in sizes().items()
     }
     gc.freeze()
     for followers in options.followers:
-        kinds = zip(("clock", "core"), zip(*measure(followers), strict=True), strict=True)
-        results[f"µs, {followers} followers"] = {
-            name: round(number * 1e6, 1)
-            for kind, taken in kinds
-            for name, number in (
-                (f"{kind}, median", statistics.median(taken)),
-                (f"{kind}, p99", statistics.quantiles(taken, n=100)[98]),
-            )
-        }
+        for kind, taken in measure(followers).items():
+            results[f"{kind}, µs, {followers} followers"] = {
+                "median": round(statistics.median(taken) * 1e6, 1),
+                "p99": round(statistics.quantiles(taken, n=100)[98] * 1e6, 1),
+            }
     for name, numbers in results.items():
-        print(f"{name:18}", "   ".join(f"{word} {number:7.1f}" for word, number in numbers.items()))
+        print(f"{name:32}", "   ".join(f"{word} {number:7.1f}" for word, number in numbers.items()))
     if options.output:
         with open(options.output, "w") as file:
             json.dump(results, file, indent=2, ensure_ascii=False)
