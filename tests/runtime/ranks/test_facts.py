@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_another_version_is_named(tmp_path, monkeypatch):
     config = model_in(tmp_path / "here")
     own = facts(config)
     assert "the version of torch" in own
-    monkeypatch.setattr(module, "__version__", "0.0.1")
+    monkeypatch.setattr(module.metadata, "distributions", lambda **_: [SimpleNamespace(version="0.0.1")])
 
     assert "rank 1 has 0.0.1 for the version of rota" in difference(own, {1: facts(config)})
 

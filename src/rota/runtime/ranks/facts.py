@@ -8,11 +8,10 @@ from dataclasses import fields
 from importlib import metadata
 from pathlib import Path
 
-from rota import __version__
 from rota.core.config import EngineConfig
 
-# Libraries whose versions change what a step computes.
-_LIBRARIES = ("torch", "triton", "flashinfer-python")
+# As installed: their versions change what a step computes, or what ranks tell each other.
+_LIBRARIES = ("rota", "torch", "triton", "flashinfer-python")
 # Folders differ between machines; what lies in them is compared. Only rank 0 loads the adapters to start with.
 _MAY_DIFFER = {"model_path", "lora_paths"}
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".index.json")
@@ -22,7 +21,7 @@ _PIECES, _PIECE_BYTES = 64, 4096
 
 def facts(config: EngineConfig) -> dict[str, str]:
     """By name, each as a word."""
-    return {"the version of rota": __version__, **dict(_versions()), **dict(_flags(config)), **dict(_files(config))}
+    return {**dict(_versions()), **dict(_flags(config)), **dict(_files(config))}
 
 
 def difference(own: dict[str, str], others: dict[int, dict[str, str]]) -> str:
