@@ -9,11 +9,13 @@
 #
 # PYTHON=python3.12      another Python than `python3`
 # TORCH_INDEX=URL        the package index to get PyTorch from, for instance one of CPU builds
+# JOBS=4                 so many files of tests at a time, for `make test`
 # CONSTRAINTS=/dev/null  the newest versions within the bounds of pyproject.toml, and not those that CI runs with
 
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+JOBS ?= 2
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # What is started so dies with make, also when make is killed.
@@ -30,7 +32,7 @@ demo: $(VENV)/.serve
 	@$(TIED) $(BIN)/rota demo $(ARGS)
 
 test: check
-	@$(TIED) $(BIN)/python -m pytest $(ARGS)
+	@$(TIED) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 test-long: $(VENV)/.dev
 	@$(TIED) $(BIN)/python -m pytest -m long -o timeout=1800 -o faulthandler_timeout=2000 $(ARGS)
