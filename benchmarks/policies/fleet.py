@@ -14,7 +14,7 @@ from rota.sim.cost import read_cost
 from rota.sim.run import Simulation
 from rota.workload.scenario import Scenario
 
-# The rule was made while looking at seeds 11 to 14.
+# The rule was made while looking at seeds 11 and 12.
 SEEDS = (301, 302, 303, 304)
 ROUTERS: tuple[Rule, ...] = ("round-robin", "shortest-queue", "adapters")
 REPLICAS = 8
