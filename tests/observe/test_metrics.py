@@ -20,6 +20,7 @@ from rota.core.events import (
     Preempted,
     PrefillsReleased,
     Produced,
+    Routed,
     SlotChanged,
     SlotReason,
     SlotState,
@@ -264,6 +265,7 @@ def test_a_whole_scrape_has_exactly_the_names_kinds_and_labels_of_the_table():
     metrics.observe(
         [
             DrainChanged(at=1.0, victim=1, beneficiary=2, state=DrainState.STARTED),
+            Routed(request_id="r1", at=1.0, reason="in_slot"),
             PrefillsReleased(at=1.0, reason="no_wait", passes=0, waited_s=0.0),
         ]
     )

@@ -8,13 +8,15 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import (
     AdapterStanding,
     Admitted,
+    Event,
     Explained,
     Finished,
     FinishReason,
     Inspected,
+    Routed,
     Whereabouts,
 )
-from rota.core.ids import AdapterId, RequestId
+from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.core.messages import Abort, AbortAll, Explain, FlushCache, Inspect, Message, RemoveAdapter, ServedElsewhere
 from rota.core.tenant import Tenant
 from rota.runtime.replica_desk import ReplicaDesk
@@ -38,6 +40,11 @@ def with_adapter(desk: ReplicaDesk, number: int = 1) -> None:
     desk.send(add_adapter(number))
     for replica in (0, 1):
         desk.note(replica, [added(number, replica)])
+
+
+def heard(desk: ReplicaDesk, replica: int, events: list[Event]) -> list[Event]:
+    """What a client hears, apart from where its requests went."""
+    return [event for event in desk.note(replica, events) if not isinstance(event, Routed)]
 
 
 def test_what_is_about_a_request_goes_to_the_replica_that_has_it():
@@ -130,7 +137,7 @@ def test_a_tenant_runs_no_more_than_it_may_on_all_replicas_and_the_next_is_sent_
     [explained] = desk.send(Explain(RequestId("c"), 1.0))
     assert (explained.state, "max_running" in explained.reason) == (Whereabouts.WAITING, True)
 
-    assert kinds(desk.note(0, [finished("a")])) == ["Finished"]
+    assert kinds(heard(desk, 0, [finished("a")])) == ["Finished"]
     assert replicas[0].requests == ["a", "b"]
     [ending] = desk.send(Abort(RequestId("c"), 2.0, is_complete=True))
     assert (ending.request_id, ending.reason, ending.at) == ("c", FinishReason.STOP, 2.0)
@@ -153,7 +160,7 @@ def test_the_last_replica_takes_with_it_what_is_held():
     for replica in replicas:
         replica.become(Phase.DOWN, "It is gone.")
 
-    told = desk.note(0, [finished("a", reason=FinishReason.FAILED)])
+    told = heard(desk, 0, [finished("a", reason=FinishReason.FAILED)])
     assert [event.request_id for event in told] == ["a", "b"]
     assert told[1].fault.code is FaultCode.ENGINE_DIED
 
@@ -177,7 +184,7 @@ def test_what_is_held_is_counted_once_among_those_that_wait():
         Inspected(at=5.0, steps=1, rows=0, blocks=8, blocks_used=0, slots=2, adapters=(standing,), engine_id=number)
         for number in (0, 1)
     ]
-    [first], [second] = [desk.note(number, [answer]) for number, answer in enumerate(answers)]
+    [first], [second] = [heard(desk, number, [answer]) for number, answer in enumerate(answers)]
 
     assert [one.adapters[0].waiting for one in (first, second)] == [3, 1]
     assert (first.adapters[0].oldest_at, "max_running" in first.adapters[0].reason) == (3.0, True)
@@ -254,4 +261,19 @@ def test_events_of_requests_pass_unchanged():
     desk.send(submit("a", tenant=ONE))
     events = [Admitted(request_id=RequestId("a"), at=1.0, cached_tokens=0), finished("a")]
 
-    assert desk.note(0, events) == events
+    assert heard(desk, 0, events) == events
+
+
+def test_where_a_request_went_and_why_is_told_once_and_before_the_request_itself():
+    desk, _ = desk_of()
+    for name in "ab":
+        desk.send(submit(name))
+    admitted = Admitted(request_id=RequestId("b"), at=6.0, cached_tokens=0)
+    told = desk.note(1, [admitted])
+
+    assert told[:2] == [
+        Routed(request_id=RequestId(name), at=5.0, reason="in_turn", engine_id=EngineId(replica))
+        for replica, name in enumerate("ab")
+    ]
+    assert told[2:] == [admitted]
+    assert desk.note(0, [finished("a")]) == [finished("a")]

@@ -258,7 +258,17 @@ class EngineRestarted:
     engine_id: EngineId = FIRST_ENGINE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """A request was sent to one of several replicas; `reason` is the rule's, in a word."""
+
+    request_id: RequestId
+    at: float
+    reason: str
+    engine_id: EngineId = FIRST_ENGINE
+
+
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged | HostChanged | DrainChanged
 QueryResult = Explained | Inspected | CacheFlushed
 RequestEvent = Admitted | Preempted | PromptsScored | Produced | Finished
-Event = RequestEvent | PrefillsReleased | AdapterEvent | EngineRestarted | QueryResult
+Event = RequestEvent | Routed | PrefillsReleased | AdapterEvent | EngineRestarted | QueryResult

@@ -117,6 +117,8 @@ def _of_engines(taken: Snapshot) -> Iterator[Family]:
     yield _histograms(table.DELAYER_WAIT, [((id,), one.delay_wait) for id, one in engines])
     yield _counters(table.COMPUTED_TOKENS, [((id,), one.computed_tokens) for id, one in engines])
     yield _counters(table.ROTATIONS, [((id,), one.rotations) for id, one in engines])
+    routes = [((id, reason), number) for id, one in engines for reason, number in one.routes.copy().items()]
+    yield _counters(table.ROUTED, routes)
     drains = [((id, state), number) for id, one in engines for state, number in one.drains.copy().items()]
     yield _counters(table.DRAINS, drains)
     delays = [((id, reason), number) for id, one in engines for reason, number in one.delays.copy().items()]

@@ -78,6 +78,7 @@ class EngineMeters:
     load_time: Histogram = field(default_factory=lambda: Histogram(DURATIONS))
     drains: dict[str, int] = field(default_factory=dict)
     delays: dict[str, int] = field(default_factory=dict)
+    routes: dict[str, int] = field(default_factory=dict)
     rotations: int = 0
     computed_tokens: int = 0
     restarts: int = 0

@@ -130,6 +130,13 @@ LOAD_TIME = _metric(
 )
 EVICTIONS = _metric("counter", "adapter_evictions_total", "Adapters that left their slot, for any reason.", "adapter")
 ROTATIONS = _metric("counter", "rotations_total", "Adapters that took a slot from an adapter with work left.", "engine")
+ROUTED = _metric(
+    "counter",
+    "requests_routed_total",
+    "Requests that were sent to this one of several engines, by the reason.",
+    "engine",
+    "reason",
+)
 DRAINS = _metric(
     "counter", "drains_total", "Drains that were `started`, `finished`, `called_off` or `expired`.", "engine", "state"
 )

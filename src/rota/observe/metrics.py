@@ -20,6 +20,7 @@ from rota.core.events import (
     Preempted,
     PrefillsReleased,
     Produced,
+    Routed,
     SlotChanged,
     SlotReason,
     SlotState,
@@ -61,6 +62,7 @@ class Metrics:
         self.loaded: set[AdapterId] = set()
         self.lost: set[AdapterId] = set()  # a restarted engine could not read them again
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            Routed: self._routed,
             Admitted: self._admitted,
             Preempted: self._preempted,
             Produced: self._produced,
@@ -123,6 +125,9 @@ class Metrics:
                 handle(event)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _routed(self, event: Routed) -> None:
+        count(self._engine(event.engine_id).routes, event.reason)
 
     def _admitted(self, event: Admitted) -> None:
         journey = self.journeys.get(event.request_id)

@@ -22,8 +22,9 @@ from rota.core.events import (
     FinishReason,
     Inspected,
     Preempted,
+    Routed,
 )
-from rota.core.ids import AdapterId, RequestId
+from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.core.messages import Abort, AbortAll, AddAdapter, Explain, Message, RemoveAdapter, ServedElsewhere, Submit
 from rota.core.request import Request
 from rota.runtime.held_requests import end_of, explain_held, with_held
@@ -46,6 +47,7 @@ class ReplicaDesk:
         self._up = {*range(len(replicas))}  # where the router may send requests
         self._quotas = TenantQuotas()
         self._adapters = ReplicaAdapters(self._tell)
+        self._routes: list[Event] = []  # told with the next events of any replica
         self._removals: dict[AdapterId, RemoveAdapter] = {}  # wait until no request for the adapter is held
         self._is_closed = False
 
@@ -96,9 +98,15 @@ class ReplicaDesk:
             if self._tell(replica, Submit(request)):
                 self._at[request.request_id] = replica
                 self._quotas.send(request, replica)
+                self._note_route(request.request_id)
                 return
             # The replica went down between the look and the message, and the next look sees that.
         raise refuse("All replicas are down.")
+
+    def _note_route(self, request_id: RequestId) -> None:
+        if choice := self._router.choice_of(request_id):
+            reason, engine_id = choice.reason.name.lower(), EngineId(choice.replica)
+            self._routes.append(Routed(request_id=request_id, at=self._now(), reason=reason, engine_id=engine_id))
 
     def _choose(self, request: Request) -> int:
         self._look()
@@ -137,7 +145,7 @@ class ReplicaDesk:
     def note(self, replica: int, events: list[Event]) -> list[Event]:
         """What a client hears when a replica tells this."""
         self._router.note_events(replica, events)
-        told: list[Event] = []
+        told, self._routes = self._routes, []
         for event in events:  # nearly always a step's tokens
             match event:
                 case Finished():
