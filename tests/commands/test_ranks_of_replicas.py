@@ -25,7 +25,10 @@ def replica_of(listener: Listener, name: str) -> int:
     return next(e.engine_id for e in listener.events if isinstance(e, Produced) and RequestId(name) in e.request_ids)
 
 
-@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "follower"])
+@pytest.mark.parametrize(
+    "rank",
+    [pytest.param(0, id="leader", marks=pytest.mark.long("a follower shows the same")), pytest.param(1, id="follower")],
+)
 def test_a_rank_that_is_killed_ends_the_requests_of_its_own_replica_alone(tmp_path, rank):
     config = config_of(2)
     config = replace(config, model=replace(config.model, data_parallel_size=2))

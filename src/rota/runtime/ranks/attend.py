@@ -12,8 +12,8 @@ from rota.runtime.ranks.place import Place
 from rota.runtime.ranks.processes import FollowerProcess, Job
 from rota.runtime.ranks.records import MakeDevice
 
-# Rank 0 starts its engine again within seconds, or not at all.
-AGAIN_S = 15.0
+# Rank 0 starts its engine again within seconds of its end, but may wait for the silence of a rank before that.
+AGAIN_S = 60.0
 
 
 def attend(make_device: MakeDevice, config: EngineConfig, place: Place, again_s: float = AGAIN_S) -> None:
