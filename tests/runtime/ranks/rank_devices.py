@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -111,7 +112,7 @@ class LateCopies(FakeDevice):
 
 def late_follower(folder: Path, config: EngineConfig) -> FakeDevice:
     if config.rank == 0:
-        return fake_rank(folder, config)
+        return slow_rank(folder, config)
     device = LateCopies()
     device.folder, device.complete = folder, set()
     return device
@@ -165,6 +166,28 @@ def hasty_leader(folder: Path, config: EngineConfig) -> FakeDevice:
     if config.rank == 0:
         Agreement.note = note  # type: ignore[method-assign]
     return late_follower(folder, config)
+
+
+class Companion(FakeDevice):
+    """Fails at its third step, because rank 2 is killed there."""
+
+    folder: Path
+
+    def submit(self, plan: StepPlan) -> FakeTicket:
+        if len(self.plans) == 2:
+            os.kill(pid_of(self.folder, 2), signal.SIGKILL)
+            raise ConnectionError("Connection closed by peer")
+        return super().submit(plan)
+
+
+def companions(folder: Path, config: EngineConfig) -> FakeDevice:
+    """Rank 1 fails for lack of rank 2, once."""
+    device = fake_rank(folder, config)
+    if config.rank == 1 and not (folder / "failed").exists():
+        (folder / "failed").touch()
+        device = Companion()
+        device.folder = folder
+    return device
 
 
 def gapped_leader(folder: Path, config: EngineConfig) -> FakeDevice:

@@ -18,6 +18,7 @@ from tests.processes import is_alive
 from tests.runtime.ranks.rank_devices import (
     Refusal,
     Unreadable,
+    companions,
     gapped_leader,
     hasty_leader,
     late_follower,
@@ -60,6 +61,15 @@ def test_a_rank_that_is_killed_under_load_ends_its_replicas_requests_and_all_ran
         assert all(map(is_alive, second))
         assert len(restarts(listener)) == 1
     assert until(lambda: not any(map(is_alive, second))), "a rank has outlived its service"
+
+
+def test_a_rank_that_fails_for_lack_of_another_is_not_taken_for_the_cause(tmp_path):
+    with supervised_ranks(partial(companions, tmp_path), 3) as (service, listener):
+        service.send(submit("lost", max_new_tokens=100))
+
+        message = listener.wait_for_ending("lost").fault.message
+        assert "The process of rank 2 was killed by SIGKILL." in message
+        assert "closed by peer" not in message
 
 
 def test_ranks_leave_no_file_and_are_reached_from_this_machine_alone(tmp_path, monkeypatch):
@@ -120,7 +130,7 @@ def test_the_fake_follower_notices_a_leader_that_does_not_wait(tmp_path):
     with supervised_ranks(partial(hasty_leader, tmp_path)) as (service, listener):
         service.send(add_adapter(1))
         listener.wait_for_adapter(1, AdapterAdded)
-        service.send(submit("asked", adapter=AdapterId(1)))
+        service.send(submit("asked", max_new_tokens=400, adapter=AdapterId(1)))
 
         assert "is used before it is complete" in listener.wait_for_ending("asked").fault.message
 

@@ -19,6 +19,7 @@ from rota.runtime.wire import Alive, Building, Failed, Ready, decode
 
 # A process that ended may have left its last words in the socket.
 _LOOK_S, _LATE_S = 0.2, 0.05
+_KILLED_S = 0.3
 # A device that fails because another rank is gone fails at once, and the thread below hears why a moment later.
 _REASON_S = 2.0
 
@@ -100,7 +101,8 @@ class Listener:
                         self._capacities[rank] = capacity
                         self._changed.notify_all()
                 case Failed(reason):
-                    self._lose(f"Rank {rank}: {reason}")
+                    # A rank that is killed makes those fail that compute with it, and they may be heard first.
+                    self._lose(self._processes.killed(_KILLED_S) or f"Rank {rank}: {reason}")
                 case Building() | Alive():
                     pass
                 case message:

@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +50,10 @@ class FollowerProcess:
         return self._process.pid
 
     @property
+    def was_killed(self) -> bool:
+        return (self._process.poll() or 0) < 0
+
+    @property
     def complaint(self) -> str:
         """How the process ended, as a sentence; empty while it runs."""
         code = self._process.poll()
@@ -72,8 +77,18 @@ class FollowerProcesses:
         self._processes = [FollowerProcess(job) for job in jobs]
 
     def complaint(self) -> str:
-        """About the first that has ended."""
-        return next(filter(None, (process.complaint for process in self._processes)), "")
+        """About one that has ended. One that was killed comes first: others may have failed for lack of it."""
+        processes = sorted(self._processes, key=lambda process: not process.was_killed)
+        return next(filter(None, (process.complaint for process in processes)), "")
+
+    def killed(self, within_s: float) -> str:
+        """About one that was killed, or is found killed in a moment; empty if none is."""
+        ends_at = time.monotonic() + within_s
+        while self._processes and time.monotonic() < ends_at:
+            if any(process.was_killed for process in self._processes):
+                return self.complaint()
+            time.sleep(0.01)
+        return ""
 
     def kill(self) -> None:
         for process in self._processes:
