@@ -182,7 +182,7 @@ class Companion(FakeDevice):
 
 def companions(folder: Path, config: EngineConfig) -> FakeDevice:
     """Rank 1 fails for lack of rank 2, once."""
-    device = fake_rank(folder, config)
+    device = slow_rank(folder, config)
     if config.rank == 1 and not (folder / "failed").exists():
         (folder / "failed").touch()
         device = Companion()
@@ -204,7 +204,7 @@ def gapped_leader(folder: Path, config: EngineConfig) -> FakeDevice:
 
     if config.rank == 0:
         Meeting.send_plan = send_all_but_the_fourth  # type: ignore[method-assign]
-    return FakeDevice()
+    return FakeDevice(step_s=0.02)
 
 
 class Unreadable:
