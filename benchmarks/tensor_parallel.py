@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
+from benchmarks.h200.assets import make_adapter
 from benchmarks.h200.shapes import LLAMA_8B, TINY
-from rota.engine.families.table import read_spec
-from rota.engine.model.sites import module_name, site_shapes
 from rota.runtime.lifeline import tied
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +42,7 @@ def compute(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, di
     is_tiny = options.shape == "tiny"
     config = TINY if is_tiny else LLAMA_8B
     make_model(folder / "model", config)
-    make_adapter(folder / "adapter", folder / "model", 16, 0.02, torch.bfloat16, 0)
+    make_adapter(folder / "adapter", folder / "model", 16)
     for size in SIZES[: 2 if is_tiny else 3]:
         words = [str(folder), str(size), *(["tiny"] if is_tiny else [])]
         yield f"compute, 1 of {size}", printed("benchmarks.parallel.compute", words, options.limit)
@@ -54,7 +52,7 @@ def ranks(folder: Path, options: argparse.Namespace) -> Iterator[tuple[str, dict
     """Two ranks on one device beside one rank, in float32 and in bfloat16."""
     make_model(folder / "model", SMALL)
     for number in range(1, 4):
-        make_adapter(folder / f"adapter{number}", folder / "model", 2 * number, 0.3, torch.float32, number)
+        make_adapter(folder / f"adapter{number}", folder / "model", 2 * number, scale=0.3, dtype=torch.float32)
     for dtype in ("float32", "bfloat16") if torch.cuda.is_available() else ("float32",):
         told = compared(folder, dtype, options.limit)
         yield f"two ranks, {dtype}", told
@@ -149,24 +147,6 @@ def meeting() -> str:
 def make_model(folder: Path, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-
-
-def make_adapter(folder: Path, model: Path, rank: int, scale: float, dtype: torch.dtype, seed: int) -> None:
-    """A random PEFT folder on all seven matrices."""
-    folder.mkdir(parents=True, exist_ok=True)
-    spec, dice = read_spec(model), torch.Generator().manual_seed(seed)
-    tensors = {}
-    for layer in range(spec.layers):
-        for site in site_shapes(spec):
-            for part, width in site.parts:
-                name = f"base_model.model.{module_name(layer, part)}"
-                for letter, shape in (("A", (rank, site.inputs)), ("B", (width, rank))):
-                    drawn = torch.randn(shape, generator=dice) * scale
-                    tensors[f"{name}.lora_{letter}.weight"] = drawn.to(dtype)
-    save_file(tensors, folder / "adapter_model.safetensors")
-    modules = [part for site in site_shapes(spec) for part, _ in site.parts]
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": modules, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 def main() -> None:

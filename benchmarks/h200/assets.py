@@ -108,13 +108,20 @@ def weight_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes | {"model.norm.weight": (hidden,), "lm_head.weight": (config["vocab_size"], hidden)}
 
 
-def make_adapter(folder: Path, model: Path, rank: int, device: str = "cpu") -> None:
+def make_adapter(
+    folder: Path,
+    model: Path,
+    rank: int,
+    device: str = "cpu",
+    scale: float = 0.02,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
     """A random PEFT folder on all seven projections."""
     folder.mkdir()
     spec, tensors = read_spec(model), {}
 
     def draw(*shape: int) -> torch.Tensor:
-        return (torch.randn(shape, dtype=torch.bfloat16, device=device) * 0.02).cpu()
+        return (torch.randn(shape, dtype=dtype, device=device) * scale).cpu()
 
     for layer in range(spec.layers):
         for site in site_shapes(spec):
