@@ -116,8 +116,14 @@ def start(module: str, words: Sequence[object], scratch: Path) -> subprocess.Pop
         "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     }
     log = (scratch / "log").open("ab")
-    command = tied([sys.executable, "-m", module, *map(str, words)])
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True)
+    process = subprocess.Popen(
+        tied([sys.executable, "-m", module, *map(str, words)]),
+        cwd=ROOT,
+        env=environment,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
     process.log = scratch / "log"  # type: ignore[attr-defined]
     return process
 

@@ -77,7 +77,7 @@ def test_a_server_that_has_given_up_answers_logs_and_ends_with_its_own_code(tmp_
         assert ("error", "The engine stays down.") in lines
         assert lines.count(("warning", "The engine died and is started again.")) == 4
     else:
-        assert 'ERROR The engine stays down. why="The engine died 5 times in a row' in errors
+        assert 'ERROR The engine stays down. engine=0 why="The engine died 5 times in a row' in errors
         assert "rota: The engine died 5 times in a row soon after its start and stays down." in errors
     assert "exit code 9" in errors
 

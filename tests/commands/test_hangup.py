@@ -7,11 +7,13 @@ import os
 import pty
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.processes import PIPE, Program, started
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -34,6 +36,14 @@ if __name__ == "__main__":
     server = ServerConfig(port=0, log_format="json", api_key_file=sys.argv[2] or None)
     serve_model(config, server, make_device=make_device)
 """
+
+
+@pytest.fixture(autouse=True)
+def _hangups_are_heard() -> Iterator[None]:
+    """Also where these tests were started by `nohup`: a server inherits what is done with a signal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def serve(folder: Path, key_file: Path | None = None, **options: Any) -> AbstractContextManager[Program]:
