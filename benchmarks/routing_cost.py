@@ -16,7 +16,7 @@ from pathlib import Path
 from rota.core.events import Admitted, Finished, FinishReason, HostChanged, HostState, Produced, SlotChanged, SlotState
 from rota.core.ids import AdapterId, RequestId, Slot
 from rota.core.request import Request, SamplingParams
-from rota.runtime.router import Router
+from rota.runtime.routing.router import Router
 
 REPLICAS, ADAPTERS, SLOTS, HOST_COPIES = 16, 1000, 32, 128
 PROMPT_TOKENS, OPEN = 512, 1024  # open requests, on all replicas together

@@ -8,7 +8,7 @@ from rota.commands.engines import described_replicas, engine_service, replica_co
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.llm.llm import LLM
-from rota.runtime.replicas import ReplicatedService
+from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.supervisor import SupervisedService
 from tests.fakes import FakeDevice
 

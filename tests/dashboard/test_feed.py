@@ -21,7 +21,7 @@ from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.dashboard import feed as feed_module
 from rota.dashboard.feed import MOST_ROWS, Feed, Seen
 from rota.dashboard.lanes import MOST_TENURES
-from rota.runtime.replica_states import joint_state
+from rota.runtime.replicas.states import joint_state
 from rota.runtime.service import Phase, ServiceState
 from tests.builders import capacity
 

@@ -11,7 +11,7 @@ from rota.core.config import EngineConfig
 from rota.core.ids import EngineId
 from rota.core.messages import Message
 from rota.runtime.patience import Patience
-from rota.runtime.replicas import ReplicatedService
+from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import BuildDevice, InProcessService, Service, ServiceState
 from rota.runtime.supervisor import SupervisedService
 from tests.fakes import FakeDevice

@@ -11,8 +11,8 @@ from rota.commands.logged import build_logged
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.ids import EngineId
 from rota.runtime.patience import Patience
-from rota.runtime.replicas import ReplicatedService
-from rota.runtime.router import Router
+from rota.runtime.replicas.service import ReplicatedService
+from rota.runtime.routing.router import Router
 from rota.runtime.service import Service
 from rota.runtime.supervisor import SupervisedService
 from rota.runtime.world import Device

@@ -9,8 +9,8 @@ from functools import partial
 from rota.core.events import Event, Finished
 from rota.core.messages import Abort, Message, ServedElsewhere, Submit
 from rota.runtime.loop import Emit, run
-from rota.runtime.router import Router
-from rota.runtime.tenant_quotas import TenantQuotas
+from rota.runtime.replicas.tenant_quotas import TenantQuotas
+from rota.runtime.routing.router import Router
 from rota.scheduler import Scheduler
 from rota.sim.baton import Baton
 from rota.sim.cost import CostModel

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from rota.core.errors import FaultCode
 from rota.core.request import Request
 from rota.core.tenant import Tenant
-from rota.runtime.tenant_quotas import TenantQuotas
+from rota.runtime.replicas.tenant_quotas import TenantQuotas
 from tests.builders import request
 
 ACME = Tenant(name="acme", max_running=2, max_queued=3)

@@ -19,11 +19,11 @@ from rota.core.events import (
 from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.core.messages import Abort, AbortAll, Explain, FlushCache, Inspect, Message, RemoveAdapter, ServedElsewhere
 from rota.core.tenant import Tenant
-from rota.runtime.replica_desk import ReplicaDesk
-from rota.runtime.router import Router
+from rota.runtime.replicas.desk import ReplicaDesk
+from rota.runtime.routing.router import Router
 from rota.runtime.service import Phase
 from tests.builders import abort, add_adapter, submit
-from tests.runtime.replica_fakes import FakeReplica, added, desk_of, kinds, refused, removed
+from tests.runtime.replicas.fakes import FakeReplica, added, desk_of, kinds, refused, removed
 
 ONE = Tenant(name="acme", max_running=1, max_queued=3)
 

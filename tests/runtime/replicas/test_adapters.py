@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from rota.core.events import AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
-from rota.runtime.replica_adapters import ReplicaAdapters
+from rota.runtime.replicas.adapters import ReplicaAdapters
 from tests.builders import add_adapter
-from tests.runtime.replica_fakes import added, kinds, refused, removed
+from tests.runtime.replicas.fakes import added, kinds, refused, removed
 
 REMOVE = RemoveAdapter(AdapterId(1), 2.0)
 

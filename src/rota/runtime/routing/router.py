@@ -12,9 +12,9 @@ from rota.core.ids import BASE, RequestId
 from rota.core.messages import Message, Submit
 from rota.core.request import Request
 from rota.policy.routing import Choice, Prices, RouteReason, in_turn, route, shortest_queue
-from rota.runtime.pace import Pace
-from rota.runtime.prefix_index import PrefixIndex
-from rota.runtime.replica_books import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Mean, ReplicaBooks
+from rota.runtime.routing.books import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Mean, ReplicaBooks
+from rota.runtime.routing.pace import Pace
+from rota.runtime.routing.prefix_index import PrefixIndex
 
 Rule = Literal["adapters", "round-robin", "shortest-queue"]
 

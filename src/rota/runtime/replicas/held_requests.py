@@ -10,7 +10,7 @@ from rota.core.errors import Fault
 from rota.core.events import AdapterStanding, Explained, Finished, FinishReason, Inspected, Whereabouts
 from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
-from rota.runtime.tenant_quotas import TenantQuotas
+from rota.runtime.replicas.tenant_quotas import TenantQuotas
 from rota.scheduler.reasons import Reason
 
 

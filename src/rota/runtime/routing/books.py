@@ -20,7 +20,7 @@ from rota.core.events import (
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
 from rota.core.request import Request
 from rota.policy.routing import ReplicaView
-from rota.runtime.pace import Pace
+from rota.runtime.routing.pace import Pace
 
 # What counts until something was measured, and the share of a new measurement in the mean.
 FIRST_LOAD_S, FIRST_FETCH_S = 0.002, 0.05

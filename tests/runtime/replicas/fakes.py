@@ -8,8 +8,8 @@ from rota.core.config import Capacity
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.core.messages import AddAdapter, Message, Submit
-from rota.runtime.replica_desk import ReplicaDesk
-from rota.runtime.router import Router
+from rota.runtime.replicas.desk import ReplicaDesk
+from rota.runtime.routing.router import Router
 from rota.runtime.service import Deliver, Phase, ServiceState, refuse
 from tests.builders import capacity
 

@@ -16,7 +16,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort, Explain, Inspect, RemoveAdapter
 from rota.core.tenant import Tenant
 from rota.runtime.patience import Patience
-from rota.runtime.replicas import ReplicatedService
+from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import Phase
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit

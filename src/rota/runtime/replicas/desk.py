@@ -27,11 +27,11 @@ from rota.core.events import (
 from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.core.messages import Abort, AbortAll, AddAdapter, Explain, Message, RemoveAdapter, ServedElsewhere, Submit
 from rota.core.request import Request
-from rota.runtime.held_requests import end_of, explain_held, with_held
-from rota.runtime.replica_adapters import ReplicaAdapters
-from rota.runtime.router import Router
+from rota.runtime.replicas.adapters import ReplicaAdapters
+from rota.runtime.replicas.held_requests import end_of, explain_held, with_held
+from rota.runtime.replicas.tenant_quotas import TenantQuotas
+from rota.runtime.routing.router import Router
 from rota.runtime.service import Phase, Service, refuse
-from rota.runtime.tenant_quotas import TenantQuotas
 
 LIVING = (Phase.READY, Phase.STARTING)
 

@@ -19,8 +19,8 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Engin
 from rota.core.ids import AdapterId
 from rota.core.messages import Message, RemoveAdapter
 from rota.runtime.patience import Patience
-from rota.runtime.replicas import ReplicatedService
-from rota.runtime.router import Router
+from rota.runtime.replicas.service import ReplicatedService
+from rota.runtime.routing.router import Router
 from rota.runtime.service import BuildDevice, Phase
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit

@@ -13,9 +13,9 @@ from rota.core.config import Capacity
 from rota.core.errors import EngineDiedError
 from rota.core.events import Event
 from rota.core.messages import Message
-from rota.runtime.replica_desk import ReplicaDesk
-from rota.runtime.replica_states import joint_state
-from rota.runtime.router import Router
+from rota.runtime.replicas.desk import ReplicaDesk
+from rota.runtime.replicas.states import joint_state
+from rota.runtime.routing.router import Router
 from rota.runtime.service import Deliver, Phase, Service, ServiceState, refuse
 
 # How often a start looks whether all replicas are ready.

@@ -1,0 +1,1 @@
+"""Replicas are several engines behind one service."""

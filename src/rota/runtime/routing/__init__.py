@@ -1,0 +1,1 @@
+"""Routing chooses a replica for each request, by what messages and events tell."""
