@@ -84,7 +84,7 @@ def _serve(
     from rota.server.access.key_watch import KeyWatch
     from rota.server.app import create_app
     from rota.server.door.door import Door
-    from rota.server.listen import hold_port, listen
+    from rota.server.listen import hold_metrics_port, hold_port, listen
     from rota.text.tokenizer import Tokenizer
 
     keys = source.read()
@@ -92,6 +92,7 @@ def _serve(
     door = Door(server)
     # Held before the model is read, so that a port that is taken is refused at once.
     holder = hold_port(server.host, server.port)
+    metrics_port = hold_metrics_port(server)
     asked_path = config.model.model_path
     config = locate_model(config)
     assert config.model.model_path is not None
@@ -117,9 +118,10 @@ def _serve(
         companions=[KeyWatch(source, access).run] if source.path else (),
     )
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
-    sentences = [described_replicas(config), describe(server, keys), door.advice]
+    beside = metrics_port.sentence if metrics_port else ""
+    sentences = [described_replicas(config), describe(server, keys), beside, door.advice]
     announce = partial(_announce, name, lambda: [adapter_memory(service.state.capacity), *sentences], on_ready)
-    listen(holder, app, service, server, announce, partial(print, flush=True), door)
+    listen(holder, app, service, server, announce, partial(print, flush=True), door, metrics_port)
 
 
 def _announce(name: str, sentences: Callable[[], list[str]], on_ready: Callable[[str], None] | None, url: str) -> None:

@@ -184,6 +184,15 @@ class ServerConfig(ListenConfig):
     metrics_max_keys: int = option(
         50, "Keys with metrics of their own; further keys count as 'other' while no place is free."
     )
+    picker_metrics: bool = option(
+        True, "Also the totals that the endpoint picker of Kubernetes reads, under vLLM's names, in /metrics."
+    )
+    metrics_port: int | None = option(
+        None, "A second port for /metrics and the health probes alone, without keys and TLS; 0 picks a free one."
+    )
+    metrics_host: str = option(
+        "127.0.0.1", "The address of metrics_port; every client that reaches it sees the names of adapters and keys."
+    )
     journal_dir: str | None = option(
         None, "A folder of journals (.jsonl) that the dashboard replays by name: /dashboard?journal=run.jsonl."
     )
@@ -205,6 +214,8 @@ class ServerConfig(ListenConfig):
         _at_least("max_body_mb", self.max_body_mb, 1)
         _at_least("metrics_max_adapters", self.metrics_max_adapters, 0)
         _at_least("metrics_max_keys", self.metrics_max_keys, 0)
+        if self.metrics_port and self.metrics_port == self.port:
+            raise ConfigError(f"metrics_port and port are both {self.port}; give metrics_port another number.")
         if not 0.0 < self.stream_keep_alive < math.inf:
             raise ConfigError(f"stream_keep_alive must be a finite number above 0, not {self.stream_keep_alive}.")
         if not 1.0 <= self.engine_silence_s < math.inf:

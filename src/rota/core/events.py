@@ -228,7 +228,11 @@ class AdapterStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """Answers `Inspect`: the base model, every adapter that has requests, and how much of the device is in use."""
+    """Answers `Inspect`: the base model, every adapter that has requests, and how much of the device is in use.
+
+    If only some adapters were asked for, `others` counts the requests of all others, and `absent` are the adapters that
+    have work and no slot.
+    """
 
     at: float
     steps: int
@@ -238,6 +242,12 @@ class Inspected:
     slots: int
     adapters: tuple[AdapterStanding, ...]
     engine_id: EngineId = FIRST_ENGINE
+    others: AdapterStanding | None = None
+    absent: tuple[AdapterId, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        return self.others is None
 
 
 @dataclass(frozen=True, slots=True)

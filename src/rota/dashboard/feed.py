@@ -68,7 +68,7 @@ class Feed:
                     self._lanes.change_slot(event)
                 case DrainChanged():
                     self._lanes.change_drain(event)
-                case Inspected():
+                case Inspected(is_whole=True):
                     self._inspected[event.engine_id] = event
 
     def advance(self, now: float) -> None:

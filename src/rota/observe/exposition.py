@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
-
+from rota.core.adapter import OTHER_LABEL
+from rota.core.config import Capacity
 from rota.core.events import AdapterStanding, Inspected, SlotChanged, SlotState
 from rota.core.ids import FIRST_ENGINE, EngineId
 from rota.observe import metric_table as table
 from rota.observe.connection_meters import ConnectionMeters
-from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, KeyMeters
+from rota.observe.meters import AdapterMeters, EngineMeters, KeyMeters
 from rota.observe.metric_table import Metric
 from rota.observe.metrics import Metrics
+from rota.observe.picker_metrics import PickerTotals, picker_pieces, picker_totals
 from rota.observe.process_stats import ProcessStats, process_stats
+from rota.observe.text_format import CONTENT_TYPE, Labels, histograms, numbers
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+__all__ = ["CONTENT_TYPE", "EngineReport", "Snapshot", "pieces", "process_stats_of", "render", "snapshot"]
 
-Labels = Sequence[str]
+Stats = Mapping[int, ProcessStats]  # by process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +31,7 @@ class EngineReport:
     engine_id: EngineId = FIRST_ENGINE
     is_up: bool = True
     is_given_up: bool = False
+    capacity: Capacity | None = None
     pid: int | None = None  # of an engine that has a process of its own
     inspected: Inspected | None = None  # None if the engine did not answer
 
@@ -51,14 +49,23 @@ class Snapshot:
     adapters: tuple[AdapterMeters, ...]
     keys: tuple[KeyMeters, ...]
     standings: dict[str, list[AdapterStanding]]  # by label, of all engines
+    picker: PickerTotals | None = None
 
 
-def snapshot(metrics: Metrics, reports: Sequence[EngineReport]) -> Snapshot:
-    """For the thread that moves the meters."""
+def snapshot(metrics: Metrics, reports: Sequence[EngineReport], wall_at: float | None = None) -> Snapshot:
+    """For the thread that moves the meters. With `wall_at`, in seconds since 1970, the picker's metrics are there."""
     adapters = tuple(metrics.adapters)
     standings: dict[str, list[AdapterStanding]] = {one.label: [] for one in adapters}
-    for standing in (one for report in reports if report.inspected for one in report.inspected.adapters):
-        standings.setdefault(metrics.meters_of(standing.adapter_id).label, []).append(standing)
+    inspected = [report.inspected for report in reports if report.inspected]
+    for engine in inspected:
+        for standing in engine.adapters:
+            standings.setdefault(metrics.meters_of(standing.adapter_id).label, []).append(standing)
+        if engine.others and OTHER_LABEL in standings:
+            standings[OTHER_LABEL].append(engine.others)
+    picker = None
+    if wall_at is not None:
+        capacities = [report.capacity for report in reports if report.capacity]
+        picker = picker_totals(metrics, capacities, inspected, wall_at)
     return Snapshot(
         reports=tuple(reports),
         loaded=len(metrics.loaded),
@@ -69,72 +76,76 @@ def snapshot(metrics: Metrics, reports: Sequence[EngineReport]) -> Snapshot:
         adapters=adapters,
         keys=tuple(metrics.keys),
         standings=standings,
+        picker=picker,
     )
 
 
+def process_stats_of(taken: Snapshot) -> Stats:
+    """What the system tells of the server's process and the engines'; for a thread, as it reads files."""
+    pids = [os.getpid(), *(report.pid for report in taken.reports if report.pid)]
+    return {pid: stats for pid in pids if (stats := process_stats(pid))}
+
+
 def render(taken: Snapshot) -> bytes:
-    """The text, from any thread: for fifty adapters it takes tens of milliseconds, and tokens must not wait for it."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collected(taken))
-    return generate_latest(registry)
+    """The whole text at once."""
+    return "".join(pieces(taken, process_stats_of(taken))).encode()
 
 
-class _Collected(Collector):
-    def __init__(self, taken: Snapshot) -> None:
-        self._taken = taken
-
-    def collect(self) -> Iterator[Family]:
-        reports = [((str(report.engine_id),), report) for report in self._taken.reports]
-        yield _gauges(table.ENGINE_UP, [(labels, report.is_up) for labels, report in reports])
-        yield _gauges(table.ENGINE_GIVEN_UP, [(labels, report.is_given_up) for labels, report in reports])
-        yield _gauges(table.ADAPTERS, [((), self._taken.loaded)])
-        yield from _of_connections(self._taken.connections)
-        yield _gauges(table.LOST, [((), self._taken.lost)])
-        yield from _of_processes(self._taken)
-        yield from _of_engines(self._taken)
-        yield from _of_adapters(self._taken.adapters)
-        if self._taken.keys:
-            yield from _of_keys(self._taken.keys)
-        # Without an engine's answer its own numbers are left out: older numbers may be wrong by now.
-        if inspected := [report.inspected for report in self._taken.reports if report.inspected]:
-            yield from _of_inspections(self._taken, inspected)
-
-
-def _of_connections(meters: ConnectionMeters) -> Iterator[Family]:
-    yield _gauges(table.CONNECTIONS, [((), meters.open)])
-    yield _gauges(table.CONNECTIONS_LIMIT, [((), meters.most)])
-    yield _counters(table.CONNECTIONS_REFUSED, [((why.value,), number) for why, number in meters.refused.items()])
-    yield _counters(table.CONNECTIONS_CLOSED, [((why.value,), number) for why, number in meters.closed.items()])
+def pieces(taken: Snapshot, stats: Stats) -> Iterator[str]:
+    """The text in pieces, so that between two of them tokens can leave."""
+    reports = [((str(report.engine_id),), report) for report in taken.reports]
+    yield numbers(table.ENGINE_UP, [(labels, report.is_up) for labels, report in reports])
+    yield numbers(table.ENGINE_GIVEN_UP, [(labels, report.is_given_up) for labels, report in reports])
+    yield numbers(table.ADAPTERS, [((), taken.loaded)])
+    yield from _of_connections(taken.connections)
+    yield numbers(table.LOST, [((), taken.lost)])
+    yield from _of_processes(taken, stats)
+    yield from _of_engines(taken)
+    yield from _of_adapters(taken.adapters)
+    if taken.keys:
+        yield from _of_keys(taken.keys)
+    # Without an engine's answer its own numbers are left out: older numbers may be wrong by now.
+    if inspected := [report.inspected for report in taken.reports if report.inspected]:
+        yield from _of_inspections(taken, inspected)
+    if taken.picker:
+        yield from picker_pieces(taken.picker)
 
 
-def _of_engines(taken: Snapshot) -> Iterator[Family]:
+def _of_connections(meters: ConnectionMeters) -> Iterator[str]:
+    yield numbers(table.CONNECTIONS, [((), meters.open)])
+    yield numbers(table.CONNECTIONS_LIMIT, [((), meters.most)])
+    yield numbers(table.CONNECTIONS_REFUSED, [((why.value,), number) for why, number in meters.refused.items()])
+    yield numbers(table.CONNECTIONS_CLOSED, [((why.value,), number) for why, number in meters.closed.items()])
+
+
+def _of_engines(taken: Snapshot) -> Iterator[str]:
     engines = [(str(engine_id), engine) for engine_id, engine in taken.engines.items()]
-    yield _counters(table.ENGINE_RESTARTS, [((id,), one.restarts) for id, one in engines])
-    yield _counters(table.LOSSES, [((id,), one.losses) for id, one in engines])
-    yield _histograms(table.STEP_TIME, [((id,), one.step_time) for id, one in engines])
-    yield _histograms(table.LOAD_TIME, [((id,), one.load_time) for id, one in engines])
-    yield _histograms(table.DELAYER_PASSES, [((id,), one.delay_passes) for id, one in engines])
-    yield _histograms(table.DELAYER_WAIT, [((id,), one.delay_wait) for id, one in engines])
-    yield _counters(table.COMPUTED_TOKENS, [((id,), one.computed_tokens) for id, one in engines])
-    yield _counters(table.ROTATIONS, [((id,), one.rotations) for id, one in engines])
+    yield numbers(table.ENGINE_RESTARTS, [((id,), one.restarts) for id, one in engines])
+    yield numbers(table.LOSSES, [((id,), one.losses) for id, one in engines])
+    yield from histograms(table.STEP_TIME, [((id,), one.step_time) for id, one in engines])
+    yield from histograms(table.LOAD_TIME, [((id,), one.load_time) for id, one in engines])
+    yield from histograms(table.DELAYER_PASSES, [((id,), one.delay_passes) for id, one in engines])
+    yield from histograms(table.DELAYER_WAIT, [((id,), one.delay_wait) for id, one in engines])
+    yield numbers(table.COMPUTED_TOKENS, [((id,), one.computed_tokens) for id, one in engines])
+    yield numbers(table.ROTATIONS, [((id,), one.rotations) for id, one in engines])
     routes = [((id, reason), number) for id, one in engines for reason, number in one.routes.copy().items()]
-    yield _counters(table.ROUTED, routes)
+    yield numbers(table.ROUTED, routes)
     drains = [((id, state), number) for id, one in engines for state, number in one.drains.copy().items()]
-    yield _counters(table.DRAINS, drains)
+    yield numbers(table.DRAINS, drains)
     delays = [((id, reason), number) for id, one in engines for reason, number in one.delays.copy().items()]
-    yield _counters(table.DELAYER_OUTCOMES, delays)
+    yield numbers(table.DELAYER_OUTCOMES, delays)
 
 
-def _of_processes(taken: Snapshot) -> Iterator[Family]:
+def _of_processes(taken: Snapshot, known: Stats) -> Iterator[str]:
     """The server's own process, and those of the engines that have one; none where the system does not tell."""
-    if server := process_stats(os.getpid()):
-        yield _counters(table.CPU, [((), server.cpu_s)])
+    if server := known.get(os.getpid()):
+        yield numbers(table.CPU, [((), server.cpu_s)])
         gauges = table.MEMORY, table.FILES, table.MOST_FILES, table.THREADS, table.STARTED
         yield from _of_process(gauges, [((), server)])
-    found = [(report, process_stats(report.pid)) for report in taken.reports]
+    found = [(report, known.get(report.pid) if report.pid else None) for report in taken.reports]
     engines = [((str(report.engine_id),), stats) for report, stats in found if stats]
     if engines:
-        yield _counters(table.ENGINE_CPU, [(labels, stats.cpu_s) for labels, stats in engines])
+        yield numbers(table.ENGINE_CPU, [(labels, stats.cpu_s) for labels, stats in engines])
         gauges = (
             table.ENGINE_MEMORY,
             table.ENGINE_FILES,
@@ -145,83 +156,59 @@ def _of_processes(taken: Snapshot) -> Iterator[Family]:
         yield from _of_process(gauges, engines)
 
 
-def _of_process(gauges: Sequence[Metric], processes: Sequence[tuple[Labels, ProcessStats]]) -> Iterator[Family]:
+def _of_process(gauges: Sequence[Metric], processes: Sequence[tuple[Labels, ProcessStats]]) -> Iterator[str]:
     values = [
         (labels, (one.resident_bytes, one.open_fds, one.max_fds, one.threads, one.started_at))
         for labels, one in processes
     ]
     for position, gauge in enumerate(gauges):
-        yield _gauges(gauge, [(labels, of_one[position]) for labels, of_one in values])
+        yield numbers(gauge, [(labels, of_one[position]) for labels, of_one in values])
 
 
-def _of_adapters(adapters: Sequence[AdapterMeters]) -> Iterator[Family]:
+def _of_adapters(adapters: Sequence[AdapterMeters]) -> Iterator[str]:
     outcomes = [((one.label, what), number) for one in adapters for what, number in one.outcomes.copy().items()]
-    yield _counters(table.REQUESTS, outcomes)
-    yield _histograms(table.TTFT, [((one.label,), one.ttft) for one in adapters])
-    yield _histograms(table.QUEUE_WAIT, [((one.label,), one.queue_wait) for one in adapters])
-    yield _histograms(table.TOKEN_GAP, [((one.label,), one.token_gap) for one in adapters])
-    yield _histograms(table.E2E, [((one.label,), one.e2e) for one in adapters])
-    yield _counters(table.PROMPT_TOKENS, [((one.label,), one.prompt_tokens) for one in adapters])
-    yield _counters(table.CACHED_TOKENS, [((one.label,), one.cached_tokens) for one in adapters])
-    yield _counters(table.OUTPUT_TOKENS, [((one.label,), one.output_tokens) for one in adapters])
-    yield _counters(table.PREEMPTIONS, [((one.label,), one.preemptions) for one in adapters])
-    yield _counters(table.LOADS, [((one.label,), one.loads) for one in adapters])
-    yield _counters(table.EVICTIONS, [((one.label,), one.evictions) for one in adapters])
+    yield numbers(table.REQUESTS, outcomes)
+    yield from histograms(table.TTFT, [((one.label,), one.ttft) for one in adapters])
+    yield from histograms(table.QUEUE_WAIT, [((one.label,), one.queue_wait) for one in adapters])
+    yield from histograms(table.TOKEN_GAP, [((one.label,), one.token_gap) for one in adapters])
+    yield from histograms(table.E2E, [((one.label,), one.e2e) for one in adapters])
+    yield numbers(table.PROMPT_TOKENS, [((one.label,), one.prompt_tokens) for one in adapters])
+    yield numbers(table.CACHED_TOKENS, [((one.label,), one.cached_tokens) for one in adapters])
+    yield numbers(table.OUTPUT_TOKENS, [((one.label,), one.output_tokens) for one in adapters])
+    yield numbers(table.PREEMPTIONS, [((one.label,), one.preemptions) for one in adapters])
+    yield numbers(table.LOADS, [((one.label,), one.loads) for one in adapters])
+    yield numbers(table.EVICTIONS, [((one.label,), one.evictions) for one in adapters])
 
 
-def _of_keys(keys: Sequence[KeyMeters]) -> Iterator[Family]:
+def _of_keys(keys: Sequence[KeyMeters]) -> Iterator[str]:
     outcomes = [((one.label, what), number) for one in keys for what, number in one.outcomes.copy().items()]
-    yield _counters(table.KEY_REQUESTS, outcomes)
-    yield _gauges(table.KEY_OPEN, [((one.label,), one.open) for one in keys])
-    yield _histograms(table.KEY_QUEUE_WAIT, [((one.label,), one.queue_wait) for one in keys])
-    yield _counters(table.KEY_PROMPT_TOKENS, [((one.label,), one.prompt_tokens) for one in keys])
-    yield _counters(table.KEY_OUTPUT_TOKENS, [((one.label,), one.output_tokens) for one in keys])
+    yield numbers(table.KEY_REQUESTS, outcomes)
+    yield numbers(table.KEY_OPEN, [((one.label,), one.open) for one in keys])
+    yield from histograms(table.KEY_QUEUE_WAIT, [((one.label,), one.queue_wait) for one in keys])
+    yield numbers(table.KEY_PROMPT_TOKENS, [((one.label,), one.prompt_tokens) for one in keys])
+    yield numbers(table.KEY_OUTPUT_TOKENS, [((one.label,), one.output_tokens) for one in keys])
     limits = [((one.label, limit), number) for one in keys for limit, number in one.limits_met.copy().items()]
-    yield _counters(table.KEY_LIMITS, limits)
+    yield numbers(table.KEY_LIMITS, limits)
 
 
-def _of_inspections(taken: Snapshot, inspected: Sequence[Inspected]) -> Iterator[Family]:
+def _of_inspections(taken: Snapshot, inspected: Sequence[Inspected]) -> Iterator[str]:
     """The numbers of each engine, and those of each adapter over all engines."""
     by_engine = [((str(one.engine_id),), one) for one in inspected]
     states = {
         one.engine_id: [slot.state for slot in taken.slots if slot.engine_id == one.engine_id] for one in inspected
     }
-    yield _gauges(table.SLOTS, [(labels, one.slots) for labels, one in by_engine])
+    yield numbers(table.SLOTS, [(labels, one.slots) for labels, one in by_engine])
     ready, loading = SlotState.READY, SlotState.LOADING
-    yield _gauges(table.SLOTS_USED, [(labels, states[one.engine_id].count(ready)) for labels, one in by_engine])
-    yield _gauges(table.SLOTS_LOADING, [(labels, states[one.engine_id].count(loading)) for labels, one in by_engine])
-    yield _gauges(table.KV_BLOCKS, [(labels, one.blocks) for labels, one in by_engine])
-    yield _gauges(table.KV_BLOCKS_USED, [(labels, one.blocks_used) for labels, one in by_engine])
+    yield numbers(table.SLOTS_USED, [(labels, states[one.engine_id].count(ready)) for labels, one in by_engine])
+    yield numbers(table.SLOTS_LOADING, [(labels, states[one.engine_id].count(loading)) for labels, one in by_engine])
+    yield numbers(table.KV_BLOCKS, [(labels, one.blocks) for labels, one in by_engine])
+    yield numbers(table.KV_BLOCKS_USED, [(labels, one.blocks_used) for labels, one in by_engine])
     by_label, now = [((label,), standings) for label, standings in taken.standings.items()], inspected[-1].at
-    yield _gauges(table.WAITING, [(labels, sum(one.waiting for one in ones)) for labels, ones in by_label])
-    yield _gauges(table.RUNNING, [(labels, sum(one.running for one in ones)) for labels, ones in by_label])
-    yield _gauges(table.PARKED, [(labels, sum(one.parked for one in ones)) for labels, ones in by_label])
-    yield _gauges(table.OLDEST_WAIT, [(labels, _oldest_wait_s(ones, now)) for labels, ones in by_label])
+    yield numbers(table.WAITING, [(labels, sum(one.waiting for one in ones)) for labels, ones in by_label])
+    yield numbers(table.RUNNING, [(labels, sum(one.running for one in ones)) for labels, ones in by_label])
+    yield numbers(table.PARKED, [(labels, sum(one.parked for one in ones)) for labels, ones in by_label])
+    yield numbers(table.OLDEST_WAIT, [(labels, _oldest_wait_s(ones, now)) for labels, ones in by_label])
 
 
 def _oldest_wait_s(standings: list[AdapterStanding], now: float) -> float:
     return max((now - one.oldest_at for one in standings if one.oldest_at is not None), default=0.0)
-
-
-def _gauges(metric: Metric, samples: Sequence[tuple[Labels, float]]) -> Family:
-    family = GaugeMetricFamily(metric.name, metric.sentence, labels=metric.labels)
-    for labels, value in samples:
-        family.add_metric(labels, value)
-    return family
-
-
-def _counters(metric: Metric, samples: Sequence[tuple[Labels, float]]) -> Family:
-    family = CounterMetricFamily(metric.name, metric.sentence, labels=metric.labels)
-    for labels, value in samples:
-        family.add_metric(labels, value)
-    return family
-
-
-def _histograms(metric: Metric, samples: Sequence[tuple[Labels, Histogram]]) -> Family:
-    """A bucket of Prometheus also counts all values below it."""
-    family = HistogramMetricFamily(metric.name, metric.sentence, labels=metric.labels)
-    for labels, histogram in samples:
-        bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
-        below = accumulate(histogram.counts)
-        family.add_metric(labels, list(zip(bounds, below, strict=True)), histogram.sum)
-    return family

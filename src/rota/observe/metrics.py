@@ -90,6 +90,17 @@ class Metrics:
         """The meters that count an adapter now."""
         return self._places.find(self._label(adapter))
 
+    def with_places(self) -> tuple[AdapterId, ...]:
+        """The adapters that have meters of their own and were asked for."""
+        other = self._places.other
+        return tuple(
+            one for one, label in self._labels.items() if one != BASE and self._places.find(label) is not other
+        )
+
+    def name_of(self, adapter: AdapterId) -> str | None:
+        """The name by which clients ask for an adapter; None once the adapter is unloaded."""
+        return self._name_of(adapter)
+
     def in_slots(self, engine_id: EngineId) -> list[str]:
         """The names of the adapters in an engine's slots, by slot."""
         own = {slot: change.adapter_id for (engine, slot), change in self.slots.items() if engine == engine_id}

@@ -37,7 +37,7 @@ def process_stats(pid: int | None, proc: Path = PROC) -> ProcessStats | None:
             cpu_s=(int(fields[_USER]) + int(fields[_SYSTEM])) / ticks,
             resident_bytes=int(fields[_RESIDENT]) * os.sysconf("SC_PAGE_SIZE"),
             threads=int(fields[_THREADS]),
-            open_fds=len(list((folder / "fd").iterdir())),
+            open_fds=len(os.listdir(folder / "fd")),
             max_fds=_max_fds(folder / "limits"),
             started_at=_boot_time(proc) + int(fields[_STARTED]) / ticks,
         )

@@ -118,8 +118,8 @@ class Scheduler:
                 self._books.accounts.charge_elsewhere(tenant, prompt_tokens, decodes)
             case Explain(request_id, at):
                 self._books.outbox.append(self._standings.explained(request_id, at))
-            case Inspect(at):
-                self._books.outbox.append(self._standings.inspected(self._steps, at))
+            case Inspect(at, only):
+                self._books.outbox.append(self._standings.inspected(self._steps, at, only))
             case FlushCache(at):
                 self._books.outbox.append(CacheFlushed(at, self._books.blocks.named, self._books.engine_id))
                 self._books.blocks.forget()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from rota.core.events import AdapterStanding, Explained, Inspected, Whereabouts
-from rota.core.ids import RequestId
+from rota.core.ids import AdapterId, RequestId
 from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
+from rota.scheduler.counting import Summed, counted, summed
 from rota.scheduler.group import Group
 from rota.scheduler.reasons import Reason
 from rota.scheduler.sequence import Phase, Refusal, Sequence
@@ -63,9 +67,10 @@ class Standings:
             outlook=outlook,
         )
 
-    def inspected(self, steps: int, at: float) -> Inspected:
+    def inspected(self, steps: int, at: float, only: Collection[AdapterId] | None = None) -> Inspected:
         books = self._books
         used = books.blocks.total - books.blocks.free
+        told, others, absent = self._all() if only is None else summed(books, only)
         return Inspected(
             at=at,
             steps=steps,
@@ -73,25 +78,22 @@ class Standings:
             blocks=books.blocks.total,
             blocks_used=used,
             slots=books.slots.total,
-            adapters=tuple(map(self._standing, filter(self._is_in_use, books.groups.values()))),
+            adapters=told,
             engine_id=books.engine_id,
+            others=others,
+            absent=absent,
         )
+
+    def _all(self) -> Summed:
+        return tuple(map(self._standing, filter(self._is_in_use, self._books.groups.values()))), None, ()
 
     def _is_in_use(self, group: Group) -> bool:
         return bool(group.users) or group is self._books.base
 
     def _standing(self, group: Group) -> AdapterStanding:
         first = group.queue.first()
-        running = group.rows if self._books.is_open(group) else 0
-        return AdapterStanding(
-            adapter_id=group.adapter_id,
-            waiting=group.waiting,
-            running=running,
-            parked=group.running - running,
-            oldest_at=first.request.arrived_at if first else None,
-            reason=_refusal(self._books, first).reason if first else "",
-            outlook=self._outlook(group),
-        )
+        reason = _refusal(self._books, first).reason if first else ""
+        return replace(counted(self._books, group), reason=reason, outlook=self._outlook(group))
 
     def _outlook(self, group: Group, is_counted: bool = True) -> str:
         if group.adapter_id not in self._books.absent:

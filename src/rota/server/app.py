@@ -24,10 +24,12 @@ from rota.server.access.access import Access
 from rota.server.adapter_routes import install_adapter_routes
 from rota.server.adapters import PATIENCE_S, AdapterManager
 from rota.server.body_limit import BodyLimit
+from rota.server.counts import Counts
 from rota.server.docs_page import install_docs_page
 from rota.server.errors import install_error_handlers
 from rota.server.front import Front
-from rota.server.metrics_routes import install_metrics_route
+from rota.server.metrics_port import metrics_app
+from rota.server.metrics_routes import Scrapes, install_metrics_route
 from rota.server.models import install_model_routes
 from rota.server.native.generate import install_generate_route
 from rota.server.native.routes import install_native_routes
@@ -75,8 +77,8 @@ def create_app(
     adapters = AdapterManager(service, registry, unload_patience_s)
     # Observers get requests and events; listeners get events only.
     observers: list[Observer] = [metrics, *watchers]
-    queries = Queries(service)
-    listeners: list[Listener] = [adapters.observe, queries.observe, log_restarts]
+    queries, counts = Queries(service), Counts(service)
+    listeners: list[Listener] = [adapters.observe, queries.observe, counts.observe, log_restarts]
     streams = Streams(service, Observers(observers, listeners))
     answers = OpenAnswers(partial(_note_owner, metrics))
     front = Front(
@@ -103,7 +105,10 @@ def create_app(
     app.state.connections = metrics.connections  # for the server that listens
     app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
     install_error_handlers(app, access.shown)
+    scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
+    app.state.metrics_app = metrics_app(scrapes, service, registry, access.for_probes, config)  # for a second port
     _install_routes(app, front, adapters, queries, metrics)
+    install_metrics_route(app, scrapes, access)
     return app
 
 
@@ -148,7 +153,6 @@ def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, querie
     install_generate_route(app, front)
     install_native_routes(app, front, queries)
     install_server_info(app, front, queries, metrics)
-    install_metrics_route(app, metrics, service, queries, access)
     RequestsRoute(service, registry, access, front.answers, metrics, queries).install(app)
     install_openapi(app)
     install_docs_page(app)

@@ -19,12 +19,14 @@ from rota.runtime.heap import freeze_heap
 from rota.runtime.service import Phase
 from rota.server.door.connection import BoundedConnection
 from rota.server.door.door import Door
+from rota.server.metrics_port import MetricsPort
 from rota.server.notify import notify
 
 Say = Callable[[str], None]
 
 # Connections that wait until the server accepts them.
 _BACKLOG = 2048
+_METRICS_FLAGS = "--metrics-host and --metrics-port"
 # How long a client may take to read the end of its answer after all requests have ended.
 _READ_S = 2
 
@@ -36,7 +38,15 @@ class GracefulServer(uvicorn.Server):
     third does not even wait until their clients have read the end.
     """
 
-    def __init__(self, app: FastAPI, service: ClosableService, door: Door, drain_s: float, say: Say) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        service: ClosableService,
+        door: Door,
+        drain_s: float,
+        say: Say,
+        metrics_port: MetricsPort | None = None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -50,6 +60,7 @@ class GracefulServer(uvicorn.Server):
         )
         self._service, self._door, self._drain_s, self._say = service, door, drain_s, say
         self._meters: ConnectionMeters = app.state.connections
+        self._metrics_port, self._metrics_app = metrics_port, app.state.metrics_app
         self._signals = 0
         self.is_serving = False
         self.lost_reason = ""  # why an engine that served stays down
@@ -64,11 +75,15 @@ class GracefulServer(uvicorn.Server):
         await super().startup([])  # starts the application; uvicorn itself accepts no connection
         for listener in sockets or []:
             self._door.open(listener, self, self._meters)
+        if self._metrics_port:
+            self._metrics_port.open(self._metrics_app, self)
         if self.was_told_to_stop:
             self._begin_stop()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._door.close()
+        if self._metrics_port:
+            self._metrics_port.close()
         await super().shutdown(sockets)
 
     async def on_tick(self, counter: int) -> bool:
@@ -103,7 +118,7 @@ class GracefulServer(uvicorn.Server):
         self.force_exit = self._signals > 2
 
 
-def hold_port(host: str, port: int) -> socket.socket:
+def hold_port(host: str, port: int, flags: str = "--host and --port") -> socket.socket:
     """A socket that holds a port but accepts no connection yet. Raises ConfigError if the port is taken.
 
     It does not listen yet. So a client that connects while the model is read is refused at once and does not hang.
@@ -118,8 +133,15 @@ def hold_port(host: str, port: int) -> socket.socket:
         holder.bind((host, port))
     except (OSError, OverflowError) as error:
         holder.close()
-        raise _taken(host, port, error) from error
+        raise _taken(host, port, error, flags) from error
     return holder
+
+
+def hold_metrics_port(config: ServerConfig) -> MetricsPort | None:
+    """The second port, held, or None without --metrics-port. Raises ConfigError if the port is taken."""
+    if config.metrics_port is None:
+        return None
+    return MetricsPort(hold_port(config.metrics_host, config.metrics_port, _METRICS_FLAGS), config)
 
 
 def listen(
@@ -130,6 +152,7 @@ def listen(
     announce: Callable[[str], None],
     say: Say = print,
     door: Door | None = None,
+    metrics_port: MetricsPort | None = None,
 ) -> None:
     """Serve on a held port until SIGINT or SIGTERM. `announce` gets the URL when the server is ready.
 
@@ -139,8 +162,10 @@ def listen(
         holder.listen(_BACKLOG)
     except OSError as error:  # two servers may hold a port on which neither listens; the first to listen gets it
         raise _taken(config.host, config.port, error) from error
+    if metrics_port:
+        _listen_beside(metrics_port, config)
     door = door or Door(config)
-    server = GracefulServer(app, service, door, config.drain_timeout, say)
+    server = GracefulServer(app, service, door, config.drain_timeout, say, metrics_port)
     failures: list[RotaError] = []
 
     def wait() -> None:
@@ -163,9 +188,16 @@ def listen(
         raise EngineLostError(server.lost_reason)
 
 
-def _taken(host: str, port: int, error: Exception) -> ConfigError:
+def _listen_beside(metrics_port: MetricsPort, config: ServerConfig) -> None:
+    try:
+        metrics_port.listen()
+    except OSError as error:
+        raise _taken(config.metrics_host, config.metrics_port or 0, error, _METRICS_FLAGS) from error
+
+
+def _taken(host: str, port: int, error: Exception, flags: str = "--host and --port") -> ConfigError:
     return ConfigError(
-        f"Cannot listen on {host}, port {port} ({error}); choose another with --host and --port (0: any free port)."
+        f"Cannot listen on {host}, port {port} ({error}); choose another with {flags} (0: any free port)."
     )
 
 

@@ -118,7 +118,7 @@ class Queries:
             match event:
                 case Explained(request_id=request_id):
                     self._explain(request_id, event)
-                case Inspected() | CacheFlushed():
+                case Inspected(is_whole=True) | CacheFlushed():
                     if isinstance(event, Inspected):
                         self._last[event.engine_id] = event
                     if gathering := self._gathering.get(type(event)):
