@@ -1,7 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import pytest
+
 from rota.core.config import SchedulerConfig
-from rota.core.events import Admitted, CacheFlushed, Explained, Inspected, SlotChanged, SlotState, Whereabouts
+from rota.core.events import (
+    AdapterStanding,
+    Admitted,
+    CacheFlushed,
+    Explained,
+    Inspected,
+    SlotChanged,
+    SlotState,
+    Whereabouts,
+)
 from rota.core.ids import RequestId
 from rota.core.messages import Explain, FlushCache, Inspect
 from rota.core.plan import StepResult
@@ -182,3 +195,33 @@ def test_a_tenant_is_not_told_how_many_adapters_of_others_wait():
         stage.ask(f"cold{number}", adapter=number, at=0.1 * number, tenant=f"tenant{number}")
 
     assert explained(stage, "cold4").outlook == "its adapter waits behind others"
+
+
+@pytest.mark.parametrize("only", [(), (1,), (2,), (1, 2, 3), (3, 9)])
+def test_numbers_of_some_adapters_and_of_the_others_in_sum_are_those_of_all(only):
+    stage = Stage(adapters=3, slots=1)
+    stage.seat(1)
+    stage.ask("cold", adapter=2, at=0.25)
+    stage.ask("colder", adapter=3, at=0.5)
+    stage.ask("base", at=0.75)
+    stage.tell(Inspect(stage.now))
+    stage.tell(Inspect(stage.now, only))
+    stage.step()
+    whole, brief = stage.said(Inspected)
+
+    def numbers(standings: Iterable[AdapterStanding]) -> tuple[int, int, int, float | None]:
+        ones = list(standings)
+        oldest = [one.oldest_at for one in ones if one.oldest_at is not None]
+        return (
+            sum(one.waiting for one in ones),
+            sum(one.running for one in ones),
+            sum(one.parked for one in ones),
+            min(oldest, default=None),
+        )
+
+    told = {0, *only} & {0, 1, 2, 3}
+    assert {one.adapter_id for one in brief.adapters} == told
+    assert (whole.is_whole, brief.is_whole) == (True, False)
+    assert numbers(brief.adapters) == numbers(one for one in whole.adapters if one.adapter_id in told)
+    assert numbers([brief.others]) == numbers(one for one in whole.adapters if one.adapter_id not in told)
+    assert set(brief.absent) == {2, 3}
