@@ -46,7 +46,8 @@ def traffic(draw: st.DrawFn) -> list[tuple[float, Message]]:
             tenant=draw(st.sampled_from(tenants)),
             cache_scope=draw(st.sampled_from(["", "other"])),
         )
-        messages.append((at, Submit(replace(asked, priority=draw(st.sampled_from([0, 0, 1]))))))
+        priority, first_token_s = draw(st.sampled_from([0, 0, 1])), draw(st.sampled_from([None, None, 0.5, 5.0]))
+        messages.append((at, Submit(replace(asked, priority=priority, first_token_s=first_token_s))))
         if draw(st.integers(0, 3)) == 0:
             left_at = at + draw(st.integers(0, 25))
             messages.append((left_at, abort(asked.request_id, at=left_at)))

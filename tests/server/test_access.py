@@ -234,6 +234,21 @@ def test_a_keys_priority_goes_to_its_requests(tmp_path):
     assert [message.request.priority for message in service.sent if isinstance(message, Submit)] == [7, 7]
 
 
+def test_when_a_first_token_is_wanted_goes_with_the_requests_of_a_key_that_may_say_so(tmp_path):
+    registry = Registry("letters", "/models/letters")
+    service = Heedful(engines(letters_device))
+    ring = KeyRing({digest_of("may"): Key("may"), digest_of("not"): Key("not", may_set_headers=False)})
+    app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, access=Access(registry, ring))
+    with running(app) as url:
+        for key in ("may", "not"):
+            headers = {"x-api-key": key, "x-llm-d-slo-ttft-ms": "250"}
+            for route, body in (("/v1/completions", PROMPT), ("/generate", {"text": "abc"})):
+                assert httpx.post(url + route, json=body, headers=headers, timeout=PATIENCE_S).status_code == 200
+
+    wanted = [message.request.first_token_s for message in service.sent if isinstance(message, Submit)]
+    assert wanted == [0.25, 0.25, None, None]
+
+
 @pytest.mark.parametrize("path", ["/flush_cache", "/server_info", "/get_server_info"])
 def test_what_is_everybodys_takes_the_right_to_operate(client, path):
     method = "POST" if path == "/flush_cache" else "GET"

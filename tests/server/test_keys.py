@@ -38,6 +38,7 @@ may_use_base = true
 may_load = true
 adapter_root = "acme"
 may_operate = false
+may_set_headers = true
 requests_per_minute = 600
 tokens_per_minute = 200_000
 max_tokens_in_flight = 50_000
@@ -90,7 +91,9 @@ def test_two_keys_of_one_name_would_be_one_tenant_and_are_refused(tmp_path):
 def test_a_right_that_the_file_does_not_give_is_not_there(tmp_path):
     key = read(tmp_path, '[keys.bare]\nkey = "secret"').find("secret")
 
-    assert key == Key("bare", adapters=frozenset(), may_use_base=False, may_load=False, may_operate=False)
+    assert key == Key(
+        "bare", adapters=frozenset(), may_use_base=False, may_load=False, may_operate=False, may_set_headers=False
+    )
     assert not key.may_use("pirate")
 
 

@@ -89,6 +89,8 @@ class Request:
     adapter_id: AdapterId = BASE
     tenant: Tenant = SOLE_TENANT
     cache_scope: str = ""  # KV of earlier prompts is found only within the same scope
+    # The age at which, without a first token, it goes before others of its tenant; None: never.
+    first_token_s: float | None = None
     priority: int = 0  # a higher one goes first, as if it had arrived earlier; a low one never waits for ever
 
     def __post_init__(self) -> None:

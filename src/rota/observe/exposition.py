@@ -19,7 +19,7 @@ from rota.observe.picker_metrics import PickerTotals, picker_pieces, picker_tota
 from rota.observe.process_stats import ProcessStats, process_stats
 from rota.observe.text_format import CONTENT_TYPE, Labels, histograms, numbers
 
-__all__ = ["CONTENT_TYPE", "EngineReport", "Snapshot", "pieces", "process_stats_of", "render", "snapshot"]
+__all__ = ["CONTENT_TYPE", "EngineReport", "Snapshot", "Stats", "pieces", "process_stats_of", "render", "snapshot"]
 
 Stats = Mapping[int, ProcessStats]  # by process
 

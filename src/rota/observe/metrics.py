@@ -92,10 +92,8 @@ class Metrics:
 
     def with_places(self) -> tuple[AdapterId, ...]:
         """The adapters that have meters of their own and were asked for."""
-        other = self._places.other
-        return tuple(
-            one for one, label in self._labels.items() if one != BASE and self._places.find(label) is not other
-        )
+        has_own = self._places.has_own
+        return tuple([one for one, label in self._labels.items() if has_own(label)])
 
     def name_of(self, adapter: AdapterId) -> str | None:
         """The name by which clients ask for an adapter; None once the adapter is unloaded."""

@@ -51,6 +51,10 @@ class Places(Generic[Meters]):
         others = [self.other] if self.other.used_at > -math.inf else []
         return [*self._always.values(), *self._taken.values(), *others]
 
+    def has_own(self, label: str) -> bool:
+        """Whether a label has a place of its own."""
+        return label in self._taken
+
     def find(self, label: str) -> Meters:
         """The meters that count a label now."""
         return self._always.get(label) or self._taken.get(label, self.other)

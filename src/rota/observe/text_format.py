@@ -6,8 +6,8 @@ A library's writer takes tens of milliseconds for fifty adapters, and the endpoi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator
+from functools import cache, lru_cache
 from itertools import accumulate, islice
 
 from rota.observe.meters import Histogram
@@ -17,13 +17,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Histograms in one piece: some 0.1 ms.
 PIECE = 16
 
-Labels = Sequence[str]
+# Characters of a label's value that is kept for the next scrape.
+MOST_REMEMBERED = 256
+
+Labels = tuple[str, ...]
 
 
 def numbers(metric: Metric, samples: Iterable[tuple[Labels, float]]) -> str:
     """A gauge or a counter."""
-    lines = [f"{metric.name}{_braced(metric, labels)} {_number(value)}\n" for labels, value in samples]
-    return _head(metric) + "".join(lines)
+    name = metric.name
+    return _head(metric) + "".join([f"{name}{_braced(metric, labels)} {_number(value)}\n" for labels, value in samples])
 
 
 def histograms(metric: Metric, samples: Iterable[tuple[Labels, Histogram]]) -> Iterator[str]:
@@ -35,18 +38,18 @@ def histograms(metric: Metric, samples: Iterable[tuple[Labels, Histogram]]) -> I
 
 
 def _histogram(metric: Metric, labels: Labels, histogram: Histogram) -> str:
-    pairs = _pairs(metric, labels)
-    below = list(accumulate(histogram.counts))
-    return _template(metric.name, histogram.bounds).format(pairs, *below, _number(histogram.sum))
+    template = _template(metric.name, histogram.bounds, _pairs(metric, labels))
+    below = [*accumulate(histogram.counts)]
+    return template % (*below, below[-1], histogram.sum)
 
 
-@cache
-def _template(name: str, bounds: tuple[float, ...]) -> str:
-    """The lines of one histogram; field 0 is for its labels, the next ones for its buckets and its sum."""
+@lru_cache(maxsize=4096)
+def _template(name: str, bounds: tuple[float, ...], pairs: str) -> str:
+    """The lines of one histogram, with fields for its buckets, its count and its sum."""
+    name, pairs = name.replace("%", "%%"), pairs.replace("%", "%%")
     marks = [*map(_number, bounds), "+Inf"]
-    buckets = [f'{name}_bucket{{{{{{0}},le="{mark}"}}}} {{{place}}}\n' for place, mark in enumerate(marks, 1)]
-    count, total = len(marks), len(marks) + 1
-    return f"{''.join(buckets)}{name}_count{{{{{{0}}}}}} {{{count}}}\n{name}_sum{{{{{{0}}}}}} {{{total}}}\n"
+    buckets = [f'{name}_bucket{{{pairs},le="{mark}"}} %d\n' for mark in marks]
+    return f"{''.join(buckets)}{name}_count{{{pairs}}} %d\n{name}_sum{{{pairs}}} %r\n"
 
 
 @cache
@@ -59,7 +62,16 @@ def _braced(metric: Metric, labels: Labels) -> str:
 
 
 def _pairs(metric: Metric, labels: Labels) -> str:
-    return ",".join([f'{name}="{_escaped(value)}"' for name, value in zip(metric.labels, labels, strict=True)])
+    # Names recur in many metrics and in every scrape; lists of a thousand names do not.
+    is_short = len(labels[-1]) <= MOST_REMEMBERED
+    return (_remembered if is_short else _joined)(metric.labels, labels)
+
+
+def _joined(names: Labels, values: Labels) -> str:
+    return ",".join([f'{name}="{_escaped(value)}"' for name, value in zip(names, values, strict=True)])
+
+
+_remembered = lru_cache(maxsize=4096)(_joined)
 
 
 def _escaped(value: str) -> str:

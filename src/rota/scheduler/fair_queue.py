@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from rota.scheduler.accounts import Account
-from rota.scheduler.queue import MOST_LEFT_BEHIND, WaitingQueue, by_size
+from rota.scheduler.queue import MOST_LEFT_BEHIND, WaitingQueue, by_size, by_turn
 from rota.scheduler.sequence import Sequence
 
 # The rank that the tenant had when it was put into the line; the number keeps accounts from being compared.
@@ -39,7 +39,7 @@ class FairQueue:
         account = sequence.account
         queue = self._of.get(account.name)
         if queue is None:
-            queue = self._of[account.name] = WaitingQueue()
+            queue = self._of[account.name] = WaitingQueue(by_turn)
             self._sizes[account.name] = WaitingQueue(by_size)
             self._clear_away()
             heapq.heappush(self._line, (account.rank, next(self._numbers), account, queue))
@@ -54,6 +54,12 @@ class FairQueue:
         self._all.remove(sequence)
         if not queue:
             del self._of[sequence.account.name], self._sizes[sequence.account.name]
+
+    def move(self, sequence: Sequence) -> None:
+        """The turn of a sequence among those of its tenant has changed."""
+        queue = self._of[sequence.account.name]
+        queue.remove(sequence)
+        queue.push(sequence)
 
     def first(self) -> Sequence | None:
         """The sequence that arrived first, of any tenant; it stays in the queue."""

@@ -277,7 +277,7 @@ def head_of(group: Group, draft: Draft, is_shared: bool) -> Head | None:
     first = group.queue.next()
     if first and first.account in draft.crowds:
         first = group.queue.shortest_of(first.account)
-    return (first.account.rank if is_shared else 0.0, first.arrival, first, group) if first else None
+    return (first.account.rank if is_shared else 0.0, first.turn, first, group) if first else None
 
 
 def _not_to_be_overtaken(line: list[Sequence], sequence: Sequence) -> list[Arrival]:

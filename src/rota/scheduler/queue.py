@@ -22,6 +22,11 @@ def by_arrival(sequence: Sequence) -> Arrival:
     return sequence.arrival
 
 
+def by_turn(sequence: Sequence) -> Arrival:
+    """Once a sequence has its first token, being late for it counts no more."""
+    return sequence.arrival if sequence.output_length else sequence.turn
+
+
 def by_size(sequence: Sequence) -> tuple[int, int, Arrival]:
     """The highest priority first, and of these the shortest."""
     return (-sequence.priority, sequence.length, sequence.arrival)

@@ -25,6 +25,7 @@ from rota.scheduler.books import Books
 from rota.scheduler.delays import Delays
 from rota.scheduler.draft import Draft, Flight
 from rota.scheduler.fetching import Fetching
+from rota.scheduler.lateness import Lateness
 from rota.scheduler.moves import Moves
 from rota.scheduler.newcomers import Newcomers
 from rota.scheduler.prompts import Prompts
@@ -71,6 +72,7 @@ class Scheduler:
         self._sharing = Sharing(self._books, admission)
         self._seating = Seating(self._books, self._sharing)
         self._urgency = Urgency(self._books, admission)
+        self._lateness = Lateness(self._books)
         self._prompts = Prompts(self._books, self._batch)
         self._newcomers = Newcomers(self._books, admission, delays, self._prompts, config.prefill_max_requests)
         is_overlapped = lora.enable_lora_overlap_loading
@@ -140,6 +142,7 @@ class Scheduler:
             )
         else:
             sequence = self._books.open(request)
+            self._lateness.expect(sequence)
             if self._config.enable_prefix_caching:
                 self._lookup.expect(sequence)
 
@@ -150,6 +153,7 @@ class Scheduler:
         self._steps += 1
         draft = Draft(step_id=self._steps, now=now, budget=self._config.chunked_prefill_size)
         self._lookup.begin_pass(self._books.step_s)
+        self._lateness.hurry(now)
         self._adapters.give_orders(draft)
         self._turns.take(draft)
         self._sharing.make_room(draft)

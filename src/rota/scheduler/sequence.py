@@ -65,6 +65,7 @@ class Sequence:
         "step_id",
         "stop_token_ids",
         "tokens",
+        "turn",
         "yielded",
     )
 
@@ -74,6 +75,7 @@ class Sequence:
         self.request_id = request.request_id
         # Priority is a bounded head start: it changes the order, and no request starves.
         self.arrival: Arrival = (request.arrived_at - request.priority * PRIORITY_HEAD_START_S, request.request_id)
+        self.turn = self.arrival  # its place among the waiting sequences of its tenant
         self.prompt_length = len(request.prompt)
         self.limit = limit  # tokens, with the prompt, at which the sequence ends by length
         self.stop_token_ids = request.sampling.stop_token_ids

@@ -11,6 +11,7 @@ from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
 from rota.scheduler.counting import Summed, counted, summed
 from rota.scheduler.group import Group
+from rota.scheduler.queue import by_turn
 from rota.scheduler.reasons import Reason
 from rota.scheduler.sequence import Phase, Refusal, Sequence
 from rota.scheduler.slot_candidates import SlotCandidates
@@ -42,7 +43,7 @@ class Standings:
         if sequence.phase is Phase.WAITING:
             refusal = _refusal(books, sequence)
             before = (one for one in group.queue if one.account is sequence.account)
-            position = sum(one.arrival < sequence.arrival for one in before)
+            position = sum(by_turn(one) < by_turn(sequence) for one in before)
             return Explained(
                 request_id=request_id,
                 at=at,

@@ -207,6 +207,7 @@ def requests_for(
             tenant=call.key.tenant,
             cache_scope=scope,
             priority=call.key.priority,
+            first_token_s=call.first_token_s,
         )
         for prompt, tokens in enumerate(prompts)
         for choice in range(choices)

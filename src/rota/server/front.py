@@ -10,6 +10,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.access.keys import Key
+from rota.server.gateway_headers import first_token_in, tenant_in
 from rota.server.names import name_in
 from rota.server.open_answers import Call, OpenAnswers
 from rota.server.prompts import TextLimits, Texts
@@ -39,7 +40,8 @@ class Front:
 
     def identify(self, http: HttpRequest) -> Call:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
-        return Call(self.enter(http), name_in(http), trace_in(http))
+        key = self.enter(http)
+        return Call(tenant_in(http, key), name_in(http), trace_in(http), first_token_in(http, key))
 
     def enter(self, http: HttpRequest) -> Key:
         """The key of a call to a route with limits, which counts as a request. Raises RequestError as `identify`."""

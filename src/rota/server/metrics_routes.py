@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator
 
 from fastapi import FastAPI, Request, Response
 
-from rota.observe.exposition import EngineReport, pieces, process_stats_of, snapshot
+from rota.observe.exposition import EngineReport, Stats, pieces, process_stats_of, snapshot
 from rota.observe.metrics import Metrics
 from rota.observe.text_format import CONTENT_TYPE
 from rota.runtime.service import Phase, Service
@@ -17,6 +18,8 @@ from rota.server.counts import Counts
 
 # The event loop writes for so long at a stretch; then tokens that have come leave.
 STRETCH_S = 0.0003
+# What the system tells of processes is asked for once in so long.
+STATS_S = 1.0
 
 
 class Scrapes:
@@ -24,6 +27,8 @@ class Scrapes:
 
     def __init__(self, metrics: Metrics, service: Service, counts: Counts, for_picker: bool) -> None:
         self._metrics, self._service, self._counts, self._for_picker = metrics, service, counts, for_picker
+        self._stats: Stats = {}
+        self._stats_until = -math.inf
 
     async def answer(self) -> Response:
         inspected = await self._counts.ask(self._metrics.with_places())
@@ -39,8 +44,10 @@ class Scrapes:
             for engine in self._service.state.engines
         ]
         taken = snapshot(self._metrics, reports, time.time() if self._for_picker else None)
-        stats = await asyncio.to_thread(process_stats_of, taken)
-        return Response(await joined(pieces(taken, stats)), media_type=CONTENT_TYPE)
+        if time.monotonic() > self._stats_until:
+            self._stats_until = time.monotonic() + STATS_S
+            self._stats = await asyncio.to_thread(process_stats_of, taken)
+        return Response(await joined(pieces(taken, self._stats)), media_type=CONTENT_TYPE)
 
 
 async def joined(parts: Iterator[str]) -> bytes:

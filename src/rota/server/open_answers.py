@@ -34,11 +34,12 @@ def name_of(request: Request) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The caller's key, the name of the call, and the trace that it is a part of."""
+    """The caller's key, the name of the call, the trace that it is a part of, and when its first token is wanted."""
 
     key: Key
     name: str
     trace: TraceHeaders = ()
+    first_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ may_use_base = true
 may_load = true
 adapter_root = "acme"                # its folder below the server's --adapter-root; needed by may_load
 may_operate = false
+may_set_headers = false              # for the key of a gateway: x-llm-d-inference-fairness-id, x-llm-d-slo-ttft-ms
 requests_per_minute = 600
 tokens_per_minute = 200_000
 max_tokens_in_flight = 50_000
@@ -42,6 +43,7 @@ FIELDS = (
     "may_load",
     "adapter_root",
     "may_operate",
+    "may_set_headers",
     "requests_per_minute",
     "tokens_per_minute",
     "max_tokens_in_flight",
@@ -134,6 +136,7 @@ def _entry(name: str, table: dict[str, Any]) -> tuple[bytes, Key]:
         may_use_base=_flag(name, table, "may_use_base"),
         may_load=_flag(name, table, "may_load"),
         may_operate=_flag(name, table, "may_operate"),
+        may_set_headers=_flag(name, table, "may_set_headers"),
         adapter_root=_root(name, table),
         requests_per_minute=_limit(name, table, "requests_per_minute"),
         tokens_per_minute=_limit(name, table, "tokens_per_minute"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 
 from rota.core.tenant import SOLE_TENANT, Tenant
 from rota.server.access.cache_scopes import group_scope, salted_scope
@@ -20,6 +21,7 @@ class Key:
     may_use_base: bool = True
     may_load: bool = True  # and unload, but only names on its list
     may_operate: bool = True  # sees and controls the whole server: metrics, dashboard, caches, all requests
+    may_set_headers: bool = True  # its calls may name the tenant and the patience of their requests
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_tokens_in_flight: int | None = None  # tokens that its open answers may reserve together
@@ -47,6 +49,13 @@ class Key:
         object.__setattr__(self, "tenant", SOLE_TENANT if self.is_anyone else tenant)
         object.__setattr__(self, "cache_scope", "" if self.is_anyone else scope)
 
+    def on_behalf_of(self, tenant: str) -> Key:
+        """The same key for requests of a tenant that a gateway names; rights, limits and names stay the key's."""
+        name = tenant if self.is_anyone else f"{self.name}/{tenant}"
+        key = copy(self)
+        object.__setattr__(key, "tenant", replace(self.tenant, name=name))
+        return key
+
     def may_use(self, adapter: str) -> bool:
         """Whether an adapter's name is on the key's list. The base model has its own right, `may_use_base`."""
         if self.adapters is None or adapter in self.adapters:
@@ -68,7 +77,7 @@ class KeyChanges:
 
 
 # A client that needs no key to ask whether the server lives.
-PROBE = Key("probe", adapters=frozenset(), may_use_base=False, may_load=False, may_operate=False)
+PROBE = Key("probe", adapters=frozenset(), may_use_base=False, may_load=False, may_operate=False, may_set_headers=False)
 # The key of every request to a server without keys.
 ANYONE = Key("anyone", is_anyone=True)
 

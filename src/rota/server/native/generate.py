@@ -54,6 +54,7 @@ def _parsed(front: Front, call: Call, read: GenerateCall) -> ParsedCall:
             tenant=call.key.tenant,
             cache_scope=scope,
             priority=call.key.priority,
+            first_token_s=call.first_token_s,
         )
         for index, prompt in enumerate(read.prompts.tokens)
         for choice in range(read.choices)

@@ -1,0 +1,154 @@
+"""Measures what scrapes cost at a thousand adapters that all have waiting requests, twenty times a second: how long an
+answer takes, how long the engine's loop is held, and how long the event loop is held at a stretch.
+
+python benchmarks/scrape_cost.py [--duration 5] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from scheduler_cost import ADAPTERS, RUNNING, SLOTS, Device, submit
+
+from rota.core.adapter import Adapter
+from rota.core.config import Capacity, LoraConfig, SchedulerConfig
+from rota.core.events import Event, Finished, FinishReason, Inspected, Produced
+from rota.core.ids import AdapterId, RequestId
+from rota.core.messages import AddAdapter, Message
+from rota.core.plan import StepResult
+from rota.observe.metrics import Metrics
+from rota.runtime.service import Phase, ServiceState
+from rota.scheduler import Scheduler
+from rota.server.counts import Counts
+from rota.server.metrics_routes import Scrapes
+
+SCRAPES_PER_S = 20
+WAITING = 4 * ADAPTERS
+KEYS = 60  # ten more than have series of their own
+CAPACITY = Capacity(blocks=RUNNING * 200, block_size=16, rows=RUNNING, max_sequence_tokens=8192, slots=SLOTS)
+BEAT_S = 0.001
+
+
+class Engine:
+    """A service whose engine answers at once, from a scheduler with thousands of requests."""
+
+    state = ServiceState(phase=Phase.READY, capacity=CAPACITY)
+
+    def __init__(self, metrics: Metrics) -> None:
+        config, lora = SchedulerConfig(max_queued_requests=2 * WAITING), LoraConfig(max_loaded_loras=ADAPTERS)
+        self.scheduler = Scheduler(config, CAPACITY, lora=lora)
+        self.device = Device(self.scheduler)
+        for number in range(1, ADAPTERS + 1):
+            name = f"adapter{number}"
+            self.scheduler.apply(AddAdapter(Adapter(adapter_id=AdapterId(number), name=name, path=""), 0.0))
+        self.device.step()
+        for number in range(WAITING):
+            self.scheduler.apply(submit(number, AdapterId(1 + number % ADAPTERS)))
+        for _ in range(50):
+            metrics.observe(self.step())
+        self.held_s: list[float] = []
+        self.hear: Callable[[list[Event]], None] = lambda _: None
+
+    def step(self) -> list[Event]:
+        self.device.now += 0.01
+        plan = self.scheduler.plan(self.device.now)
+        result = StepResult(at=self.device.now, tokens=(7,) * len(plan.sampled_rows))
+        return self.scheduler.commit(plan, result)
+
+    def send(self, message: Message) -> None:
+        began_at = time.perf_counter()
+        self.scheduler.apply(message)
+        self.held_s.append(time.perf_counter() - began_at)
+        found = [one for one in self.scheduler._books.outbox if isinstance(one, Inspected)]
+        asyncio.get_running_loop().call_soon(self.hear, found[-1:])
+
+
+def busy_metrics() -> Metrics:
+    """Meters as after a busy hour: every adapter and many keys have had requests."""
+    metrics = Metrics(lambda adapter: f"adapter{adapter}")
+    for number in range(1, ADAPTERS + 1):
+        request_id = RequestId(f"r{number}")
+        metrics.asked(request_id, AdapterId(number), 0.0)
+        metrics.owned([request_id], f"key{number % KEYS}", "call", f"key{number % KEYS}")
+        metrics.observe([Produced(at=0.1 * step, request_ids=(request_id,), tokens=(7,)) for step in range(5)])
+        metrics.observe([Finished(request_id=request_id, at=1.0, reason=FinishReason.STOP, output_tokens=5)])
+    return metrics
+
+
+async def beat(gaps: list[float]) -> None:
+    """How much later than asked the event loop comes back: what a token that has come would wait."""
+    while True:
+        began_at = time.perf_counter()
+        await asyncio.sleep(BEAT_S)
+        gaps.append(time.perf_counter() - began_at - BEAT_S)
+
+
+async def measure(duration_s: float) -> dict[str, Any]:
+    metrics = busy_metrics()
+    engine = Engine(metrics)
+    counts = Counts(cast(Any, engine))
+    engine.hear = counts.observe
+    scrapes = Scrapes(metrics, cast(Any, engine), counts, for_picker=True)
+    size = len((await scrapes.answer()).body)
+    gc.collect()
+    gc.freeze()
+    idle = await gaps_during(asyncio.sleep(duration_s))
+    answers: list[float] = []
+
+    async def scrape() -> None:
+        for _ in range(round(duration_s * SCRAPES_PER_S)):
+            began_at = time.perf_counter()
+            await scrapes.answer()
+            answers.append(time.perf_counter() - began_at)
+            await asyncio.sleep(max(0.0, 1 / SCRAPES_PER_S - answers[-1]))
+
+    scraped = await gaps_during(scrape())
+    return {
+        "adapters": ADAPTERS,
+        "bytes": size,
+        "answer_ms": spread(answers),
+        "engine_held_ms": spread(engine.held_s),
+        "loop_held_idle_ms": spread(idle),
+        "loop_held_scraped_ms": spread(scraped),
+    }
+
+
+async def gaps_during(work: Any) -> list[float]:
+    gaps: list[float] = []
+    beating = asyncio.create_task(beat(gaps))
+    await work
+    beating.cancel()
+    return gaps
+
+
+def spread(taken: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(taken, n=100)
+    return {
+        "median": round(statistics.median(taken) * 1e3, 3),
+        "p99": round(cuts[98] * 1e3, 3),
+        "max": round(max(taken) * 1e3, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--duration", type=float, default=5.0)
+    parser.add_argument("--output", help="write the numbers as JSON")
+    options = parser.parse_args()
+    results = asyncio.run(measure(options.duration))
+    for name, value in results.items():
+        print(f"{name:24} {value}")
+    if options.output:
+        with open(options.output, "w") as file:
+            json.dump(results, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
