@@ -8,14 +8,20 @@ from pathlib import Path
 
 from docs.generate.commands import command
 from docs.generate.routes import routes
-from docs.generate.tables import errors, metrics
+from docs.generate.tables import errors, metrics, picker_metrics
 from docs.generate.wrap import wrap
 
 DOCS = Path(__file__).parents[1]
 TEMPLATES = DOCS / "templates"
 PAGES = tuple(sorted(path.name for path in TEMPLATES.glob("*.md")))
 
-FILLERS: dict[str, Callable[..., str]] = {"command": command, "errors": errors, "metrics": metrics, "routes": routes}
+FILLERS: dict[str, Callable[..., str]] = {
+    "command": command,
+    "errors": errors,
+    "metrics": metrics,
+    "picker_metrics": picker_metrics,
+    "routes": routes,
+}
 
 _LINE = re.compile(r"^\{\{ (\w+)(.*) \}\}$", re.MULTILINE)
 

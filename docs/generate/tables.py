@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rota.observe.metric_table import METRICS
+from rota.observe.metric_table import METRICS, Metric
+from rota.observe.picker_metrics import PICKER_METRICS
 from rota.server.errors import ERROR_KINDS
 
 
@@ -36,9 +37,18 @@ def errors() -> str:
 
 
 def metrics() -> str:
+    return _metrics(METRICS)
+
+
+def picker_metrics() -> str:
+    """The names that the endpoint picker of Kubernetes reads."""
+    return _metrics(PICKER_METRICS)
+
+
+def _metrics(metrics: Iterable[Metric]) -> str:
     rows = [
         (code(metric.name) + " *" * metric.is_asked, metric.kind, listed(metric.labels), metric.sentence)
-        for metric in METRICS
+        for metric in metrics
     ]
     return table(["metric", "kind", "labels", "meaning"], rows)
 
