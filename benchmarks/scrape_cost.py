@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from scheduler_cost import ADAPTERS, RUNNING, SLOTS, Device, submit
@@ -21,7 +22,7 @@ from rota.core.adapter import Adapter
 from rota.core.config import Capacity, LoraConfig, SchedulerConfig
 from rota.core.events import Event, Finished, FinishReason, Inspected, Produced
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import AddAdapter, Message
+from rota.core.messages import AddAdapter, Inspect, Message
 from rota.core.plan import StepResult
 from rota.observe.metrics import Metrics
 from rota.runtime.service import Phase, ServiceState
@@ -34,6 +35,7 @@ WAITING = 4 * ADAPTERS
 KEYS = 60  # ten more than have series of their own
 CAPACITY = Capacity(blocks=RUNNING * 200, block_size=16, rows=RUNNING, max_sequence_tokens=8192, slots=SLOTS)
 BEAT_S = 0.001
+COUNTED = 200
 
 
 class Engine:
@@ -54,7 +56,16 @@ class Engine:
         for _ in range(50):
             metrics.observe(self.step())
         self.held_s: list[float] = []
+        self.answer = self.count(metrics)
         self.hear: Callable[[list[Event]], None] = lambda _: None
+
+    def count(self, metrics: Metrics) -> Inspected:
+        """What the engine answers, measured often: in a server another process does that."""
+        for _ in range(COUNTED):
+            began_at = time.perf_counter()
+            self.scheduler.apply(Inspect(0.0, metrics.with_places()))
+            self.held_s.append(time.perf_counter() - began_at)
+        return next(one for one in self.step() if isinstance(one, Inspected))
 
     def step(self) -> list[Event]:
         self.device.now += 0.01
@@ -63,11 +74,8 @@ class Engine:
         return self.scheduler.commit(plan, result)
 
     def send(self, message: Message) -> None:
-        began_at = time.perf_counter()
-        self.scheduler.apply(message)
-        self.held_s.append(time.perf_counter() - began_at)
-        found = [one for one in self.scheduler._books.outbox if isinstance(one, Inspected)]
-        asyncio.get_running_loop().call_soon(self.hear, found[-1:])
+        assert isinstance(message, Inspect)
+        asyncio.get_running_loop().call_soon(self.hear, [replace(self.answer, at=message.at)])
 
 
 def busy_metrics() -> Metrics:
@@ -82,12 +90,37 @@ def busy_metrics() -> Metrics:
     return metrics
 
 
+def serve_some(metrics: Metrics, number: int) -> None:
+    """Between two scrapes as many adapters as have slots produce tokens."""
+    for adapter in range(1, SLOTS + 1):
+        request_id = RequestId(f"s{number}-{adapter}")
+        metrics.asked(request_id, AdapterId(adapter), float(number))
+        metrics.observe([Produced(at=number + 0.1 * step, request_ids=(request_id,), tokens=(7,)) for step in range(3)])
+
+
 async def beat(gaps: list[float]) -> None:
     """How much later than asked the event loop comes back: what a token that has come would wait."""
     while True:
         began_at = time.perf_counter()
         await asyncio.sleep(BEAT_S)
         gaps.append(time.perf_counter() - began_at - BEAT_S)
+
+
+async def turns(held: list[float]) -> None:
+    """The processor time of others between two turns of this task: what a token would wait on a machine at rest."""
+    while True:
+        began_at = time.thread_time()
+        await asyncio.sleep(0)
+        held.append(time.thread_time() - began_at)
+
+
+async def longest_stretch(scrapes: Scrapes) -> float:
+    held: list[float] = []
+    turning = asyncio.create_task(turns(held))
+    await asyncio.sleep(0)
+    await scrapes.answer()
+    turning.cancel()
+    return max(held)
 
 
 async def measure(duration_s: float) -> dict[str, Any]:
@@ -101,19 +134,25 @@ async def measure(duration_s: float) -> dict[str, Any]:
     gc.freeze()
     idle = await gaps_during(asyncio.sleep(duration_s))
     answers: list[float] = []
+    worked: list[float] = []
 
     async def scrape() -> None:
-        for _ in range(round(duration_s * SCRAPES_PER_S)):
-            began_at = time.perf_counter()
+        for number in range(round(duration_s * SCRAPES_PER_S)):
+            serve_some(metrics, number)
+            began_at, began_work_at = time.perf_counter(), time.thread_time()
             await scrapes.answer()
             answers.append(time.perf_counter() - began_at)
+            worked.append(time.thread_time() - began_work_at)
             await asyncio.sleep(max(0.0, 1 / SCRAPES_PER_S - answers[-1]))
 
     scraped = await gaps_during(scrape())
+    stretches = [await longest_stretch(scrapes) for _ in range(COUNTED)]
     return {
         "adapters": ADAPTERS,
         "bytes": size,
         "answer_ms": spread(answers),
+        "answer_processor_ms": spread(worked),
+        "longest_stretch_processor_ms": spread(stretches),
         "engine_held_ms": spread(engine.held_s),
         "loop_held_idle_ms": spread(idle),
         "loop_held_scraped_ms": spread(scraped),

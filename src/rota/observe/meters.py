@@ -20,14 +20,18 @@ LIFETIMES = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0
 
 
 class Histogram:
-    """The number of values between one bound and the next, and the sum of all values."""
+    """The number of values between one bound and the next, and the sum of all values.
 
-    __slots__ = ("bounds", "counts", "sum")
+    `written` keeps the text of the last scrape with the counts of then: between two scrapes few histograms change.
+    """
+
+    __slots__ = ("bounds", "counts", "sum", "written")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.sum = 0.0
+        self.written: tuple[list[int], str] = ([], "")
 
     def add(self, value: float) -> None:
         self.counts[bisect_left(self.bounds, value)] += 1

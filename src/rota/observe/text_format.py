@@ -38,9 +38,15 @@ def histograms(metric: Metric, samples: Iterable[tuple[Labels, Histogram]]) -> I
 
 
 def _histogram(metric: Metric, labels: Labels, histogram: Histogram) -> str:
+    counts, text = histogram.written
+    if counts == histogram.counts:
+        return text
     template = _template(metric.name, histogram.bounds, _pairs(metric, labels))
-    below = [*accumulate(histogram.counts)]
-    return template % (*below, below[-1], histogram.sum)
+    counts = histogram.counts.copy()
+    below = [*accumulate(counts)]
+    text = template % (*below, below[-1], histogram.sum)
+    histogram.written = (counts, text)
+    return text
 
 
 @lru_cache(maxsize=4096)

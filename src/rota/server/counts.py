@@ -62,11 +62,12 @@ class Counts:
         """The question that is open, or a new one: in a long step, scrapes do not pile up questions."""
         if self._open and not self._open.done.done() and now < self._asked_at + self._patience_s:
             return self._open
+        self._open = None
+        if not engines:
+            return None
         try:
-            if engines:
-                self._open, self._asked_at = Gathering(engines), now
-                self._service.send(Inspect(now, only))
-                return self._open
+            self._service.send(Inspect(now, only))
         except RequestError:  # the engines went down just now
-            pass
-        return None
+            return None
+        self._open, self._asked_at = Gathering(engines), now
+        return self._open

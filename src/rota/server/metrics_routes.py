@@ -53,6 +53,7 @@ class Scrapes:
 async def joined(parts: Iterator[str]) -> bytes:
     """The parts as one text, made in short stretches."""
     written: list[str] = []
+    await asyncio.sleep(0)
     began_at = time.perf_counter()
     for part in parts:
         written.append(part)
