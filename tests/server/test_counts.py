@@ -13,6 +13,8 @@ from rota.runtime.service import Phase, ServiceState
 from rota.server.counts import FRESH_S, Counts
 from tests.builders import capacity
 
+# An answer of then stays fresh, however slow the machine is.
+LATER_S = 3600.0
 NOTHING = AdapterStanding(adapter_id=BASE, waiting=0, running=0, parked=0, oldest_at=None, reason="")
 
 
@@ -34,11 +36,11 @@ def answer(at: float, steps: int = 1) -> Inspected:
     return Inspected(at=at, steps=steps, rows=0, blocks=1, blocks_used=0, slots=1, adapters=(), others=NOTHING)
 
 
-async def asked(counts: Counts, engine: Engine, steps: int) -> dict[EngineId, Inspected]:
+async def asked(counts: Counts, steps: int) -> dict[EngineId, Inspected]:
     """A scrape that the engine answers at once."""
     scrape = asyncio.create_task(counts.ask(()))
     await asyncio.sleep(0)
-    counts.observe([answer(time.monotonic(), steps)])
+    counts.observe([answer(time.monotonic() + LATER_S, steps)])
     return await scrape
 
 
@@ -46,12 +48,12 @@ def test_while_a_step_runs_a_scraper_gets_the_last_numbers_and_questions_do_not_
     async def act() -> None:
         engine = Engine()
         counts = Counts(engine, patience_s=60.0)
-        assert (await asked(counts, engine, steps=1))[EngineId(0)].steps == 1
+        assert (await asked(counts, steps=1))[EngineId(0)].steps == 1
         for _ in range(3):
             assert (await counts.ask(()))[EngineId(0)].steps == 1
         assert len(engine.sent) == 2, "the second is open"
-        counts.observe([answer(time.monotonic(), steps=2)])
-        assert (await asked(counts, engine, steps=3))[EngineId(0)].steps == 3
+        counts.observe([answer(time.monotonic() + LATER_S, steps=2)])
+        assert (await asked(counts, steps=3))[EngineId(0)].steps == 3
 
     asyncio.run(act())
 
@@ -71,7 +73,7 @@ def test_an_engine_that_died_with_the_question_is_not_waited_for():
         counts = Counts(Engine(), patience_s=60.0)
         scrape = asyncio.create_task(counts.ask(()))
         await asyncio.sleep(0)
-        counts.observe([EngineRestarted(time.monotonic())])
+        counts.observe([EngineRestarted(time.monotonic(), "It died.")])
 
         assert await asyncio.wait_for(scrape, 30.0) == {}
 
