@@ -60,7 +60,8 @@ class GracefulServer(uvicorn.Server):
         )
         self._service, self._door, self._drain_s, self._say = service, door, drain_s, say
         self._meters: ConnectionMeters = app.state.connections
-        self._metrics_port, self._metrics_app = metrics_port, app.state.metrics_app
+        self._metrics_port = metrics_port
+        self._app = app
         self._signals = 0
         self.is_serving = False
         self.lost_reason = ""  # why an engine that served stays down
@@ -76,7 +77,7 @@ class GracefulServer(uvicorn.Server):
         for listener in sockets or []:
             self._door.open(listener, self, self._meters)
         if self._metrics_port:
-            self._metrics_port.open(self._metrics_app, self)
+            self._metrics_port.open(self._app.state.metrics_app, self)
         if self.was_told_to_stop:
             self._begin_stop()
 
