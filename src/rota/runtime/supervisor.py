@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from typing import Protocol
 
 import zmq
 
@@ -15,10 +17,34 @@ from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.promises import Promises
 from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, explain, refuse
-from rota.runtime.watch import Death
-from rota.runtime.wire import Stop
+from rota.runtime.watch import Death, OnEvents, OnReady
+from rota.runtime.wire import Record, Stop
 
 LOG = logging.getLogger("rota.engine")
+
+
+class Engine(Protocol):
+    """One engine in a process of its own, here or on another machine, from its start to its death."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+    def start(self) -> None: ...
+
+    def send(self, record: Record) -> None:
+        """Queue a record, also before the process runs; does not block. One thread at a time."""
+        ...
+
+    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience) -> Death:
+        """Pass on the process's records until it is dead."""
+        ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+NewEngine = Callable[[zmq.Context[zmq.Socket[bytes]], BuildDevice, EngineConfig], Engine]
 
 
 class SupervisedService:
@@ -29,7 +55,14 @@ class SupervisedService:
     engine reads them again, before its first request.
     """
 
-    def __init__(self, build_device: BuildDevice, config: EngineConfig, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        build_device: BuildDevice,
+        config: EngineConfig,
+        patience: Patience | None = None,
+        new_engine: NewEngine = EngineProcess,
+    ) -> None:
+        self._make_engine = new_engine
         self._build_device = build_device
         self._config = config
         self._patience = patience or Patience()
@@ -155,5 +188,5 @@ class SupervisedService:
             self._engine.close()
             self._context.destroy(linger=0)  # also the sockets of an engine that failed during its start
 
-    def _new_engine(self) -> EngineProcess:
-        return EngineProcess(self._context, self._build_device, self._config)
+    def _new_engine(self) -> Engine:
+        return self._make_engine(self._context, self._build_device, self._config)

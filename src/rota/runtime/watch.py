@@ -7,8 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Protocol
 
 import zmq
 
@@ -22,6 +21,20 @@ _LATE_S = 0.05
 
 OnReady = Callable[[Capacity], None]
 OnEvents = Callable[[list[Event]], None]
+
+
+class Watched(Protocol):
+    """A process, here or elsewhere, as `multiprocessing` shows its children."""
+
+    @property
+    def sentinel(self) -> int: ...
+
+    @property
+    def exitcode(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +61,7 @@ class Watch:
 
     def __init__(
         self,
-        process: BaseProcess,
+        process: Watched,
         inbox: zmq.Socket[bytes],
         on_ready: OnReady,
         on_events: OnEvents,
