@@ -21,6 +21,7 @@ AVX512 = Processor(frozenset(), "weight-only")
 AVX2 = Processor(frozenset(), "weight-only")
 OLD_X86 = Processor(frozenset(), None)
 NEOVERSE_N1 = Processor(frozenset(), "dynamic")
+HALVES_ONLY = Processor(frozenset({FP16}), "dynamic")  # as ARM's before bfloat16
 NEOVERSE_V1 = Processor(frozenset({BF16, FP16}), "dynamic")
 OLD_ARM = Processor(frozenset(), None)
 
@@ -39,6 +40,8 @@ OLD_ARM = Processor(frozenset(), None)
         (OLD_X86, BF16, FP32),
         (NEOVERSE_N1, BF16, FP32),
         (NEOVERSE_N1, FP16, FP32),
+        (HALVES_ONLY, BF16, FP32),  # float16 has not the range
+        (HALVES_ONLY, FP16, FP16),
         (NEOVERSE_V1, BF16, BF16),
         (OLD_ARM, FP32, FP32),
     ],

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from rota.engine.cpu import processor
 from rota.engine.cpu.processor import slowdown, this_processor
@@ -37,8 +38,6 @@ def test_an_arm_processor_with_dot_products_has_a_quick_product_in_four_bits():
 
 
 def test_an_emulated_precision_is_not_taken_for_arithmetic_whatever_the_library_says(monkeypatch):
-    import torch
-
     monkeypatch.setattr(processor, "slowdown", lambda _: 2.3)
     this_processor.cache_clear()
     try:
@@ -46,6 +45,18 @@ def test_an_emulated_precision_is_not_taken_for_arithmetic_whatever_the_library_
     finally:
         this_processor.cache_clear()
     assert slowdown(torch.float32) > 0.0
+
+
+def test_without_onednn_nothing_is_found_faster_than_float32(monkeypatch):
+    """torch switches oneDNN off after a product that it cannot do. Then float32 is slow, which proves nothing."""
+    monkeypatch.setattr(processor, "slowdown", lambda _: 0.5)
+    processor.do_without_onednn()
+    this_processor.cache_clear()
+    try:
+        assert this_processor().multiplies == frozenset()
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+        this_processor.cache_clear()
 
 
 @pytest.mark.skipif(not X86, reason="acts older x86 processors, whose limits other processors do not know")

@@ -26,11 +26,17 @@ def choose_dtype(
     processor: Processor,
     is_able: IsAble | None = None,
 ) -> torch.dtype:
-    """The configured precision; 'auto' takes the folder's, or the nearest that the device computes in hardware."""
+    """The configured precision; 'auto' takes the folder's, or the nearest that the device computes in hardware.
+
+    A CPU never computes a bfloat16 model in float16: some values of such models are beyond float16's range, and one
+    infinity makes every logit NaN. A GPU without bfloat16 does, since float32 would need twice its memory.
+    """
     is_able = is_able or (lambda dtype: can_compute(dtype, device))
     is_native = is_able if device.type == "cuda" else processor.multiplies.__contains__
     if config.dtype == "auto":
-        halves = (folder_dtype, torch.bfloat16, torch.float16) if folder_dtype is not torch.float32 else ()
+        halves = [folder_dtype, torch.bfloat16] if folder_dtype is not torch.float32 else []
+        if halves and device.type == "cuda":
+            halves.append(torch.float16)
         return next((dtype for dtype in halves if is_native(dtype)), torch.float32)
     dtype = DTYPES[config.dtype]
     if not is_able(dtype):

@@ -46,7 +46,8 @@ def slowdown(dtype: torch.dtype) -> float:
 
 def _is_native(dtype: torch.dtype) -> bool:
     """Whether oneDNN supports the dtype and is faster in it: it may emulate (AVX-512 without bf16), so it is timed."""
-    if not torch.backends.mkldnn.is_available():
+    # Switched off, oneDNN makes float32 slow, and nothing that it is asked is true of the processor.
+    if not (torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()):
         return False
     mkldnn = torch.ops.mkldnn
     knows = mkldnn._is_mkldnn_bf16_supported if dtype is torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported
