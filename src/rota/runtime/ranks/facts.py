@@ -1,4 +1,4 @@
-"""Facts are what must be the same on all ranks: versions, flags and the model's files."""
+"""Facts are what must be the same on all ranks, and on all machines: versions, flags and the model's files."""
 
 from __future__ import annotations
 
@@ -26,17 +26,26 @@ def facts(config: EngineConfig) -> dict[str, str]:
 
 def difference(own: dict[str, str], others: dict[int, dict[str, str]]) -> str:
     """Which ranks differ from rank 0 in what, as a sentence; empty if none does."""
-    found = [
-        f"rank {rank} has {theirs.get(name, 'nothing')} for {name}, and rank 0 has {own.get(name, 'nothing')}"
-        for rank, theirs in sorted(others.items())
-        for name in sorted(own.keys() | theirs.keys())
-        if own.get(name) != theirs.get(name)
-    ]
+    found = [one for rank, theirs in sorted(others.items()) for one in compared("rank 0", own, f"rank {rank}", theirs)]
     return f"All ranks must have the same model, flags and versions: {'; '.join(found)}." if found else ""
 
 
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in _LIBRARIES:
+def compared(us: str, own: dict[str, str], them: str, theirs: dict[str, str]) -> list[str]:
+    """What differs between two, each difference as a clause with both values."""
+    return [
+        f"{them} has {theirs.get(name, 'nothing')} for {name}, and {us} has {own.get(name, 'nothing')}"
+        for name in sorted(own.keys() | theirs.keys())
+        if own.get(name) != theirs.get(name)
+    ]
+
+
+def versions(*others: str) -> dict[str, str]:
+    """Of Rota and the libraries that decide what a step computes, and of other libraries."""
+    return dict(_versions(others))
+
+
+def _versions(others: Iterable[str] = ()) -> Iterator[tuple[str, str]]:
+    for name in (*_LIBRARIES, *others):
         for found in metadata.distributions(name=name):
             yield f"the version of {name}", found.version
 

@@ -1,0 +1,58 @@
+"""To join a Ray cluster: the sentence of every way in which that fails."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from rota.core.errors import ConfigError
+
+_ASK_S = 3.0
+_HOW = (
+    "Start a cluster with `ray start --head`, or join this machine to one with `ray start --address=HOST:6379`, and "
+    "name it with --ray-address HOST:6379."
+)
+
+
+def chosen_address(asked: str | None, environ: Mapping[str, str] = os.environ) -> str:
+    """The address of the cluster to join. Raises ConfigError for one that is no cluster's, or without Ray."""
+    if find_spec("ray") is None:
+        raise ConfigError("data_parallel_backend is 'ray', but Ray is not installed here: pip install 'rota[ray]'.")
+    address = asked or environ.get("RAY_ADDRESS") or "auto"
+    host, _, port = address.rpartition(":")
+    # "local" would start a cluster of its own, and ray:// is a proxy that no engine can reach the front through.
+    if address != "auto" and ("/" in host or not host or not port.isdigit()):
+        raise ConfigError(f"ray_address is '{address}', but must be HOST:PORT or 'auto'. {_HOW}")
+    return address
+
+
+def join(ray: Any, address: str) -> str:
+    """Join the cluster; gives the reason if that fails. A cluster that does not answer may take a minute."""
+    try:
+        if address != "auto":
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), _ASK_S).close()
+        ray.init(address=address, namespace="rota", log_to_driver=False, logging_level=logging.CRITICAL)
+    except Exception as error:  # Ray fails in ways that it does not list
+        ray.shutdown()
+        return refusal(address, error)
+    return ""
+
+
+def refusal(address: str, error: Exception) -> str:
+    """One sentence about a cluster that cannot be joined, and what to do."""
+    words = in_one_line(str(error))
+    if words.startswith("Version mismatch"):
+        return f"The Ray cluster at {address} has other versions than this machine. {words}"
+    if address == "auto" and isinstance(error, ConnectionError):
+        return f"This machine belongs to no Ray cluster that runs. {_HOW}"
+    return f"The Ray cluster at {address} cannot be joined ({words}). {_HOW}"
+
+
+def in_one_line(words: str, most: int = 400) -> str:
+    line = " ".join(words.split())
+    return line if len(line) <= most else f"{line[:most]}…"
