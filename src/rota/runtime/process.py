@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 
 import zmq
@@ -22,9 +18,10 @@ from rota.runtime.exchange.place import caller_of, open_exchange
 from rota.runtime.heap import freeze_heap
 from rota.runtime.last_words import listen_for_last_words
 from rota.runtime.lifeline import die_with
+from rota.runtime.line import Endpoints, LocalEndpoints
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
-from rota.runtime.patience import KILL_S, LINGER_S, Patience
+from rota.runtime.patience import KILL_S, Patience
 from rota.runtime.progress import listen_for_progress
 from rota.runtime.pulse import Pulse
 from rota.runtime.ranks.leader import Leader
@@ -33,54 +30,27 @@ from rota.runtime.watch import Death, OnEvents, OnReady, Watch
 from rota.runtime.wire import Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
 from rota.scheduler import Scheduler
 
-# Two processes on one machine connect in milliseconds; a wait for that must still end.
-_MEET_S = 10.0
 # How often the sender tries to connect while the engine's process is starting.
 _RECONNECT_MS = 10
 # The socket's own thread sends last words within microseconds; a busy machine may let it wait.
 _LAST_WORDS_S = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """The addresses of the two sockets between the processes, in a folder of their own."""
-
-    folder: str
-
-    @property
-    def messages(self) -> str:
-        return f"ipc://{self.folder}/messages"
-
-    @property
-    def events(self) -> str:
-        return f"ipc://{self.folder}/events"
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
 def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endpoints) -> None:
     """Build the device, report, serve until `Stop`; after a failure, say why and exit with 1."""
     _die_with_parent(endpoints)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    inbox = open_socket(context, zmq.PULL)
-    outlet = open_socket(context, zmq.PUSH, LINGER_S)
-    with _handshake(inbox) as inbox_monitor, _handshake(outlet) as outbox_monitor:
-        inbox.bind(endpoints.messages)
-        outlet.connect(endpoints.events)
-        if all(monitor.poll(int(_MEET_S * 1000.0)) for monitor in (inbox_monitor, outbox_monitor)):
-            endpoints.remove()  # connected sockets need no path, and now no death can leave one behind
-    outbox = Outbox(outlet)
+    line = endpoints.open(context)
+    outbox = Outbox(line.outlet)
     listen_for_progress(outbox.tell_progress)
     listen_for_last_words(partial(_end_with, outbox))
     exit_code = 0
     try:
-        _serve(build_device, config, inbox, outbox)
+        _serve(build_device, config, line.inbox, outbox)
     except Exception as error:  # the process border: the supervisor tells all waiting clients why
         outbox.send([Failed(explain(error))])
         exit_code = 1
-    outlet.close()
-    inbox.close()
+    line.close()
     context.term()
     # A normal exit would wait for every thread that still reads an adapter, and delay all requests.
     sys.stdout.flush()
@@ -128,15 +98,6 @@ def _die_with_parent(endpoints: Endpoints) -> None:
     threading.Thread(target=watch, name="rota-parent-watch", daemon=True).start()
 
 
-@contextmanager
-def _handshake(socket: zmq.Socket[bytes]) -> Iterator[zmq.Socket[bytes]]:
-    """A monitor that becomes readable once the socket is connected to its peer."""
-    monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-    yield monitor
-    socket.disable_monitor()
-    monitor.close()
-
-
 class EngineProcess:
     """The supervisor's side: messages sent before the process runs wait in the socket."""
 
@@ -144,7 +105,7 @@ class EngineProcess:
         self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig
     ) -> None:
         # ipc paths may have some hundred characters; the folder's permissions protect them.
-        self._endpoints = endpoints = Endpoints(tempfile.mkdtemp(prefix="rota-"))
+        self._endpoints = endpoints = LocalEndpoints(tempfile.mkdtemp(prefix="rota-"))
         self._outbox = open_socket(context, zmq.PUSH)
         self._outbox.reconnect_ivl = _RECONNECT_MS
         self._inbox = open_socket(context, zmq.PULL)
