@@ -10,8 +10,9 @@ from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished
 from rota.core.ids import RequestId
 from rota.runtime.patience import Patience
+from rota.runtime.process import EngineProcess
 from rota.runtime.service import BuildDevice
-from rota.runtime.supervisor import SupervisedService
+from rota.runtime.supervisor import NewEngine, SupervisedService
 from tests.waiting import PATIENCE_S
 from tests.worlds import endings, outputs
 
@@ -57,9 +58,9 @@ class Listener:
 
 @contextmanager
 def supervised(
-    build_device: BuildDevice, patience: Patience | None = None
+    build_device: BuildDevice, patience: Patience | None = None, new_engine: NewEngine = EngineProcess
 ) -> Iterator[tuple[SupervisedService, Listener]]:
-    service, listener = SupervisedService(build_device, EngineConfig(), patience), Listener()
+    service, listener = SupervisedService(build_device, EngineConfig(), patience, new_engine), Listener()
     service.start(listener)
     try:
         yield service, listener

@@ -46,12 +46,15 @@ class Death:
     was_ready: bool
     served_s: float
     hung_at_once: bool = False  # it was killed for its silence before it had finished any step
+    ending: str = ""  # why it ended, if somebody else knows that: its machine is gone
 
     @property
     def reason(self) -> str:
-        if self.last_words:
-            return self.last_words
-        if self.exit_code is not None and self.exit_code < 0:
+        if self.last_words or self.ending:
+            return self.last_words or self.ending
+        if self.exit_code is None:
+            return "The engine process ended, and nobody knows how."
+        if self.exit_code < 0:
             return f"The engine process was killed by {signal.Signals(-self.exit_code).name}."
         return f"The engine process ended with exit code {self.exit_code}."
 
@@ -66,7 +69,9 @@ class Watch:
         on_ready: OnReady,
         on_events: OnEvents,
         patience: Patience,
+        late_s: float = _LATE_S,
     ) -> None:
+        self._late_s = late_s
         self._process = process
         self._inbox = inbox
         self._on_ready, self._on_events = on_ready, on_events
@@ -99,7 +104,7 @@ class Watch:
         self._silence.spend(min(look_s, time.monotonic() - began_at))
         is_dead = self._process.sentinel in polled
         if polled:
-            self._hear(receive_all(self._inbox, _LATE_S if is_dead else 0.0))
+            self._hear(receive_all(self._inbox, self._late_s if is_dead else 0.0))
         elif complaint := self._silence.complaint:
             self._lose_patience(complaint)
         self._is_over = self._is_over or is_dead

@@ -1,0 +1,100 @@
+"""A remote engine is the supervisor's handle to an engine process on another machine."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import wait
+
+import zmq
+
+from rota.runtime.patience import KILL_S, LINGER_S, Patience
+from rota.runtime.remote.invitation import Elsewhere, Invitation, Joined
+from rota.runtime.remote.line import GuardedLine
+from rota.runtime.remote.serve import LINE_LOST
+from rota.runtime.watch import Death, OnEvents, OnReady, Watch
+from rota.runtime.wire import Record, encode
+
+# The news of an end and the last records come by different ways, and the news may be faster.
+_LATE_S = 0.5
+
+
+class RemoteEngine:
+    """Listens from its start on at a port of this machine; messages wait until the engine has joined."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], elsewhere: Elsewhere, host: str) -> None:
+        """`host` is the numeric address of this machine that the other machine can reach."""
+        self._context, self._elsewhere, self._host = context, elsewhere, host
+        # Whoever sends and whoever tells of the joining are different threads.
+        self._lock = threading.Lock()
+        self._line: GuardedLine | None = None
+        self._joined: Joined | None = None
+        self._waiting: list[bytes] = []
+        self._was_lost = False
+
+    @property
+    def pid(self) -> int | None:
+        """On its machine; None until it has joined."""
+        return self._joined.pid if self._joined else None
+
+    def start(self) -> None:
+        with self._lock:
+            self._line = line = GuardedLine(self._context, self._on_lost)
+            invitation = Invitation(line.listen(self._host), line.public_key)
+        self._elsewhere.start(invitation, self._on_joined)
+
+    def send(self, record: Record) -> None:
+        packet = encode([record])
+        with self._lock:
+            if self._joined is None:
+                self._waiting.append(packet)
+            else:
+                self._post(packet)
+
+    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience) -> Death:
+        """Pass on the engine's records until it is dead; kill it once it has said nothing for too long."""
+        assert self._line is not None, "it was started"
+        death = Watch(self._elsewhere, self._line.inbox, on_ready, on_events, patience, _LATE_S).until_death()
+        return replace(death, ending=self._elsewhere.ending or self._loss(death))
+
+    def kill(self) -> None:
+        if self._line is not None:
+            self._elsewhere.kill()
+
+    def close(self) -> None:
+        """Release all resources; an engine that still runs is killed."""
+        if self._line is None:
+            return
+        self._elsewhere.kill()
+        self._elsewhere.join(KILL_S)
+        with self._lock:
+            line, self._line = self._line, None
+        line.close()
+
+    def _on_joined(self, joined: Joined) -> None:
+        with self._lock:
+            if self._line is None:
+                return  # it comes too late
+            self._line.expect(joined.engine_key)
+            self._line.connect(joined.messages, joined.engine_key)
+            self._joined = joined
+            for packet in self._waiting:
+                self._post(packet)
+            self._waiting.clear()
+
+    def _post(self, packet: bytes) -> None:
+        assert self._line is not None, "it is not closed"
+        with suppress(zmq.Again):  # no line is left; the watch will see that the engine is dead
+            self._line.outlet.send(packet, zmq.DONTWAIT)
+
+    def _on_lost(self) -> None:
+        """A line breaks when its engine ends. If it does not end, something between the machines is broken."""
+        if not wait([self._elsewhere.sentinel], LINGER_S):
+            self._was_lost = True
+            self._elsewhere.kill()
+
+    def _loss(self, death: Death) -> str:
+        if not (self._was_lost or death.exit_code == LINE_LOST):
+            return ""
+        return f"The connection to the engine on {self._joined.node if self._joined else 'another machine'} broke."
