@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Admitted, Finished, FinishReason
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import RemoveAdapter
@@ -93,4 +95,16 @@ def test_an_adapter_that_was_never_added_is_not_introduced():
     promises.note_message(add_adapter(1))
     promises.note_events([AdapterRefused(adapter_id=ONE, at=1.0, reason="It is broken.")])
 
+    assert known(promises) == []
+
+
+def test_an_adapter_that_others_serve_is_introduced_to_every_new_engine_also_before_one_has_read_it():
+    promises = Promises()
+    promises.note_message(replace(add_adapter(1), is_known=True))
+
+    assert promises.break_all("The engine is gone.") == []
+    assert known(promises) == [1]
+    promises.note_events([AdapterRefused(adapter_id=ONE, at=1.0, reason="It cannot be read.")])
+    assert known(promises) == [1]
+    promises.note_message(RemoveAdapter(ONE, 2.0))
     assert known(promises) == []

@@ -38,6 +38,7 @@ class AddAdapter:
 
     adapter: Adapter
     at: float
+    is_known: bool = False  # others serve it: an engine that dies while it reads the adapter will read it again
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from rota.runtime.progress import listen_for_progress
 from rota.runtime.pulse import Pulse
 from rota.runtime.ranks.leader import Leader
 from rota.runtime.service import BuildDevice, explain
-from rota.runtime.watch import Death, OnEvents, OnReady, Watch
+from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
 from rota.scheduler import Scheduler
 
@@ -133,7 +133,7 @@ class EngineProcess:
         """Queue a record; does not block. One thread at a time."""
         self._outbox.send(encode([record]))
 
-    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience) -> Death:
+    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience, _on_waiting: OnWaiting) -> Death:
         """Pass on the process's records until it is dead; kill it once it has said nothing for too long."""
         return Watch(self._process, self._inbox, on_ready, on_events, patience).until_death()
 

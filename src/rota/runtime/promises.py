@@ -38,8 +38,8 @@ class Promises:
         match message:
             case Submit(request):
                 self._requests[request.request_id] = _Open(len(request.prompt))
-            case AddAdapter(adapter):
-                self._coming[adapter.adapter_id] = adapter
+            case AddAdapter(adapter, _, is_known):
+                (self._known if is_known else self._coming)[adapter.adapter_id] = adapter
             case RemoveAdapter(adapter_id):
                 self._leaving[adapter_id] = None
                 self._known.pop(adapter_id, None)

@@ -34,11 +34,14 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceState:
-    """Whether a service serves: its capacity if it does, the reason if it is down."""
+    """Whether a service serves: its capacity if it does, the reason if it does not."""
 
     phase: Phase
     capacity: Capacity | None = None
     reason: str = ""
+    # It starts, and nobody knows for how long: the engine has no place to run, as the reason says. No request waits for
+    # such a start, and no adapter does where other engines serve.
+    may_last: bool = False
     engine_pid: int | None = None  # of an engine that has a process of its own
     engine_id: EngineId = FIRST_ENGINE
     has_served: bool = False  # it was ready once
@@ -168,8 +171,7 @@ class InProcessService:
         with self._lock:
             self._board.set(ServiceState(phase=Phase.DOWN, reason=reason))
             failed = self._promises.break_all(reason)
-        if failed:
-            deliver(failed)
+        deliver(failed)  # if nothing failed too: the state has changed
 
 
 def explain(error: Exception) -> str:

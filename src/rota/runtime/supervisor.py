@@ -17,7 +17,7 @@ from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.promises import Promises
 from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, explain, refuse
-from rota.runtime.watch import Death, OnEvents, OnReady
+from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting
 from rota.runtime.wire import Record, Stop
 
 LOG = logging.getLogger("rota.engine")
@@ -35,8 +35,11 @@ class Engine(Protocol):
         """Queue a record, also before the process runs; does not block. One thread at a time."""
         ...
 
-    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience) -> Death:
-        """Pass on the process's records until it is dead."""
+    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience, on_waiting: OnWaiting, /) -> Death:
+        """Pass on the process's records until it is dead.
+
+        `on_waiting` is told why the process has no place to run, whenever that changes, and "" once it has one.
+        """
         ...
 
     def kill(self) -> None: ...
@@ -118,7 +121,7 @@ class SupervisedService:
     def _supervise(self) -> None:
         quick_deaths = 0
         while self._start_engine():
-            death = self._engine.watch(self._on_ready, self._on_events, self._patience)
+            death = self._engine.watch(self._on_ready, self._on_events, self._patience, self._on_waiting)
             if self._stopping.is_set():
                 break
             # An engine that hangs at its first step will do so the next time: it counts as a quick death.
@@ -152,6 +155,17 @@ class SupervisedService:
             fields = {"engine": self._config.engine_id, "pid": self._engine.pid}
             LOG.warning("The engine serves again.", extra={"fields": fields})
         self._was_ever_ready = True
+
+    def _on_waiting(self, reason: str) -> None:
+        with self._lock:
+            was_waiting = self.state.may_last
+            if self.state.phase is not Phase.STARTING:
+                return
+            self._board.set(ServiceState(phase=Phase.STARTING, reason=reason, may_last=bool(reason)))
+        if reason and not was_waiting:
+            fields = {"engine": self._config.engine_id, "why": reason}
+            LOG.warning("The engine has no place to run.", extra={"fields": fields})
+        self._deliver([])  # the state has changed
 
     def _on_events(self, events: list[Event]) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ _LATE_S = 0.05
 
 OnReady = Callable[[Capacity], None]
 OnEvents = Callable[[list[Event]], None]
+OnWaiting = Callable[[str], None]
 
 
 class Watched(Protocol):
@@ -69,8 +70,12 @@ class Watch:
         on_ready: OnReady,
         on_events: OnEvents,
         patience: Patience,
+        waiting: Callable[[], str] = str,
+        on_waiting: OnWaiting | None = None,
         late_s: float = _LATE_S,
     ) -> None:
+        """`waiting` says why the process has no place to run yet, and is empty once it has one. That may last, and is
+        not the engine's silence; `on_waiting` is told whenever it changes."""
         self._late_s = late_s
         self._process = process
         self._inbox = inbox
@@ -79,6 +84,7 @@ class Watch:
         self._poller = zmq.Poller()
         self._poller.register(inbox, zmq.POLLIN)
         self._poller.register(process.sentinel, zmq.POLLIN)
+        self._waiting, self._on_waiting, self._waits = waiting, on_waiting, ""
         self._ready_at = math.inf
         self._last_words = ""
         self._was_killed, self._has_hung, self._made_steps, self._is_over = False, False, False, False
@@ -97,17 +103,25 @@ class Watch:
         )
 
     def _look(self) -> None:
+        self._ask_for_place()
         look_s = max(0.0, min(LOOK_S, self._silence.left_s))
         began_at = time.monotonic()
         polled = dict(self._poller.poll(math.ceil(look_s * 1000.0)))
         # If a look took longer than asked, this process was stopped too, and that time does not count.
-        self._silence.spend(min(look_s, time.monotonic() - began_at))
+        if not self._waits or self._was_killed:
+            self._silence.spend(min(look_s, time.monotonic() - began_at))
         is_dead = self._process.sentinel in polled
         if polled:
             self._hear(receive_all(self._inbox, self._late_s if is_dead else 0.0))
         elif complaint := self._silence.complaint:
             self._lose_patience(complaint)
         self._is_over = self._is_over or is_dead
+
+    def _ask_for_place(self) -> None:
+        if (waits := self._waiting()) != self._waits:
+            self._waits = waits
+            if self._on_waiting:
+                self._on_waiting(waits)
 
     def _hear(self, records: list[Any]) -> None:
         if not self._was_killed:

@@ -49,6 +49,12 @@ class Elsewhere(Protocol):
         """Why it ended, as a sentence, if whoever started it knows that: its machine is gone, or no machine fits."""
         ...
 
+    @property
+    def waiting(self) -> str:
+        """Why it has not begun and may not for long, as a sentence: no machine has room, or the cluster is gone. Empty
+        once it has a place, and while one is being looked for and will soon be found."""
+        ...
+
     def start(self, invitation: Invitation, on_joined: OnJoined) -> None:
         """Begin, without waiting; `on_joined` is called once, from another thread, when the engine listens."""
         ...
