@@ -34,7 +34,7 @@ class NearElsewhere:
     """Starts a process on this machine that starts the engine; a pipe brings its answer and its exit code."""
 
     def __init__(self, build_device: BuildDevice, config: EngineConfig, detour: Detour = str, ending: str = "") -> None:
-        self.ending = ending
+        self.ending, self.waiting = ending, ""
         self.invitation: Invitation | None = None
         self.joined: Joined | None = None
         self._what, self._detour = (build_device, config), detour

@@ -13,7 +13,7 @@ from rota.runtime.patience import KILL_S, LINGER_S, Patience
 from rota.runtime.remote.invitation import Elsewhere, Invitation, Joined
 from rota.runtime.remote.line import GuardedLine
 from rota.runtime.remote.serve import LINE_LOST
-from rota.runtime.watch import Death, OnEvents, OnReady, Watch
+from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Record, encode
 
 # The news of an end and the last records come by different ways, and the news may be faster.
@@ -52,10 +52,20 @@ class RemoteEngine:
             else:
                 self._post(packet)
 
-    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience) -> Death:
+    def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience, on_waiting: OnWaiting, /) -> Death:
         """Pass on the engine's records until it is dead; kill it once it has said nothing for too long."""
         assert self._line is not None, "it was started"
-        death = Watch(self._elsewhere, self._line.inbox, on_ready, on_events, patience, _LATE_S).until_death()
+        watch = Watch(
+            self._elsewhere,
+            self._line.inbox,
+            on_ready,
+            on_events,
+            patience,
+            waiting=lambda: self._elsewhere.waiting,
+            on_waiting=on_waiting,
+            late_s=_LATE_S,
+        )
+        death = watch.until_death()
         return replace(death, ending=self._elsewhere.ending or self._loss(death))
 
     def kill(self) -> None:
