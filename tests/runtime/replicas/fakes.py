@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from rota.core.config import Capacity
-from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished, FinishReason
 from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.core.messages import AddAdapter, Message, Submit
 from rota.runtime.replicas.desk import ReplicaDesk
+from rota.runtime.replicas.roster import Roster
 from rota.runtime.routing.router import Router
 from rota.runtime.service import Deliver, Phase, ServiceState, refuse
 from tests.builders import capacity
@@ -22,10 +24,17 @@ class FakeReplica:
         self.sent: list[Message] = []
         self.become(phase)
 
-    def become(self, phase: Phase, reason: str = "") -> None:
-        found = capacity() if phase is Phase.READY else None
-        has_served = self.state.has_served or phase is Phase.READY
-        self.state = ServiceState(phase=phase, capacity=found, reason=reason, has_served=has_served)
+    def become(self, phase: Phase, reason: str = "", may_last: bool = False) -> None:
+        self.state = ServiceState(
+            phase=phase,
+            capacity=capacity() if phase is Phase.READY else None,
+            reason=reason,
+            may_last=may_last,
+            has_served=self.state.has_served or phase is Phase.READY,
+        )
+
+    def lose_place(self) -> None:
+        self.become(Phase.STARTING, "No GPU is free.", may_last=True)
 
     def send(self, message: Message) -> None:
         if self.state.phase is Phase.DOWN:
@@ -48,10 +57,10 @@ class FakeReplica:
         raise NotImplementedError(timeout_s)
 
 
-def desk_of(replicas: int = 2) -> tuple[ReplicaDesk, list[FakeReplica]]:
+def desk_of(replicas: int = 2, phase: Phase = Phase.READY) -> tuple[ReplicaDesk, list[FakeReplica]]:
     """A desk that gives requests to its replicas in turn, at the time 5.0."""
-    fakes = [FakeReplica() for _ in range(replicas)]
-    return ReplicaDesk(fakes, Router(replicas, "round-robin"), lambda: 5.0), fakes
+    fakes = [FakeReplica(phase) for _ in range(replicas)]
+    return ReplicaDesk(Roster(fakes), Router(replicas, "round-robin"), lambda: 5.0), fakes
 
 
 def added(number: int, engine: int = 0) -> AdapterAdded:
@@ -64,6 +73,10 @@ def refused(number: int, engine: int = 0, reason: str = "It is broken.") -> Adap
 
 def removed(number: int, engine: int = 0) -> AdapterRemoved:
     return AdapterRemoved(AdapterId(number), 1.0, EngineId(engine))
+
+
+def finished(id: str, **fields: Any) -> Finished:
+    return Finished(request_id=RequestId(id), at=1.0, **{"reason": FinishReason.STOP, **fields})
 
 
 def kinds(events: list[Event]) -> list[str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.core.events import AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
+from rota.runtime.promises import Promises
 from rota.runtime.replicas.adapters import ReplicaAdapters
 from tests.builders import add_adapter
 from tests.runtime.replicas.fakes import added, kinds, refused, removed
@@ -188,3 +189,112 @@ def test_whatever_replicas_do_an_adapter_is_everywhere_or_nowhere_and_every_ques
         assert not holders
     elif holders:
         assert {*book.lacking(AdapterId(1), numbers)} == {*numbers} - holders
+
+
+class Supervised:
+    """A replica with a supervisor's promises: its engine answers each message, and a new one is told what is known."""
+
+    def __init__(self) -> None:
+        self.promises = Promises()
+        self.unread: list[Message] = []
+        self.has = False
+
+    def send(self, message: Message) -> None:
+        self.promises.note_message(message)
+        self.unread.append(message)
+
+    def answer(self, can_read: bool) -> list[Event]:
+        match self.unread.pop(0):
+            case AddAdapter():
+                self.has = can_read
+                event: Event = added(1) if can_read else refused(1)
+            case RemoveAdapter():
+                event = removed(1) if self.has else refused(1)
+                self.has = False
+        self.promises.note_events([event])
+        return [event]
+
+    def die(self) -> list[Event]:
+        self.has = False
+        introductions, events = self.promises.introductions(), self.promises.break_all("It died.")
+        self.unread = [*introductions]
+        return events
+
+
+class Cluster:
+    """Replicas that join late, lose their place, die and answer, in any order."""
+
+    def __init__(self, count: int, dice) -> None:
+        self.replicas = [Supervised() for _ in range(count)]
+        self.dice = dice
+        self.book = ReplicaAdapters(self._tell)
+        self.told: list[Event] = []
+
+    def _tell(self, number: int, message: Message) -> bool:
+        self.replicas[number].send(message)
+        return True
+
+    @property
+    def busy(self) -> list[int]:
+        return [number for number, one in enumerate(self.replicas) if one.unread]
+
+    def act(self, may_remove: bool) -> bool:
+        """One deed of one replica; True if the adapter was removed instead."""
+        deeds = [self.answer, self.answer, self.lose_place, self.die] * bool(self.busy)
+        deeds += [self.join] * (len(self.replicas) < 5) + [self.remove] * may_remove
+        deed = self.dice.choice(deeds)
+        deed()
+        return deed == self.remove
+
+    def answer(self) -> None:
+        number = self.dice.choice(self.busy)
+        self.book.absent -= {number}  # whoever answers has a place
+        self._hear(number, self.replicas[number].answer(self.dice.random() < 0.7))
+
+    def die(self) -> None:
+        number = self.dice.choice(self.busy)
+        self._hear(number, self.replicas[number].die())
+
+    def lose_place(self) -> None:
+        number = self.dice.choice(self.busy)
+        if number not in self.book.absent:
+            self.book.absent |= {number}
+            self.told += self.book.note_absent(number, "No GPU is free.")
+
+    def join(self) -> None:
+        self.replicas.append(Supervised())
+        self.book.absent |= {len(self.replicas) - 1}
+        self.book.introduce(len(self.replicas) - 1, 0.0)
+
+    def remove(self) -> None:
+        self.told += self.book.remove(REMOVE, range(len(self.replicas)))
+
+    def _hear(self, number: int, events: list[Event]) -> None:
+        for event in events:
+            self.told += self.book.note(number, event)
+
+    def check(self) -> None:
+        """Who waits for an answer waits for a replica that has a place."""
+        if entry := self.book._entries.get(AdapterId(1)):
+            awaited = entry.asked | entry.leaving
+            assert not awaited & self.book.absent
+            assert awaited or not (entry.is_add_open or entry.is_removal_open)
+
+
+@settings(max_examples=300)
+@given(st.integers(1, 3), st.booleans(), st.randoms(use_true_random=False))
+def test_whoever_joins_dies_or_loses_its_place_an_adapter_ends_everywhere_or_nowhere(count, is_removed, dice):
+    cluster, removal_is_due = Cluster(count, dice), is_removed
+    assert cluster.book.add(add_adapter(1), range(count))
+    while removal_is_due or cluster.busy:
+        removal_is_due = not cluster.act(removal_is_due) and removal_is_due
+        cluster.check()
+
+    numbers = range(len(cluster.replicas))
+    answers = [event for event in cluster.told if not getattr(event, "others_serve", False)]
+    assert answers, "nobody heard of the adapter"
+    holders = {number for number in numbers if cluster.replicas[number].has}
+    if is_removed or not cluster.book._entries:
+        assert not holders
+    else:
+        assert {*cluster.book.lacking(AdapterId(1), numbers)} == {*numbers} - holders

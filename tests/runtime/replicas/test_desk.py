@@ -10,7 +10,6 @@ from rota.core.events import (
     Admitted,
     Event,
     Explained,
-    Finished,
     FinishReason,
     Inspected,
     Routed,
@@ -20,16 +19,13 @@ from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.core.messages import Abort, AbortAll, Explain, FlushCache, Inspect, Message, RemoveAdapter, ServedElsewhere
 from rota.core.tenant import Tenant
 from rota.runtime.replicas.desk import ReplicaDesk
+from rota.runtime.replicas.roster import Roster
 from rota.runtime.routing.router import Router
 from rota.runtime.service import Phase
 from tests.builders import abort, add_adapter, submit
-from tests.runtime.replicas.fakes import FakeReplica, added, desk_of, kinds, refused, removed
+from tests.runtime.replicas.fakes import FakeReplica, added, desk_of, finished, kinds, refused, removed
 
 ONE = Tenant(name="acme", max_running=1, max_queued=3)
-
-
-def finished(id: str, **fields) -> Finished:
-    return Finished(request_id=RequestId(id), at=1.0, **{"reason": FinishReason.STOP, **fields})
 
 
 def sent_to(replicas: list[FakeReplica], kind: type[Message]) -> list[int]:
@@ -119,7 +115,7 @@ class GoesDown(FakeReplica):
 
 def test_a_request_for_a_replica_that_goes_down_just_then_goes_to_another():
     replicas = [GoesDown(), FakeReplica()]
-    desk = ReplicaDesk(replicas, Router(2, "round-robin"))
+    desk = ReplicaDesk(Roster(replicas), Router(2, "round-robin"))
     desk.send(submit("a"))
 
     assert replicas[1].requests == ["a"]

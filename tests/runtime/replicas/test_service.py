@@ -172,6 +172,65 @@ def test_it_is_ready_when_the_last_replica_is():
         assert service.state.phase is Phase.READY
 
 
+def newcomer(service: ReplicatedService, build: BuildDevice) -> InProcessService:
+    return InProcessService(build, configs(None, len(service) + 1)[-1])
+
+
+def test_a_replica_joins_a_service_of_one_and_serves_its_adapters():
+    with replicated(SLOW) as (service, listener):
+        service.send(add_adapter(1))
+        listener.wait_for_adapter(1, AdapterAdded)
+        service.send(submit("long", max_new_tokens=400))
+        listener.wait_for_tokens("long")
+        may_start = threading.Event()
+
+        def late() -> FakeDevice:
+            assert may_start.wait(PATIENCE_S)
+            return FakeDevice(step_s=0.01)
+
+        assert service.add(newcomer(service, late)) == 1
+        assert [engine.engine_id for engine in service.state.engines] == [0, 1]
+        assert service.state.phase is Phase.READY
+        service.send(submit("early", adapter=AdapterId(1)))
+        assert listener.wait_for_ending("early").reason is FinishReason.LENGTH
+        assert engines_of(listener) == {0}
+
+        may_start.set()
+        assert until(lambda: not service._desk._adapters.lacking(AdapterId(1), [1]))
+        for name in "ab":
+            service.send(submit(name, adapter=AdapterId(1)))
+            assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
+        assert engines_of(listener) == {0, 1}
+        service.send(RemoveAdapter(AdapterId(1), 0.0))
+        listener.wait_for_adapter(1, AdapterRemoved)
+        for name in "cd":
+            service.send(submit(name, adapter=AdapterId(1)))
+            assert listener.wait_for_ending(name).fault.code is FaultCode.UNKNOWN_ADAPTER
+    told = [event for event in listener.events if isinstance(event, AdapterAdded | AdapterRefused | AdapterRemoved)]
+    assert [type(event) for event in told] == [AdapterAdded, AdapterRemoved]
+
+
+def test_a_replica_that_joins_and_cannot_start_leaves_the_service_as_it_was(caplog):
+    with replicated(SLOW) as (service, listener):
+        service.wait_until_ready()
+        service.add(newcomer(service, no_such_model))
+        assert until(lambda: "There is no model" in service.state.reason)
+        assert service.state.phase is Phase.READY
+        service.send(submit("a"))
+        assert listener.wait_for_ending("a").reason is FinishReason.LENGTH
+    assert [record.message for record in caplog.records] == ["A replica that joined cannot start."]
+
+
+def test_no_replica_joins_before_the_start_or_after_the_end():
+    service = ReplicatedService([InProcessService(SLOW, one) for one in configs(None, 1)])
+    with pytest.raises(RequestError, match="was started and not stopped"):
+        service.add(newcomer(service, SLOW))
+    service.start(Listener())
+    service.stop()
+    with pytest.raises(RequestError, match="was started and not stopped"):
+        service.add(newcomer(service, SLOW))
+
+
 def breaks_at_ten(tokens: Sequence[int]) -> int:
     if len(tokens) == 10:
         raise ZeroDivisionError("a kernel went wrong")

@@ -12,6 +12,7 @@ READY = ServiceState(phase=Phase.READY, capacity=LARGE, engine_pid=7, has_served
 AGAIN = ServiceState(phase=Phase.STARTING, has_served=True)
 BAD = ServiceState(phase=Phase.DOWN, reason="There is no model.")
 LOST = ServiceState(phase=Phase.DOWN, reason="It died 5 times.", has_served=True)
+WAITS = ServiceState(phase=Phase.STARTING, reason="No GPU is free.", may_last=True)
 STOPPED = ServiceState(phase=Phase.DOWN, reason="The engine was stopped.", has_served=True)
 
 
@@ -38,6 +39,49 @@ def test_the_state_of_all_replicas_together(states, phase, reason):
     assert (state.capacity is not None) is (phase is Phase.READY)
     assert [engine.engine_id for engine in state.engines] == [0, 1]
     assert [engine.phase for engine in state.engines] == [one.phase for one in states]
+
+
+@pytest.mark.parametrize(
+    ("states", "phase", "reason"),
+    [
+        ([READY, FIRST], Phase.READY, ""),  # the second joined later
+        ([READY, WAITS], Phase.READY, "Replica 1 waits: No GPU is free."),
+        ([READY, BAD], Phase.READY, "Replica 1 is down: There is no model."),
+        ([FIRST, READY], Phase.STARTING, ""),
+        ([FIRST, BAD], Phase.STARTING, "Replica 1 is down: There is no model."),
+        ([BAD, READY], Phase.DOWN, "Replica 0 is down: There is no model."),
+        ([LOST, FIRST], Phase.STARTING, "Replica 0 is down: It died 5 times."),
+        ([LOST, BAD], Phase.DOWN, "Replica 0 is down: It died 5 times. Replica 1 is down: There is no model."),
+        ([LOST, READY], Phase.READY, "Replica 0 is down: It died 5 times."),
+    ],
+)
+def test_a_replica_that_joined_later_neither_holds_up_a_start_nor_ends_a_service(states, phase, reason):
+    state = joint_state(states, first=1)
+
+    assert (state.phase, state.reason) == (phase, reason)
+
+
+@pytest.mark.parametrize(
+    ("states", "phase", "reason", "may_last"),
+    [
+        ([WAITS, WAITS], Phase.STARTING, "No GPU is free.", True),
+        ([WAITS, FIRST], Phase.STARTING, "Replica 0 waits: No GPU is free.", False),
+        ([WAITS, READY], Phase.READY, "Replica 0 waits: No GPU is free.", False),  # it serves with what there is
+        ([WAITS, BAD], Phase.DOWN, "Replica 0 waits: No GPU is free. Replica 1 is down: There is no model.", False),
+        ([WAITS, LOST], Phase.STARTING, "Replica 0 waits: No GPU is free. Replica 1 is down: It died 5 times.", True),
+        ([WAITS, AGAIN], Phase.STARTING, "Replica 0 waits: No GPU is free.", False),
+    ],
+)
+def test_replicas_without_a_place_are_not_waited_for_while_any_other_serves_or_starts(states, phase, reason, may_last):
+    state = joint_state(states)
+
+    assert (state.phase, state.reason, state.may_last) == (phase, reason, may_last)
+
+
+def test_a_service_that_has_served_stays_ready_when_a_replica_gets_its_place_at_last():
+    assert joint_state([READY, WAITS]).has_served
+    assert joint_state([READY, FIRST], has_served=True).phase is Phase.READY
+    assert joint_state([READY, BAD], has_served=True).phase is Phase.READY
 
 
 def test_what_fits_into_the_smallest_replica_that_serves_is_what_the_service_can_hold():

@@ -202,6 +202,32 @@ def test_routed_requests_are_counted_by_replica_and_reason():
     assert router.routed == {(0, RouteReason.IN_TURN): 3, (1, RouteReason.IN_TURN): 2}
 
 
+def test_a_replica_that_joins_holds_nothing_and_takes_work_once_it_is_up():
+    router = Router(2)
+    router.note_events(0, [in_host(7), in_slot(7)])
+    for number in range(6):
+        ask(router, f"r{number}", max_new_tokens=400)
+    assert router.add() == 2
+    assert ask(router, "early") != 2
+
+    router.note_up(2)
+    assert [ask(router, f"s{number}", max_new_tokens=1) for number in range(3)] == [2, 2, 2]  # its queue is empty
+    assert ask(router, "own", adapter=7, max_new_tokens=1) == 0, "an adapter stays with its holder"
+
+
+def test_replicas_that_may_not_have_a_request_are_left_out_of_this_choice_only():
+    router = Router(3)
+    router.note_events(1, [in_host(7), in_slot(7)])
+
+    assert router.route(request("r0", adapter=AdapterId(7)), 0.0, without=[1]).replica == 0
+    assert ask(router, "r1", adapter=7) == 1
+    with pytest.raises(RequestError, match="No replica is up"):
+        router.route(request("r2"), 0.0, without=[0, 1, 2])
+    router.note_down(2)
+    router.route(request("r3"), 0.0, without=[2])
+    assert [ask(router, f"s{number}", prompt=1000) for number in range(4)].count(2) == 0, "it is still down"
+
+
 # ── any traffic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 ACTS = st.lists(
@@ -212,7 +238,7 @@ ACTS = st.lists(
 )
 
 
-def play(router: Router, acts: list[tuple[str, int]], replicas: int) -> list[int | None]:
+def play(router: Router, acts: list[tuple[str, int]], replicas: int, name: str = "r") -> list[int | None]:
     """Random events of a few replicas and adapters; gives where each request went."""
     taken: list[int | None] = []
     opened: list[RequestId] = []
@@ -221,9 +247,9 @@ def play(router: Router, acts: list[tuple[str, int]], replicas: int) -> list[int
         replica, adapter = dice % replicas, dice % 5
         if act == "ask":
             try:
-                taken.append(ask(router, f"r{number}", adapter=adapter, prompt=1 + dice % 90))
+                taken.append(ask(router, f"{name}{number}", adapter=adapter, prompt=1 + dice % 90))
                 assert taken[-1] in up
-                opened.append(RequestId(f"r{number}"))
+                opened.append(RequestId(f"{name}{number}"))
             except RequestError:
                 assert not up
                 taken.append(None)
@@ -264,6 +290,22 @@ def test_when_all_requests_have_ended_nothing_is_left_of_them(acts, replicas):
     for books in router._replicas:
         assert (books.open_tokens, books.busy, list(books.open_requests)) == (0, {}, [])
         assert books.view.queue_s == 0.0
+
+
+@settings(max_examples=100)
+@given(ACTS, ACTS, st.sampled_from(RULES), st.integers(1, 3), st.integers(1, 3))
+def test_a_router_that_grew_chooses_as_one_that_had_all_replicas_from_the_start(before, after, rule, first, more):
+    grown, whole = Router(first, rule), Router(first + more, rule)
+    for number in range(first, first + more):
+        whole.note_down(number)
+    assert play(grown, before, first) == play(whole, before, first)
+    for number in range(first, first + more):
+        assert grown.add() == number
+    for router in (grown, whole):
+        for number in range(first + more):
+            router.note_up(number)
+
+    assert play(grown, after, first + more, "later") == play(whole, after, first + more, "later")
 
 
 def test_what_is_known_of_adapters_is_bounded_by_what_replicas_hold():

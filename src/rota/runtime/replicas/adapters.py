@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 
+from rota.core.adapter import Adapter
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
@@ -19,7 +20,10 @@ AdapterNews = AdapterAdded | AdapterRefused | AdapterRemoved
 class _Entry:
     """One adapter: which replicas have it, which were asked about it, and which answers a client waits for."""
 
+    adapter: Adapter
     asked: set[int] = field(default_factory=set)  # have not answered whether they can serve it
+    invited: set[int] = field(default_factory=set)  # have not either, but no client waits for their answers
+    unsure: set[int] = field(default_factory=set)  # of the invited, those that were asked first: see `note_absent`
     holders: set[int] = field(default_factory=set)
     leaving: set[int] = field(default_factory=set)  # have not answered its removal
     refusal: AdapterRefused | None = None  # the first one
@@ -33,18 +37,31 @@ class ReplicaAdapters:
 
     A replica that dies refuses the adapters that it was reading, so such an adapter is refused everywhere: the adapter
     may be what killed the replica, and it must not kill each replica again and again.
+
+    A replica that is absent is told of adapters too, but nobody waits for its answers: it may come late, or never. One
+    that cannot read an adapter then lacks it, like a replica that cannot read it again after a restart.
     """
 
     def __init__(self, tell: Tell) -> None:
+        self.absent: Set[int] = frozenset()
         self._tell = tell
         self._entries: dict[AdapterId, _Entry] = {}
 
     def add(self, message: AddAdapter, replicas: Iterable[int]) -> bool:
         """Ask these replicas for an adapter; False if none of them is up."""
-        entry = _Entry(asked=self._told(replicas, message))
-        if entry.asked:
-            self._entries[message.adapter.adapter_id] = entry
-        return bool(entry.asked)
+        present, absent = self._parted(replicas)
+        entry = _Entry(message.adapter, asked=self._told(present, message))
+        if not entry.asked:
+            return False
+        self._entries[message.adapter.adapter_id] = entry
+        self._invite(entry, absent, message.at)
+        return True
+
+    def introduce(self, replica: int, at: float) -> None:
+        """Tell a new replica of every adapter that is not about to leave."""
+        for entry in self._entries.values():
+            if not (entry.leaving or entry.refusal or entry.is_removal_open):
+                self._invite(entry, [replica], at)
 
     def remove(self, message: RemoveAdapter, replicas: Iterable[int]) -> list[Event]:
         """Take an adapter from all replicas. What can be answered at once is answered here."""
@@ -53,7 +70,7 @@ class ReplicaAdapters:
             reason = f"No adapter with the id {message.adapter_id} is known."
             return [AdapterRefused(adapter_id=message.adapter_id, at=message.at, reason=reason)]
         entry.is_removal_open = True
-        entry.leaving |= self._told(replicas, message)
+        self._take_back(entry, replicas, message)
         return list(self._settle(message.adapter_id, entry, message.at))
 
     def lacking(self, adapter_id: AdapterId, replicas: Iterable[int]) -> list[int]:
@@ -90,18 +107,52 @@ class ReplicaAdapters:
                 events.append(AdapterRefused(adapter_id=adapter_id, at=now, reason=reason))
         return events
 
+    def note_absent(self, replica: int, reason: str) -> list[Event]:
+        """A replica is absent now: whoever waits for its answers hears those of the others.
+
+        An adapter that nobody else can answer for is refused. The others may serve one that this replica was asked for:
+        then the replica is invited once more if it refuses, since a death before it has begun to read says nothing.
+        """
+        now, events = time.monotonic(), list[Event]()
+        for adapter_id, entry in list(self._entries.items()):
+            if replica in entry.leaving:
+                self._part(replica, entry)
+                entry.was_removed = True
+            elif replica in entry.asked:
+                self._stand_back(replica, entry, AdapterRefused(adapter_id=adapter_id, at=now, reason=reason))
+            else:
+                continue
+            events += self._settle(adapter_id, entry, now)
+        return events
+
+    def _stand_back(self, replica: int, entry: _Entry, refusal: AdapterRefused) -> None:
+        entry.asked.discard(replica)
+        if entry.asked or entry.holders:
+            entry.invited.add(replica)
+            entry.unsure.add(replica)
+        else:
+            entry.refusal = refusal
+            told = sorted({replica, *entry.invited})
+            self._take_back(entry, told, RemoveAdapter(refusal.adapter_id, refusal.at, is_forced=True))
+
     def _added(self, replica: int, entry: _Entry, event: AdapterAdded) -> list[Event]:
         """An adapter that was lost everywhere is back with the first replica that could read it again."""
         was_lost = not entry.holders and not _is_open(entry)
-        entry.asked.discard(replica)
+        for numbers in (entry.asked, entry.invited, entry.unsure):
+            numbers.discard(replica)
         entry.holders.add(replica)
         return [event] if was_lost else list(self._settle(event.adapter_id, entry, event.at))
 
     def _refused(self, replica: int, entry: _Entry, event: AdapterRefused) -> list[Event]:
         was_asked = replica in entry.asked
+        if replica in entry.unsure - entry.leaving:
+            entry.unsure.discard(replica)
+            self._invite(entry, [replica], event.at)
+            return []
         if not was_asked and replica not in entry.leaving:
             if _is_open(entry) or entry.leaving:
-                return []  # it has refused the adapter before, and now its removal
+                entry.invited.discard(replica)
+                return []  # it has refused the adapter before, and now its removal; or it lacks it from the beginning
             self._part(replica, entry)
             # A new engine could not read it again. Its requests go to the replicas that have it.
             return [replace(event, others_serve=bool(entry.holders))]
@@ -109,8 +160,8 @@ class ReplicaAdapters:
         self._part(replica, entry)
         if was_asked and entry.refusal is None:
             entry.refusal = event
-            others = (entry.asked | entry.holders) - entry.leaving
-            entry.leaving |= self._told(sorted(others), RemoveAdapter(event.adapter_id, event.at, is_forced=True))
+            others = (entry.asked | entry.invited | entry.holders) - entry.leaving
+            self._take_back(entry, sorted(others), RemoveAdapter(event.adapter_id, event.at, is_forced=True))
         return list(self._settle(event.adapter_id, entry, event.at))
 
     def _settle(self, adapter_id: AdapterId, entry: _Entry, at: float) -> Iterator[Event]:
@@ -127,11 +178,28 @@ class ReplicaAdapters:
         if (entry.refusal or entry.is_removal_open) and not entry.leaving:
             self._entries.pop(adapter_id, None)
 
+    def _invite(self, entry: _Entry, replicas: Iterable[int], at: float) -> None:
+        entry.invited |= self._told(replicas, AddAdapter(entry.adapter, at, is_known=True))
+
+    def _take_back(self, entry: _Entry, replicas: Iterable[int], message: RemoveAdapter) -> None:
+        """Tell replicas of a removal, and wait for the answers of those that are not absent."""
+        present, absent = self._parted(replicas)
+        entry.leaving |= self._told(present, message)
+        for replica in self._told(absent, message):
+            self._part(replica, entry)
+            entry.was_removed = True  # what an absent replica may know of it, no engine has read
+
+    def _parted(self, replicas: Iterable[int]) -> tuple[list[int], list[int]]:
+        present, absent = list[int](), list[int]()
+        for number in replicas:
+            (absent if number in self.absent else present).append(number)
+        return present, absent
+
     def _told(self, replicas: Iterable[int], message: Message) -> set[int]:
         return {number for number in replicas if self._tell(number, message)}
 
     def _part(self, replica: int, entry: _Entry) -> None:
-        for numbers in (entry.asked, entry.holders, entry.leaving):
+        for numbers in (entry.asked, entry.invited, entry.unsure, entry.holders, entry.leaving):
             numbers.discard(replica)
 
 

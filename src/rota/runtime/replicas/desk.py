@@ -6,9 +6,9 @@ service go to every replica that serves; each of them answers with an event of i
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import (
@@ -29,24 +29,27 @@ from rota.core.messages import Abort, AbortAll, AddAdapter, Explain, Message, Re
 from rota.core.request import Request
 from rota.runtime.replicas.adapters import ReplicaAdapters
 from rota.runtime.replicas.held_requests import end_of, explain_held, with_held
+from rota.runtime.replicas.roster import LIVING, Roster
 from rota.runtime.replicas.tenant_quotas import TenantQuotas
 from rota.runtime.routing.router import Router
-from rota.runtime.service import Phase, Service, refuse
+from rota.runtime.service import Phase, Service, ServiceState, refuse
 
-LIVING = (Phase.READY, Phase.STARTING)
+LOG = logging.getLogger("rota.engine")
 
 
 class ReplicaDesk:
     """Callers hold a lock: events of a replica and messages of clients come from many threads."""
 
-    def __init__(self, replicas: Sequence[Service], router: Router, now: Callable[[], float] = time.monotonic) -> None:
-        self._replicas = replicas
+    def __init__(self, roster: Roster, router: Router, now: Callable[[], float] = time.monotonic) -> None:
+        self._roster = roster
         self._router = router
         self._now = now
         self._at: dict[RequestId, int] = {}  # the replica of each open request that is not held
-        self._up = {*range(len(replicas))}  # where the router may send requests
+        self._ended: set[RequestId] = set()  # have ended here, and their replicas will tell of that once more
+        self._up = {*range(len(roster))}  # where the router may send requests
+        self._seen: list[ServiceState | None] = [None] * len(roster)
         self._quotas = TenantQuotas()
-        self._adapters = ReplicaAdapters(self._tell)
+        self._adapters = ReplicaAdapters(roster.tell)
         self._routes: list[Event] = []  # told with the next events of any replica
         self._removals: dict[AdapterId, RemoveAdapter] = {}  # wait until no request for the adapter is held
         self._is_closed = False
@@ -64,17 +67,27 @@ class ReplicaDesk:
             case Explain(request_id, at):
                 return [] if self._pass_on(request_id, message) else [self._explain(request_id, at)]
             case AddAdapter():
-                if not self._adapters.add(message, self._numbers(LIVING)):
-                    raise refuse("All replicas are down.")
-                return []
+                events = self._look_for_absent()
+                if not self._adapters.add(message, self._roster.numbers()):
+                    raise refuse(self._roster.why_none())
+                return events
             case RemoveAdapter():
-                return self._remove(message)
+                return [*self._look_for_absent(), *self._remove(message)]
             case AbortAll():
-                self._tell_all(LIVING, message)
+                self._roster.tell_all(LIVING, message)
                 return self._end_all_held(FinishReason.ABORT)
             case _:
-                self._tell_all((Phase.READY,), message)
+                self._roster.tell_all((Phase.READY,), message)
                 return []
+
+    def add(self, replica: Service) -> int:
+        """A replica joins, and is told of all adapters; it takes requests once it is ready."""
+        number = self._roster.add(replica)
+        self._router.add()
+        self._seen.append(None)
+        self._adapters.absent = self._roster.absent()
+        self._adapters.introduce(number, self._now())
+        return number
 
     def close(self) -> list[Event]:
         """The service stops: what is held ends here, and nothing is sent any more when a place becomes free."""
@@ -83,7 +96,9 @@ class ReplicaDesk:
 
     def _submit(self, request: Request) -> list[Event]:
         if (replica := self._at.get(request.request_id)) is not None:
-            self._tell(replica, Submit(request))  # an id that is open already: the replica that has it refuses it
+            self._roster.tell(
+                replica, Submit(request)
+            )  # an id that is open already: the replica that has it refuses it
             return []
         if fault := self._quotas.fault_of(request):
             return [end_of(request, FinishReason.FAILED, self._now(), fault)]
@@ -93,15 +108,15 @@ class ReplicaDesk:
 
     def _dispatch(self, request: Request) -> None:
         """Send a request to the replica that the router chooses. Raises RequestError if all are down."""
-        for _ in self._replicas:
+        for _ in range(len(self._roster)):
             replica = self._choose(request)
-            if self._tell(replica, Submit(request)):
+            if self._roster.tell(replica, Submit(request)):
                 self._at[request.request_id] = replica
                 self._quotas.send(request, replica)
                 self._note_route(request.request_id)
                 return
             # The replica went down between the look and the message, and the next look sees that.
-        raise refuse("All replicas are down.")
+        raise refuse(self._roster.why_none())
 
     def _note_route(self, request_id: RequestId) -> None:
         if choice := self._router.choice_of(request_id):
@@ -110,18 +125,21 @@ class ReplicaDesk:
 
     def _choose(self, request: Request) -> int:
         self._look()
+        if not self._up:
+            raise refuse(self._roster.why_none())
         lacking = self._adapters.lacking(request.adapter_id, self._up)
-        if not lacking:
-            return self._router.route(request, self._now()).replica
-        # Some replica could not read the adapter again. That is rare, and the router knows nothing of it.
-        having = [one for one in self._numbers(LIVING) if one not in self._adapters.lacking(request.adapter_id, [one])]
-        replica = min(having or self._up, key=lambda one: (one not in self._up, self._open_at(one), one))
+        if len(lacking) < len(self._up):
+            return self._router.route(request, self._now(), lacking).replica
+        # None that is up could read the adapter. One that starts may; else any of them refuses it with the reason.
+        starting = self._roster.starting()
+        having = {*starting} - {*self._adapters.lacking(request.adapter_id, starting)}
+        replica = min(having or self._up, key=lambda one: (self._open_at(one), one))
         self._router.note_message(replica, Submit(request))
         return replica
 
     def _look(self) -> None:
-        """Tell the router which replicas serve. While none does, requests wait for those that start."""
-        up = {*self._numbers((Phase.READY,))} or {*self._numbers((Phase.STARTING,))}
+        """Tell the router which replicas take requests."""
+        up = self._roster.takers()
         if up == self._up:
             return
         for replica in self._up - up:
@@ -135,7 +153,7 @@ class ReplicaDesk:
         if self._quotas.holds_adapter(message.adapter_id):
             self._removals[message.adapter_id] = message
             return []
-        return self._adapters.remove(message, self._numbers(LIVING))
+        return self._adapters.remove(message, self._roster.numbers())
 
     def _explain(self, request_id: RequestId, at: float) -> Explained:
         return explain_held(self._quotas, request_id, at)
@@ -148,6 +166,8 @@ class ReplicaDesk:
         told, self._routes = self._routes, []
         for event in events:  # nearly always a step's tokens
             match event:
+                case Finished(request_id=request_id) if request_id in self._ended:
+                    self._ended.discard(request_id)
                 case Finished():
                     told.append(event)
                     told += self._finished(replica, event)
@@ -156,13 +176,29 @@ class ReplicaDesk:
                     told.append(event)
                 case AdapterAdded() | AdapterRefused() | AdapterRemoved():
                     told += self._adapters.note(replica, event)
-                case Inspected() if replica == min(self._numbers((Phase.READY,)), default=replica):
+                case Inspected() if replica == min(self._roster.numbers((Phase.READY,)), default=replica):
                     told.append(with_held(event, self._quotas.held))
                 case _:
                     told.append(event)
-        if (state := self._replicas[replica].state).phase is Phase.DOWN:
+        if (state := self._roster[replica].state) is not self._seen[replica]:
+            self._seen[replica] = state
+            told += self._changed(replica, state)
+        return told
+
+    def _changed(self, replica: int, state: ServiceState) -> list[Event]:
+        """A replica's phase is another, or what it waits for is."""
+        told = self._look_for_absent()
+        if state.may_last:
+            told += self._end_all_at(replica, Fault(FaultCode.ENGINE_DIED, state.reason))
+        if state.phase is Phase.DOWN:
             told += self._gone(replica, state.reason)
         return told
+
+    def _look_for_absent(self) -> list[Event]:
+        absent, before = self._roster.absent(), self._adapters.absent
+        self._adapters.absent = absent
+        reasons = {replica: self._roster[replica].state.reason for replica in sorted(absent - before)}
+        return [event for replica, reason in reasons.items() for event in self._adapters.note_absent(replica, reason)]
 
     def _finished(self, replica: int, event: Finished) -> list[Event]:
         """A request's place is free for the next one of its tenant."""
@@ -171,7 +207,7 @@ class ReplicaDesk:
             tenant, others = self._quotas.others_of(event.request_id, replica)
             served = ServedElsewhere(tenant, event.prompt_tokens - event.cached_tokens, event.output_tokens)
             for other in others:
-                self._tell(other, served)
+                self._roster.tell(other, served)
         return self._free(event.request_id)
 
     def _free(self, request_id: RequestId) -> list[Event]:
@@ -190,13 +226,16 @@ class ReplicaDesk:
         overdue = [one for one in self._removals.values() if not self._quotas.holds_adapter(one.adapter_id)]
         for message in overdue:
             del self._removals[message.adapter_id]
-        return [event for message in overdue for event in self._adapters.remove(message, self._numbers(LIVING))]
+        return [event for message in overdue for event in self._adapters.remove(message, self._roster.numbers())]
 
     def _gone(self, replica: int, reason: str) -> list[Event]:
         """A replica stays down. What it owed is answered already; the last one takes with it what is held."""
         if self._is_closed:
             return []
-        if self._numbers(LIVING):
+        if self._roster.is_late(replica):
+            fields = {"engine": replica, "why": reason}
+            LOG.error("A replica that joined cannot start.", extra={"fields": fields})
+        if self._roster.numbers():
             return self._adapters.note_down(replica, reason)
         return self._end_all_held(FinishReason.FAILED, Fault(FaultCode.ENGINE_DIED, reason))
 
@@ -212,10 +251,19 @@ class ReplicaDesk:
             self._quotas.end(request.request_id)
         return [*(end_of(request, reason, self._now(), fault) for request in held), *self._overdue_removals()]
 
-    # ── replicas ─────────────────────────────────────────────────────────────────────────────────────────────────
+    def _end_all_at(self, replica: int, fault: Fault) -> list[Event]:
+        """End the requests that wait for a replica's start. The replica ends them too, if it ever starts."""
+        waiting = [request_id for request_id, at in self._at.items() if at == replica]
+        now, events = self._now(), list[Event]()
+        for request_id in waiting:
+            del self._at[request_id]
+            if self._roster.tell(replica, Abort(request_id, now)):
+                self._ended.add(request_id)
+            events.append(Finished(request_id=request_id, at=now, reason=FinishReason.FAILED, fault=fault))
+            events += self._free(request_id)
+        return events
 
-    def _numbers(self, phases: Iterable[Phase]) -> list[int]:
-        return [number for number, replica in enumerate(self._replicas) if replica.state.phase in phases]
+    # ── replicas ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _open_at(self, replica: int) -> int:
         return sum(one == replica for one in self._at.values())
@@ -223,17 +271,4 @@ class ReplicaDesk:
     def _pass_on(self, request_id: RequestId, message: Message) -> bool:
         """Send a message to the replica of a request; False if no replica has it."""
         replica = self._at.get(request_id)
-        return replica is not None and self._tell(replica, message)
-
-    def _tell(self, replica: int, message: Message) -> bool:
-        """False if the replica is down."""
-        try:
-            self._replicas[replica].send(message)
-        except RequestError:
-            return False
-        return True
-
-    def _tell_all(self, phases: Iterable[Phase], message: Message) -> None:
-        for number in self._numbers(phases):
-            with suppress(RequestError):
-                self._replicas[number].send(message)
+        return replica is not None and self._roster.tell(replica, message)

@@ -9,30 +9,45 @@ from rota.core.config import Capacity
 from rota.core.ids import EngineId
 from rota.runtime.service import Phase, ServiceState
 
+_VERBS = {phase: f"is {phase.value}" for phase in Phase} | {Phase.STARTING: "waits"}
 
-def joint_state(states: Sequence[ServiceState]) -> ServiceState:
-    """A service starts with all its replicas or not at all. After that it is ready while any of them is.
+
+def joint_state(states: Sequence[ServiceState], first: int | None = None, has_served: bool = False) -> ServiceState:
+    """A service starts with all its first replicas or not at all. After that it is ready while any replica is.
 
     A replica that cannot start shows a mistake in the flags or in the model, and an operator should hear of that at
-    once. A replica that dies later must not take the others out of service.
+    once. A replica that dies later must not take the others out of service, and one that joins later or has no place to
+    run must not keep them out of it. `first` says how many replicas there were at the start, None: all of them;
+    `has_served` that the service was ready before.
     """
-    engines = tuple(replace(state, engine_id=EngineId(number)) for number, state in enumerate(states))
-    down = [one for one in engines if one.phase is Phase.DOWN]
-    if not all(_has_started(one) for one in engines):
-        phase = Phase.DOWN if down else Phase.STARTING
-        return ServiceState(phase=phase, reason=_reason(down, len(engines)), replicas=engines)
+    engines = tuple([replace(state, engine_id=EngineId(number)) for number, state in enumerate(states)])
+    reason = _reason(engines)
+    if not has_served and not _have_started(engines[:first]):
+        is_down = any(one.phase is Phase.DOWN for one in engines[:first])
+        phase = Phase.DOWN if is_down else Phase.STARTING
+        may_last = not is_down and _may_last(engines)
+        return ServiceState(phase=phase, reason=reason, may_last=may_last, replicas=engines)
     ready = [one.capacity for one in engines if one.phase is Phase.READY and one.capacity]
     return ServiceState(
         phase=_phase(engines),
         capacity=_smallest(ready),
-        reason=_reason(down, len(engines)),
+        reason=reason,
+        may_last=not ready and _may_last(engines),
         has_served=True,
         replicas=engines,
     )
 
 
-def _has_started(state: ServiceState) -> bool:
-    return state.has_served or state.phase is Phase.READY
+def _have_started(engines: Sequence[ServiceState]) -> bool:
+    """All of them, apart from those without a place."""
+    started = [one.has_served or one.phase is Phase.READY for one in engines if not one.may_last]
+    return bool(started) and all(started)
+
+
+def _may_last(engines: Sequence[ServiceState]) -> bool:
+    """Those that start all have no place to run."""
+    starting = [one.may_last for one in engines if one.phase is Phase.STARTING]
+    return bool(starting) and all(starting)
 
 
 def _phase(engines: Sequence[ServiceState]) -> Phase:
@@ -45,9 +60,9 @@ def _smallest(found: Sequence[Capacity]) -> Capacity | None:
     return min(found, key=lambda one: (one.max_sequence_tokens, one.blocks, one.slots), default=None)
 
 
-def _reason(down: Sequence[ServiceState], replicas: int) -> str:
-    """Why replicas are down. They all have the same reason when the service was stopped."""
-    reasons = {one.reason: one.engine_id for one in reversed(down)}
-    if len(down) == replicas and len(reasons) == 1:
-        return down[0].reason
-    return " ".join(f"Replica {number} is down: {reason}" for reason, number in reversed(reasons.items()))
+def _reason(engines: Sequence[ServiceState]) -> str:
+    """Why replicas are down or wait. They all have the same reason when the service was stopped."""
+    reasons = {one.reason: one for one in reversed(engines) if one.reason}
+    if len({one.reason for one in engines}) == 1:
+        return engines[0].reason
+    return " ".join(f"Replica {one.engine_id} {_VERBS[one.phase]}: {one.reason}" for one in reversed(reasons.values()))

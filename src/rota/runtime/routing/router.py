@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal
 
 from rota.core.errors import Fault, FaultCode, RequestError
@@ -35,11 +35,30 @@ class Router:
         self._last = -1  # the replica that took the last request
         self._answer_tokens = FIRST_ANSWER_TOKENS
 
-    def route(self, request: Request, _now: float) -> Choice:
+    def add(self) -> int:
+        """One more replica, which holds nothing and takes no requests until `note_up`; gives its number."""
+        number = len(self._replicas)
+        books = ReplicaBooks(number, self._pace, self._load, self._fetch)
+        books.view.is_up = False
+        self._replicas.append(books)
+        self._views.append(books.view)
+        return number
+
+    def route(self, request: Request, _now: float, without: Collection[int] = ()) -> Choice:
         """The replica for a request, which is booked there; raises RequestError if no replica is up.
 
-        A request that is routed again was not sent to the replica before.
+        A request that is routed again was not sent to the replica before. `without` are replicas that may not have it.
         """
+        hidden = [view for number in without if (view := self._views[number]).is_up]
+        for view in hidden:
+            view.is_up = False
+        try:
+            return self._route(request)
+        finally:
+            for view in hidden:
+                view.is_up = True
+
+    def _route(self, request: Request) -> Choice:
         if before := self._choices.pop(request.request_id, None):
             self._replicas[before.replica].end(request.request_id)
         answer_tokens = self._expected_tokens(request)
