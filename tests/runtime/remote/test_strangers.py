@@ -1,0 +1,147 @@
+"""A stranger at a port is told nothing, and the log tells of it in few lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+import zmq
+
+from rota.core.events import FinishReason
+from rota.runtime.remote.keys import KeyPair
+from rota.runtime.remote.line import GuardedLine
+from rota.runtime.remote.strangers import QUIET_S, StrangerLog, Visitors
+from tests.builders import submit
+from tests.fakes import FakeDevice
+from tests.runtime.remote.elsewhere import HOST, Elsewheres
+from tests.runtime.remote.intruders import (
+    with_another_key,
+    with_another_key_of_the_port,
+    with_keys,
+    with_noise,
+    without_keys,
+)
+from tests.runtime.services import supervised
+from tests.waiting import until
+
+# Both sides notice that one has no key, and either may be the first to hang up.
+NO_KEY = r"It (has no key|left before it had shown a key)\."
+SLOW = partial(FakeDevice, step_s=0.02)
+
+
+@contextmanager
+def guarded():
+    """A line that listens, its address, and the keys of the one who may come."""
+    context, guest = zmq.Context(), KeyPair.new()
+    line = GuardedLine(context, on_lost=lambda: None)
+    address = line.listen(HOST)
+    line.expect(guest.public)
+    try:
+        yield line, address, guest
+    finally:
+        line.close()
+        context.destroy(linger=0)
+
+
+def lines(caplog) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "tranger" in record.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("intruder", "why"),
+    [
+        (without_keys, NO_KEY),
+        (with_another_key, "Its key is not the one that is expected."),
+        (with_another_key_of_the_port, "It does not know the key of this port."),
+        (with_noise, "It does not speak the language of this port."),
+    ],
+)
+def test_a_stranger_is_turned_away_and_one_line_is_logged(caplog, intruder, why):
+    with guarded() as (line, address, guest):
+        assert not intruder(address, line.public_key)
+        assert until(lambda: lines(caplog))
+        assert not line.inbox.poll(0)
+
+        assert with_keys(guest)(address, line.public_key)  # so that the check can fail
+        [line] = lines(caplog)
+        assert re.fullmatch(f"A stranger at {address} was turned away. {why}", line)
+
+
+def test_until_a_guest_is_expected_nobody_gets_in():
+    context = zmq.Context()
+    line = GuardedLine(context, on_lost=lambda: None)
+    address = line.listen(HOST)
+
+    assert not with_another_key(address, line.public_key)
+    line.close()
+    context.destroy(linger=0)
+
+
+def test_a_port_scan_is_told_in_two_lines(caplog):
+    now = [0.0]
+    log = StrangerLog(clock=lambda: now[0])
+    log.port = "tcp://10.0.0.7:4000"
+    for _ in range(1000):
+        log.turned_away("It has no key.")
+        now[0] += 1 / 128
+    assert lines(caplog) == ["A stranger at tcp://10.0.0.7:4000 was turned away. It has no key."]
+    assert log.left_s == QUIET_S - 1000 / 128
+
+    now[0] = QUIET_S
+    assert log.left_s == 0.0
+    log.say_rest()
+    assert lines(caplog)[1:] == ["Strangers at tcp://10.0.0.7:4000 were turned away 999 more times."]
+    log.say_rest()
+    assert len(lines(caplog)) == 2
+
+
+def test_a_guest_that_leaves_is_no_stranger():
+    visitors = Visitors()
+    story = [
+        (zmq.EVENT_ACCEPTED, 7),
+        (zmq.EVENT_HANDSHAKE_SUCCEEDED, 0),
+        (zmq.EVENT_ACCEPTED, 8),
+        (zmq.EVENT_DISCONNECTED, 7),
+    ]
+    assert not any(visitors.note(*event) for event in story)
+    assert visitors.note(zmq.EVENT_DISCONNECTED, 8)  # the other has not even begun a handshake
+
+
+def test_a_stranger_is_told_of_once_though_it_fails_and_leaves():
+    visitors = Visitors()
+    visitors.note(zmq.EVENT_ACCEPTED, 7)
+
+    assert visitors.note(zmq.EVENT_HANDSHAKE_FAILED_AUTH, 400) == "Its key is not the one that is expected."
+    assert visitors.note(zmq.EVENT_DISCONNECTED, 7) == ""
+    visitors.note(zmq.EVENT_ACCEPTED, 7)
+    assert visitors.note(zmq.EVENT_DISCONNECTED, 7) != ""
+
+
+def test_strangers_at_both_ports_of_a_service_get_nothing_and_it_goes_on_serving(caplog, capfd):
+    elsewheres = Elsewheres()
+    with supervised(SLOW, new_engine=elsewheres.new_engine) as (service, listener):
+        service.wait_until_ready()
+        old = service._engine._line._keys
+        os.kill(service.engine_pid, signal.SIGKILL)
+        assert until(lambda: len(elsewheres.all) == 2)
+        service.send(submit("open", max_new_tokens=100))
+        listener.wait_for_tokens("open")
+        pid, second = service.engine_pid, elsewheres.all[1]
+        front = (second.invitation.events, second.invitation.front_key)
+        engine = (second.joined.messages, second.joined.engine_key)
+
+        for address, key in (front, engine):
+            for intruder in (without_keys, with_another_key, with_keys(old), with_noise):
+                assert not intruder(address, key)
+
+        assert listener.wait_for_ending("open").reason is FinishReason.LENGTH
+        assert service.engine_pid == pid
+        assert len(lines(caplog)) == 1
+        assert re.fullmatch(f"A stranger at {front[0]} was turned away. {NO_KEY}", lines(caplog)[0])
+    told, rest = [line for line in capfd.readouterr().err.splitlines() if engine[0] in line]
+    assert re.fullmatch(f"A stranger at {engine[0]} was turned away. {NO_KEY}", told)
+    assert re.fullmatch(f"Strangers at {engine[0]} were turned away [0-9]+ more times.", rest)
