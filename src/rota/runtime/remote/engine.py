@@ -31,17 +31,18 @@ class RemoteEngine:
         self._line: GuardedLine | None = None
         self._joined: Joined | None = None
         self._waiting: list[bytes] = []
-        self._was_lost = False
+        self._is_ordered, self._was_lost = False, False
 
     @property
     def pid(self) -> int | None:
-        """On its machine; None until it has joined."""
-        return self._joined.pid if self._joined else None
+        """None until it has joined, and on another machine: here the number would mean some other process."""
+        return self._joined.pid if self._joined and self._joined.node == self._host else None
 
     def start(self) -> None:
         with self._lock:
             self._line = line = GuardedLine(self._context, self._on_lost)
             invitation = Invitation(line.listen(self._host), line.public_key)
+        self._is_ordered = True
         self._elsewhere.start(invitation, self._on_joined)
 
     def send(self, record: Record) -> None:
@@ -69,18 +70,18 @@ class RemoteEngine:
         return replace(death, ending=self._elsewhere.ending or self._loss(death))
 
     def kill(self) -> None:
-        if self._line is not None:
+        if self._is_ordered:
             self._elsewhere.kill()
 
     def close(self) -> None:
         """Release all resources; an engine that still runs is killed."""
-        if self._line is None:
-            return
-        self._elsewhere.kill()
-        self._elsewhere.join(KILL_S)
+        if self._is_ordered:
+            self._elsewhere.kill()
+            self._elsewhere.join(KILL_S)
         with self._lock:
             line, self._line = self._line, None
-        line.close()
+        if line is not None:
+            line.close()
 
     def _on_joined(self, joined: Joined) -> None:
         with self._lock:

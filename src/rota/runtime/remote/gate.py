@@ -34,7 +34,7 @@ class Gate:
         self.log = StrangerLog()
         self._bound, self._connected, self._on_lost = bound, connected, on_lost
         self._expected: bytes | None = None
-        self._visitors, self._guest_is_in, self._line_stands = Visitors(), threading.Event(), False
+        self._visitors, self._guest_is_in, self._line_stands = Visitors(), threading.Event(), threading.Event()
         self._asked = context.socket(zmq.REP)
         self._asked.bind(_ZAP)
         self._arrivals = bound.get_monitor_socket(Visitors.EVENTS)
@@ -49,6 +49,9 @@ class Gate:
 
     def wait_for_guest(self, timeout_s: float) -> bool:
         return self._guest_is_in.wait(timeout_s)
+
+    def wait_for_line(self, timeout_s: float) -> bool:
+        return self._line_stands.wait(timeout_s)
 
     def close(self) -> None:
         """For the thread that owns the two sockets."""
@@ -95,6 +98,6 @@ class Gate:
     def _look_at_line(self) -> None:
         event = parse_monitor_message(self._line.recv_multipart())
         if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._line_stands = True
-        elif self._line_stands:
+            self._line_stands.set()
+        elif self._line_stands.is_set():
             self._on_lost()

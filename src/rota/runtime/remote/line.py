@@ -44,8 +44,12 @@ class GuardedLine:
         self._gate.expect(their_key)
 
     def wait_for_guest(self, timeout_s: float) -> bool:
-        """Whether the other side has connected in time."""
+        """Whether the other side has connected to this side's port in time."""
         return self._gate.wait_for_guest(timeout_s)
+
+    def wait_until_connected(self, timeout_s: float) -> bool:
+        """Whether the other side has let this one in in time."""
+        return self._gate.wait_for_line(timeout_s)
 
     def connect(self, address: str, their_key: str) -> None:
         """Records that are sent from now on reach the other side; a send before would block."""

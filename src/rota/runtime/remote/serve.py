@@ -67,10 +67,13 @@ class InvitedEndpoints:
         line.expect(self.invitation.front_key)
         self.teller.send(Joined(messages=address, engine_key=line.public_key, node=self.host, pid=os.getpid()))
         self.teller.close()
-        # The front lets this engine in from the moment that it connects itself.
+        # The front lets this engine in before it connects itself.
         if not line.wait_for_guest(_FRONT_S):
             raise EngineDiedError(f"The front did not connect within {_FRONT_S:g} seconds.")
         line.connect(self.invitation.events, self.invitation.front_key)
+        # A socket that is closed during its handshake may drop its last words.
+        if not line.wait_until_connected(_FRONT_S):
+            raise EngineDiedError(f"The front at {self.invitation.events} could not be reached.")
         return line
 
     def remove(self) -> None:

@@ -18,7 +18,8 @@ _WHY = {
     int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "It has no key.",
     int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "It does not know the key of this port.",
 }
-_NO_WORD = "It does not speak the language of this port."
+_LEFT = "It left before it had shown a key."
+_NOISE = "It does not speak the language of this port."
 
 
 class Visitors:
@@ -59,13 +60,13 @@ class Visitors:
         self._was_told = False
         self._connected.discard(connection)
         self._may_be_guest.discard(connection)
-        return "" if is_known else _NO_WORD
+        return "" if is_known else _NOISE
 
 
 def _why(event: int, value: int) -> str:
     if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
         return "Its key is not the one that is expected."
-    return _WHY.get(value, _NO_WORD)
+    return _WHY.get(value, _LEFT)
 
 
 class StrangerLog:
