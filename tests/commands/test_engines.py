@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from rota.commands.engines import described_replicas, engine_service, replica_configs
+from rota.commands import engines
+from rota.commands.engines import counted, described_replicas, engine_service, replica_configs
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.llm.llm import LLM
@@ -34,10 +35,31 @@ def test_one_engine_is_its_own_service(replicas, kind):
 
 
 def test_the_start_says_how_many_replicas_there_are():
-    assert described_replicas(config(1)) == ""
-    assert described_replicas(config(2)) == "2 replicas of the model share the requests."
+    def said(replicas: int) -> str:
+        return described_replicas(engine_service(config(replicas), ServerConfig(), lambda _: FakeDevice()).state)
+
+    assert said(1) == ""
+    assert said(2) == "2 replicas of the model share the requests."
 
 
 def test_an_llm_object_is_one_copy_of_the_model():
     with pytest.raises(ConfigError, match="data_parallel_size is 2, but an LLM object is one copy of the model"):
         LLM("/nowhere", data_parallel_size=2)
+    with pytest.raises(ConfigError, match="data_parallel_backend is 'ray', but an LLM object computes in this process"):
+        LLM("/nowhere", data_parallel_backend="ray")
+
+
+def test_auto_is_one_replica_on_a_cpu_and_is_left_to_the_cluster_on_ray():
+    auto = ModelConfig(data_parallel_size="auto", device="cpu")
+    assert counted(EngineConfig(model=auto)).model.replicas == 1
+
+    on_ray = EngineConfig(model=replace(auto, data_parallel_backend="ray"))
+    assert counted(on_ray) == on_ray
+
+
+@pytest.mark.parametrize(("gpus", "ranks", "replicas"), [(8, 2, 4), (3, 2, 1), (0, 1, 1)])
+def test_auto_is_as_many_replicas_as_the_gpus_of_this_machine_hold(monkeypatch, gpus, ranks, replicas):
+    monkeypatch.setattr(engines, "_COUNT_GPUS", f"print({gpus})")
+    auto = ModelConfig(data_parallel_size="auto", tensor_parallel_size=ranks)
+
+    assert counted(EngineConfig(model=auto)).model.replicas == replicas

@@ -1,27 +1,31 @@
-"""The engines of a server: one, or as many replicas as there are to be copies of the model."""
+"""The engines of a server: one, or as many replicas as there are to be copies of the model, here or on a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from rota.commands.logged import build_logged
-from rota.core.config import EngineConfig, ServerConfig
+from rota.commands.logged import MakeDevice, build_logged
+from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
+from rota.runtime.lifeline import tied
 from rota.runtime.patience import Patience
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
-from rota.runtime.service import Service
+from rota.runtime.service import Service, ServiceState
 from rota.runtime.supervisor import SupervisedService
-from rota.runtime.world import Device
 
-MakeDevice = Callable[[EngineConfig], Device[Any]]
+_COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
 def engine_service(config: EngineConfig, server: ServerConfig, make_device: MakeDevice) -> Service:
     """The service of a server, each engine in a process of its own."""
+    if config.model.data_parallel_backend == "ray":
+        from rota.commands.ray_engines import ray_service
+
+        return ray_service(config, server, make_device)
     patience = Patience(silence_s=server.engine_silence_s)
     engines = [
         SupervisedService(partial(build_logged, make_device, one, server), one, patience)
@@ -30,6 +34,23 @@ def engine_service(config: EngineConfig, server: ServerConfig, make_device: Make
     if len(engines) == 1:
         return engines[0]
     return ReplicatedService(engines, Router(len(engines), has_prefix_cache=config.scheduler.enable_prefix_caching))
+
+
+def counted(config: EngineConfig) -> EngineConfig:
+    """The same config with the number of replicas on this machine. How many a cluster holds is counted there."""
+    if config.model.data_parallel_size != "auto" or config.model.data_parallel_backend == "ray":
+        return config
+    return replace(config, model=replace(config.model, data_parallel_size=_fitting(config.model)))
+
+
+def _fitting(config: ModelConfig) -> int:
+    """As many replicas as the GPUs of this machine hold, and one on a CPU."""
+    if config.device == "cpu":
+        return 1
+    # In a process of its own: the server's own process does without torch.
+    command = [sys.executable, "-c", _COUNT_GPUS]
+    counted = subprocess.run(tied(command), stdout=subprocess.PIPE, text=True, check=True)
+    return max(1, int(counted.stdout) // config.tensor_parallel_size)
 
 
 def replica_configs(config: EngineConfig) -> list[EngineConfig]:
@@ -42,11 +63,11 @@ def replica_configs(config: EngineConfig) -> list[EngineConfig]:
             device_number=config.device_number + number * size,
             quiet=config.quiet or number > 0,  # progress bars of several processes would overwrite each other
         )
-        for number in range(config.model.data_parallel_size)
+        for number in range(config.model.replicas)
     ]
 
 
-def described_replicas(config: EngineConfig) -> str:
+def described_replicas(state: ServiceState) -> str:
     """How many copies of the model serve; empty if there is one."""
-    replicas = config.model.data_parallel_size
+    replicas = len(state.engines)
     return f"{replicas} replicas of the model share the requests." if replicas > 1 else ""

@@ -14,15 +14,17 @@ from rota.runtime.progress import tell_progress
 from rota.runtime.ranks.lead import build_ranks
 from rota.runtime.world import Device
 
+MakeDevice = Callable[[EngineConfig], Device[Any]]
 
-def build_logged(make_device: Callable[[EngineConfig], Device[Any]], config: EngineConfig, server: ServerConfig) -> Any:
+
+def build_logged(make_device: MakeDevice, config: EngineConfig, server: ServerConfig) -> Any:
     """Runs in the engine's process. A module of its own, so that this process loads no command line."""
     # Sooner than the supervisor, which does not know the ranks, would lose patience with all of them.
     patience = Patience(silence_s=server.engine_silence_s / 2)
     return build_ranks(partial(build_rank, make_device, server), config, patience)
 
 
-def build_rank(make_device: Callable[[EngineConfig], Device[Any]], server: ServerConfig, config: EngineConfig) -> Any:
+def build_rank(make_device: MakeDevice, server: ServerConfig, config: EngineConfig) -> Any:
     """Runs in the process of each rank."""
     set_up_logs(server.log_format, server.log_level, config.quiet)
     listen_for_progress(tell_progress)

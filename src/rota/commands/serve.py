@@ -22,6 +22,7 @@ from rota.observe.journey import OnEnd
 from rota.runtime.world import Device
 
 if TYPE_CHECKING:
+    from rota.runtime.service import ServiceState
     from rota.server.access.key_watch import KeySource
 
 SERVE_CONFIGS = (*ENGINE_CONFIGS, ServerConfig)
@@ -40,6 +41,7 @@ def serve_model(
     Of several ranks that torchrun has started only rank 0 serves; the others follow until rank 0 ends.
     """
     # Imported here, so that `rota --help` does not wait for them.
+    from rota.commands.engines import counted
     from rota.commands.logged import build_rank
     from rota.observe.logs import logs_as
     from rota.observe.trace_export import exported_traces
@@ -49,17 +51,19 @@ def serve_model(
     from rota.server.access.key_watch import KeySource
     from rota.server.hangup import hangups
 
+    is_on_ray = config.model.data_parallel_backend == "ray"
     place = torchrun_place(config.model.tensor_parallel_size, os.environ)
-    if place is not None and config.model.data_parallel_size > 1:
+    if place is not None and (config.model.data_parallel_size != 1 or is_on_ray):
         raise ConfigError("torchrun starts the ranks of one copy of the model; use --data-parallel-size 1 with it.")
     if place is not None and place.rank > 0:
         return attend(partial(build_rank, make_device, server), locate_model(config), place)
+    config = counted(config)
     source = KeySource(server.api_key, server.api_key_file, config.lora.adapter_root)
     with (
         logs_as(server.log_format, server.log_level, config.quiet),
         exported_traces(server.otel, __version__) as enders,
         hangups(source.ask),
-        exchange_place(config, config.model.data_parallel_size) as placed,
+        exchange_place(config, 1 if is_on_ray else config.model.replicas) as placed,
     ):
         _serve(placed, server, source, on_ready, make_device, enders)
 
@@ -72,7 +76,7 @@ def _serve(
     make_device: Callable[[EngineConfig], Device[Any]],
     enders: Sequence[OnEnd],
 ) -> None:
-    from rota.commands.engines import described_replicas, engine_service
+    from rota.commands.engines import engine_service
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import install_dashboard
     from rota.dashboard.stream import Viewers
@@ -119,8 +123,8 @@ def _serve(
     )
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
     beside = metrics_port.sentence if metrics_port else ""
-    sentences = [described_replicas(config), describe(server, keys), beside, door.advice]
-    announce = partial(_announce, name, lambda: [adapter_memory(service.state.capacity), *sentences], on_ready)
+    sentences = [describe(server, keys), beside, door.advice]
+    announce = partial(_announce, name, lambda: [*_described(service.state), *sentences], on_ready)
     listen(holder, app, service, server, announce, partial(print, flush=True), door, metrics_port)
 
 
@@ -128,6 +132,12 @@ def _announce(name: str, sentences: Callable[[], list[str]], on_ready: Callable[
     print("\n".join([f"Rota serves {name} at {url}", *filter(None, sentences())]), flush=True)
     if on_ready:
         on_ready(url)
+
+
+def _described(state: ServiceState) -> list[str]:
+    from rota.commands.engines import described_replicas
+
+    return [adapter_memory(state.capacity), described_replicas(state)]
 
 
 def adapter_memory(capacity: Capacity | None) -> str:

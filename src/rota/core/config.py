@@ -51,10 +51,19 @@ class ModelConfig:
         "Devices that share one copy of the model, each computing a part of every layer. On one machine the server "
         "starts a process for each; across machines torchrun does.",
     )
-    data_parallel_size: int = option(
+    data_parallel_size: int | Literal["auto"] = option(
         1,
         "Copies of the model, called replicas: each is a process of its own with tensor_parallel_size devices, and "
-        "serves its share of the requests. On a CPU they share processors and memory.",
+        "serves its share of the requests. On a CPU they share processors and memory. 'auto': as many as the GPUs of "
+        "this machine hold, or as the devices of the Ray cluster hold, also when the cluster grows.",
+    )
+    data_parallel_backend: Literal["local", "ray"] = option(
+        "local", "Where replicas run: on this machine, or on the machines of a Ray cluster (needs rota[ray])."
+    )
+    ray_address: str | None = option(
+        None,
+        "HOST:PORT of the Ray cluster's head, or 'auto': the cluster that this machine belongs to. Left out: the "
+        "variable RAY_ADDRESS, or 'auto'.",
     )
     enable_cuda_graphs: bool = option(True, "Replay steps of common sizes as CUDA graphs (GPU only).")
 
@@ -63,7 +72,19 @@ class ModelConfig:
         if self.cpu_threads != "auto":
             _at_least("cpu_threads", self.cpu_threads, 1)
         _at_least("tensor_parallel_size", self.tensor_parallel_size, 1)
-        _at_least("data_parallel_size", self.data_parallel_size, 1)
+        if self.data_parallel_size != "auto":
+            _at_least("data_parallel_size", self.data_parallel_size, 1)
+        if self.ray_address is not None and self.data_parallel_backend != "ray":
+            raise ConfigError(
+                f"ray_address is '{self.ray_address}', but replicas run on this machine; leave it out, or add "
+                "--data-parallel-backend ray."
+            )
+
+    @property
+    def replicas(self) -> int:
+        """How many replicas there are, once 'auto' is settled."""
+        assert self.data_parallel_size != "auto", "the devices were counted before the start"
+        return self.data_parallel_size
 
 
 @dataclass(frozen=True, slots=True)

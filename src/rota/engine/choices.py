@@ -89,7 +89,7 @@ def _context_length(config: ModelConfig, spec: ModelSpec) -> int:
 
 def sharers(config: EngineConfig) -> int:
     """How many engines share this machine's processors and memory."""
-    return config.model.data_parallel_size * config.local_ranks
+    return config.model.replicas * config.local_ranks
 
 
 def _memory_with_weights(

@@ -47,7 +47,11 @@ class LLM:
         if model is not None:
             options["model_path"] = str(model)
         config = engine_config(options, quiet)
-        if config.model.data_parallel_size > 1:
+        if config.model.data_parallel_backend == "ray":
+            raise ConfigError(
+                "data_parallel_backend is 'ray', but an LLM object computes in this process; leave it out."
+            )
+        if config.model.data_parallel_size != 1:
             raise ConfigError(
                 f"data_parallel_size is {config.model.data_parallel_size}, but an LLM object is one copy of the model; "
                 "leave it out, or start a server with `rota serve --data-parallel-size`."

@@ -57,6 +57,6 @@ def test_a_cluster_that_is_too_small_is_told_what_is_needed_and_what_there_is():
 
 def test_a_replica_without_a_place_says_what_it_waits_for():
     assert waiting(Need(gpus=2), GPUS) == (
-        "It waits for a place: it needs 2 GPUs on one machine, and the cluster has 1 GPU on 10.0.0.1, 5 GPUs on "
+        "It has no place to run: it needs 2 GPUs on one machine, and the cluster has 1 GPU on 10.0.0.1, 5 GPUs on "
         "10.0.0.2 (3 free)."
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rota import __version__
+from importlib.metadata import version
+
 from rota.runtime.cluster.joining import in_one_line
 from rota.runtime.cluster.looks import Whereabouts
 from rota.runtime.cluster.records import Ended
@@ -16,7 +17,7 @@ def ending_of(number: int, error: Exception, where: Whereabouts) -> Ended:
     words = str(error)
     node = where.node or "?"
     if f"{_LACKS} 'rota" in words:
-        why = f"Node {node} has no Rota that fits: pip install 'rota[ray]=={__version__}' there."
+        why = f"Node {node} has no Rota that fits: pip install 'rota[ray]=={version('rota')}' there."
         return Ended(number=number, why=why, is_refused=True)
     if _LACKS in words:
         lacking = words.split(_LACKS, 1)[1].split("'")[1]

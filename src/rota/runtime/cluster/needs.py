@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rota.core.config import ModelConfig
@@ -46,7 +45,7 @@ class Sight:
     free_cpus: int = 0
 
     def holds(self, need: Need) -> int:
-        """How many replicas the whole cluster holds if nobody else uses it."""
+        """How many replicas the whole cluster holds if no other program uses it."""
         return sum(node.holds(need) for node in self.nodes)
 
     def has_room_for(self, need: Need) -> int:
@@ -87,7 +86,7 @@ def shortage(need: Need, replicas: int, sight: Sight) -> str:
 
 def waiting(need: Need, sight: Sight) -> str:
     """Why a replica has not begun."""
-    return f"It waits for a place: it needs {need} on one machine, and the cluster has {sight.described(need)}."
+    return f"It has no place to run: it needs {need} on one machine, and the cluster has {sight.described(need)}."
 
 
 def _counted(count: int, kind: str) -> str:

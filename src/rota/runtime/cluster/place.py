@@ -28,7 +28,7 @@ class Desk:
 
 
 class Place:
-    """Ended at once when it is killed: what Ray still does for that is nobody's to wait for."""
+    """Ended at once when it is killed: the front does not wait for what Ray still does for that."""
 
     def __init__(self, desk: Desk, need: Need, job: Job) -> None:
         self.need, self.job = need, job
@@ -86,7 +86,7 @@ class Place:
             os.write(self._signal, b".")
 
     def close(self) -> None:
-        """Nobody looks at it any more."""
+        """No watch looks at it any more."""
         self.end(Ended(number=0))
         os.close(self._signal)
         os.close(self.sentinel)

@@ -1,0 +1,193 @@
+"""The cluster as the front knows it: what it has, which places were ordered there, and whether it is there at all."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from itertools import count
+
+from rota.core.errors import ConfigError
+from rota.runtime.cluster.driver_process import DriverProcess
+from rota.runtime.cluster.needs import Need, Sight, waiting
+from rota.runtime.cluster.place import Desk, Place
+from rota.runtime.cluster.records import (
+    Away,
+    Began,
+    Cancel,
+    Connected,
+    Ended,
+    Job,
+    Leave,
+    Listens,
+    Order,
+    Orders,
+    Seen,
+    Silent,
+    Told,
+)
+
+LOG = logging.getLogger("rota.cluster")
+
+# Ray itself gives up on a head after a minute.
+JOIN_S = 70.0
+# Before the next driver, if one has ended.
+_AGAIN_S = 1.0
+# A driver gives back all places before it ends. One that is killed leaves that to Ray.
+_LEAVE_S = 5.0
+
+
+class Cluster:
+    """One thread of its own starts the driver, hears it, and starts another one whenever it ends.
+
+    An engine's place ends with its driver. An order that has not begun stays, and goes to the next driver.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.host = ""  # the front's address on the cluster's network
+        self.sight = Sight()
+        self._changed = threading.Condition()  # guards all below
+        self._away = ""  # why it is not there
+        self._driver: DriverProcess | None = None
+        self._is_there, self._is_closing = False, False
+        self._places: dict[int, Place] = {}
+        self._numbers = count(1)
+        self._desk = Desk(order=self._order, cancel=self._cancel, waiting=self._why_waiting)
+        self._thread = threading.Thread(target=self._run, name="rota-cluster", daemon=True)
+
+    def join(self, within_s: float = JOIN_S) -> None:
+        """Join the cluster and look at it. Raises ConfigError with the reason if that fails."""
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self.sight.nodes or self._away, within_s)
+            reason = self._away or f"The Ray cluster at {self.address} did not answer within {within_s:g} seconds."
+        if not self.sight.nodes:
+            self.close()
+            raise ConfigError(reason)
+
+    def wait_for(self, is_enough: Callable[[Sight], bool], within_s: float) -> bool:
+        """Whether the cluster has enough in time; machines may come one after the other."""
+        with self._changed:
+            return self._changed.wait_for(lambda: is_enough(self.sight) or self._is_closing, within_s)
+
+    def look_again(self) -> None:
+        """Threads that wait for the cluster ask again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def place(self, need: Need, job: Job) -> Place:
+        """A place that is not ordered yet."""
+        return Place(self._desk, need, job)
+
+    @property
+    def pending(self) -> int:
+        """How many orders have not begun."""
+        with self._changed:
+            return sum(not place.node for place in self._places.values())
+
+    def close(self) -> None:
+        """End the driver, and with it everything on the cluster."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            self._send(Leave())
+        self._thread.join(_LEAVE_S)
+        with self._changed:
+            if self._driver:
+                self._driver.kill()
+        self._thread.join()
+
+    def _order(self, place: Place) -> None:
+        with self._changed:
+            number = next(self._numbers)
+            self._places[number] = place
+            if self._is_there:
+                self._send(_order_of(number, place))
+
+    def _cancel(self, place: Place) -> None:
+        with self._changed:
+            for number in [number for number, one in self._places.items() if one is place]:
+                del self._places[number]
+                self._send(Cancel(number))
+
+    def _send(self, record: Orders) -> None:
+        if self._driver:
+            self._driver.send(record)
+
+    def _why_waiting(self, need: Need) -> str:
+        return waiting(need, self.sight) if self._is_there else self._away
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            driver = self._new_driver()
+            while told := driver.hear():
+                self._note(told)
+            self._lose(driver.last_words())
+            driver.close()
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing, _AGAIN_S)
+
+    def _new_driver(self) -> DriverProcess:
+        driver = DriverProcess(self.address)
+        with self._changed:
+            self._driver = driver
+            if self._is_closing:  # `close` has not seen this driver
+                driver.send(Leave())
+        return driver
+
+    def _lose(self, words: str) -> None:
+        """The driver has ended, and with it all engines."""
+        with self._changed:
+            self._driver = None
+            if self._is_there or not self._away:
+                self._miss("Ray's driver has ended.", words)
+            lost = [number for number, place in self._places.items() if place.node]
+            places = [self._places.pop(number) for number in lost]
+        for place in places:
+            place.end(Ended(number=0, why=self._away))
+
+    def _miss(self, why: str, words: str = "") -> None:
+        """`words` are Ray's own."""
+        was_there, self._is_there = self._is_there, False
+        self._away = f"The Ray cluster at {self.address} is gone, and is asked again. {why}" if self.host else why
+        self._changed.notify_all()
+        if was_there and not self._is_closing:
+            fields = {"address": self.address, "why": why} | ({"ray": words} if words else {})
+            LOG.error("The Ray cluster is gone.", extra={"fields": fields})
+
+    def _note(self, told: Told) -> None:
+        with self._changed:
+            match told:
+                case Connected(host=host):
+                    self._connect(host)
+                case Away(reason):
+                    self._miss(reason)
+                case Seen(sight):
+                    self.sight = sight
+                    self._changed.notify_all()
+                case Silent():
+                    LOG.warning("The head of the Ray cluster is silent.", extra={"fields": {"address": self.address}})
+        if isinstance(told, Began | Listens | Ended):
+            self._pass_on(told)
+
+    def _pass_on(self, told: Began | Listens | Ended) -> None:
+        """Without the lock: an engine that hears of its place may kill it at the same moment."""
+        with self._changed:
+            place = self._places.get(told.number)
+            if isinstance(told, Ended):
+                self._places.pop(told.number, None)
+        if place:
+            place.note(told)
+
+    def _connect(self, host: str) -> None:
+        if self.host:
+            LOG.warning("The Ray cluster is back.", extra={"fields": {"address": self.address}})
+        self.host, self._is_there, self._away = host, True, ""
+        for number, place in self._places.items():
+            self._send(_order_of(number, place))
+
+
+def _order_of(number: int, place: Place) -> Order:
+    assert place.invitation is not None, "a place is ordered with an invitation"
+    return Order(number=number, need=place.need, job=place.job, invitation=place.invitation)

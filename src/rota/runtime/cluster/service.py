@@ -1,0 +1,78 @@
+"""A service on a cluster: it ends with the front's part of the cluster, and grows with it if that is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from rota.core.config import Capacity
+from rota.core.messages import Message
+from rota.runtime.cluster.cluster import Cluster
+from rota.runtime.cluster.needs import Need, Sight
+from rota.runtime.replicas.service import ReplicatedService
+from rota.runtime.service import Deliver, Service, ServiceState
+
+# How often a service that grows looks around, beside being told.
+_LOOK_S = 60.0
+
+NewReplica = Callable[[int], Service]
+
+
+class ClusterService:
+    """Another service, whose engines are on the cluster."""
+
+    def __init__(self, service: Service, cluster: Cluster, growth: Growth | None = None) -> None:
+        self._service, self._cluster, self._growth = service, cluster, growth
+
+    @property
+    def state(self) -> ServiceState:
+        return self._service.state
+
+    def start(self, deliver: Deliver) -> None:
+        self._service.start(deliver)
+        if self._growth:
+            self._growth.start()
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
+        return self._service.wait_until_ready(timeout_s)
+
+    def send(self, message: Message) -> None:
+        self._service.send(message)
+
+    def stop(self) -> None:
+        if self._growth:
+            self._growth.stop()
+        self._service.stop()
+        self._cluster.close()
+
+
+class Growth:
+    """A thread that adds a replica for every place that the cluster has more."""
+
+    def __init__(self, service: ReplicatedService, cluster: Cluster, need: Need, new_replica: NewReplica) -> None:
+        self._service, self._cluster = service, cluster
+        self._need, self._new_replica = need, new_replica
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._grow, name="rota-growth", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._cluster.look_again()
+        self._thread.join()
+
+    def _grow(self) -> None:
+        while not self._stopping.is_set():
+            self._cluster.wait_for(lambda sight: self._stopping.is_set() or self._room(sight) > 0, _LOOK_S)
+            if not self._stopping.is_set() and self._room(self._cluster.sight) > 0:
+                self._service.add(self._new_replica(len(self._service)))
+
+    def _room(self, sight: Sight) -> int:
+        return room(self._need, sight, len(self._service), self._cluster.pending)
+
+
+def room(need: Need, sight: Sight, replicas: int, pending: int) -> int:
+    """How many replicas more the cluster holds. What others use is not free, and what is pending takes it first."""
+    return min(sight.holds(need) - replicas, sight.has_room_for(need) - pending)

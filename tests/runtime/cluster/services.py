@@ -1,0 +1,60 @@
+"""For tests of services on a cluster: replicas of a device made of integers, and what a cluster has left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rota.commands.ray_engines import ray_service
+from rota.core.config import EngineConfig, ModelConfig, ServerConfig
+from rota.runtime.cluster.cluster import Cluster
+from rota.runtime.cluster.needs import Sight
+from rota.runtime.service import Phase, Service
+from tests.fakes import FakeDevice
+from tests.runtime.cluster.clusters import RayNodes
+from tests.runtime.services import Listener
+from tests.waiting import until
+
+
+def slow_device(_: EngineConfig) -> FakeDevice:
+    """Slow enough that a request is under way when its machine is killed."""
+    return FakeDevice(step_s=0.02)
+
+
+def config_on(nodes: RayNodes, **model: Any) -> EngineConfig:
+    asked = {"data_parallel_size": 3, "cpu_threads": 1, **model}
+    return EngineConfig(model=ModelConfig(data_parallel_backend="ray", ray_address=nodes.address, **asked))
+
+
+@contextmanager
+def served(nodes: RayNodes, **model: Any) -> Iterator[tuple[Service, Listener]]:
+    """A service with three replicas, each on a node of its own, that is ready."""
+    service, listener = ray_service(config_on(nodes, **model), ServerConfig(), slow_device), Listener()
+    service.start(listener)
+    try:
+        service.wait_until_ready(120.0)
+        yield service, listener
+    finally:
+        service.stop()
+
+
+def all_serve(service: Service, replicas: int = 3) -> bool:
+    return [one.phase for one in service.state.engines] == [Phase.READY] * replicas
+
+
+def free_again(nodes: RayNodes, processors: int = 3) -> bool:
+    """Whether no reservation is left, as somebody else sees it."""
+    watcher = Cluster(nodes.address)
+    watcher.join()
+    try:
+        return until(lambda: watcher.sight.free_cpus == processors)
+    finally:
+        watcher.close()
+
+
+def seen(nodes: RayNodes) -> Sight:
+    watcher = Cluster(nodes.address)
+    watcher.join()
+    watcher.close()
+    return watcher.sight
