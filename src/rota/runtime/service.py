@@ -39,8 +39,8 @@ class ServiceState:
     phase: Phase
     capacity: Capacity | None = None
     reason: str = ""
-    # It starts, and nobody knows for how long: the engine has no place to run, as the reason says. No request waits for
-    # such a start, and no adapter does where other engines serve.
+    # It starts, and that may take hours: the engine has no place to run, as the reason says. No request waits for such
+    # a start, and no adapter does where other engines serve.
     may_last: bool = False
     engine_pid: int | None = None  # of an engine that has a process of its own
     engine_id: EngineId = FIRST_ENGINE

@@ -38,8 +38,8 @@ class ReplicaAdapters:
     A replica that dies refuses the adapters that it was reading, so such an adapter is refused everywhere: the adapter
     may be what killed the replica, and it must not kill each replica again and again.
 
-    A replica that is absent is told of adapters too, but nobody waits for its answers: it may come late, or never. One
-    that cannot read an adapter then lacks it, like a replica that cannot read it again after a restart.
+    A replica that is absent is told of adapters too, but no client waits for its answers: it may come late, or never.
+    One that cannot read an adapter then lacks it, like a replica that cannot read it again after a restart.
     """
 
     def __init__(self, tell: Tell) -> None:
@@ -108,10 +108,10 @@ class ReplicaAdapters:
         return events
 
     def note_absent(self, replica: int, reason: str) -> list[Event]:
-        """A replica is absent now: whoever waits for its answers hears those of the others.
+        """A replica is absent now: clients that wait for its answers get those of the others.
 
-        An adapter that nobody else can answer for is refused. The others may serve one that this replica was asked for:
-        then the replica is invited once more if it refuses, since a death before it has begun to read says nothing.
+        An adapter that no other replica can answer for is refused. If others may serve it, this replica is invited
+        once more should it refuse: a death before it has begun to read says nothing of the adapter.
         """
         now, events = time.monotonic(), list[Event]()
         for adapter_id, entry in list(self._entries.items()):

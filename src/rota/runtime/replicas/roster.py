@@ -1,4 +1,4 @@
-"""The roster has every replica by number, and says which of them take requests and which nobody waits for."""
+"""The roster has every replica by number, and says which of them take requests and which are absent."""
 
 from __future__ import annotations
 
