@@ -183,6 +183,17 @@ def test_an_engine_that_starts_again_loses_its_lanes_and_the_other_keeps_its_own
     assert frame.blocks == inspected().blocks
 
 
+def test_a_replica_that_joins_and_waits_is_shown_with_what_it_waits_for(feed, board):
+    waits = ServiceState(phase=Phase.STARTING, reason="No GPU is free.", may_last=True)
+    board.state = joint_state([READY, waits], first=1)
+    frame = frame_of(feed, 2.0)
+
+    assert [(one.id, one.phase, one.reason) for one in frame.engines] == [
+        (0, "ready", ""),
+        (1, "starting", "No GPU is free."),
+    ]
+
+
 def test_an_engine_that_is_down_has_nobody_in_its_slots(feed, board):
     feed.observe([slot(1.0, 0, 1, "ready"), inspected(standing(1, running=2))])
     board.state = ServiceState(phase=Phase.DOWN, reason="It ran out of memory.")

@@ -181,7 +181,7 @@ class Feed:
 
 def _engine_frame(engine: ServiceState) -> EngineFrame:
     slots = engine.capacity.slots if engine.capacity else 0
-    return EngineFrame(id=engine.engine_id, phase=engine.phase.value, slots=slots)
+    return EngineFrame(id=engine.engine_id, phase=engine.phase.value, slots=slots, reason=engine.reason)
 
 
 def _users(standing: AdapterStanding | None) -> int:

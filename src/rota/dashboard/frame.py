@@ -51,6 +51,7 @@ class EngineFrame:
     id: EngineId
     phase: str
     slots: int
+    reason: str = ""  # why it is down, or what it waits for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,8 +54,7 @@ class Metrics:
         self._keys = Places(most_keys, KeyMeters)
         self._policy = policy
         self.engines: dict[EngineId, EngineMeters] = {}
-        for engine_id in engines:
-            self._engine(engine_id)  # counts from zero, and not from its first event
+        self.meet(engines)
         self.connections = ConnectionMeters()  # changed by the server that listens
         self.journeys: dict[RequestId, Journey] = {}
         self.slots: dict[tuple[EngineId, Slot], SlotChanged] = {}  # the last change of each slot
@@ -103,6 +102,11 @@ class Metrics:
         """The names of the adapters in an engine's slots, by slot."""
         own = {slot: change.adapter_id for (engine, slot), change in self.slots.items() if engine == engine_id}
         return [self._label(own[slot]) for slot in sorted(own)]
+
+    def meet(self, engines: Iterable[EngineId]) -> None:
+        """Count from zero for these engines, and not from their first events. Engines may join at any time."""
+        for engine_id in engines:
+            self._engine(engine_id)
 
     def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
         label = self._labels[adapter] = self._label(adapter)

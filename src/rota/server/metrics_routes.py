@@ -32,6 +32,8 @@ class Scrapes:
 
     async def answer(self) -> Response:
         inspected = await self._counts.ask(self._metrics.with_places())
+        engines = self._service.state.engines
+        self._metrics.meet(engine.engine_id for engine in engines)
         reports = [
             EngineReport(
                 engine_id=engine.engine_id,
@@ -41,7 +43,7 @@ class Scrapes:
                 pid=engine.engine_pid,
                 inspected=inspected.get(engine.engine_id),
             )
-            for engine in self._service.state.engines
+            for engine in engines
         ]
         taken = snapshot(self._metrics, reports, time.time() if self._for_picker else None)
         if time.monotonic() > self._stats_until:

@@ -58,10 +58,10 @@ const live = new Live({
     find("content").hidden = false;
     show(frame);
     const away = frame.engines.filter((one) => one.phase === "starting" || one.phase === "down");
-    if (frame.phase === "ready" && away.length) say("wait", `${frame.engines.length - away.length} of ${frame.engines.length} live`, away.map((one) => `Replica ${one.id} is ${one.phase}.`).join(" "));
+    if (frame.phase === "ready" && away.length) say("wait", `${frame.engines.length - away.length} of ${frame.engines.length} live`, away.map((one) => `Replica ${one.id} is ${one.phase}${one.reason ? `: ${one.reason}` : "."}`).join(" "));
     else if (frame.phase === "ready") say("good", "live");
     else if (frame.phase === "draining") say("wait", "stopping", "The server is stopping: it finishes its open requests and takes no new ones.");
-    else if (frame.phase === "starting") say("wait", "starting", "The engine is starting; requests wait for it.");
+    else if (frame.phase === "starting") say("wait", "starting", frame.phase_reason ? `The engine is starting. ${frame.phase_reason}` : "The engine is starting; requests wait for it.");
     else say("bad", "engine down", `The engine is down. ${frame.phase_reason}`);
   },
   onLost(reason, pauseS) {
