@@ -112,6 +112,20 @@ def test_a_replica_that_joins_is_seen_by_operators_at_once_and_serves_when_it_is
     assert {stage.ask("poet").status_code for _ in range(3)} == {404}
 
 
+def test_an_open_request_says_which_replica_has_it_and_why(stage):
+    stage.first.may_start.set()
+    stage.join().may_start.set()
+    assert until(lambda: [status for _, status, _ in stage.replicas()] == ["ready", "ready"])
+    body = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True, "stream": True, "n": 2}
+    with stage.client.stream("POST", "/v1/completions", json=body) as stream:
+        next(stream.iter_lines())
+        told = stage.client.get(f"/v1/requests/{stream.headers['x-request-id']}").json()
+
+    routes = [(one["replica"], one["route"]) for one in told["requests"]]
+    assert routes == [(replica, "requests go to the replicas in turn") for replica in (0, 1)]
+    assert (told["replica"], told["route"]) in routes  # that of the request which is furthest behind
+
+
 def test_a_server_without_a_place_answers_503_with_the_reason_and_does_not_let_requests_wait(stage):
     with_answer: list[httpx.Response] = []
     waiting = threading.Thread(target=lambda: with_answer.append(stage.ask("letters")))

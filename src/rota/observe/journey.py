@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rota.core.events import Finished
-from rota.core.ids import AdapterId, RequestId
+from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.observe.meters import AdapterMeters, KeyMeters
 
 # The W3C headers of a client's trace, by name; empty: the client sent none.
@@ -23,6 +23,8 @@ class Journey:
     key_meters: KeyMeters | None = None  # None on a server without keys
     call: str = ""  # the client's own name for the call it belongs to
     trace: TraceHeaders = ()
+    engine_id: EngineId | None = None  # where it was sent, of several engines
+    route: str = ""  # and why, in a word
     admitted_at: float | None = None
     reasons: tuple[str, ...] = ()  # why it waited
     first_at: float | None = None

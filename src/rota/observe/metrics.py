@@ -141,6 +141,8 @@ class Metrics:
 
     def _routed(self, event: Routed) -> None:
         count(self._engine(event.engine_id).routes, event.reason)
+        if journey := self.journeys.get(event.request_id):
+            journey.engine_id, journey.route = event.engine_id, event.reason
 
     def _admitted(self, event: Admitted) -> None:
         journey = self.journeys.get(event.request_id)

@@ -14,6 +14,7 @@ from rota.core.events import Explained, Whereabouts
 from rota.core.request import Request
 from rota.observe.journey import Journey
 from rota.observe.metrics import Metrics
+from rota.policy.routing import RouteReason
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
@@ -39,6 +40,8 @@ class RequestStanding:
     position: int | None
     output_tokens: int
     outlook: str = ""  # how near its adapter is to a slot, if it has none
+    replica: int | None = None  # where it was sent; None on a server with one engine, and while a quota holds it back
+    route: str = ""  # why there
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,8 @@ class CallStanding:
     open_requests: int
     requests: list[RequestStanding]
     outlook: str = ""
+    replica: int | None = None
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,8 @@ class RequestsRoute:
             len(under_way),
             parts,
             behind.outlook,
+            behind.replica,
+            behind.route,
         )
 
     def _find(self, http: HttpRequest, id: str) -> OpenAnswer:
@@ -128,4 +135,6 @@ class RequestsRoute:
             position,
             journey.tokens,
             explained.outlook,
+            journey.engine_id,
+            RouteReason[journey.route.upper()].value if journey.route else "",
         )
