@@ -242,6 +242,35 @@ def test_when_all_replicas_die_at_once_requests_wait_for_the_first_that_comes_ba
         assert listener.wait_for_ending("patient").reason is FinishReason.LENGTH
 
 
+def test_a_replica_that_joins_and_dies_while_it_reads_an_adapter_comes_back_with_all(tmp_path):
+    folder = tmp_path / "slow"  # the newcomer dies while it reads the adapter in here
+    folder.mkdir()
+    (folder / "go").touch()
+    with replicated(FolderDevice, replicas=1) as (service, listener):
+        add(service, listener, 1, path=str(tmp_path))
+        add(service, listener, 2, path=str(folder))
+        (folder / "go").unlink()
+        service.add(SupervisedService(FolderDevice, configs(None, 2)[1]))
+        assert until(lambda: phases(service) == [Phase.READY, Phase.READY])
+        newcomer = pids_of(service)[1]
+        assert until(lambda: (folder / str(newcomer)).exists()), "it reads the adapter"
+        service.send(submit("meanwhile", adapter=AdapterId(2)))
+        assert listener.wait_for_ending("meanwhile").reason is FinishReason.LENGTH
+        service.send(add_adapter(3, path=str(folder)))  # which both replicas are asked for
+        os.kill(newcomer, signal.SIGKILL)
+        (folder / "go").touch()
+        assert "killed by SIGKILL" in listener.wait_for_adapter(3, AdapterRefused).reason
+
+        assert until(lambda: all_ready(service))
+        assert until(lambda: not any(service._desk._adapters.lacking(AdapterId(one), [0, 1]) for one in (1, 2)))
+        for name in ("a1", "b1", "c2", "d2"):  # one to each replica
+            service.send(submit(name, adapter=AdapterId(int(name[1]))))
+            assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
+    produced = [event for event in listener.events if isinstance(event, Produced) and event.engine_id == 1]
+    assert {name for event in produced for name in event.request_ids} & {"a1", "b1"}
+    assert {name for event in produced for name in event.request_ids} & {"c2", "d2"}
+
+
 def test_adapters_come_and_go_while_replicas_die_and_every_question_is_answered():
     """Every add is answered once, every removal is, and in the end both replicas agree on every adapter."""
     with replicated(replicas=2) as (service, listener):
