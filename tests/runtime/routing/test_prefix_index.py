@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from rota.core.ids import AdapterId
 from rota.core.request import Request
-from rota.policy.routing import ReplicaView
 from rota.runtime.routing.prefix_index import ENDS, PrefixIndex
 from tests.builders import request
 from tests.counting import calls_in
@@ -12,9 +11,8 @@ TEXT = tuple(range(3, 3 + 5000))
 
 def seen(index: PrefixIndex, asked: Request, replicas: int = 3) -> list[int]:
     """How many tokens of a prompt each replica has seen."""
-    views = [ReplicaView(number=number, prefix_tokens=99) for number in range(replicas)]
-    index.fill(index.keys_of(asked), views)
-    return [view.prefix_tokens for view in views]
+    found = index.seen(index.keys_of(asked), replicas)
+    return [0] * replicas if found is None else [int(tokens) for tokens in found]
 
 
 def note(index: PrefixIndex, asked: Request, replica: int) -> None:

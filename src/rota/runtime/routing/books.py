@@ -20,6 +20,7 @@ from rota.core.events import (
 from rota.core.ids import BASE, AdapterId, RequestId, Slot
 from rota.core.request import Request
 from rota.policy.routing import ReplicaView
+from rota.runtime.routing.columns import BUSY, IN_HOST, IN_SLOT, Columns
 from rota.runtime.routing.pace import Pace
 
 # What counts until something was measured, and the share of a new measurement in the mean.
@@ -50,20 +51,21 @@ class Booking:
 
 
 class ReplicaBooks:
-    """One replica's adapters and open requests; `view` is what a policy sees of them.
+    """One replica's adapters and open requests; the replica's place in the columns is kept up to date.
 
     All that is kept here is bounded by what is open or held on the replica.
     """
 
-    def __init__(self, number: int, pace: Pace, load: Mean, fetch: Mean) -> None:
+    def __init__(self, number: int, pace: Pace, load: Mean, fetch: Mean, columns: Columns) -> None:
         """Replicas are alike, so they share what was measured. A slow one has a longer queue, in tokens too."""
-        self.view = ReplicaView(number=number)
+        self.view = ReplicaView(number=number)  # without what a request adds
         self.pace = pace
         self.slots: set[AdapterId] = set()
         self.hosts: set[AdapterId] = set()
         self.busy: dict[AdapterId, int] = {}  # open requests by adapter; the base model needs no slot
+        self.slot_count = 0  # 0 until all slots were seen taken
+        self._number, self._columns = number, columns
         self._load, self._fetch = load, fetch
-        self._slot_count = 0  # 0 until all slots were seen taken
         self._resident: dict[Slot, SlotChanged] = {}
         self._reading: dict[AdapterId, float] = {}  # since when
         self._open: dict[RequestId, Booking] = {}
@@ -73,19 +75,18 @@ class ReplicaBooks:
     def open_requests(self) -> Iterable[RequestId]:
         return self._open.keys()
 
-    def book(self, request: Request, answer_tokens: int) -> None:
-        """The request that the view was filled in for goes here; its answer will probably have so many tokens."""
-        prompt_tokens = len(request.prompt) - self.view.prefix_tokens
+    def book(self, request: Request, answer_tokens: int, prefix_tokens: int = 0) -> None:
+        """A request goes here; its answer will probably have so many tokens, and so many of its prompt are cached."""
         booking = Booking(
             adapter_id=request.adapter_id,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=len(request.prompt) - prefix_tokens,
             answer_tokens=answer_tokens,
             least=answer_tokens // 4,
         )
         self._open[request.request_id] = booking
         self.open_tokens += booking.prompt_tokens + booking.answer_tokens
         if request.adapter_id != BASE:
-            self.busy[request.adapter_id] = self.busy.get(request.adapter_id, 0) + 1
+            self._occupy(request.adapter_id)
         self._measure()
 
     def end(self, request_id: RequestId) -> None:
@@ -96,16 +97,6 @@ class ReplicaBooks:
         self.open_tokens -= booking.prompt_tokens + booking.answer_tokens
         if booking.adapter_id != BASE:
             self._free(booking.adapter_id)
-
-    def look(self, adapter_id: AdapterId, answer_tokens: int) -> None:
-        """Fill the view in for a request of this adapter."""
-        view, busy = self.view, self.busy
-        is_busy = adapter_id in busy
-        view.has_slot = is_busy or adapter_id in self.slots
-        view.has_host_copy = adapter_id in self.hosts
-        # A slot is free about once in an answer's time. Of the adapters in line for one, half stand before this one.
-        in_line = len(busy) + (not is_busy) - self._slot_count if self._slot_count else 0
-        view.pause_s = 0.5 * in_line / self._slot_count * answer_tokens * self.pace.step_s if in_line > 0 else 0.0
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -127,13 +118,25 @@ class ReplicaBooks:
 
     def clear(self) -> None:
         """The engine is gone, and with it all that it held."""
+        for adapter_id in {*self.slots, *self.hosts, *self.busy}:
+            self._columns.drop(self._number, adapter_id)
         for held in (self.slots, self.hosts, self.busy, self._resident, self._reading, self._open):
             held.clear()
         self.open_tokens = 0
         self._measure()
+        self._line_up()
 
     def _measure(self) -> None:
-        self.view.queue_s = self.open_tokens * self.pace.token_s
+        self.view.queue_s = self._columns.queue_s[self._number] = self.open_tokens * self.pace.token_s
+
+    def _line_up(self) -> None:
+        """Adapters have come or gone that have requests here, or another number of slots was seen.
+
+        A slot is free about once in an answer's time. Of the adapters in line for one, half stand before a request's.
+        """
+        if slots := self.slot_count:
+            in_line = len(self.busy) - slots
+            self._columns.set_crowd(self._number, 0.5 * max(0, in_line + 1) / slots, 0.5 * max(0, in_line) / slots)
 
     def _note_tokens(self, request_ids: Iterable[RequestId]) -> None:
         bookings = self._open
@@ -148,20 +151,32 @@ class ReplicaBooks:
             self.open_tokens -= booking.prompt_tokens
             booking.prompt_tokens = 0
 
+    def _occupy(self, adapter_id: AdapterId) -> None:
+        before = self.busy.get(adapter_id, 0)
+        self.busy[adapter_id] = before + 1
+        if not before:
+            self._columns.hold(self._number, adapter_id, BUSY)
+            self._line_up()
+
     def _free(self, adapter_id: AdapterId) -> None:
         self.busy[adapter_id] -= 1
         if not self.busy[adapter_id]:
             del self.busy[adapter_id]
+            self._columns.drop(self._number, adapter_id, BUSY)
+            self._line_up()
 
     def _note_slot(self, event: SlotChanged) -> None:
         before = self._resident.pop(event.slot, None)
         if event.state is SlotState.EMPTY:
             self.slots.discard(event.adapter_id)
+            self._columns.drop(self._number, event.adapter_id, IN_SLOT)
             if event.reason in MADE_ROOM:
-                self._slot_count = len(self._resident) + 1
+                self.slot_count = len(self._resident) + 1
+                self._line_up()
             return
         self._resident[event.slot] = event
         self.slots.add(event.adapter_id)
+        self._columns.hold(self._number, event.adapter_id, IN_SLOT)
         if event.state is SlotState.READY and before and before.state is SlotState.LOADING:
             self._load.note(event.at - before.at)
 
@@ -169,8 +184,10 @@ class ReplicaBooks:
         began_at = self._reading.pop(event.adapter_id, None)
         if event.state is HostState.GONE:
             self.hosts.discard(event.adapter_id)
+            self._columns.drop(self._number, event.adapter_id, IN_HOST)
             return
         self.hosts.add(event.adapter_id)  # a read that is under way need not be done elsewhere
+        self._columns.hold(self._number, event.adapter_id, IN_HOST)
         if event.state is HostState.READING:
             self._reading[event.adapter_id] = event.at
         elif began_at is not None:

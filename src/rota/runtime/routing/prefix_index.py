@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import numpy as np
+from numpy.typing import NDArray
 
 from rota.core.request import Request
-from rota.policy.routing import ReplicaView
 
 # Where beginnings end, in tokens: a prompt is known by at most so many of them, and hashed no further than the last.
 ENDS = (64, 128, 256, 512, 1024, 2048)
@@ -38,17 +38,21 @@ class PrefixIndex:
             begin = end
         return keys
 
-    def fill(self, keys: list[int], views: Sequence[ReplicaView]) -> None:
-        """Write into each view how many tokens of a prompt with these beginnings its replica has seen."""
-        for view in views:
-            view.prefix_tokens = 0
-        for end, key in zip(ENDS, keys, strict=False):
-            replicas = self._seen.get(key)
-            if not replicas:
-                return
-            for view in views:
-                if replicas >> view.number & 1:
-                    view.prefix_tokens = end
+    def seen(self, keys: list[int], replicas: int) -> NDArray[np.float64] | None:
+        """How many tokens of a prompt with these beginnings each of so many replicas has seen; None: none of them."""
+        chain: list[int] = []
+        for key in keys:
+            if not (holders := self._seen.get(key)):
+                break
+            chain.append(holders)
+        if not chain:
+            return None
+        found, done = np.zeros(replicas), 0
+        for end, holders in zip(ENDS[len(chain) - 1 :: -1], reversed(chain), strict=True):
+            if left := holders & ~done:  # mostly none: who has seen a beginning has seen all shorter ones
+                found[_places(left, replicas)] = end
+                done |= left
+        return found
 
     def note(self, keys: list[int], replica: int) -> None:
         """A prompt with these beginnings went to a replica."""
@@ -62,3 +66,9 @@ class PrefixIndex:
         """A replica has lost its KV."""
         kept = ~(1 << replica)
         self._seen = {key: left for key, replicas in self._seen.items() if (left := replicas & kept)}
+
+
+def _places(holders: int, replicas: int) -> NDArray[np.bool_]:
+    """The bits of a number, the lowest first."""
+    octets = np.frombuffer(holders.to_bytes(-(-replicas // 8), "little"), np.uint8)
+    return np.unpackbits(octets, count=replicas, bitorder="little").view(np.bool_)

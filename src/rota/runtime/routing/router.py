@@ -8,11 +8,12 @@ from typing import Literal
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import CacheFlushed, EngineRestarted, Event, Finished
-from rota.core.ids import BASE, RequestId
+from rota.core.ids import RequestId
 from rota.core.messages import Message, Submit
 from rota.core.request import Request
-from rota.policy.routing import Choice, Prices, RouteReason, in_turn, route, shortest_queue
+from rota.policy.routing import Choice, Prices, RouteReason, in_turn, shortest_queue
 from rota.runtime.routing.books import FIRST_FETCH_S, FIRST_LOAD_S, SHARE, Mean, ReplicaBooks
+from rota.runtime.routing.columns import Columns
 from rota.runtime.routing.pace import Pace
 from rota.runtime.routing.prefix_index import PrefixIndex
 
@@ -28,7 +29,8 @@ class Router:
         self.routed: Counter[tuple[int, RouteReason]] = Counter()  # requests by replica and reason
         self._rule = rule
         self._pace, self._load, self._fetch = Pace(), Mean(FIRST_LOAD_S), Mean(FIRST_FETCH_S)
-        self._replicas = [ReplicaBooks(number, self._pace, self._load, self._fetch) for number in range(replicas)]
+        self._columns = Columns(replicas)
+        self._replicas = [self._books(number) for number in range(replicas)]
         self._views = [replica.view for replica in self._replicas]
         self._prefixes = PrefixIndex() if has_prefix_cache and rule == "adapters" else None
         self._choices: dict[RequestId, Choice] = {}  # of open requests
@@ -37,33 +39,33 @@ class Router:
 
     def add(self) -> int:
         """One more replica, which holds nothing and takes no requests until `note_up`; gives its number."""
-        number = len(self._replicas)
-        books = ReplicaBooks(number, self._pace, self._load, self._fetch)
+        self._columns.add()
+        books = self._books(len(self._replicas))
         books.view.is_up = False
         self._replicas.append(books)
         self._views.append(books.view)
-        return number
+        return books.view.number
 
     def route(self, request: Request, _now: float, without: Collection[int] = ()) -> Choice:
         """The replica for a request, which is booked there; raises RequestError if no replica is up.
 
         A request that is routed again was not sent to the replica before. `without` are replicas that may not have it.
         """
-        hidden = [view for number in without if (view := self._views[number]).is_up]
-        for view in hidden:
-            view.is_up = False
+        hidden = [number for number in without if self._views[number].is_up]
+        for number in hidden:
+            self._set_up(number, False)
         try:
             return self._route(request)
         finally:
-            for view in hidden:
-                view.is_up = True
+            for number in hidden:
+                self._set_up(number, True)
 
     def _route(self, request: Request) -> Choice:
         if before := self._choices.pop(request.request_id, None):
             self._replicas[before.replica].end(request.request_id)
-        answer_tokens = self._expected_tokens(request)
+        answer_tokens, prefix_tokens = self._expected_tokens(request), 0
         if self._rule == "adapters":
-            choice = self._cheapest(request, answer_tokens)
+            choice, prefix_tokens = self._cheapest(request, answer_tokens)
         elif self._rule == "shortest-queue":
             choice = shortest_queue(self._views)
         else:
@@ -73,7 +75,7 @@ class Router:
         self._last = choice.replica
         self.routed[choice.replica, choice.reason] += 1
         self._choices[request.request_id] = choice
-        self._replicas[choice.replica].book(request, answer_tokens)
+        self._replicas[choice.replica].book(request, answer_tokens, prefix_tokens)
         return choice
 
     def choice_of(self, request_id: RequestId) -> Choice | None:
@@ -89,7 +91,6 @@ class Router:
         """A replica was sent a message. A request that was routed is booked already."""
         if isinstance(message, Submit) and message.request.request_id not in self._choices:
             self._choices[message.request.request_id] = Choice(replica, RouteReason.ONLY_ONE)
-            self._views[replica].prefix_tokens = 0
             self._replicas[replica].book(message.request, self._expected_tokens(message.request))
 
     def note_events(self, replica: int, events: Sequence[Event]) -> None:
@@ -106,10 +107,17 @@ class Router:
         """A replica takes no requests, and has lost what it held."""
         self._forget(replica)
         self._replicas[replica].clear()
-        self._views[replica].is_up = False
+        self._set_up(replica, False)
 
     def note_up(self, replica: int) -> None:
-        self._views[replica].is_up = True
+        self._set_up(replica, True)
+
+    def _set_up(self, replica: int, is_up: bool) -> None:
+        self._views[replica].is_up = is_up
+        self._columns.set_up(replica, is_up)
+
+    def _books(self, number: int) -> ReplicaBooks:
+        return ReplicaBooks(number, self._pace, self._load, self._fetch, self._columns)
 
     def _note_end(self, event: Finished) -> None:
         if self._choices.pop(event.request_id, None) and event.output_tokens:
@@ -125,23 +133,15 @@ class Router:
         """Most clients leave their limit large; the mean of answers says more."""
         return min(request.sampling.max_new_tokens, round(self._answer_tokens))
 
-    def _cheapest(self, request: Request, answer_tokens: int) -> Choice | None:
-        adapter_id = request.adapter_id
-        for books in self._replicas:
-            books.look(adapter_id, answer_tokens)
-        keys = self._look_up(request)
-        choice = route(self._views, self._prices(), adapter_id != BASE)
-        if choice and self._prefixes is not None:
-            self._prefixes.note(keys, choice.replica)
-        return choice
-
-    def _look_up(self, request: Request) -> list[int]:
-        """Fill in what each replica has of the prompt; gives the names of its beginnings."""
-        if self._prefixes is None:
-            return []
-        keys = self._prefixes.keys_of(request)
-        self._prefixes.fill(keys, self._views)
-        return keys
+    def _cheapest(self, request: Request, answer_tokens: int) -> tuple[Choice | None, int]:
+        """The replica with the lowest price, and the tokens of the prompt that it has computed before."""
+        prefixes, columns = self._prefixes, self._columns
+        keys = prefixes.keys_of(request) if prefixes is not None else []
+        seen = prefixes.seen(keys, len(columns)) if prefixes is not None else None
+        choice = columns.cheapest(request.adapter_id, self._prices(), answer_tokens * self._pace.step_s, seen)
+        if choice and prefixes is not None:
+            prefixes.note(keys, choice.replica)
+        return choice, int(seen[choice.replica]) if choice and seen is not None else 0
 
     def _prices(self) -> Prices:
         return Prices(load_s=self._load.seconds, fetch_s=self._fetch.seconds, token_s=self._pace.token_s)
