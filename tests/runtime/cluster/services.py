@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rota.commands.ray_engines import ray_service
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
+from rota.core.events import FinishReason
 from rota.runtime.cluster.cluster import Cluster
-from rota.runtime.cluster.needs import Sight
 from rota.runtime.service import Phase, Service
+from tests.builders import submit
 from tests.fakes import FakeDevice
 from tests.runtime.cluster.clusters import RayNodes
 from tests.runtime.services import Listener
 from tests.waiting import until
+
+TOKENS = 100
 
 
 def slow_device(_: EngineConfig) -> FakeDevice:
@@ -53,8 +58,26 @@ def free_again(nodes: RayNodes, processors: int = 3) -> bool:
         watcher.close()
 
 
-def seen(nodes: RayNodes) -> Sight:
-    watcher = Cluster(nodes.address)
-    watcher.join()
-    watcher.close()
-    return watcher.sight
+def ask(service: Service, listener: Listener, number: int, name: str = "r") -> list[str]:
+    """Requests of which each has begun."""
+    names = [f"{name}{index}" for index in range(number)]
+    for one in names:
+        service.send(submit(one, max_new_tokens=TOKENS))
+    for one in names:
+        listener.wait_for_tokens(one)
+    return names
+
+
+def failed(listener: Listener, names: list[str]) -> list[str]:
+    """Why requests ended that did not end as asked."""
+    endings = [listener.wait_for_ending(name) for name in names]
+    return [
+        one.fault.message if one.fault else str(one.reason) for one in endings if one.reason is not FinishReason.LENGTH
+    ]
+
+
+def drivers() -> list[int]:
+    """The drivers of fronts in this process."""
+    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = [int(pid) for children in found for pid in children.read_text().split()]
+    return [pid for pid in pids if b"rota.runtime.cluster" in Path(f"/proc/{pid}/cmdline").read_bytes()]

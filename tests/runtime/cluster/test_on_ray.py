@@ -20,12 +20,20 @@ from tests.builders import submit
 from tests.fakes import continuation
 from tests.processes import is_alive
 from tests.runtime.cluster.clusters import RayNodes, ray_nodes
-from tests.runtime.cluster.services import all_serve, config_on, free_again, served, slow_device
+from tests.runtime.cluster.services import (
+    TOKENS,
+    all_serve,
+    ask,
+    config_on,
+    drivers,
+    failed,
+    free_again,
+    served,
+    slow_device,
+)
 from tests.runtime.services import Listener
 from tests.waiting import until
 from tests.worlds import outputs
-
-TOKENS = 100
 
 
 @pytest.fixture(scope="module")
@@ -171,32 +179,9 @@ def test_a_node_with_another_version_is_refused_before_it_reads_the_job(tmp_path
         assert free_again(nodes, 1)
 
 
-def failed(listener, names: list[str]) -> list[str]:
-    """Why requests ended that did not end as asked."""
-    endings = [listener.wait_for_ending(name) for name in names]
-    return [one.fault.message for one in endings if one.reason is not FinishReason.LENGTH]
-
-
 def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def drivers() -> list[int]:
-    """The drivers of fronts in this process."""
-    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    pids = [int(pid) for children in found for pid in children.read_text().split()]
-    return [pid for pid in pids if b"rota.runtime.cluster" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-
-
 def replica_of(listener, name: str) -> int:
     return next(e.engine_id for e in listener.events if isinstance(e, Produced) and name in e.request_ids)
-
-
-def ask(service, listener, number: int, name: str = "r") -> list[str]:
-    """Requests of which each has begun."""
-    names = [f"{name}{index}" for index in range(number)]
-    for one in names:
-        service.send(submit(one, max_new_tokens=TOKENS))
-    for one in names:
-        listener.wait_for_tokens(one)
-    return names
