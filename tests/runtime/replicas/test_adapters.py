@@ -248,7 +248,7 @@ class Cluster:
 
     def answer(self) -> None:
         number = self.dice.choice(self.busy)
-        self.book.absent -= {number}  # whoever answers has a place
+        self.book.away -= {number}  # whoever answers has a place
         self._hear(number, self.replicas[number].answer(self.dice.random() < 0.7))
 
     def die(self) -> None:
@@ -257,13 +257,13 @@ class Cluster:
 
     def lose_place(self) -> None:
         number = self.dice.choice(self.busy)
-        if number not in self.book.absent:
-            self.book.absent |= {number}
-            self.told += self.book.note_absent(number, "No GPU is free.")
+        if number not in self.book.away:
+            self.book.away |= {number}
+            self.told += self.book.note_away(number, "No GPU is free.")
 
     def join(self) -> None:
         self.replicas.append(Supervised())
-        self.book.absent |= {len(self.replicas) - 1}
+        self.book.away |= {len(self.replicas) - 1}
         self.book.introduce(len(self.replicas) - 1, 0.0)
 
     def remove(self) -> None:
@@ -277,7 +277,7 @@ class Cluster:
         """Who waits for an answer waits for a replica that has a place."""
         if entry := self.book._entries.get(AdapterId(1)):
             awaited = entry.asked | entry.leaving
-            assert not awaited & self.book.absent
+            assert not awaited & self.book.away
             assert awaited or not (entry.is_add_open or entry.is_removal_open)
 
 

@@ -208,6 +208,16 @@ def test_an_adapter_is_answered_for_by_the_replicas_that_have_a_place():
     assert lost.others_serve
 
 
+def test_a_replica_that_joins_in_the_moment_when_another_loses_its_place_hides_nothing():
+    desk, replicas = desk_of()
+    desk.send(add_adapter(1))
+    heard(desk, 0, added(1, 0))
+    replicas[1].lose_place()
+    joined(desk)
+
+    assert kinds(heard(desk, 1)) == ["AdapterAdded"]
+
+
 def test_an_adapter_is_refused_with_the_reason_when_no_replica_has_a_place():
     desk, replicas = desk_of(1)
     replicas[0].become(Phase.STARTING)

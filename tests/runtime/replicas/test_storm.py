@@ -1,4 +1,4 @@
-"""Everything at once for a minute: requests of tenants, aborts, adapters that come and go, replicas that die."""
+"""Everything at once for a minute: requests, aborts, adapters that come and go, replicas that join and die."""
 
 from __future__ import annotations
 
@@ -78,11 +78,19 @@ def test_whatever_happens_every_request_ends_once_and_nothing_is_left_over():
     dice = random.Random(7)
     patience = Patience(quick_death_s=0.0)  # they die again and again, and must not be given up on
     engines = [SupervisedService(partial(FakeDevice, step_s=0.005), one, patience) for one in configs(None, 3)]
-    service, listener = ReplicatedService(engines), Listener()
+    service, listener = ReplicatedService(engines[:1]), Listener()
     service.start(listener)
     service.wait_until_ready()
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
     storm, pids = Storm(service, dice), {*pids_of(service)}
+    for newcomer in engines[1:]:
+        for _ in range(50):
+            storm.act()
+        service.add(newcomer)
+    while service.state.engines[-1].phase is not Phase.READY:  # they start in the storm
+        storm.act()
+        time.sleep(0.002)  # the pace of the storm
+    assert until(lambda: {engine.phase for engine in service.state.engines} == {Phase.READY})
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
     begun_at = killed_at = time.monotonic()
     while time.monotonic() < begun_at + STORM_S:
         storm.act()

@@ -23,7 +23,7 @@ class _Entry:
     adapter: Adapter
     asked: set[int] = field(default_factory=set)  # have not answered whether they can serve it
     invited: set[int] = field(default_factory=set)  # have not either, but no client waits for their answers
-    unsure: set[int] = field(default_factory=set)  # of the invited, those that were asked first: see `note_absent`
+    unsure: set[int] = field(default_factory=set)  # of the invited, those that were asked first: see `note_away`
     holders: set[int] = field(default_factory=set)
     leaving: set[int] = field(default_factory=set)  # have not answered its removal
     refusal: AdapterRefused | None = None  # the first one
@@ -38,23 +38,23 @@ class ReplicaAdapters:
     A replica that dies refuses the adapters that it was reading, so such an adapter is refused everywhere: the adapter
     may be what killed the replica, and it must not kill each replica again and again.
 
-    A replica that is absent is told of adapters too, but no client waits for its answers: it may come late, or never.
+    A replica that is away is told of adapters too, but no client waits for its answers: it may come late, or never.
     One that cannot read an adapter then lacks it, like a replica that cannot read it again after a restart.
     """
 
     def __init__(self, tell: Tell) -> None:
-        self.absent: Set[int] = frozenset()
+        self.away: Set[int] = frozenset()
         self._tell = tell
         self._entries: dict[AdapterId, _Entry] = {}
 
     def add(self, message: AddAdapter, replicas: Iterable[int]) -> bool:
         """Ask these replicas for an adapter; False if none of them is up."""
-        present, absent = self._parted(replicas)
+        present, away = self._parted(replicas)
         entry = _Entry(message.adapter, asked=self._told(present, message))
         if not entry.asked:
             return False
         self._entries[message.adapter.adapter_id] = entry
-        self._invite(entry, absent, message.at)
+        self._invite(entry, away, message.at)
         return True
 
     def introduce(self, replica: int, at: float) -> None:
@@ -107,8 +107,8 @@ class ReplicaAdapters:
                 events.append(AdapterRefused(adapter_id=adapter_id, at=now, reason=reason))
         return events
 
-    def note_absent(self, replica: int, reason: str) -> list[Event]:
-        """A replica is absent now: clients that wait for its answers get those of the others.
+    def note_away(self, replica: int, reason: str) -> list[Event]:
+        """A replica is away now: clients that wait for its answers get those of the others.
 
         An adapter that no other replica can answer for is refused. If others may serve it, this replica is invited
         once more should it refuse: a death before it has begun to read says nothing of the adapter.
@@ -182,18 +182,18 @@ class ReplicaAdapters:
         entry.invited |= self._told(replicas, AddAdapter(entry.adapter, at, is_known=True))
 
     def _take_back(self, entry: _Entry, replicas: Iterable[int], message: RemoveAdapter) -> None:
-        """Tell replicas of a removal, and wait for the answers of those that are not absent."""
-        present, absent = self._parted(replicas)
+        """Tell replicas of a removal, and wait for the answers of those that are not away."""
+        present, away = self._parted(replicas)
         entry.leaving |= self._told(present, message)
-        for replica in self._told(absent, message):
+        for replica in self._told(away, message):
             self._part(replica, entry)
-            entry.was_removed = True  # what an absent replica may know of it, no engine has read
+            entry.was_removed = True  # no engine of a replica that is away has read it
 
     def _parted(self, replicas: Iterable[int]) -> tuple[list[int], list[int]]:
-        present, absent = list[int](), list[int]()
+        present, away = list[int](), list[int]()
         for number in replicas:
-            (absent if number in self.absent else present).append(number)
-        return present, absent
+            (away if number in self.away else present).append(number)
+        return present, away
 
     def _told(self, replicas: Iterable[int], message: Message) -> set[int]:
         return {number for number in replicas if self._tell(number, message)}

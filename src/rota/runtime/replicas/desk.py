@@ -67,12 +67,12 @@ class ReplicaDesk:
             case Explain(request_id, at):
                 return [] if self._pass_on(request_id, message) else [self._explain(request_id, at)]
             case AddAdapter():
-                events = self._look_for_absent()
+                events = self._look_who_is_away()
                 if not self._adapters.add(message, self._roster.numbers()):
                     raise refuse(self._roster.why_none())
                 return events
             case RemoveAdapter():
-                return [*self._look_for_absent(), *self._remove(message)]
+                return [*self._look_who_is_away(), *self._remove(message)]
             case AbortAll():
                 self._roster.tell_all(LIVING, message)
                 return self._end_all_held(FinishReason.ABORT)
@@ -85,7 +85,7 @@ class ReplicaDesk:
         number = self._roster.add(replica)
         self._router.add()
         self._seen.append(None)
-        self._adapters.absent = self._roster.absent()
+        self._adapters.away |= {number}
         self._adapters.introduce(number, self._now())
         return number
 
@@ -187,18 +187,18 @@ class ReplicaDesk:
 
     def _changed(self, replica: int, state: ServiceState) -> list[Event]:
         """A replica's phase is another, or what it waits for is."""
-        told = self._look_for_absent()
+        told = self._look_who_is_away()
         if state.may_last:
             told += self._end_all_at(replica, Fault(FaultCode.ENGINE_DIED, state.reason))
         if state.phase is Phase.DOWN:
             told += self._gone(replica, state.reason)
         return told
 
-    def _look_for_absent(self) -> list[Event]:
-        absent, before = self._roster.absent(), self._adapters.absent
-        self._adapters.absent = absent
-        reasons = {replica: self._roster[replica].state.reason for replica in sorted(absent - before)}
-        return [event for replica, reason in reasons.items() for event in self._adapters.note_absent(replica, reason)]
+    def _look_who_is_away(self) -> list[Event]:
+        away, before = self._roster.away(), self._adapters.away
+        self._adapters.away = away
+        reasons = {replica: self._roster[replica].state.reason for replica in sorted(away - before)}
+        return [event for replica, reason in reasons.items() for event in self._adapters.note_away(replica, reason)]
 
     def _finished(self, replica: int, event: Finished) -> list[Event]:
         """A request's place is free for the next one of its tenant."""

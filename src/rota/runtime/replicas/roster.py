@@ -1,4 +1,4 @@
-"""The roster has every replica by number, and says which of them take requests and which are absent."""
+"""The roster has every replica by number, and says which of them take requests and which are away."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Roster:
         """Those that will probably serve soon."""
         return [number for number in self.numbers((Phase.STARTING,)) if not self._replicas[number].state.may_last]
 
-    def absent(self) -> frozenset[int]:
+    def away(self) -> frozenset[int]:
         """Those that start and that no adapter waits for: late ones, and ones without a place once others served.
 
         Before any replica was ready, the adapters of the start wait for it, however long it lasts.
