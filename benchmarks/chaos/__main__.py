@@ -1,6 +1,6 @@
 """Lets everything go wrong that can go wrong around a server, and looks after every fault whether anything is left.
 
-    python -m benchmarks.chaos [--minutes 30] [--seed 1] [--json FILE] [--faults NAME,…]
+    python -m benchmarks.chaos [--minutes 30] [--seed 1] [--json FILE] [--faults NAME,…] [--replicas 2]
 
 `rota serve` with the built-in model runs in processes of its own, with keys and tenants' adapters. Each round sends
 ordinary requests and lets one fault happen beside them. Then every request must have ended in exactly one way, and
@@ -26,7 +26,7 @@ def main() -> None:
     names = tuple(name.strip() for name in options.faults.split(",") if name.strip())
     if unknown := [name for name in names if name not in FAULTS]:
         sys.exit(f"There is no fault named {unknown[0]!r}; the faults are: {', '.join(FAULTS)}.")
-    plan = Plan(options.seed, options.minutes, options.rounds, names, options.requests)
+    plan = Plan(options.seed, options.minutes, options.rounds, names, options.requests, options.replicas)
     with tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True) as folder:
         ledger, invariants = asyncio.run(run(plan, Path(folder), lambda line: print(line, flush=True)))
         found = report(plan, ledger, invariants)
@@ -43,6 +43,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="the same seed draws the same faults")
     parser.add_argument("--faults", default="", help="only these, with commas between them")
     parser.add_argument("--requests", type=int, default=6, help="ordinary requests in every round")
+    parser.add_argument("--replicas", type=int, default=1, help="copies of the model that the server has")
     parser.add_argument("--json", type=Path, help="write the report to this file")
     return parser.parse_args()
 

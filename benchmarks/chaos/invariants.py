@@ -28,7 +28,6 @@ _WANTED = {
     "rota_adapters_lost": 0.0,
     "rota_key_requests_open": 0.0,
     "rota_connections_open": 1.0,
-    "rota_engine_up": 1.0,
 }
 # Series of keys come with their first requests.
 _MAY_BE_MISSING = frozenset({"rota_key_requests_open"})
@@ -37,7 +36,7 @@ _STATES = ("num_running_reqs", "num_waiting_reqs", "num_parked_reqs", "kv_blocks
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What both processes hold at a moment at which the server is idle."""
+    """What the server and one engine hold at a moment at which the server is idle."""
 
     round: int
     at_s: float
@@ -92,16 +91,22 @@ class Invariants:
         return sums
 
     def _of_gauges(self, sums: dict[str, float]) -> list[str]:
-        missing = _WANTED.keys() - sums.keys() - _MAY_BE_MISSING
+        wanted = _WANTED | {"rota_engine_up": float(self.stage.served.replicas)}
+        missing = wanted.keys() - sums.keys() - _MAY_BE_MISSING
         found = [f"{name} is missing" for name in sorted(missing)]
-        found += [f"{name} is {sums[name]:g}" for name, value in _WANTED.items() if sums.get(name, value) != value]
+        found += [f"{name} is {sums[name]:g}" for name, value in wanted.items() if sums.get(name, value) != value]
         if sums.get("rota_slots_used", 0.0) > sums.get("rota_slots", 0.0):
             found.append("more slots are used than there are")
         return found
 
     def _of_state(self, info: dict[str, Any]) -> list[str]:
-        state = info["internal_states"][0] if info["internal_states"] else {}
-        found = [f"/server_info says {name} is {state.get(name)}" for name in _STATES if state.get(name) != 0]
+        states = info["internal_states"] or [{}]
+        found = [
+            f"/server_info says {name} is {state.get(name)}"
+            for state in states
+            for name in _STATES
+            if state.get(name) != 0
+        ]
         missing = {adapter.name for adapter in ADAPTERS} - set(info["loaded_adapters"])
         strange = {name for name in info["loaded_adapters"] if "-" in name} - {adapter.name for adapter in ADAPTERS}
         return found + [f"{what}: {sorted(names)}" for what, names in _named(missing, strange) if names]
@@ -111,9 +116,9 @@ class Invariants:
         found = [f"a temporary folder is left: {folder.name}" for folder in site.left_over()]
         children = children_of(served.pid)
         found += [f"child {child} is a zombie" for child in children if state_of(child) == "Z"]
-        engine = served.engine
-        if engine is None:
-            return [*found, "there is no engine"]
+        engines = served.engines
+        if len(engines) < served.replicas:
+            return [*found, f"there are {len(engines)} engines of {served.replicas}"]
         if not self.samples:
             return found
         first = self.samples[0]
@@ -121,7 +126,7 @@ class Invariants:
             found.append(f"{len(children)} child processes, {first.children} at the start")
         for role, now, then in (
             ("server", held_by(served.pid), first.server),
-            ("engine", held_by(engine), first.engine),
+            *(("engine", held_by(engine), first.engine) for engine in engines),
         ):
             if now.files > then.files + MORE_FILES:
                 found.append(f"the {role} has {now.files} open files, {then.files} at the start: {files_of(now.pid)}")
@@ -139,11 +144,12 @@ class Invariants:
 
     def _take_sample(self) -> None:
         served, ledger = self.stage.served, self.stage.ledger
-        engine = served.engine
-        if engine is None:
+        engines = served.engines
+        if not engines:
             return
+        oldest = held_by(engines[0])  # it says most of how memory grows
         children = len(children_of(served.pid))
-        self.samples.append(Sample(ledger.round, ledger.age_s, held_by(served.pid), held_by(engine), children))
+        self.samples.append(Sample(ledger.round, ledger.age_s, held_by(served.pid), oldest, children))
 
 
 def _named(missing: set[str], strange: set[str]) -> list[tuple[str, set[str]]]:

@@ -44,17 +44,18 @@ def children_of(pid: int) -> list[int]:
     return sorted(found)
 
 
-def engine_of(server: int) -> int | None:
-    """The child that computes. It is the only process with torch's library; None until it has loaded the library."""
+def engines_of(server: int) -> list[int]:
+    """The children that compute. They are the only processes with torch's library, once they have loaded it."""
+    found = []
     for child in children_of(server):
         with suppress(OSError):
             if "libtorch" in Path(f"/proc/{child}/maps").read_text():
-                return child
-    return None
+                found.append(child)
+    return found
 
 
 def workers_of(server: int) -> list[int]:
-    """The children that read large bodies, if there are any: neither the engine nor Python's resource tracker."""
+    """The children that read large bodies, if there are any: neither an engine nor Python's resource tracker."""
     found = []
     for child in children_of(server):
         with suppress(OSError):

@@ -27,6 +27,7 @@ def report(plan: Plan, ledger: Ledger, invariants: Invariants) -> dict[str, Any]
         "machine": _machine(),
         "disk": str(stage.site.disk),
         "seed": plan.seed,
+        "replicas": plan.replicas,
         "minutes": round(ledger.age_s / 60.0, 1),
         "rounds": ledger.round,
         "faults": dict(sorted(ledger.faults.items())),

@@ -32,6 +32,7 @@ class Plan:
     rounds: int | None = None
     faults: tuple[str, ...] = ()
     requests: int = 6
+    replicas: int = 1
 
     def progress(self, ledger: Ledger) -> float:
         if self.rounds is not None:
@@ -44,7 +45,7 @@ async def run(plan: Plan, folder: Path, say: Callable[[str], None]) -> tuple[Led
     """Raises NotServingError only if the server does not start at all."""
     folder = folder.resolve()
     site = Site(folder, Disk(folder / "disk"))
-    served = Served(site)
+    served = Served(site, plan.replicas)
     stage = Stage(site, served, Ledger(), plan.requests)
     invariants = Invariants(stage)
     try:

@@ -17,7 +17,7 @@ from rota.runtime.lifeline import tied
 from .asks import Ask
 from .endings import Kind
 from .exchange import exchange
-from .processes import children_of, engine_of
+from .processes import children_of, engines_of
 from .site import Site
 
 # A start on a quiet machine takes four seconds.
@@ -50,6 +50,7 @@ class Served:
     """`start` and the faults change which process it is; the port stays."""
 
     site: Site
+    replicas: int = 1
     port: int = field(default_factory=lambda: _free_port())
     starts: int = 0
     process: subprocess.Popen[bytes] | None = None
@@ -60,8 +61,9 @@ class Served:
         return self.process.pid
 
     @property
-    def engine(self) -> int | None:
-        return engine_of(self.pid)
+    def engines(self) -> list[int]:
+        """Their processes; fewer than there are replicas while one of them starts."""
+        return engines_of(self.pid)
 
     @property
     def pids(self) -> list[int]:
@@ -83,7 +85,7 @@ class Served:
             if self.exit_code is not None:
                 raise NotServingError(f"the server ended with {self.exit_code}: {self.last_lines(5):.600}")
             ending = await exchange(self.port, Ask("/health"), deadline_s=10.0)
-            if ending.kind is Kind.FINISHED and self.engine:
+            if ending.kind is Kind.FINISHED and self.engines:
                 return
             await asyncio.sleep(_LOOK_S)  # between two looks
         raise NotServingError(f"the server was not ready within {START_S:g} seconds: {self.last_lines(5):.600}")
@@ -104,7 +106,7 @@ class Served:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once; the engine's process ends with it."""
+        """End it at once; the engines' processes end with it."""
         if self.process:
             self.process.kill()
             self.process.wait()
@@ -117,7 +119,7 @@ class Served:
     def _launch(self) -> None:
         flags = [word for name, value in OPTIONS.items() for word in (f"--{name}", str(value))]
         flags += ["--port", str(self.port), "--api-key-file", str(self.site.key_file)]
-        flags += ["--adapter-root", str(self.site.root)]
+        flags += ["--adapter-root", str(self.site.root), "--data-parallel-size", str(self.replicas)]
         environment = os.environ | {"TMPDIR": str(self.site.temporary)}
         with self.site.log.open("ab") as log:
             self.process = subprocess.Popen(tied([*_ROTA, "serve", *flags]), stdout=log, stderr=log, env=environment)

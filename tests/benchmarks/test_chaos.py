@@ -23,16 +23,19 @@ ROOT = Path(__file__).parents[2]
 SHORT = ("engine killed", "server killed", "disk full", "folder spoiled", "leaving clients", "aborts")
 
 
-def test_a_short_run_breaks_no_promise_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize(
+    "replicas", [1, pytest.param(2, marks=pytest.mark.long("two engines start again and again, on few cores"))]
+)
+def test_a_short_run_breaks_no_promise_and_leaves_no_process(tmp_path, replicas):
     mark = f"CHAOS_{os.getpid()}_{tmp_path.name}"
     report = tmp_path / "report.json"
     command = [sys.executable, "-m", "benchmarks.chaos", "--seed", "7", "--requests", "3", "--json", report]
-    options = ["--rounds", str(len(SHORT)), "--faults", ",".join(SHORT)]
+    options = ["--rounds", str(len(SHORT)), "--faults", ",".join(SHORT), "--replicas", str(replicas)]
     done = run_program([*command, *options], check=False, cwd=ROOT, env=os.environ | {mark: "1"})
 
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text("utf-8"))
-    assert set(found["faults"]) == set(SHORT)
+    assert (found["replicas"], set(found["faults"])) == (replicas, set(SHORT))
     assert found["requests"]["sent"] == found["requests"]["ended"] > 3 * len(SHORT)
     assert found["violations"] == []
     assert marked(mark) == []

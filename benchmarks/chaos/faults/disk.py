@@ -35,7 +35,7 @@ async def fill_and_kill(stage: Stage, rng: Random) -> None:
     disk.fill(stage.served.pids, with_files=True)
     try:
         await pause(rng, 0.1, 1.0)
-        signal_engine(stage, signal.SIGKILL)
+        signal_engine(stage, signal.SIGKILL, rng)
         await pause(rng, 2.0, 5.0)
     finally:
         disk.release(stage.served.pids)
@@ -44,9 +44,17 @@ async def fill_and_kill(stage: Stage, rng: Random) -> None:
         await stage.served.wait_until_ready()
     if stage.served.exit_code == 0:
         stage.ledger.violate("the server gave up its engine and ended with 0")
-    elif stage.served.exit_code is None and not stage.served.engine:
+    elif stage.served.exit_code is None and not stage.served.engines:
         stage.ledger.violate("the engine died while the disk was full, and the server stays without one")
         stage.served.kill()
+    elif stage.served.exit_code is None and await _has_given_up(stage):
+        stage.ledger.note("a replica stays down, as it should: the server is started again")
+        stage.served.kill()
+
+
+async def _has_given_up(stage: Stage) -> bool:
+    """One of several replicas, while the others serve."""
+    return any(replica["status"] == "down" for replica in (await stage.info())["replicas"])
 
 
 async def _load_in_part(stage: Stage, rng: Random) -> None:

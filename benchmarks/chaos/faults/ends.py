@@ -20,13 +20,16 @@ LOST_WITH_ADAPTERS = Allowed(statuses=frozenset({400, 404, 503}))
 GONE = Allowed(statuses=frozenset({503}), cut=True)
 
 
-def signal_engine(stage: Stage, number: signal.Signals) -> int | None:
-    """Returns the engine's process; None if there is none at this moment."""
-    engine = stage.served.engine
-    if engine is not None:
-        stage.ledger.note(f"{number.name} to the engine, {engine}")
-        with suppress(ProcessLookupError):
-            os.kill(engine, number)
+def signal_engine(stage: Stage, number: signal.Signals, rng: Random) -> int | None:
+    """Returns the engine's process; None if there is none at this moment. Of several engines any may be meant."""
+    engines = stage.served.engines
+    return _signal(stage, number, rng.choice(engines)) if engines else None
+
+
+def _signal(stage: Stage, number: signal.Signals, engine: int) -> int:
+    stage.ledger.note(f"{number.name} to an engine, {engine}")
+    with suppress(ProcessLookupError):
+        os.kill(engine, number)
     return engine
 
 
@@ -34,13 +37,13 @@ async def kill_engine(stage: Stage, rng: Random) -> None:
     times = rng.choice([1, 1, 2])
     for _ in range(times):
         await pause(rng, 0.1, 2.0)
-        signal_engine(stage, signal.SIGKILL)
+        signal_engine(stage, signal.SIGKILL, rng)
 
 
 async def stop_engine(stage: Stage, rng: Random) -> None:
     """For a moment, or for good: then the server must find that the engine hangs, and replace it."""
     await pause(rng, 0.1, 1.5)
-    engine = signal_engine(stage, signal.SIGSTOP)
+    engine = signal_engine(stage, signal.SIGSTOP, rng)
     if engine is None:
         return
     if rng.random() < 0.3:
@@ -71,16 +74,16 @@ async def kill_worker(stage: Stage, rng: Random) -> None:
 
 async def kill_server(stage: Stage, rng: Random) -> None:
     await pause(rng, 0.0, 2.0)
-    engine = stage.served.engine
+    engines = stage.served.engines
     stage.ledger.note("SIGKILL to the server")
     stage.served.kill()
     await stage.finish()
 
     async def is_gone() -> bool:
-        return engine is None or state_of(engine) in "XZ"
+        return all(state_of(engine) in "XZ" for engine in engines)
 
     if not await until(is_gone):
-        stage.ledger.violate(f"the engine, {engine}, outlives its server")
+        stage.ledger.violate(f"an engine of {engines} outlives its server")
     await stage.served.start()
 
 
@@ -99,21 +102,18 @@ async def stop_server(stage: Stage, rng: Random) -> None:
 
 
 async def exhaust_engine(stage: Stage, _: Random) -> None:
-    """An engine that dies again and again soon after its start: the server must end by itself, and say so."""
+    """Engines that die again and again soon after their start: the server must end by itself, and say so."""
     await stage.finish()
-    kills = 0
-    killed = None
+    killed: set[int] = set()
 
     async def has_ended() -> bool:
-        nonlocal kills, killed
-        engine = stage.served.engine
-        if engine not in (None, killed) and kills < _MOST_KILLS:
-            killed = signal_engine(stage, signal.SIGKILL)
-            kills += 1
+        for engine in stage.served.engines:
+            if engine not in killed and len(killed) < _MOST_KILLS * stage.served.replicas:
+                killed.add(_signal(stage, signal.SIGKILL, engine))
         return stage.served.exit_code is not None
 
     if not await until(has_ended):
-        stage.ledger.violate(f"the engine died {kills} times, and the server goes on without it")
+        stage.ledger.violate(f"engines died {len(killed)} times, and the server goes on without any")
         stage.served.kill()
     elif stage.served.exit_code in (0, None):
         stage.ledger.violate("the server gave up its engine and ended with 0")

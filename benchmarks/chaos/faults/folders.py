@@ -83,7 +83,7 @@ async def spoil_and_kill(stage: Stage, rng: Random) -> None:
     stage.ledger.note(f"{how.__name__}: the folder of {adapter.name}")
     how(stage.site, adapter, rng)
     await pause(rng, 0.0, 1.0)
-    signal_engine(stage, signal.SIGKILL)
+    signal_engine(stage, signal.SIGKILL, rng)
     await stage.finish()
     await stage.served.wait_until_ready()
     stage.begin(stage.drawn(rng, adapter.tenant) for _ in range(2))
