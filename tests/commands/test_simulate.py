@@ -261,6 +261,8 @@ def test_calibration_writes_a_cost_model_that_a_simulation_takes(scenario, tmp_p
         (["SCENARIO", "--cost", "b300"], "There is no cost model 'b300'"),
         (["SCENARIO", "--seeds", "0"], "seeds must be at least 1"),
         (["SCENARIO", "--replicas", "0"], "replicas must be at least 1"),
+        (["SCENARIO", "--replicas", "6", "--fronts", "4"], "fronts must divide replicas: 4 cannot share 6 evenly"),
+        ([str(SCENARIOS / "churn.toml"), "--adds-on-demand"], "not for scenarios with transients"),
         (["SCENARIO", "--routers", "adapters"], "routers needs replicas of at least 2"),
         (["SCENARIO", "--replicas", "2", "--routers", "random"], "There is no router 'random'; known are adapters,"),
         (["SCENARIO", "--replicas", "2", "--routers", "adapters", "--compare", "wait"], "give one of them"),

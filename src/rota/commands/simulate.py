@@ -50,6 +50,15 @@ class SimulateConfig:
     routers: str | None = option(
         None, "Routers to put side by side, with commas: adapters,round-robin,shortest-queue. Left out: adapters."
     )
+    fronts: int = option(1, "Servers that share the replicas evenly, each with a router of its own.")
+    balancer: Literal["random", "adapter", "picker"] = option(
+        "random", "What chooses a front: chance, the adapter's name, or the scores of Kubernetes' endpoint picker."
+    )
+    adds_on_demand: bool = option(
+        False,
+        "Tell a replica of an adapter with the first request for it, not of all adapters at the start: for thousands "
+        "of adapters on hundreds of replicas.",
+    )
     cost: str = option("a100-llama8b", "How long steps take: the name of a cost model of Rota, or a TOML file.")
     slots: int | None = option(None, "Adapters that a step may hold; left out: the scenario's number.")
     max_loras_per_batch: int | Literal["auto"] = option(
@@ -75,13 +84,15 @@ class SimulateConfig:
     )
 
     def __post_init__(self) -> None:
-        for name, count in (("seeds", self.seeds), ("replicas", self.replicas)):
+        for name, count in (("seeds", self.seeds), ("replicas", self.replicas), ("fronts", self.fronts)):
             if count < 1:
                 raise ConfigError(f"{name} must be at least 1, not {count}.")
         if self.compare and self.routers:
             raise ConfigError("compare puts policies side by side, and routers routers; give one of them.")
         if self.routers and self.replicas == 1:
             raise ConfigError("routers needs replicas of at least 2: one replica takes all requests.")
+        if self.replicas % self.fronts:
+            raise ConfigError(f"fronts must divide replicas: {self.fronts} cannot share {self.replicas} evenly.")
         for name, slots in (("slots", self.slots), ("max_loras_per_batch", self.max_loras_per_batch)):
             if isinstance(slots, int) and slots < 0:
                 raise ConfigError(f"{name} must not be below 0, not {slots}.")
@@ -128,6 +139,10 @@ def simulate(given: dict[str, Any]) -> None:
             return
         raise ConfigError("Name a scenario file; benchmarks/scenarios holds some.")
     scenario = read_scenario(chosen["scenario"])
+    if asked.adds_on_demand and scenario.transients:
+        raise ConfigError(
+            "adds_on_demand is not for scenarios with transients: these wait until all replicas have them."
+        )
     slots = asked.asked_slots
     config = replace(scheduler_config(scenario), **_among(options_of(SchedulerConfig), chosen))
     lora = replace(lora_config(scenario, slots), **_among(SCHEDULED, chosen))
@@ -150,6 +165,9 @@ def simulate(given: dict[str, Any]) -> None:
                     observers=observers,
                     replicas=asked.replicas,
                     router=variant.router,
+                    fronts=asked.fronts,
+                    balancer=asked.balancer,
+                    adds_on_demand=asked.adds_on_demand,
                 )
                 recorder = simulation.run()
                 runs.append(simulation.summary())

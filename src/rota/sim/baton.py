@@ -7,6 +7,7 @@ happens every time.
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,12 +30,22 @@ class Baton:
 
     def __init__(self, prepare: Callable[[float], bool]) -> None:
         self._prepare = prepare
-        self._running: dict[Runner, threading.Lock] = {}  # in the order of their numbers
+        self._running: dict[Runner, threading.Lock] = {}
+        self._runners: Sequence[Runner] = ()
+        self._places: dict[Runner, int] = {}
+        # When each runner is due and its place, the first on top. An entry is what was known when it was made: one that
+        # another has replaced, by `_known_due`, is thrown away at the top, and one that is due later by now sinks.
+        self._heap: list[tuple[float, int]] = []
+        self._known_due: list[float] = []
         self._is_broken = False
 
     def run(self, runners: Sequence[Runner], loops: Sequence[Callable[[], None]]) -> None:
         """Run one loop for each runner, until all have ended; raises what the first of them raised."""
         self._running = {runner: threading.Lock() for runner in runners}
+        self._runners, self._places = runners, {runner: place for place, runner in enumerate(runners)}
+        self._known_due = [runner.due_at for runner in runners]
+        self._heap = [(due_at, place) for place, due_at in enumerate(self._known_due)]
+        heapq.heapify(self._heap)
         for turn in self._running.values():
             turn.acquire()
         with ThreadPoolExecutor(len(loops)) as threads:
@@ -50,10 +61,23 @@ class Baton:
 
     def wait(self, runner: Runner) -> None:
         """Give way to all loops whose next moment comes before this one's."""
+        self.note(runner)
         earliest, turn = self._next()
         if earliest is not runner:
             turn.release()
             self._await_turn(runner)
+
+    def note(self, runner: Runner) -> None:
+        """A runner may be due sooner than it was."""
+        place = self._places.get(runner)
+        if place is not None and (due_at := runner.due_at) != self._known_due[place]:
+            self._known_due[place] = due_at
+            heapq.heappush(self._heap, (due_at, place))
+
+    def note_all(self) -> None:
+        """Any runner may be due sooner than it was."""
+        for runner in self._running:
+            self.note(runner)
 
     def _play(self, runner: Runner, loop: Callable[[], None]) -> None:
         is_done = False
@@ -75,16 +99,25 @@ class Baton:
 
     def _next(self) -> tuple[Runner, threading.Lock]:
         while True:
-            first = min(self._running.items(), key=_due_at)
-            if not self._prepare(first[0].due_at):
-                return first
+            due_at, runner = self._first()
+            if not self._prepare(due_at):
+                return runner, self._running[runner]
+
+    def _first(self) -> tuple[float, Runner]:
+        heap = self._heap
+        while True:
+            known_due, place = heap[0]
+            runner = self._runners[place]
+            if known_due != self._known_due[place] or runner not in self._running:
+                heapq.heappop(heap)
+            elif (due_at := runner.due_at) != known_due:
+                self._known_due[place] = due_at
+                heapq.heapreplace(heap, (due_at, place))
+            else:
+                return due_at, runner
 
     def _break(self) -> None:
         self._is_broken = True
         for turn in list(self._running.values()):
             if turn.locked():
                 turn.release()
-
-
-def _due_at(entry: tuple[Runner, threading.Lock]) -> float:
-    return entry[0].due_at

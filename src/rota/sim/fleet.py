@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rota.core.events import Event, Finished
-from rota.core.messages import Abort, Message, ServedElsewhere, Submit
+from rota.core.messages import Abort, AddAdapter, Message, ServedElsewhere, Submit
 from rota.runtime.loop import Emit, run
 from rota.runtime.replicas.tenant_quotas import TenantQuotas
-from rota.runtime.routing.router import Router
 from rota.scheduler import Scheduler
 from rota.sim.baton import Baton
 from rota.sim.cost import CostModel
 from rota.sim.exchanges import Board, Gathering
+from rota.sim.first_asks import FirstAsks
+from rota.sim.fronts import FleetRouter
 from rota.sim.mail import Mail
 from rota.sim.replica_results import ReplicaResults
 from rota.sim.replica_world import ReplicaWorld
@@ -28,10 +29,21 @@ class Fleet:
     """
 
     def __init__(
-        self, mail: Mail, router: Router, replicas: int, costs: CostModel, fetch_s: float, gathers: bool | None = None
+        self,
+        mail: Mail,
+        router: FleetRouter,
+        replicas: int,
+        costs: CostModel,
+        fetch_s: float,
+        gathers: bool | None = None,
+        adds_on_demand: bool = False,
     ) -> None:
-        """`gathers` is about the replicas' prefill delayers: whether they wait for each other; None: there are none."""
+        """`gathers` is about the replicas' prefill delayers: whether they wait for each other; None: there are none.
+
+        `adds_on_demand`: a replica hears of an adapter with the first request for it that goes there.
+        """
         self._mail = mail
+        self._first_asks = FirstAsks() if adds_on_demand else None
         self._router = router
         self._quotas = TenantQuotas()
         self._front_s = costs.front_s
@@ -55,6 +67,9 @@ class Fleet:
         if at > by or at == math.inf:
             return False
         for message in self._mail.take(at):
+            if self._first_asks is not None and isinstance(message, AddAdapter):
+                self._first_asks.expect(message)
+                continue
             for number in self._receivers(message, at):
                 self.worlds[number].post(at, message)
         return True
@@ -65,6 +80,8 @@ class Fleet:
             number = self._router.route(request, at).replica
             self._quotas.send(request, number)
             self.results[number].recorder.asked(request.request_id, request.adapter_id, at - self._front_s)
+            if self._first_asks is not None and (added := self._first_asks.note(number, request.adapter_id, at)):
+                self.worlds[number].post(at, added)
             return (number,)
         if isinstance(message, Abort):
             found = self._router.replica_of(message.request_id)

@@ -39,6 +39,10 @@ class ReplicaWorld(VirtualWorld):
         called_at = self._exchange.called_at if isinstance(self._exchange, Gathering) else math.inf
         return max(self._now, min(self.next_at, self._until, called_at))
 
+    def post(self, at: float, message: Message) -> None:
+        super().post(at, message)
+        self._baton.note(self)
+
     def receive(self, until: float) -> list[Message] | None:
         self._until = until
         self._baton.wait(self)
@@ -70,6 +74,7 @@ class ReplicaWorld(VirtualWorld):
 
     def wait_for(self, round: Round) -> None:
         self._awaited = round
+        self._baton.note_all()  # it calls the others, or is the last one that they wait for
         self._baton.wait(self)
         self._awaited = None
         self._now = max(self._now, round.said_at)

@@ -21,6 +21,7 @@ from rota.runtime.routing.router import Router, Rule
 from rota.scheduler import Scheduler
 from rota.sim.cost import CostModel, LinearCost
 from rota.sim.fleet import Fleet
+from rota.sim.fronts import Balancer, FleetRouter, Fronts
 from rota.sim.mail import Mail
 from rota.sim.replica_results import ReplicaResults
 from rota.sim.traffic import Traffic, adapter_name
@@ -69,6 +70,9 @@ class Simulation:
     recorder: Recorder = field(default_factory=Recorder)
     replicas: int = 1
     router: Rule = "adapters"
+    fronts: int = 1  # that share the replicas
+    balancer: Balancer = "random"  # above the fronts
+    adds_on_demand: bool = False  # an adapter is told to a replica with the first request for it, not at the start
     starts_at: float = field(init=False)
     results: list[ReplicaResults] = field(default_factory=list, init=False)  # of each replica, if there are several
     routed: Counter[str] = field(default_factory=Counter, init=False)  # requests by the reason for their replica
@@ -81,29 +85,34 @@ class Simulation:
         lora = self.lora or lora_config(scenario, slots)
         fetch_s = self.costs.fetch_s if scenario.fetch_s is None else scenario.fetch_s
         rounds = math.ceil(scenario.adapters / lora.max_loaded_loras)  # of reads, when adapters are added
-        self.starts_at = max(STARTS_AT, (rounds + 1) * fetch_s)
+        self.starts_at = STARTS_AT if self.adds_on_demand else max(STARTS_AT, (rounds + 1) * fetch_s)
         build = partial(Scheduler, config, self._capacity(config, slots), self.policy, lora)
         if self.replicas == 1:
             world = VirtualWorld((), self.costs, fetch_s=fetch_s)
             self._begin(world)
             run(build(), world, self._emit, config.overlap_depth)
         else:
-            self._run_fleet(build, config, fetch_s)
+            self._run_fleet(build, config, fetch_s, slots)
         self.recorder.settle()
         return self.recorder
 
     def _run_fleet(
-        self, build: Callable[[EngineId, Exchange], Scheduler], config: SchedulerConfig, fetch_s: float
+        self, build: Callable[[EngineId, Exchange], Scheduler], config: SchedulerConfig, fetch_s: float, slots: int
     ) -> None:
-        mail, router = Mail(), Router(self.replicas, self.router, config.enable_prefix_caching)
+        mail, router = Mail(), self._router(config, slots)
         gathers = self.policy.prefill_delayer_exchange == "all-gather" if self.policy.enable_prefill_delayer else None
-        fleet = Fleet(mail, router, self.replicas, self.costs, fetch_s, gathers)
+        fleet = Fleet(mail, router, self.replicas, self.costs, fetch_s, gathers, self.adds_on_demand)
         self._begin(mail)
         schedulers = [build(EngineId(number), world) for number, world in enumerate(fleet.worlds)]
         fleet.run(schedulers, self._emit, config.overlap_depth, self.starts_at)
         self.results = fleet.results
         for (_, reason), count in router.routed.items():
             self.routed[reason.value] += count
+
+    def _router(self, config: SchedulerConfig, slots: int) -> FleetRouter:
+        each = self.replicas // self.fronts
+        routers = [Router(each, self.router, config.enable_prefix_caching) for _ in range(self.fronts)]
+        return Fronts(routers, self.replicas, self.balancer, slots, self.seed) if self.fronts > 1 else routers[0]
 
     def summary(self) -> dict[str, Any]:
         """The recorder's summary; of several replicas also what each of them did."""
