@@ -47,14 +47,14 @@ class Death:
     was_ready: bool
     served_s: float
     hung_at_once: bool = False  # it was killed for its silence before it had finished any step
-    ending: str = ""  # why it ended, if somebody else knows that: its machine is gone
+    ending: str = ""  # why it ended, if that is known: its machine is gone
 
     @property
     def reason(self) -> str:
         if self.last_words or self.ending:
             return self.last_words or self.ending
         if self.exit_code is None:
-            return "The engine process ended, and nobody knows how."
+            return "The engine process ended, and its exit code is not known."
         if self.exit_code < 0:
             return f"The engine process was killed by {signal.Signals(-self.exit_code).name}."
         return f"The engine process ended with exit code {self.exit_code}."

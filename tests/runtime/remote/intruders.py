@@ -53,6 +53,23 @@ def with_noise(address: str, _: str) -> bool:
     return len(heard) > len(_GREETING)
 
 
+def with_a_giant(address: str, _: str) -> bool:
+    """It begins a handshake with a frame of a gigabyte, and is let in if all of 128 MiB of it are taken."""
+    mechanism = b"CURVE".ljust(20, b"\0")
+    greeting = _GREETING + b"\x03\x00" + mechanism + bytes(32)
+    long_command, size = b"\x06", (1 << 30).to_bytes(8, "big")
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=PATIENCE_S) as line,
+        suppress(ConnectionResetError, BrokenPipeError),
+    ):
+        line.sendall(greeting + long_command + size)
+        for _piece in range(128):
+            line.sendall(bytes(1 << 20))
+        return True
+    return False
+
+
 def _is_let_in(address: str, keys: KeyPair | None, port_key: str) -> bool:
     with _stranger() as stranger:
         if keys:

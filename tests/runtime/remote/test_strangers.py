@@ -19,6 +19,7 @@ from tests.builders import submit
 from tests.fakes import FakeDevice
 from tests.runtime.remote.elsewhere import HOST, Elsewheres
 from tests.runtime.remote.intruders import (
+    with_a_giant,
     with_another_key,
     with_another_key_of_the_port,
     with_keys,
@@ -57,6 +58,7 @@ def lines(caplog) -> list[str]:
         (without_keys, NO_KEY),
         (with_another_key, "Its key is not the one that is expected."),
         (with_another_key_of_the_port, "It does not know the key of this port."),
+        (with_a_giant, "It (left before it had shown a key|does not speak the language of this port)."),
         (with_noise, "It does not speak the language of this port."),
     ],
 )

@@ -26,7 +26,7 @@ class RemoteEngine:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], elsewhere: Elsewhere, host: str) -> None:
         """`host` is the numeric address of this machine that the other machine can reach."""
         self._context, self._elsewhere, self._host = context, elsewhere, host
-        # Whoever sends and whoever tells of the joining are different threads.
+        # One thread sends, and another tells that the engine has joined.
         self._lock = threading.Lock()
         self._line: GuardedLine | None = None
         self._joined: Joined | None = None

@@ -41,12 +41,12 @@ class Elsewhere(Protocol):
 
     @property
     def exitcode(self) -> int | None:
-        """None while it runs, and also if nobody knows how it ended."""
+        """None while it runs, and also if its exit code is not known."""
         ...
 
     @property
     def ending(self) -> str:
-        """Why it ended, as a sentence, if whoever started it knows that: its machine is gone, or no machine fits."""
+        """Why it ended, as a sentence, if that is known here: its machine is gone, or no machine fits."""
         ...
 
     @property

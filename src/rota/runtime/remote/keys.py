@@ -30,12 +30,12 @@ class KeyPair:
 
 
 def listen(socket: zmq.Socket[bytes], keys: KeyPair, host: str) -> str:
-    """Bind to a free port of a numeric address and return where; nobody gets in whom no gate lets in."""
+    """Bind to a free port of a numeric address and return where; a guard decides who gets in."""
     _steady(socket)
     socket.curve_server = True
     _own(socket, keys)
     socket.zap_domain = b"rota"
-    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # else everybody would get in while nobody is at the gate
+    socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # else every peer would get in while there is no guard
     socket.ipv6 = ":" in host
     socket.bind(f"tcp://[{host}]:*" if ":" in host else f"tcp://{host}:*")
     return socket.get_string(zmq.LAST_ENDPOINT)

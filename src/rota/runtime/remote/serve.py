@@ -21,7 +21,7 @@ from rota.runtime.remote.invitation import Invitation, Joined, OnJoined
 from rota.runtime.remote.line import GuardedLine
 from rota.runtime.service import BuildDevice
 
-# The exit code of an engine whose front is gone, or cannot be reached any more. It holds its GPU for nobody.
+# The exit code of an engine whose front is gone, or cannot be reached any more. It must not hold a GPU.
 LINE_LOST = 75
 # The answer to an invitation takes the way that the invitation took.
 _FRONT_S = 60.0

@@ -1,4 +1,4 @@
-"""Strangers are whoever comes to a port and is not let in: found in a socket's events, and told in few lines."""
+"""Strangers are peers that a port does not let in: found in a socket's events, and told in few lines."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class StrangerLog:
 
     @property
     def left_s(self) -> float:
-        """How long until there is something to say, if nobody comes."""
+        """How long until there is something to say, if no stranger comes."""
         return max(0.0, self._said_at + QUIET_S - self._clock()) if self._more else math.inf
 
     def turned_away(self, why: str) -> None:

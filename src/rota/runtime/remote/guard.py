@@ -1,4 +1,4 @@
-"""A gate lets one peer in at a port, by its key, and notices when a line to that peer breaks."""
+"""A guard lets one peer in at a port, by its key, and notices when a line to that peer breaks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ZAP = "inproc://zeromq.zap.01"
 _LINE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
-class Gate:
+class Guard:
     """A thread that answers for a socket that will be bound, and looks at one that will be connected.
 
-    A context has one gate at a time, and a gate has one guest. Until a guest is expected, nobody gets in.
+    A context has one guard at a time, and a guard has one guest. Until a guest is expected, no peer gets in.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class Gate:
         self._arrivals = bound.get_monitor_socket(Visitors.EVENTS)
         self._line = connected.get_monitor_socket(_LINE_EVENTS)
         self._bell, self._ringer = sockets.socketpair()
-        self._thread = threading.Thread(target=self._keep, name="rota-gate", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="rota-guard", daemon=True)
         self._thread.start()
 
     def expect(self, key: str) -> None:
-        """Let in whoever proves to have this public key, and nobody else; from any thread."""
+        """Let in the peer that proves to have this public key, and no other; from any thread."""
         self._expected = z85.decode(key.encode())
 
     def wait_for_guest(self, timeout_s: float) -> bool:
