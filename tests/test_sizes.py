@@ -21,6 +21,7 @@ MOST_LINES_OF_A_FUNCTION, P90_LINES_OF_A_FUNCTION = 60, 16
 BORDERS = {
     "runtime/process.py": "the engine's process ends, and its supervisor must hear why",
     "runtime/ranks/follower.py": "a follower's process ends, and its leader must hear why",
+    "runtime/cluster/driver.py": "Ray fails in ways that it does not list, and the front must hear of each",
     "runtime/cluster/host.py": "a thread runs an engine on another machine, and the front must hear why it does not",
     "runtime/cluster/joining.py": "Ray fails in ways that it does not list",
     "runtime/service.py": "the engine's thread ends, and requests that are open must hear why",

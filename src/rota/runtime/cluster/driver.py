@@ -13,7 +13,8 @@ from typing import Any
 from rota.runtime.cluster.endings import ending_of
 from rota.runtime.cluster.host import EngineHost
 from rota.runtime.cluster.joining import join
-from rota.runtime.cluster.looks import Lookout
+from rota.runtime.cluster.looks import Lookout, Whereabouts
+from rota.runtime.cluster.needs import Sight
 from rota.runtime.cluster.records import Away, Began, Cancel, Connected, Ended, Leave, Order, Seen, Silent, Told
 
 # How often a cluster that is away is asked again, and one that is there is looked at.
@@ -77,14 +78,22 @@ class Driver:
         """An order that is cancelled gives back its place as well, also one that still waits for it."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
-        group = placement_group([order.need.bundle], strategy="STRICT_PACK")
+        group = None
         try:
+            group = placement_group([order.need.bundle], strategy="STRICT_PACK")
             await self._host_engine(order, group)
-        except self._ray.exceptions.RayError as error:
-            self._tell(ending_of(order.number, error, await self._lookout.node_of(group)))
+        except Exception as error:  # Ray fails in ways that it does not list, and the front must hear of each
+            self._tell(ending_of(order.number, error, await self._where(group)))
         finally:
-            remove_placement_group(group)  # ends its actor too
+            if group is not None:
+                remove_placement_group(group)  # ends its actor too
             self._tasks.pop(order.number, None)
+
+    async def _where(self, group: Any) -> Whereabouts:
+        try:
+            return await asyncio.to_thread(self._lookout.find, group)
+        except Exception:  # the head does not answer: where an engine was is then not known
+            return Whereabouts()
 
     async def _host_engine(self, order: Order, group: Any) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -104,18 +113,25 @@ class Driver:
             self._tell(await record)
 
     async def _look(self) -> None:
-        last = None
+        """Tell what there is whenever it changes, and once that the head is silent."""
+        last: Seen | Silent | None = None
         while not self._over.is_set():
             look = asyncio.create_task(asyncio.to_thread(self._lookout.look))
-            done, _ = await asyncio.wait([look], timeout=_SILENT_S)
-            if not done:
-                last = None
-                self._tell(Silent())
-            sight = await look
-            if sight is None:
-                self._tell(Away("This machine is no longer a part of it."))
+            await asyncio.wait([look], timeout=_SILENT_S)
+            if not look.done() and last != Silent():
+                self._tell(last := Silent())
+            seen = await _seen(look)
+            if isinstance(seen, Away):
+                self._tell(seen)
                 return self._over.set()
-            if sight != last:
-                last = sight
-                self._tell(Seen(sight))
+            if seen != last:
+                self._tell(last := seen)
             await asyncio.sleep(_LOOK_S)
+
+
+async def _seen(look: asyncio.Task[Sight | None]) -> Seen | Silent | Away:
+    try:
+        sight = await look
+    except Exception:  # Ray fails in ways that it does not list, and may see more the next time
+        return Silent()
+    return Away("This machine is no longer a part of it.") if sight is None else Seen(sight)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +31,8 @@ class Lookout:
         nodes = sorted((node["NodeManagerAddress"], *_devices(node["Resources"])) for node in alive)
         return Sight(tuple(Node(*node) for node in nodes), *_devices(self._ray.available_resources()))
 
-    async def node_of(self, group: Any) -> Whereabouts:
-        return await asyncio.to_thread(self._find, group)
-
-    def _find(self, group: Any) -> Whereabouts:
+    def find(self, group: Any) -> Whereabouts:
+        """Where a placement group has its bundle."""
         from ray.util.placement_group import placement_group_table
 
         placed = placement_group_table(group).get("bundles_to_node_id", {}).get(0, "")
