@@ -1,4 +1,8 @@
-"""The engines of a server under test: one, or as many replicas as ROTA_TEST_REPLICAS says."""
+"""The engines of a server under test: one, or as many replicas as ROTA_TEST_REPLICAS says.
+
+With ROTA_TEST_BACKEND=ray they run on a real Ray cluster of three nodes, apart from those whose device a test holds in
+its own hands.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,22 @@ from rota.core.config import EngineConfig
 from rota.core.ids import EngineId
 from rota.core.messages import Message
 from rota.runtime.patience import Patience
+from rota.runtime.process import EngineProcess
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import BuildDevice, InProcessService, Service, ServiceState
 from rota.runtime.supervisor import SupervisedService
 from tests.fakes import FakeDevice
+from tests.server.ray_engines import maker, packed_device
 
 REPLICAS = int(os.environ.get("ROTA_TEST_REPLICAS", "1"))
+IS_ON_RAY = os.environ.get("ROTA_TEST_BACKEND") == "ray"
 
 
 def engines(build_device: BuildDevice, config: EngineConfig | None = None, replicas: int = REPLICAS) -> Service:
     """Engines in threads of this process. A device that a test has made is the first one's, and the others get a twin
     of it, which writes its plans into the same list."""
+    if IS_ON_RAY and (packed := packed_device(build_device)):
+        return processes(packed, config, replicas=replicas)
     taken: list[Any] = []
 
     def build() -> Any:
@@ -41,7 +50,8 @@ def processes(
     replicas: int = REPLICAS,
 ) -> Service:
     """Engines in processes of their own."""
-    return joined([SupervisedService(build_device, one, patience) for one in configs(config, replicas)])
+    new_engine = maker(config or EngineConfig()) if IS_ON_RAY else EngineProcess
+    return joined([SupervisedService(build_device, one, patience, new_engine) for one in configs(config, replicas)])
 
 
 def configs(config: EngineConfig | None, replicas: int) -> list[EngineConfig]:

@@ -52,14 +52,14 @@ class RayNodes:
 
 @contextmanager
 def ray_nodes(
-    number: int = 3, port: int = 0, environ: dict[str, str] | None = None, **settings: Any
+    number: int = 3, port: int = 0, processors: int = 1, environ: dict[str, str] | None = None, **settings: Any
 ) -> Iterator[RayNodes]:
-    """A cluster of so many nodes with a processor each. With the block all its processes end."""
+    """A cluster of so many nodes with so many processors each. With the block all its processes end."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # sockets lie there, and their paths must be short
     mark = f"ROTA_TEST_MARK={folder}"
     paths = os.pathsep.join(filter(None, sys.path))
     own = {"RAY_TMPDIR": folder, "PYTHONPATH": paths, "ROTA_TEST_MARK": folder, "RAY_USAGE_STATS_ENABLED": "0"}
-    command: list[str | Path] = [sys.executable, PROGRAM, str(number), str(port), json.dumps(settings)]
+    command: list[str | Path] = [sys.executable, PROGRAM, str(number), str(processors), str(port), json.dumps(settings)]
     with (Path(folder) / "words").open("w") as words:
         try:
             with started(command, stdin=PIPE, stderr=words, env=os.environ | own | (environ or {})) as program:

@@ -1,7 +1,7 @@
 """A real Ray cluster on this machine, as a program: it reads orders, a line each, and answers each with a line.
 
-`python nodes_program.py NODES PORT SETTINGS` starts so many nodes, the head among them, and says the cluster's address.
-PORT is the head's, 0: any; SETTINGS are Ray's own.
+`python nodes_program.py NODES PROCESSORS PORT SETTINGS` starts so many nodes with so many processors each, the head
+among them, and says the cluster's address. PORT is the head's, 0: any; SETTINGS are Ray's own.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from ray.cluster_utils import Cluster
 _STORE_BYTES = 80_000_000
 
 
-def main(number: int, port: int, settings: dict[str, Any]) -> None:
-    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": _STORE_BYTES, "_system_config": settings}
-    cluster = Cluster(initialize_head=True, head_node_args=head | ({"gcs_server_port": port} if port else {}))
-    nodes = [cluster.add_node(wait=False, object_store_memory=_STORE_BYTES, num_cpus=1) for _ in range(number - 1)]
+def main(number: int, processors: int, port: int, settings: dict[str, Any]) -> None:
+    size = {"num_cpus": processors, "object_store_memory": _STORE_BYTES}
+    head = size | {"include_dashboard": False, "_system_config": settings} | ({"gcs_server_port": port} if port else {})
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    nodes = [cluster.add_node(wait=False, **size) for _ in range(number - 1)]
     cluster.wait_for_nodes(120)
     print(cluster.address, flush=True)
     for line in sys.stdin:
         match line.split():
             case ["add", devices]:
-                nodes.append(cluster.add_node(object_store_memory=_STORE_BYTES, **json.loads(devices)))
+                nodes.append(cluster.add_node(**size | json.loads(devices)))
             case ["remove", which]:
                 cluster.remove_node(nodes[int(which)], allow_graceful=False)
             case ["stop-head"]:
@@ -36,4 +37,4 @@ def main(number: int, port: int, settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
+    main(*map(int, sys.argv[1:4]), json.loads(sys.argv[4]))

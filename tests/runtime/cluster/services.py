@@ -14,7 +14,7 @@ from rota.core.events import FinishReason
 from rota.runtime.cluster.cluster import Cluster
 from rota.runtime.service import Phase, Service
 from tests.builders import submit
-from tests.fakes import FakeDevice
+from tests.fakes import FakeDevice, alphabet
 from tests.runtime.cluster.clusters import RayNodes
 from tests.runtime.services import Listener
 from tests.waiting import until
@@ -25,6 +25,11 @@ TOKENS = 100
 def slow_device(_: EngineConfig) -> FakeDevice:
     """Slow enough that a request is under way when its machine is killed."""
     return FakeDevice(step_s=0.02)
+
+
+def spelling_device(_: EngineConfig) -> FakeDevice:
+    """Its answers are letters."""
+    return FakeDevice(step_s=0.02, next_token=alphabet)
 
 
 def config_on(nodes: RayNodes, **model: Any) -> EngineConfig:

@@ -1,0 +1,61 @@
+"""Engines of a server under test on a real Ray cluster of three nodes, which lasts as long as the test run."""
+
+from __future__ import annotations
+
+import atexit
+import pickle
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+from rota.core.config import EngineConfig
+from rota.runtime.cluster.alike import own_versions
+from rota.runtime.cluster.cluster import Cluster
+from rota.runtime.cluster.engine import Maker
+from rota.runtime.cluster.needs import Need
+from rota.runtime.ranks.facts import facts
+from rota.runtime.service import BuildDevice
+from rota.runtime.world import Device
+from tests.runtime.cluster.clusters import ray_nodes
+
+# Room for two servers with three replicas each: the places of one may still be given back while the next starts.
+PROCESSORS = 2
+
+
+class Packed:
+    """What builds a device, also where that is a function inside a test."""
+
+    def __init__(self, build_device: BuildDevice) -> None:
+        from ray import cloudpickle
+
+        self._bytes = cloudpickle.dumps(build_device)
+
+    def __call__(self) -> Device[Any]:
+        device: Device[Any] = pickle.loads(self._bytes)()
+        return device
+
+
+def packed_device(build_device: BuildDevice) -> Packed | None:
+    """None for a device that the test itself holds, to look at it or to let it go on: no other node can have it."""
+    if build_device() is build_device():
+        return None
+    try:
+        return Packed(build_device)
+    except TypeError:  # it has a lock, or an event, that the test holds
+        return None
+
+
+@cache
+def cluster() -> Cluster:
+    stack = ExitStack()
+    atexit.register(stack.close)
+    nodes = stack.enter_context(ray_nodes(3, processors=PROCESSORS))
+    found = Cluster(nodes.address)
+    found.join()
+    stack.callback(found.close)
+    return found
+
+
+def maker(config: EngineConfig) -> Maker:
+    need = Need(cpus=1)
+    return Maker(cluster=cluster(), need=need, versions=own_versions(), facts=facts(config), threads=1)
