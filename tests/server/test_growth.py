@@ -52,7 +52,7 @@ class Replica(InProcessService):
 
     def _build(self) -> FakeDevice:
         assert self.may_start.wait(PATIENCE_S)
-        return FakeDevice(step_s=0.005, next_token=alphabet)
+        return FakeDevice(step_s=0.05, next_token=alphabet)
 
 
 class Stage:

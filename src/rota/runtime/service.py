@@ -91,22 +91,18 @@ class StateBoard:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._state = ServiceState(phase=Phase.STARTING)
-
-    @property
-    def state(self) -> ServiceState:
-        return self._state
+        self.state = ServiceState(phase=Phase.STARTING)  # for readers; `set` changes it
 
     def set(self, state: ServiceState) -> None:
         with self._changed:
-            has_served = self._state.has_served or state.phase is Phase.READY
-            self._state = replace(state, has_served=has_served)
+            has_served = self.state.has_served or state.phase is Phase.READY
+            self.state = replace(state, has_served=has_served)
             self._changed.notify_all()
 
     def wait_until_ready(self, timeout_s: float | None) -> Capacity:
         with self._changed:
-            self._changed.wait_for(lambda: self._state.phase is not Phase.STARTING, timeout_s)
-            state = self._state
+            self._changed.wait_for(lambda: self.state.phase is not Phase.STARTING, timeout_s)
+            state = self.state
         if state.phase is Phase.DOWN:
             raise EngineDiedError(state.reason)
         if state.capacity is None:

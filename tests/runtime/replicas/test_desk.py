@@ -21,7 +21,7 @@ from rota.core.tenant import Tenant
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
 from rota.runtime.routing.router import Router
-from rota.runtime.service import Phase
+from rota.runtime.service import Phase, ServiceState
 from tests.builders import abort, add_adapter, submit
 from tests.runtime.replicas.fakes import FakeReplica, added, desk_of, finished, kinds, refused, removed
 
@@ -273,3 +273,30 @@ def test_where_a_request_went_and_why_is_told_once_and_before_the_request_itself
     ]
     assert told[2:] == [admitted]
     assert desk.note(0, [finished("a")]) == [finished("a")]
+
+
+class Looked(FakeReplica):
+    """Counts how often somebody looks at its state."""
+
+    looks = 0
+
+    @property
+    def state(self) -> ServiceState:
+        self.looks += 1
+        return self._state
+
+    @state.setter
+    def state(self, state: ServiceState) -> None:
+        self._state = state
+
+
+def test_a_request_takes_one_look_at_each_replica_however_many_there_are():
+    replicas = [Looked() for _ in range(16)]
+    desk = ReplicaDesk(Roster(replicas), Router(16))
+    desk.send(submit("first"))
+    before = [one.looks for one in replicas]
+    desk.send(submit("second"))
+    desk.note(3, [Admitted(request_id=RequestId("first"), at=1.0, cached_tokens=0)])
+
+    looks = [one.looks - earlier for one, earlier in zip(replicas, before, strict=True)]
+    assert looks == [1] * 3 + [2] + [1] * 12  # and events look at their own replica only

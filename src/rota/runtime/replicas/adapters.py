@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 
 from rota.core.adapter import Adapter
@@ -73,10 +73,10 @@ class ReplicaAdapters:
         self._take_back(entry, replicas, message)
         return list(self._settle(message.adapter_id, entry, message.at))
 
-    def lacking(self, adapter_id: AdapterId, replicas: Iterable[int]) -> list[int]:
+    def lacking(self, adapter_id: AdapterId, replicas: Collection[int]) -> list[int]:
         """Those of the replicas that cannot serve a known adapter: they could not read it again after a restart."""
         entry = self._entries.get(adapter_id)
-        if entry is None or entry.leaving:
+        if entry is None or entry.leaving or entry.holders.issuperset(replicas):
             return []
         return [number for number in replicas if number not in entry.holders and number not in entry.asked]
 

@@ -46,7 +46,7 @@ class ReplicaDesk:
         self._now = now
         self._at: dict[RequestId, int] = {}  # the replica of each open request that is not held
         self._ended: set[RequestId] = set()  # have ended here, and their replicas will tell of that once more
-        self._up = {*range(len(roster))}  # where the router may send requests
+        self._up = frozenset(range(len(roster)))  # where the router may send requests
         self._seen: list[ServiceState | None] = [None] * len(roster)
         self._quotas = TenantQuotas()
         self._adapters = ReplicaAdapters(roster.tell)
@@ -58,6 +58,8 @@ class ReplicaDesk:
 
     def send(self, message: Message) -> list[Event]:
         """Pass a message on. Gives the events that answer it without a replica. Raises RequestError if all are down."""
+        if (state := self._roster.look()).phase is Phase.DOWN:
+            raise refuse(state.reason)
         match message:
             case Submit(request):
                 return self._submit(request)
@@ -115,7 +117,7 @@ class ReplicaDesk:
                 self._quotas.send(request, replica)
                 self._note_route(request.request_id)
                 return
-            # The replica went down between the look and the message, and the next look sees that.
+            self._roster.look()  # the replica went down between the last look and the message
         raise refuse(self._roster.why_none())
 
     def _note_route(self, request_id: RequestId) -> None:
@@ -139,8 +141,8 @@ class ReplicaDesk:
 
     def _look(self) -> None:
         """Tell the router which replicas take requests."""
-        up = self._roster.takers()
-        if up == self._up:
+        up = self._roster.takers
+        if up is self._up:
             return
         for replica in self._up - up:
             self._router.note_down(replica)
@@ -176,7 +178,7 @@ class ReplicaDesk:
                     told.append(event)
                 case AdapterAdded() | AdapterRefused() | AdapterRemoved():
                     told += self._adapters.note(replica, event)
-                case Inspected() if replica == min(self._roster.numbers((Phase.READY,)), default=replica):
+                case Inspected() if replica == self._roster.lowest:
                     told.append(with_held(event, self._quotas.held))
                 case _:
                     told.append(event)
@@ -213,6 +215,8 @@ class ReplicaDesk:
     def _free(self, request_id: RequestId) -> list[Event]:
         events: list[Event] = []
         due = self._quotas.end(request_id)
+        if due:
+            self._roster.look()  # the events may be those of a death
         while due:
             request = due.pop(0)
             try:

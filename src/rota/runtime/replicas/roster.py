@@ -3,20 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import is_
 
 from rota.core.errors import RequestError
 from rota.core.messages import Message
+from rota.runtime.replicas.states import joint_state
 from rota.runtime.service import Phase, Service, ServiceState
 
 LIVING = (Phase.READY, Phase.STARTING)
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All states at one moment, and what follows from them."""
+
+    states: tuple[ServiceState, ...]
+    joint: ServiceState
+
+    @property
+    def ready(self) -> list[int]:
+        return [number for number, state in enumerate(self.states) if state.phase is Phase.READY]
+
+    @property
+    def starting(self) -> list[int]:
+        """Those that will probably serve soon."""
+        starting = ((number, state) for number, state in enumerate(self.states) if state.phase is Phase.STARTING)
+        return [number for number, state in starting if not state.may_last]
+
+
 class Roster:
-    """Callers hold a lock. Replicas stay in it for ever, also those that are down."""
+    """Callers hold a lock, except for `look`. Replicas stay in it for ever, also those that are down.
+
+    A look at hundreds of replicas takes longer than to route a request. So there is one for each message, and what
+    follows from it is worked out only if a state has changed.
+    """
 
     def __init__(self, replicas: Sequence[Service]) -> None:
         self._replicas = [*replicas]
         self.first = len(replicas)  # those with a higher number joined later
+        self._has_served = False
+        # Those that take requests, as of the last look. While none serves, requests wait for those that start.
+        self.takers: frozenset[int] = frozenset()
+        self.lowest = 0  # the number of the first that serves
+        self._keep(self.states)
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -27,6 +57,14 @@ class Roster:
     @property
     def states(self) -> tuple[ServiceState, ...]:
         return tuple([replica.state for replica in self._replicas])
+
+    def look(self) -> ServiceState:
+        """Look at all replicas; gives their joint state."""
+        states = self.states
+        seen = self._look.states
+        if len(states) != len(seen) or not all(map(is_, states, seen)):  # a state is made anew when it changes
+            self._keep(states)
+        return self._look.joint
 
     def add(self, replica: Service) -> int:
         self._replicas.append(replica)
@@ -39,13 +77,9 @@ class Roster:
     def numbers(self, phases: Iterable[Phase] = LIVING) -> list[int]:
         return [number for number, replica in enumerate(self._replicas) if replica.state.phase in phases]
 
-    def takers(self) -> set[int]:
-        """Those that take requests. While none serves, requests wait for those that start, unless that may last."""
-        return {*self.numbers((Phase.READY,))} or {*self.starting()}
-
     def starting(self) -> list[int]:
-        """Those that will probably serve soon."""
-        return [number for number in self.numbers((Phase.STARTING,)) if not self._replicas[number].state.may_last]
+        """Those that will probably serve soon, as of the last look."""
+        return self._look.starting
 
     def away(self) -> frozenset[int]:
         """Those that start and that no adapter waits for: late ones, and ones without a place once others served.
@@ -64,6 +98,12 @@ class Roster:
         """Why no replica takes requests."""
         waits = (state.reason for state in self.states if state.may_last)
         return next(waits, "All replicas are down.")
+
+    def _keep(self, states: tuple[ServiceState, ...]) -> None:
+        self._look = look = Look(states, joint_state(states, self.first, self._has_served))
+        self._has_served = self._has_served or look.joint.has_served
+        self.takers = frozenset(look.ready or look.starting)
+        self.lowest = next(iter(look.ready), 0)
 
     def tell(self, number: int, message: Message) -> bool:
         """False if the replica is down."""

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from operator import is_
 
 from rota.core.config import Capacity
 from rota.core.errors import EngineDiedError
@@ -15,7 +14,6 @@ from rota.core.events import Event
 from rota.core.messages import Message
 from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
-from rota.runtime.replicas.states import joint_state
 from rota.runtime.routing.router import Router
 from rota.runtime.service import Deliver, Phase, Service, ServiceState, refuse
 
@@ -41,9 +39,6 @@ class ReplicatedService:
         self._lock = threading.Lock()
         self._deliver: Deliver | None = None
         self._is_stopped = False
-        self._has_served = False
-        states = self._roster.states
-        self._joint = (states, joint_state(states))
 
     def __len__(self) -> int:
         """How many replicas there are, and so the number of the next."""
@@ -51,14 +46,7 @@ class ReplicatedService:
 
     @property
     def state(self) -> ServiceState:
-        states = self._roster.states
-        seen, joint = self._joint
-        # A state is made anew when it changes. To join sixteen takes longer than to route a request.
-        if len(states) != len(seen) or not all(map(is_, states, seen)):
-            joint = joint_state(states, self._roster.first, self._has_served)
-            self._has_served = self._has_served or joint.has_served
-            self._joint = (states, joint)
-        return joint
+        return self._roster.look()
 
     def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
         ends_at = math.inf if timeout_s is None else time.monotonic() + timeout_s
@@ -92,8 +80,6 @@ class ReplicatedService:
 
     def send(self, message: Message) -> None:
         with self._lock:
-            if (state := self.state).phase is Phase.DOWN:
-                raise refuse(state.reason)
             events = self._desk.send(message)
         if events:  # it was answered without a replica
             with self._turn:
