@@ -37,4 +37,5 @@ def main(number: int, processors: int, port: int, settings: dict[str, Any]) -> N
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), json.loads(sys.argv[4]))
+    nodes_wanted, processors_each, head_port = map(int, sys.argv[1:4])
+    main(nodes_wanted, processors_each, head_port, json.loads(sys.argv[4]))
