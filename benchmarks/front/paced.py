@@ -22,7 +22,7 @@ class PacedDevice:
     """A step a tick; with `step_s` 0 a step takes no time at all."""
 
     capacity = Capacity(blocks=8192, block_size=16, rows=256, max_sequence_tokens=8192, slots=8)
-    token_s = 0.0
+    token_s = 0.0  # it was not tried
 
     def __init__(self, step_s: float, tokens: tuple[int, ...]) -> None:
         self._step_s = step_s
