@@ -289,11 +289,16 @@ class Looked(FakeReplica):
     def state(self, state: ServiceState) -> None:
         self._state = state
 
+    def send(self, message: Message) -> None:
+        """As a replica does that is not looked at for it."""
+        self.sent.append(message)
+
 
 def test_a_request_takes_one_look_at_each_replica_however_many_there_are():
     replicas = [Looked() for _ in range(16)]
     desk = ReplicaDesk(Roster(replicas), Router(16))
     desk.send(submit("first"))
+    desk.note(3, [])  # the first word of a replica is news
     before = [one.looks for one in replicas]
     desk.send(submit("second"))
     desk.note(3, [Admitted(request_id=RequestId("first"), at=1.0, cached_tokens=0)])

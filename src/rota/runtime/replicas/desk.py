@@ -98,9 +98,7 @@ class ReplicaDesk:
 
     def _submit(self, request: Request) -> list[Event]:
         if (replica := self._at.get(request.request_id)) is not None:
-            self._roster.tell(
-                replica, Submit(request)
-            )  # an id that is open already: the replica that has it refuses it
+            self._roster.tell(replica, Submit(request))  # an id that is open: the replica that has it refuses it
             return []
         if fault := self._quotas.fault_of(request):
             return [end_of(request, FinishReason.FAILED, self._now(), fault)]
