@@ -77,6 +77,13 @@ def test_other_versions_are_named():
     )
 
 
+def test_a_cluster_that_answers_and_refuses_may_want_a_token():
+    reason = refusal("10.0.0.1:6379", ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379"))
+
+    assert reason.startswith("The Ray cluster at 10.0.0.1:6379 does not let this server in (Failed to connect")
+    assert "RAY_AUTH_MODE=token" in reason
+
+
 def test_a_long_message_becomes_one_short_line():
     assert in_one_line("a\n  b\tc") == "a b c"
     assert in_one_line("x" * 30, most=10) == "xxxxxxxxxx…"

@@ -17,6 +17,10 @@ _HOW = (
     "name it with --ray-address HOST:6379."
 )
 
+_TOKEN = (
+    "If it asks for a token (RAY_AUTH_MODE=token), set up the same for this server; if its head has just ended, wait."
+)
+
 
 def chosen_address(asked: str | None, environ: Mapping[str, str] = os.environ) -> str:
     """The address of the cluster to join. Raises ConfigError for one that is no cluster's, or without Ray."""
@@ -50,6 +54,8 @@ def refusal(address: str, error: Exception) -> str:
         return f"The Ray cluster at {address} has other versions than this machine. {words}"
     if address == "auto" and isinstance(error, ConnectionError):
         return f"This machine belongs to no Ray cluster that runs. {_HOW}"
+    if "Failed to connect" in words:  # the port is open
+        return f"The Ray cluster at {address} does not let this server in ({words}). {_TOKEN}"
     return f"The Ray cluster at {address} cannot be joined ({words}). {_HOW}"
 
 
