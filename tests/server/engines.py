@@ -7,6 +7,7 @@ its own hands.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -23,7 +24,8 @@ from tests.fakes import FakeDevice
 from tests.server.ray_engines import maker, packed_device
 
 REPLICAS = int(os.environ.get("ROTA_TEST_REPLICAS", "1"))
-IS_ON_RAY = os.environ.get("ROTA_TEST_BACKEND") == "ray"
+# A server that is a program of its own has its engines beside it: no node could import that program.
+IS_ON_RAY = os.environ.get("ROTA_TEST_BACKEND") == "ray" and "pytest" in sys.modules
 
 
 def engines(build_device: BuildDevice, config: EngineConfig | None = None, replicas: int = REPLICAS) -> Service:
