@@ -7,6 +7,7 @@ its own hands.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -29,10 +30,15 @@ IS_ON_RAY = os.environ.get("ROTA_TEST_BACKEND") == "ray" and "pytest" in sys.mod
 
 
 def engines(build_device: BuildDevice, config: EngineConfig | None = None, replicas: int = REPLICAS) -> Service:
-    """Engines in threads of this process. A device that a test has made is the first one's, and the others get a twin
-    of it, which writes its plans into the same list."""
+    """Engines in threads of this process; on Ray if no test holds their device."""
     if IS_ON_RAY and (packed := packed_device(build_device)):
         return processes(packed, config, replicas=replicas)
+    return threads(build_device, config, replicas)
+
+
+def threads(build_device: BuildDevice, config: EngineConfig | None = None, replicas: int = REPLICAS) -> Service:
+    """Engines that nobody starts again. A device that a test has made is the first one's, and the others get a twin of
+    it, which writes its plans into the same list."""
     taken: list[Any] = []
 
     def build() -> Any:
@@ -62,6 +68,11 @@ def configs(config: EngineConfig | None, replicas: int) -> list[EngineConfig]:
 
 def joined(services: Sequence[Service]) -> Service:
     return services[0] if len(services) == 1 else ReplicatedService(services)
+
+
+def as_of_one(reason: str) -> str:
+    """Why a service is down, without the number of the replica that was the first to go down."""
+    return re.sub(r"^Replica \d+ is down: ", "", reason)
 
 
 def twin_of(device: FakeDevice) -> FakeDevice:

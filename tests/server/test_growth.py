@@ -118,7 +118,8 @@ def test_an_open_request_says_which_replica_has_it_and_why(stage):
     assert until(lambda: [status for _, status, _ in stage.replicas()] == ["ready", "ready"])
     body = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True, "stream": True, "n": 2}
     with stage.client.stream("POST", "/v1/completions", json=body) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # kept: the end of an iterator closes the connection
+        next(lines)
         told = stage.client.get(f"/v1/requests/{stream.headers['x-request-id']}").json()
 
     routes = [(one["replica"], one["route"]) for one in told["requests"]]

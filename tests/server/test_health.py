@@ -16,7 +16,7 @@ from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
-from tests.server.engines import REPLICAS, engines
+from tests.server.engines import REPLICAS, as_of_one, engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
@@ -69,11 +69,12 @@ def test_an_engine_that_is_down_is_503_everywhere_and_says_why(serve):
     asked = {"prompt": "abc"}
     answers = [client.post("/v1/completions", json=one) for one in (asked, asked | {"echo": True, "max_tokens": 0})]
 
-    assert (health.status_code, health.json()) == (503, {"status": "down", "reason": "There is no model in /nowhere."})
+    assert (health.status_code, health.json()["status"]) == (503, "down")
+    assert as_of_one(health.json()["reason"]) == "There is no model in /nowhere."
     assert [(one.status_code, one.json()) for one in (ready, live)] == [(503, health.json())] * 2
     for answer in answers:
         assert answer.status_code == 503
-        assert answer.json()["error"]["message"] == "There is no model in /nowhere."
+        assert as_of_one(answer.json()["error"]["message"]) == "There is no model in /nowhere."
         assert int(answer.headers["Retry-After"]) > 0
 
 

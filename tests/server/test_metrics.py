@@ -15,7 +15,7 @@ from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
-from tests.server.engines import REPLICAS, engines
+from tests.server.engines import REPLICAS, threads
 from tests.server.letters import letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -170,7 +170,7 @@ def breaks_at_ten(tokens):
 
 @pytest.mark.usefixtures("capsys")
 def test_when_the_engine_is_down_what_is_known_is_served(tmp_path):
-    service = engines(partial(FakeDevice, next_token=breaks_at_ten))
+    service = threads(partial(FakeDevice, next_token=breaks_at_ten))
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         for _ in service.state.engines:

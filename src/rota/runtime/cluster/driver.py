@@ -19,6 +19,8 @@ from rota.runtime.cluster.records import Away, Began, Cancel, Connected, Ended, 
 
 # How often a cluster that is away is asked again, and one that is there is looked at.
 _AGAIN_S, _LOOK_S = 1.0, 1.0
+# How often the head is asked whether an engine has its place.
+_ASK_S = 0.5
 # A head that has not answered for so long is silent.
 _SILENT_S = 3.0
 
@@ -89,6 +91,12 @@ class Driver:
                 remove_placement_group(group)  # ends its actor too
             self._tasks.pop(order.number, None)
 
+    async def _reserved(self, group: Any) -> str:
+        """Wait for room on a machine and give its address. The actor's process there may need seconds more."""
+        while not (where := await self._where(group)).node:
+            await asyncio.sleep(_ASK_S)
+        return where.node
+
     async def _where(self, group: Any) -> Whereabouts:
         try:
             return await asyncio.to_thread(self._lookout.find, group)
@@ -105,10 +113,10 @@ class Driver:
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
             max_restarts=0,
         ).remote()
-        node, refusal = await host.check.remote(order.job.versions)
-        if refusal:
+        checked = host.check.remote(order.job.versions)
+        self._tell(Began(order.number, await self._reserved(group)))
+        if refusal := await checked:
             return self._tell(Ended(number=order.number, why=refusal, is_refused=True))
-        self._tell(Began(order.number, node))
         async for record in host.run.options(num_returns="streaming").remote(order):
             self._tell(await record)
 

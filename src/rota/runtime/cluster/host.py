@@ -26,9 +26,9 @@ class EngineHost:
 
         self._address = str(ray.util.get_node_ip_address())
 
-    def check(self, versions: dict[str, str]) -> tuple[str, str]:
-        """This machine's address, and why it cannot run an engine of this front; empty if it can."""
-        return self._address, unlike(self._address, versions, own_versions())
+    def check(self, versions: dict[str, str]) -> str:
+        """Why this machine cannot run an engine of this front; empty if it can."""
+        return unlike(self._address, versions, own_versions())
 
     def run(self, order: Order) -> Iterator[Listens | Ended]:
         """The engine's life: where it listens, then how it ended."""
