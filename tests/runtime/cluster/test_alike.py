@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from rota import __version__
 from rota.core.config import EngineConfig, ModelConfig
 from rota.runtime.cluster.alike import own_versions, unlike, unlike_files
 from rota.runtime.cluster.endings import ending_of
@@ -60,7 +60,7 @@ def test_a_machine_without_the_model_is_told_where_it_must_lie(tmp_path):
         (
             "ModuleNotFoundError: No module named 'rota'",
             True,
-            f"Node 10.0.0.2 has no Rota that fits: pip install 'rota[ray]=={__version__}' there.",
+            f"Node 10.0.0.2 has no Rota that fits: pip install 'rota[ray]=={version('rota')}' there.",
             True,
         ),
         (
