@@ -58,7 +58,7 @@ def processes(
     replicas: int = REPLICAS,
 ) -> Service:
     """Engines in processes of their own."""
-    new_engine = maker(config or EngineConfig()) if IS_ON_RAY else EngineProcess
+    new_engine = maker() if IS_ON_RAY else EngineProcess
     return joined([SupervisedService(build_device, one, patience, new_engine) for one in configs(config, replicas)])
 
 

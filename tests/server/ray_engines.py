@@ -8,10 +8,12 @@ from contextlib import ExitStack
 from functools import cache
 from typing import Any
 
+import zmq
+
 from rota.core.config import EngineConfig
 from rota.runtime.cluster.alike import own_versions
 from rota.runtime.cluster.cluster import Cluster
-from rota.runtime.cluster.engine import Maker
+from rota.runtime.cluster.engine import Maker, PlacedEngine
 from rota.runtime.cluster.needs import Need
 from rota.runtime.ranks.facts import facts
 from rota.runtime.service import BuildDevice
@@ -47,6 +49,26 @@ def packed_device(build_device: BuildDevice) -> Packed | None:
         return None
 
 
+class CountingMaker:
+    """Makes engines on the cluster, and says at the end how many there were."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        atexit.register(lambda: print(f"{self.made} engines were placed on Ray."))
+
+    def __call__(
+        self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig
+    ) -> PlacedEngine:
+        self.made += 1
+        make = Maker(cluster=cluster(), need=Need(cpus=1), versions=own_versions(), facts=facts(config), threads=1)
+        return make(context, build_device, config)
+
+
+@cache
+def maker() -> CountingMaker:
+    return CountingMaker()
+
+
 @cache
 def cluster() -> Cluster:
     stack = ExitStack()
@@ -56,8 +78,3 @@ def cluster() -> Cluster:
     found.join()
     stack.callback(found.close)
     return found
-
-
-def maker(config: EngineConfig) -> Maker:
-    need = Need(cpus=1)
-    return Maker(cluster=cluster(), need=need, versions=own_versions(), facts=facts(config), threads=1)

@@ -1,8 +1,9 @@
-"""The tests of this folder, once more with two replicas behind every server."""
+"""The tests of this folder, once more with two replicas behind every server, and with three on a Ray cluster."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -26,15 +27,25 @@ KEY_TESTS = (
 )
 
 
-def with_two_replicas(*paths: Path | str, timeout_s: float) -> str:
+def with_replicas(replicas: int, *paths: Path | str, backend: str = "local", timeout_s: float) -> str:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, paths)]
-    return run_program(command, env={**os.environ, "ROTA_TEST_REPLICAS": "2"}, timeout=timeout_s).stdout
+    environ = {**os.environ, "ROTA_TEST_REPLICAS": str(replicas), "ROTA_TEST_BACKEND": backend}
+    return run_program(command, env=environ, timeout=timeout_s).stdout
 
 
 def test_key_tests_pass_with_two_replicas():
-    assert "100%" in with_two_replicas(*(HERE / name for name in KEY_TESTS), timeout_s=115.0)
+    assert "100%" in with_replicas(2, *(HERE / name for name in KEY_TESTS), timeout_s=115.0)
 
 
 @pytest.mark.long("the whole folder runs again, with two replicas behind every server")
 def test_all_tests_of_the_server_pass_with_two_replicas():
-    assert "100%" in with_two_replicas(HERE, "--deselect", str(Path(__file__)), timeout_s=1700.0)
+    assert "100%" in with_replicas(2, HERE, "--deselect", str(Path(__file__)), timeout_s=1700.0)
+
+
+@pytest.mark.long("the whole folder runs again, with three replicas on a Ray cluster of three nodes")
+def test_all_tests_of_the_server_pass_on_ray():
+    said = with_replicas(3, HERE, "--deselect", str(Path(__file__)), backend="ray", timeout_s=1700.0)
+    assert "100%" in said
+    placed = re.search(r"(\d+) engines were placed on Ray", said)
+    assert placed
+    assert int(placed[1]) >= 600, "most servers of these tests have their engines there"
