@@ -22,7 +22,7 @@ from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.service import BuildDevice, InProcessService, Service, ServiceState
 from rota.runtime.supervisor import SupervisedService
 from tests.fakes import FakeDevice
-from tests.server.ray_engines import maker, packed_device
+from tests.server.ray_engines import packed_device, placed
 
 REPLICAS = int(os.environ.get("ROTA_TEST_REPLICAS", "1"))
 # A server that is a program of its own has its engines beside it: no node could import that program.
@@ -58,7 +58,7 @@ def processes(
     replicas: int = REPLICAS,
 ) -> Service:
     """Engines in processes of their own."""
-    new_engine = maker() if IS_ON_RAY else EngineProcess
+    new_engine = placed if IS_ON_RAY else EngineProcess
     return joined([SupervisedService(build_device, one, patience, new_engine) for one in configs(config, replicas)])
 
 

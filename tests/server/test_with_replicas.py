@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.processes import run_program
+from tests.server.ray_engines import PLACED
 
 HERE = Path(__file__).parent
 # What differs most between one engine and several: where adapters, aborts, queries, streams and limits go.
@@ -43,9 +43,9 @@ def test_all_tests_of_the_server_pass_with_two_replicas():
 
 
 @pytest.mark.long("the whole folder runs again, with three replicas on a Ray cluster of three nodes")
-def test_all_tests_of_the_server_pass_on_ray():
-    said = with_replicas(3, HERE, "--deselect", str(Path(__file__)), backend="ray", timeout_s=1700.0)
-    assert "100%" in said
-    placed = re.search(r"(\d+) engines were placed on Ray", said)
-    assert placed
-    assert int(placed[1]) >= 600, "most servers of these tests have their engines there"
+def test_all_tests_of_the_server_pass_on_ray(monkeypatch, tmp_path):
+    marks = tmp_path / "placed"
+    monkeypatch.setenv(PLACED, str(marks))
+    files = (HERE, "--deselect", str(Path(__file__)), "-n", "2", "--dist", "loadfile")
+    assert "passed" in with_replicas(3, *files, backend="ray", timeout_s=1700.0)
+    assert len(marks.read_text()) >= 600, "most servers of these tests have their engines there"
