@@ -41,7 +41,7 @@ def is_open(port: int) -> bool:
 
 
 @pytest.mark.long("a cluster of its own, whose head restarts: 50 seconds")
-@pytest.mark.skipif(REDIS is None, reason="redis-server is not installed")
+@pytest.mark.skipif(REDIS is None, reason="Ray keeps a head's state in Redis, and redis-server is not installed here")
 def test_with_rays_fault_tolerance_replicas_serve_while_the_head_restarts_and_are_placed_again_afterwards():
     with redis() as address, ray_nodes(3, environ={"RAY_REDIS_ADDRESS": address}) as nodes:
         with served(nodes) as (service, listener):
