@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rota.core.errors import RequestError
+from rota.core.grammar import Grammar
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.tenant import SOLE_TENANT, Tenant
 
@@ -22,6 +23,7 @@ class SamplingParams:
     `temperature=0` is greedy. `stop` holds strings and is watched by the text layer; `stop_token_ids` is
     watched by the scheduler, which does not know what end-of-sequence is unless it is listed there. `logprobs` and
     `prompt_logprobs` say how many of the likeliest tokens are told beside each token of the answer or of the prompt.
+    Before `min_new_tokens` no stop token may come. `bad_words` are token sequences that may not come.
     """
 
     max_new_tokens: int = 128
@@ -38,6 +40,12 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = field(default_factory=frozenset)
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_new_tokens: int = 0
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    top_n_sigma: float | None = None
 
     def __post_init__(self) -> None:
         _check_whole("max_new_tokens", self.max_new_tokens, 1, None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from fastapi import Request as HttpRequest
 
+from rota.core.grammar import Grammar
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
@@ -19,6 +21,14 @@ from rota.server.streams import Streams
 from rota.server.text_workers.pool import TextWorkers
 from rota.server.trace_headers import trace_in
 from rota.text.tokenizer import Tokenizer
+
+
+class GrammarCheck(Protocol):
+    """Says whether a grammar can be served, before its request is sent to an engine."""
+
+    async def check(self, grammar: Grammar) -> None:
+        """Raises RequestError for a grammar that is wrong, too large, or not to be compiled in time."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,8 @@ class Front:
     max_queued_requests: int | None = None
     # Read large bodies. None: threads do.
     workers: TextWorkers | None = None
+    # Checks grammars. None: requests with a grammar are refused.
+    grammars: GrammarCheck | None = None
 
     def identify(self, http: HttpRequest) -> Call:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""

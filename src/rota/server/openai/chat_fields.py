@@ -12,6 +12,8 @@ from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
 from rota.server.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, refuse_unsupported_values, within
 from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
+from rota.server.openai.structured_fields import StructuredFields
+from rota.server.openai.tool_fields import ToolFields
 from rota.server.prompts import Prompts, Texts
 
 
@@ -66,11 +68,7 @@ class Message(Fields):
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
 
 
-class ResponseFormat(Fields):
-    type: Literal["text"]
-
-
-class ChatFields(SamplingFields):
+class ChatFields(ToolFields, StructuredFields, SamplingFields):
     """A conversation to be continued."""
 
     messages: Messages
@@ -82,24 +80,18 @@ class ChatFields(SamplingFields):
     prompt_cache_key: str | None = None
     # Only values that ask for the default behaviour.
     service_tier: Literal["auto", "default"] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
-    function_call: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
     store: Unsupported = None
-    tools: Unsupported = None
-    functions: Unsupported = None
     logit_bias: Unsupported = None
     audio: Unsupported = None
     prediction: Unsupported = None
-    reasoning_effort: Unsupported = None
     verbosity: Unsupported = None
 
     def refuse_unsupported(self) -> None:
         """Raises RequestError for values without support that would change the answer."""
-        names = ("store", "tools", "functions", "logit_bias", "audio", "prediction", "reasoning_effort", "verbosity")
+        names = ("store", "logit_bias", "audio", "prediction", "verbosity")
         refuse_unsupported_values(self, {"min_tokens": (0,), **dict.fromkeys(names, ())})
+        self.refuse_unsupported_tools()
 
     @property
     def client_names(self) -> Mapping[str, str]:

@@ -1,0 +1,1 @@
+"""Schemas, regular expressions and grammars become masks over the vocabulary."""

@@ -1,0 +1,27 @@
+"""What a model said, sorted by who reads it: the user, the log of its thoughts, or a program that it calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPiece:
+    """A piece of a tool call. The first piece of a call has its id and name; all pieces together have its arguments."""
+
+    index: int
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """New text of an answer, each character in exactly one place."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning or self.calls)
