@@ -22,7 +22,7 @@ class Shape(Protocol):
     """Writes an answer as JSON for its client."""
 
     def event(self, answer: Answer, part: Part) -> bytes:
-        """One event of a stream."""
+        """One event of a stream. Empty: there is nothing to send yet."""
         ...
 
     def last_event(self, answer: Answer) -> bytes | None:
@@ -65,7 +65,8 @@ async def _packets(answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIter
     """One packet per step, with the tokens of all choices."""
     try:
         while True:
-            if packet := b"".join([sse_event(shape.event(answer, part)) for part in parts if part.chunk.has_news]):
+            events = [shape.event(answer, part) for part in parts if part.chunk.has_news]
+            if packet := b"".join([sse_event(event) for event in events if event]):
                 yield packet
             elif not parts:
                 yield WAITING

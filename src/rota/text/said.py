@@ -25,3 +25,20 @@ class Said:
 
     def __bool__(self) -> bool:
         return bool(self.content or self.reasoning or self.calls)
+
+    def __add__(self, later: Said) -> Said:
+        return Said(self.content + later.content, self.reasoning + later.reasoning, self.calls + later.calls)
+
+    @property
+    def whole_calls(self) -> list[CallPiece]:
+        """Each call in one piece, if these are all the pieces of an answer."""
+        whole: dict[int, CallPiece] = {}
+        for piece in self.calls:
+            begun = whole.get(piece.index, CallPiece(index=piece.index))
+            whole[piece.index] = CallPiece(
+                index=piece.index,
+                call_id=begun.call_id or piece.call_id,
+                name=begun.name or piece.name,
+                arguments=begun.arguments + piece.arguments,
+            )
+        return list(whole.values())

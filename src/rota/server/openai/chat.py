@@ -10,14 +10,15 @@ from fastapi import Request as HttpRequest
 from rota.server.answer import ParsedCall, SentAs, requests_for
 from rota.server.choices import Choice, Chunk
 from rota.server.front import Front
+from rota.server.listening import Listeners
 from rota.server.openai.bodies import ChatBody, ChatChunkBody
-from rota.server.openai.chat_fields import ChatFields, read_chat
+from rota.server.openai.chat_fields import ChatCall, ChatFields, read_chat
 from rota.server.openai.logprobs import chat_logprobs
 from rota.server.openai.model_names import model_for
-from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.openai.shape import OpenAiShape
 from rota.server.openapi import gives, takes
 from rota.server.respond import respond
+from rota.text.said import CallPiece, Said
 from rota.text.tokenizer import Tokenizer
 
 
@@ -32,7 +33,7 @@ def install_chat_route(app: FastAPI, front: Front) -> None:
         requests = requests_for(
             call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.cache_salt
         )
-        shape = ChatShape(answer_id, model.name, read.options, front.tokenizer, read.has_logprobs)
+        shape = ChatShape(answer_id, model.name, read, front.tokenizer)
         parsed = ParsedCall(
             call,
             answer_id,
@@ -51,28 +52,69 @@ class ChatShape(OpenAiShape):
     event_kind = "chat.completion.chunk"
     whole_kind = "chat.completion"
 
-    def __init__(
-        self, answer_id: str, model: str, options: StreamOptions, tokenizer: Tokenizer, has_logprobs: bool
-    ) -> None:
-        super().__init__(answer_id, model, options)
+    def __init__(self, answer_id: str, model: str, read: ChatCall, tokenizer: Tokenizer) -> None:
+        super().__init__(answer_id, model, read.options)
         self._pieces = tokenizer.pieces
-        self._has_logprobs = has_logprobs
+        self._has_logprobs = read.has_logprobs
+        self._listeners = Listeners(read.speech)
         self._begun: set[int] = set()
 
-    def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
-        delta: dict[str, Any] = {"content": chunk.text} if chunk.text else {}
+    def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any] | None:
+        said = self._listeners.said(choice, chunk)
+        if not (said or chunk.logprobs or chunk.finish_reason):
+            return None
+        delta = delta_of(said)
         if choice.position not in self._begun:
             self._begun.add(choice.position)
-            delta = {"role": "assistant", "content": chunk.text}
+            delta = {"role": "assistant", "content": None if said.calls else "", **delta}
         return self._around(choice, chunk, "delta", delta)
 
     def complete(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
-        return self._around(choice, chunk, "message", {"role": "assistant", "content": chunk.text, "refusal": None})
+        return self._around(choice, chunk, "message", message_of(self._listeners.said(choice, chunk)))
 
     def _around(self, choice: Choice, chunk: Chunk, name: str, content: dict[str, Any]) -> dict[str, Any]:
         return {
             "index": choice.position,
             name: content,
             "logprobs": chat_logprobs(self._pieces, chunk) if self._has_logprobs else None,
-            "finish_reason": chunk.finish_reason,
+            "finish_reason": self._listeners.finish_reason(choice, chunk),
         }
+
+
+def delta_of(said: Said) -> dict[str, Any]:
+    """New text as OpenAI streams it: the first piece of a call has its id and name, the others its arguments alone."""
+    delta: dict[str, Any] = {"content": said.content} if said.content else {}
+    if said.reasoning:
+        delta |= _reasoning(said)
+    if said.calls:
+        delta["tool_calls"] = [_call_delta(piece) for piece in said.calls]
+    return delta
+
+
+def message_of(said: Said) -> dict[str, Any]:
+    """A whole answer as OpenAI's message. A message that only calls has no content."""
+    calls = [_call(call) for call in said.whole_calls]
+    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
+    message["refusal"] = None
+    if said.reasoning:
+        message |= _reasoning(said)
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _reasoning(said: Said) -> dict[str, Any]:
+    # The older name is DeepSeek's, and most clients read it; the newer one is vLLM's.
+    return {"reasoning_content": said.reasoning, "reasoning": said.reasoning}
+
+
+def _call(piece: CallPiece) -> dict[str, Any]:
+    return {
+        "id": piece.call_id,
+        "type": "function",
+        "function": {"name": piece.name, "arguments": piece.arguments},
+    }
+
+
+def _call_delta(piece: CallPiece) -> dict[str, Any]:
+    if piece.name:
+        return {"index": piece.index, **_call(piece)}
+    return {"index": piece.index, "function": {"arguments": piece.arguments}}

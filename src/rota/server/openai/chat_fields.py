@@ -15,6 +15,7 @@ from rota.server.openai.sampling_fields import ModelNames, SamplingFields, Strea
 from rota.server.openai.structured_fields import StructuredFields
 from rota.server.openai.tool_fields import ToolFields
 from rota.server.prompts import Prompts, Texts
+from rota.text.speech import Speech
 
 
 class ContentPart(Fields):
@@ -117,7 +118,7 @@ def conversation(messages: list[Message]) -> list[dict[str, Any]]:
     return [message.for_template(f"messages.{index}") for index, message in enumerate(messages)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
     """What the route needs of a body. It is small, however long the conversation is."""
 
@@ -130,11 +131,16 @@ class ChatCall:
     prompts: Prompts
     cache_salt: str | None
     limit_param: str | None  # the client's field that limits the output; None: the client set no limit
+    speech: Speech  # how the answer's text is sorted
 
 
 def read_chat(texts: Texts, raw: bytes) -> ChatCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
-    fields = read_body(ChatFields, raw)
+    return chat_call(texts, read_body(ChatFields, raw))
+
+
+def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
+    """What a route needs, also one that is not OpenAI's. Raises RequestError for the first field that is wrong."""
     fields.refuse_unsupported()
     choices, options, logprobs = fields.choices(), fields.usage_wanted(), fields.alternatives()
     sampling = fields.sampling(fields.output_limit(), logprobs, texts.tokenizer.eos_ids)
@@ -151,4 +157,5 @@ def read_chat(texts: Texts, raw: bytes) -> ChatCall:
         prompts=prompts,
         cache_salt=fields.cache_salt,
         limit_param=None if fields.asked_tokens() is None else fields.limit_param,
+        speech=Speech(),
     )

@@ -31,15 +31,17 @@ class OpenAiShape(ABC):
         self._event_tail = b'],"usage":null}' if options.include_usage else b"]}"
 
     @abstractmethod
-    def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
-        """A choice in an event of a stream."""
+    def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any] | None:
+        """A choice in an event of a stream. None: there is nothing to send yet."""
 
     @abstractmethod
     def complete(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
         """A choice in an answer that is not streamed."""
 
     def event(self, answer: Answer, part: Part) -> bytes:
-        piece = _encode(self.piece(part.choice, part.chunk))
+        if (choice := self.piece(part.choice, part.chunk)) is None:
+            return b""
+        piece = _encode(choice)
         if self._options.continuous_usage_stats:
             return self._event_head + piece + b'],"usage":' + _encode(_usage(answer)) + b"}"
         return self._event_head + piece + self._event_tail
