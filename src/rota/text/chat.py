@@ -10,20 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from rota.core.errors import ModelError, RequestError
+from rota.text.template_words import TemplateWords, words_of
+from rota.text.tools.hermes_prompt import LITERALS, in_hermes_form
 from rota.text.user_text import UserText, disguised, joined
 
 ChatMessage = Mapping[str, Any]
+Messages = Sequence[ChatMessage]
+Tools = Sequence[Mapping[str, Any]] | None
 
 # A template may make control tokens of these words. Every other text of a message is its user's.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+# The role of a tool's result, and what Llama's templates call it.
+_RESULT_ROLES = frozenset({"tool", "ipython"})
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """What a template renders. It reads `variables` by name (for example enable_thinking)."""
 
-    messages: Sequence[ChatMessage]
-    tools: Sequence[Mapping[str, Any]] | None = None
+    messages: Messages
+    tools: Tools = None
     add_generation_prompt: bool = True
     variables: Mapping[str, Any] | None = None
 
@@ -48,10 +54,10 @@ class ChatTemplate:
         # The import takes half a second, so it waits for the first conversation. It loads no torch.
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        tools = conversation.tools
+        messages, tools = self._as_known(conversation.messages, conversation.tools)
         with _refusing():
             rendered, _ = render_jinja_template(
-                conversations=[[dict(message) for message in conversation.messages]],
+                conversations=[[dict(message) for message in messages]],
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 chat_template=template,
                 add_generation_prompt=conversation.add_generation_prompt,
@@ -62,10 +68,14 @@ class ChatTemplate:
     def render_disguised(self, conversation: Conversation, stand_ins: Mapping[str, str]) -> str:
         """The same prompt, with stand-ins in every text that is not the template's own."""
         template = self._template_for(conversation)
+        messages, tools = self._as_known(
+            [_disguised_message(message, stand_ins) for message in conversation.messages],
+            disguised(conversation.tools, stand_ins),
+        )
         with _refusing():
             rendered = _compiled_for_user_text(template).render(
-                messages=[_disguised_message(message, stand_ins) for message in conversation.messages],
-                tools=disguised(conversation.tools, stand_ins),
+                messages=messages,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=conversation.add_generation_prompt,
                 **{**self._special_tokens, **(conversation.variables or {})},
@@ -75,15 +85,36 @@ class ChatTemplate:
     @cached_property
     def literals(self) -> list[str]:
         """Every text that the template writes by itself."""
-        from jinja2 import nodes
+        own = () if self.knows_tools else LITERALS
+        return [*self._special_tokens.values(), *self._words.data, *self._words.constants, *own]
 
-        found = list(self._special_tokens.values())
-        for template in self._templates.values():
-            with _refusing():
-                tree = _compiled(template).environment.parse(template)
-            found += [node.data for node in tree.find_all(nodes.TemplateData)]
-            found += [node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)]
-        return found
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether the template renders tools and their results. If not, they are rendered in Hermes' form."""
+        return "tools" in self._words.names and not _RESULT_ROLES.isdisjoint(self._words.constants)
+
+    @cached_property
+    def _words(self) -> TemplateWords:
+        with _refusing():
+            return words_of([_parsed(template) for template in self._templates.values()])
+
+    @cached_property
+    def _has_system(self) -> bool:
+        """Whether the template takes a message of the system."""
+        template = self._templates.get("default", "")
+        messages = [{"role": role, "content": "x"} for role in ("system", "user")]
+        try:
+            _compiled(template).render(messages=messages, add_generation_prompt=True, **self._special_tokens)
+        # Broad: the template is a program that Rota did not write.
+        except Exception:
+            return False
+        return True
+
+    def _as_known(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
+        """The messages and tools as the template knows them."""
+        if self.knows_tools or not (tools or any(_is_about_tools(message) for message in messages)):
+            return messages, tools
+        return in_hermes_form(messages, tools, self._has_system), None
 
     def _template_for(self, conversation: Conversation) -> str:
         named = "tool_use" if conversation.tools else "default"
@@ -94,6 +125,14 @@ class ChatTemplate:
                 "or add a chat_template.jinja to the folder.",
             )
         return template
+
+
+def _is_about_tools(message: ChatMessage) -> bool:
+    return message["role"] == "tool" or "tool_calls" in message
+
+
+def _parsed(template: str) -> Any:
+    return _compiled(template).environment.parse(template)
 
 
 def _compiled(template: str) -> Any:

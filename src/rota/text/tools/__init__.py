@@ -1,0 +1,1 @@
+"""Tools: how they are told to a model, and how its calls are read."""
