@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator
 
-import msgspec
 from fastapi import Request as HttpRequest
 from fastapi import Response
 
 from rota.core.errors import RequestError
 from rota.server.answer import Answer, ParsedCall, Part
-from rota.server.errors import ClientGone, error_body
+from rota.server.errors import ClientGone
 from rota.server.front import Front
 from rota.server.names import HEADER
-from rota.server.sse import DONE, WAITING, EventStream, sse_event
-
-
-class Shape(Protocol):
-    """Writes an answer as JSON for its client."""
-
-    def event(self, answer: Answer, part: Part) -> bytes:
-        """One event of a stream. Empty: there is nothing to send yet."""
-        ...
-
-    def last_event(self, answer: Answer) -> bytes | None:
-        """The last event of a stream, if there is one."""
-        ...
-
-    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
-        """The body of an answer that is not streamed."""
-        ...
+from rota.server.shape import Shape
+from rota.server.sse import EventStream
 
 
 async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Shape, is_streamed: bool) -> Response:
@@ -51,7 +34,7 @@ async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Sh
     try:
         parts = await answer.next()
         if is_streamed:
-            return EventStream(_packets(answer, shape, parts), end, headers)
+            return EventStream(_packets(answer, shape, parts), end, headers, shape.media_type)
         while not answer.is_finished:
             parts += await answer.next()
     except BaseException:  # also CancelledError: every way out must close the answer
@@ -65,17 +48,14 @@ async def _packets(answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIter
     """One packet per step, with the tokens of all choices."""
     try:
         while True:
-            events = [shape.event(answer, part) for part in parts if part.chunk.has_news]
-            if packet := b"".join([sse_event(event) for event in events if event]):
+            if packet := shape.packet(answer, parts):
                 yield packet
-            elif not parts:
-                yield WAITING
             if answer.is_finished:
                 break
             parts = await answer.next()
-        yield (sse_event(last) if (last := shape.last_event(answer)) else b"") + DONE
+        yield shape.ending(answer)
     except RequestError as error:
-        yield sse_event(msgspec.json.encode(error_body(error.fault))) + DONE
+        yield shape.failure(error.fault)
     except ClientGone:
         return
 

@@ -18,6 +18,11 @@ def sse_event(content: bytes) -> bytes:
     return b"data: " + content + b"\n\n"
 
 
+def named_event(name: str, content: bytes) -> bytes:
+    """An event of JSON with a name, by which its client knows what it is."""
+    return b"event: " + name.encode() + b"\ndata: " + content + b"\n\n"
+
+
 class EventStream(Response):
     """Sends every packet at once, and always calls `on_end` at the end.
 
@@ -25,14 +30,14 @@ class EventStream(Response):
     `send`, and so the next packet. Tokens that come meanwhile go into that packet.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
         self,
         packets: AsyncIterator[bytes],
         on_end: Callable[[], None],
         headers: Mapping[str, str] | None = None,
+        media_type: str = "text/event-stream",
     ) -> None:
+        self.media_type = media_type
         self.status_code = 200
         self.background = None
         self._packets = packets

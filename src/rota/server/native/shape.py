@@ -15,6 +15,7 @@ from rota.core.request import Request
 from rota.server.answer import Answer, Part
 from rota.server.choices import Choice, Chunk
 from rota.server.open_answers import name_of
+from rota.server.shape import DataEvents
 from rota.text.pieces import TokenPieces
 
 
@@ -58,7 +59,7 @@ class ChoiceSoFar:
         self.finish_reason = chunk.finish_reason
 
 
-class GenerateShape:
+class GenerateShape(DataEvents):
     """One object per choice. Several choices come as a list, or with an index in a stream."""
 
     def __init__(self, requests: Sequence[Request], is_list: bool, logprobs: LogprobFormat | None) -> None:

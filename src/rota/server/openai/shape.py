@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +12,12 @@ import msgspec
 from rota.server.answer import Answer, Part
 from rota.server.choices import Choice, Chunk, joined
 from rota.server.openai.sampling_fields import StreamOptions
+from rota.server.shape import DataEvents
 
 _encode = msgspec.json.Encoder().encode
 
 
-class OpenAiShape(ABC):
+class OpenAiShape(DataEvents):
     """Subclasses write a choice, in a stream and as a whole."""
 
     event_kind: str

@@ -1,0 +1,62 @@
+"""A shape writes an answer for its client: whole, or as the packets of a stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from rota.core.errors import Fault
+from rota.server.answer import Answer, Part
+from rota.server.errors import error_body
+from rota.server.sse import DONE, WAITING, sse_event
+
+
+class Shape(Protocol):
+    """What `respond` needs of a route."""
+
+    media_type: str  # of a stream
+
+    def packet(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        """The news of one step, or empty bytes for news that are not shown. Without parts, a sign of life."""
+        ...
+
+    def ending(self, answer: Answer) -> bytes:
+        """The end of a stream whose answer is complete."""
+        ...
+
+    def failure(self, fault: Fault) -> bytes:
+        """The end of a stream whose answer failed."""
+        ...
+
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        """The body of an answer that is not streamed."""
+        ...
+
+
+class DataEvents(ABC):
+    """A stream of events that have data and no name, and end in `[DONE]`."""
+
+    media_type = "text/event-stream"
+
+    @abstractmethod
+    def event(self, answer: Answer, part: Part) -> bytes:
+        """One event as JSON. Empty bytes: nothing to send."""
+
+    @abstractmethod
+    def last_event(self, answer: Answer) -> bytes | None:
+        """The last event as JSON, if there is one."""
+
+    def packet(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        if not parts:
+            return WAITING
+        events = (self.event(answer, part) for part in parts if part.chunk.has_news)
+        return b"".join([sse_event(event) for event in events if event])
+
+    def ending(self, answer: Answer) -> bytes:
+        return (sse_event(last) if (last := self.last_event(answer)) else b"") + DONE
+
+    def failure(self, fault: Fault) -> bytes:
+        return sse_event(msgspec.json.encode(error_body(fault))) + DONE
