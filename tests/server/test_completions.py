@@ -94,6 +94,13 @@ def test_the_end_of_sequence_stops_without_a_trace_unless_ignored(ask):
     assert (ignored["text"], ignored["finish_reason"]) == ("", "length")
 
 
+def test_a_token_that_stops_is_counted_and_is_no_part_of_the_text(ask):
+    body = ask("abc", max_tokens=9, stop_token_ids=[ord("f")]).json()
+
+    assert (body["choices"][0]["text"], body["choices"][0]["finish_reason"]) == ("de", "stop")
+    assert body["usage"]["completion_tokens"] == 3
+
+
 @pytest.mark.parametrize("stop", ["gh", ["nothing", "gh"]])
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_a_stop_string_across_tokens_ends_the_text_before_it(ask, stop, is_streamed):

@@ -69,3 +69,24 @@ def test_after_a_stop_string_nothing_is_let_through():
 
 def test_without_stop_strings_nothing_is_held_back():
     assert StopWatcher(()).push("any text") == "any text"
+
+
+@settings(max_examples=300)
+@given(pieces=PIECES, stop=STOPS)
+def test_a_stop_string_that_is_kept_is_the_end_of_the_text(pieces: list[str], stop: tuple[str, ...]):
+    watcher = StopWatcher(stop, keeps_stop=True)
+    text = "".join(watcher.push(piece) for piece in pieces) + watcher.finish()
+    assert text == "".join(text for text in cut("".join(pieces), stop) if text)
+
+
+@settings(max_examples=300)
+@given(early=PIECES, late=PIECES, stop=STOPS)
+def test_text_that_comes_too_early_does_not_stop_and_none_of_it_is_lost(
+    early: list[str], late: list[str], stop: tuple[str, ...]
+):
+    watcher = StopWatcher(stop)
+    text = "".join(watcher.push(piece, may_stop=False) for piece in early)
+    assert watcher.matched is None
+    text += "".join(watcher.push(piece) for piece in late) + watcher.finish()
+    assert text + (watcher.matched or "") == "".join(early + late)[: len(text) + len(watcher.matched or "")]
+    assert watcher.matched or text == "".join(early + late)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import tokenizers
 
-from rota.text.stream import Piece, TextStream
+from rota.text.stream import Piece, TextOptions, TextStream
 from rota.text.tokenizer import Tokenizer
 from tests.text.conftest import Write
 
@@ -35,3 +38,43 @@ def test_a_completion_keeps_the_space_after_its_prompt_and_an_answer_has_none(
     the = [sentencepiece.token_to_id("▁the")]
     assert TextStream(tokenizer).push(the).text == " the"
     assert TextStream(tokenizer, is_continuation=False).push(the).text == "the"
+
+
+def test_a_special_token_is_text_only_if_it_is_to_be_shown(sentencepiece: tokenizers.Tokenizer, write: Write):
+    tokenizer = Tokenizer(write(sentencepiece))
+    tokens = [sentencepiece.token_to_id(token) for token in ("<s>", "▁the", "</s>", "▁the")]
+    end = frozenset({tokens[2]})
+
+    def text(**options: Any) -> str:
+        stream = TextStream(tokenizer, is_continuation=False, options=TextOptions(**options))
+        return stream.push(tokens).text
+
+    assert text() == "the the"
+    assert text(shows_special=True) == sentencepiece.decode(tokens, skip_special_tokens=False) == "<s> the</s> the"
+    assert text(shown=end) == "the</s> the"
+    assert text(shown=end, stop_token_ids=end) == "the</s> the", "the caller asked for this one"
+
+
+@pytest.mark.parametrize(("keeps_stop", "text"), [(False, " the"), (True, " the</s>")])
+def test_the_token_that_ends_an_answer_is_text_only_if_it_is_kept(
+    sentencepiece: tokenizers.Tokenizer, write: Write, keeps_stop: bool, text: str
+):
+    tokenizer = Tokenizer(write(sentencepiece))
+    the, end = sentencepiece.token_to_id("▁the"), sentencepiece.token_to_id("</s>")
+    options = TextOptions(shows_special=True, keeps_stop=keeps_stop, stop_token_ids=frozenset({end}))
+    assert TextStream(tokenizer, options=options).push([the, end]).text == text
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, "a"), (1, "a"), (2, "abca"), (4, "abca"), (5, "abcabc")])
+def test_a_stop_string_within_the_first_tokens_does_not_stop(
+    sentencepiece: tokenizers.Tokenizer, write: Write, min_tokens: int, text: str
+):
+    tokenizer = Tokenizer(write(sentencepiece))
+    stream = TextStream(tokenizer, ("b",), options=TextOptions(min_tokens=min_tokens))
+    said = ""
+    for letter in "abcabc":
+        piece = stream.push([sentencepiece.token_to_id(letter)])
+        said += piece.text
+        if piece.is_stopped:
+            break
+    assert said == text

@@ -25,7 +25,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.seeds import seeded
 from rota.scheduler import Scheduler
 from rota.text.chat import ChatMessage
-from rota.text.stream import TextStream
+from rota.text.stream import PLAIN_TEXT, TextStream
 from rota.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -147,7 +147,9 @@ class LLM:
                 adapter_id=adapter_id,
             )
             requests.append(request)
-            answers[request.request_id] = PartialCompletion(TextStream(self._tokenizer, sampling.stop, is_continuation))
+            options = PLAIN_TEXT.with_ends_of(sampling)
+            stream = TextStream(self._tokenizer, sampling.stop, is_continuation, options)
+            answers[request.request_id] = PartialCompletion(stream)
         self._answer(requests, answers)
         return [answer.completion() for answer in answers.values()]
 

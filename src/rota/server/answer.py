@@ -17,7 +17,8 @@ from rota.server.choices import Choice, Chunk
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswer, name_of, request_id_for
 from rota.server.streams import Reply
-from rota.text.stream import TextStream
+from rota.text.stream import PLAIN_TEXT, TextOptions, TextStream
+from rota.text.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
 
@@ -49,6 +50,12 @@ class ParsedCall:
     sent_as: tuple[SentAs, ...] = (SentAs(),)
     # The client's field that limits the output. None: the client set no limit.
     limit_param: str | None = "max_tokens"
+    text: TextOptions = PLAIN_TEXT
+
+    def text_of(self, request: Request, tokenizer: Tokenizer) -> TextStream:
+        """The text of one of its requests."""
+        options = self.text.with_ends_of(request.sampling)
+        return TextStream(tokenizer, request.sampling.stop, self.is_continuation, options)
 
     def ask(self, context: int | None) -> Ask:
         """The most tokens that the call may take. Without an engine the length of the context is not known."""
@@ -95,7 +102,7 @@ class Answer:
             Choice(
                 position,
                 len(request.prompt),
-                TextStream(front.tokenizer, request.sampling.stop, parsed.is_continuation),
+                parsed.text_of(request, front.tokenizer),
                 parsed.has_output,
             )
             for position, request in enumerate(parsed.requests)

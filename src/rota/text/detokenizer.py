@@ -14,9 +14,12 @@ class Detokenizer:
     Bytes that may still become a character are held back. Bytes that cannot become one are U+FFFD at once.
     """
 
-    def __init__(self, pieces: TokenPieces, is_continuation: bool = False) -> None:
-        """`is_continuation`: the text follows other text, so it keeps a space at its beginning."""
-        self._pieces = pieces
+    def __init__(self, pieces: TokenPieces, is_continuation: bool = False, shown: frozenset[int] = frozenset()) -> None:
+        """`is_continuation`: the text follows other text, so it keeps a space at its beginning.
+
+        `shown`: special tokens that have a text all the same.
+        """
+        self._pieces = pieces.showing(shown)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._leading_spaces = 0 if is_continuation else pieces.leading_spaces
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenizers import Tokenizer as LibraryTokenizer
@@ -39,16 +39,38 @@ class TokenPieces(dict[int, bytes]):
         self._library = library
         self._spell, self.leading_spaces = _spelling(_state(library))
         added = library.get_added_tokens_decoder()
-        self.update({token: b"" for token, content in added.items() if content.special})
+        self.special = frozenset(token for token, content in added.items() if content.special)
+        self.update(dict.fromkeys(self.special, b""))
+        self._showing: dict[frozenset[int], Mapping[int, bytes]] = {frozenset(): self}
 
     def __missing__(self, token: int) -> bytes:
-        content = self._library.id_to_token(token)
-        piece = self[token] = b"" if content is None else self._spell(content)
+        piece = self[token] = self._spelled(token)
         return piece
+
+    def showing(self, tokens: frozenset[int]) -> Mapping[int, bytes]:
+        """The same table, but with the bytes of these special tokens."""
+        if (shown := tokens & self.special) not in self._showing:
+            self._showing[shown] = ShownPieces(self, {token: self._spelled(token) for token in shown})
+        return self._showing[shown]
+
+    def _spelled(self, token: int) -> bytes:
+        content = self._library.id_to_token(token)
+        return b"" if content is None else self._spell(content)
 
     def name_of(self, token: int) -> str:
         """A token as shown by itself: its text, or the name of a special token, which has no text."""
         return self[token].decode("utf-8", "replace") or self._library.id_to_token(token) or ""
+
+
+class ShownPieces(dict[int, bytes]):
+    """Pieces in which special tokens have bytes."""
+
+    def __init__(self, pieces: TokenPieces, shown: Mapping[int, bytes]) -> None:
+        super().__init__(shown)
+        self._pieces = pieces
+
+    def __missing__(self, token: int) -> bytes:
+        return self._pieces[token]
 
 
 def _state(library: LibraryTokenizer) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A stop string ends the text before it, also where it begins or ends inside a token."""
+"""A stop string ends the text before or behind it, also where it begins or ends inside a token."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ class StopWatcher:
     the same character, the longest wins, so that no part of a stop string is let through.
     """
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], keeps_stop: bool = False) -> None:
+        """`keeps_stop`: the stop string is part of the text."""
         self._stop = stop
+        self._keeps_stop = keeps_stop
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """The text that cannot be part of a stop string any more."""
+    def push(self, text: str, may_stop: bool = True) -> str:
+        """The text that cannot be part of a stop string any more. One that is complete too early is text like any."""
         if self.matched is not None:
             return ""
         text = self._held + text
-        if match := self._first_match(text):
+        if may_stop and (match := self._first_match(text)):
             start, self.matched = match
             self._held = ""
-            return text[:start]
+            return text[: start + len(self.matched)] if self._keeps_stop else text[:start]
         safe = len(text) - self._beginning_length(text)
         self._held = text[safe:]
         return text[:safe]
