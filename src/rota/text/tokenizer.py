@@ -55,6 +55,16 @@ class Tokenizer:
         """The most characters that one token stands for."""
         return max(map(len, self._library.get_vocab(with_added_tokens=True)), default=1)
 
+    @property
+    def saved(self) -> str:
+        """The tokenizer's file, as its library saves it."""
+        return self._library.to_str()
+
+    @cached_property
+    def ids(self) -> int:
+        """Token ids lie below it. Some below it may have no token."""
+        return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The tokens of a text, with the special tokens that the model folder puts around it."""
         return self._encode(text, add_special_tokens)

@@ -1,0 +1,89 @@
+"""What a client asks of an answer becomes a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from rota.core.errors import RequestError
+from rota.core.grammar import Grammar
+from rota.grammar.lark import ANY_TEXT, marker, quoted
+from rota.grammar.schemas import library_schema
+from rota.grammar.tags import Tag, tagged
+from rota.grammar.written import check_size, grammar_of, lark, written
+
+__all__ = ["Tag", "after_thinking", "choice", "ebnf", "json_object", "json_schema", "regex", "tagged"]
+
+
+def json_schema(schema: Mapping[str, Any] | bool, param: str) -> Grammar:
+    """JSON that meets a schema. Raises RequestError with the place of a keyword that cannot be kept."""
+    return grammar_of({"json_schema": library_schema(schema, param)}, param)
+
+
+def json_object(param: str) -> Grammar:
+    """Any JSON object."""
+    return json_schema({"type": "object"}, param)
+
+
+def regex(pattern: str, param: str) -> Grammar:
+    """A text that matches a regular expression from its beginning to its end."""
+    return lark(f"start: /{_within_slashes(pattern)}/" if pattern else 'start: ""', param)
+
+
+def choice(options: Sequence[str], param: str) -> Grammar:
+    """One of several texts."""
+    if not options:
+        raise RequestError.bad_field(param, f"{param} is empty; give at least one text to choose from.")
+    return lark(f"start: OPTION\nOPTION: {' | '.join(map(quoted, options))}", param)
+
+
+def ebnf(text: str, param: str) -> Grammar:
+    """A text of a context-free grammar: GBNF, which begins at `root`, or Lark, which begins at `start`."""
+    check_size(text, param)
+    return lark(_read_ebnf(text, param), param)
+
+
+def after_thinking(grammar: Grammar, end: str, specials: Mapping[str, int] | None = None) -> Grammar:
+    """Any text up to `end`, then the grammar. `specials`: the ids of special tokens that `end` may hold, by name."""
+    head, *others = json.loads(grammar.text)["grammars"]
+    begins = "\n".join(
+        (
+            "start: thought blanks? @answer",
+            *marker("thought", end, specials or {}),
+            "blanks: /[ \\n]{1,4}/",
+            ANY_TEXT,
+        )
+    )
+    parts = [{"name": "thinking", "lark_grammar": begins}, {**head, "name": "answer"}, *others]
+    return replace(grammar, text=written(parts, grammar.param))
+
+
+def _read_ebnf(text: str, param: str) -> str:
+    convert: Callable[[str], str] = any_to_lark
+    try:
+        return convert(text)
+    except RecursionError:
+        raise RequestError.bad_field(
+            param, f"{param} is nested too deeply; give its parts names of their own."
+        ) from None
+    # Broad: the library raises a bare Exception for a grammar that it cannot read.
+    except Exception as error:
+        raise RequestError.bad_field(param, f"{param} is neither GBNF nor Lark: {error}.") from None
+
+
+def _within_slashes(pattern: str) -> str:
+    """A slash would end the pattern in Lark, and so would the end of a line."""
+    escaped, is_escaped = [], False
+    for character in pattern:
+        if character == "/" and not is_escaped:
+            escaped.append("\\")
+        if character == "\n":
+            escaped.append("n" if is_escaped else "\\n")
+        else:
+            escaped.append(character)
+        is_escaped = character == "\\" and not is_escaped
+    return "".join(escaped)

@@ -1,0 +1,70 @@
+"""A model's tokens as the grammar library must know them: which bytes each stands for, and which end an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from rota.core.errors import ModelError
+from rota.core.grammar import Grammar
+from rota.grammar.plain import PlainTokenizer, unforced
+
+# What one mask may cost at most, some ten milliseconds. A matcher that needs more has an error.
+LIMITS = LLParserLimits(
+    step_lexer_fuel=200_000, step_max_items=50_000, initial_lexer_fuel=1_000_000, verbose_errors=False
+)
+# Rows of a mask are words of 32 bits.
+WORD_BITS = 32
+
+
+class Spelling(Protocol):
+    """A tokenizer as the library must know it."""
+
+    @property
+    def saved(self) -> str:
+        """The tokenizer's file, as `tokenizers` saves it."""
+        ...
+
+    @property
+    def ids(self) -> int:
+        """Token ids lie below it."""
+        ...
+
+    @property
+    def pieces(self) -> Mapping[int, bytes]:
+        """The bytes that each token stands for. Special tokens stand for none."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        ...
+
+
+class Vocabulary:
+    """The tokens of one model; made in about a second for 128,000 of them.
+
+    Ids between the tokenizer's last and the model's `size` are padding, which no grammar allows.
+    """
+
+    def __init__(self, spelling: Spelling, size: int) -> None:
+        ends = sorted(token for token in spelling.eos_ids if token < spelling.ids)
+        if not ends:
+            raise ModelError("The model's folder names no token that ends an answer, so none can follow a grammar.")
+        if spelling.ids > size:
+            message = f"The tokenizer has {spelling.ids:,} tokens, and the model only {size:,}."
+            raise ModelError(f"{message} No answer can follow a grammar.")
+        self.eos_ids = frozenset(ends)
+        try:
+            self._tokenizer, self._is_plain = LLTokenizer(spelling.saved, n_vocab=size, eos_token=ends), False
+        except ValueError:  # its decoder is neither byte-level nor one with tokens for single bytes
+            pieces = [spelling.pieces[token] for token in range(spelling.ids)]
+            wrapper = TokenizerWrapper(PlainTokenizer(pieces, size, ends))
+            self._tokenizer, self._is_plain = LLTokenizer(wrapper, eos_token=ends), True
+
+    def matcher(self, grammar: Grammar) -> LLMatcher:
+        """At the beginning of an answer. A grammar that is wrong gives a matcher with an error."""
+        text = unforced(grammar.text) if self._is_plain else grammar.text
+        return LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)

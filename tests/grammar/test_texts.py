@@ -1,0 +1,132 @@
+"""Every kind of grammar takes what it says, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from random import Random
+
+import pytest
+
+from rota.core.errors import RequestError
+from rota.core.grammar import Grammar
+from rota.grammar import texts
+from rota.grammar.texts import Tag
+from rota.grammar.written import MAX_CHARACTERS
+from tests.grammar.matching import END, allowed, begins, byte_grammars, drawn, takes
+
+GBNF = 'root ::= item ("," item)*\nitem ::= [a-c]+ | "(" root ")"'
+LARK = 'start: item ("," item)*\nitem: LETTERS | "(" start ")"\nLETTERS: /[a-c]+/'
+
+
+def schema(properties: dict[str, object]) -> Grammar:
+    fields = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    return texts.json_schema(fields, "response_format")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "taken", "refused"),
+    [
+        (texts.regex(r"[a-c]+/\d{2}", "regex"), ["ab/12", "c/00"], ["ab/1", "ab", "", "ab/123", "d/12"]),
+        (texts.regex("^(yes|no)$", "regex"), ["yes", "no"], ["", "yess", " yes"]),
+        (texts.regex("a\\/b\n[/]", "regex"), ["a/b\n/"], ["a/b"]),
+        (texts.regex("", "regex"), [""], ["a"]),
+        (texts.choice(["ja", 'ne"in', "ö\n"], "choice"), ["ja", 'ne"in', "ö\n"], ["", "j", "ja ", "nein"]),
+        (texts.choice(["", "a"], "choice"), ["", "a"], ["b"]),
+        (texts.ebnf(GBNF, "ebnf"), ["a", "abc,b", "(a,(b))"], ["", "d", "(a", "a,"]),
+        (texts.ebnf(LARK, "ebnf"), ["a", "abc,b", "(a,(b))"], ["", "d", "(a", "a,"]),
+        (texts.json_object("response_format"), ["{}", '{"a": [1, null]}', '{\n  "a": 1\n}'], ["[]", "1", "", '{"a"}']),
+        (texts.json_schema(True, "json"), ["{}", "[]", "1", '"a"'], ["", "a"]),
+        (schema({"b": {"type": "null"}, "a": {}}), ['{"b":null,"a":1}'], ["{}", '{"a":1,"b":null}', '{"b":null}']),
+    ],
+)
+def test_a_grammar_takes_what_it_says(grammar: Grammar, taken: list[str], refused: list[str]) -> None:
+    assert [text for text in taken if not takes(grammar, text)] == []
+    assert [text for text in refused if takes(grammar, text)] == []
+
+
+def test_blanks_between_the_parts_of_json_are_bounded() -> None:
+    grammar = schema({"a": {"type": "array", "items": {"type": "null"}, "minItems": 2, "maxItems": 2}})
+    texts_drawn = [drawn(grammar, Random(seed)).text for seed in range(40)]
+    blanks = {blank for text in texts_drawn for blank in re.findall(r"\s+", text)}
+    assert {json.dumps(json.loads(text)) for text in texts_drawn} == {'{"a": [null, null]}'}
+    assert any("\n" in blank for blank in blanks)
+    assert [blank for blank in blanks if not re.fullmatch(r" |\n[ \t]{0,16}", blank)] == []
+    assert not begins(grammar, "{  ")
+    assert not begins(grammar, "{\n\n")
+
+
+TAGS = [
+    Tag(trigger="<t>", begin='<t>{"f":', schema={"type": "null"}, end="}</t>"),
+    Tag(trigger="<t>", begin='<t>{"g":', schema={"type": "boolean"}, end="}</t>"),
+    Tag(trigger="[u]", begin="[u]", schema={"type": "integer"}, end=";"),
+]
+F, G, U = '<t>{"f":null}</t>', '<t>{"g":true}</t>', "[u]12;"
+
+
+@pytest.mark.parametrize(
+    ("grammar", "taken", "refused"),
+    [
+        (texts.tagged(TAGS, "tools"), ["", "hi", f"hi {F} and{G}{U} bye"], ["<t>", '<t>{"f":1}</t>', "[u]x;"]),
+        (texts.tagged(TAGS, "tools", at_least=1), [F, f"hi {U} bye", F + G], ["", "hi"]),
+        (texts.tagged(TAGS, "tools", at_most=1), ["", "hi", F, f"hi {U} bye"], [F + G, f"{F} [u]"]),
+        (texts.tagged(TAGS, "tools", at_least=1, at_most=1), [F, f"a{G}b"], ["", "hi", F + U]),
+        (texts.tagged(TAGS, "tools", text_between=False), ["", F, F + G, f"{F}\n{U}"], ["hi", f"{F} {G}", f"{F}\n"]),
+        (texts.tagged(TAGS, "tools", at_least=1, at_most=1, text_between=False), [F, G, U], ["", F + F, f" {F}"]),
+    ],
+)
+def test_tagged_parts_match_their_tag(grammar: Grammar, taken: list[str], refused: list[str]) -> None:
+    assert [text for text in taken if not takes(grammar, text)] == []
+    assert [text for text in refused if takes(grammar, text)] == []
+
+
+def test_a_tag_may_hold_special_tokens() -> None:
+    tag = Tag(trigger="<1>", begin="<1>[", schema={"type": "null"}, end="]<0>")
+    matcher = byte_grammars().matcher(texts.tagged([tag], "tools", specials={"<0>": 0, "<1>": 1}))
+    assert {1, END, ord("a")} <= allowed(matcher)
+    assert 0 not in allowed(matcher)
+    matcher.accept([ord("a"), 1])
+    assert allowed(matcher) == {ord("[")}
+    matcher.accept(list(b"[null]"))
+    assert allowed(matcher) == {0}
+
+
+@pytest.mark.parametrize(
+    "answer", [texts.choice(["{}"], "choice"), texts.json_object("json"), texts.regex("[{]}", "regex")]
+)
+def test_after_thinking_the_grammar_begins(answer: Grammar) -> None:
+    grammar = texts.after_thinking(answer, "</think>")
+    assert takes(grammar, "I {think</think>\n\n{}")
+    assert takes(grammar, "</think>{}")
+    assert not takes(grammar, "{}")
+    assert not begins(grammar, "hm</think> hm")
+    assert grammar.param == answer.param
+
+
+def test_thinking_may_end_with_a_special_token() -> None:
+    matcher = byte_grammars().matcher(texts.after_thinking(texts.choice(["a"], "choice"), "<1>", {"<1>": 1}))
+    matcher.accept(list(b"hm"))
+    assert END not in allowed(matcher)
+    matcher.accept([1])
+    assert allowed(matcher) == {ord("a"), ord(" "), ord("\n")}
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: texts.choice([], "choice"), "choice is empty; give at least one text to choose from."),
+        (lambda: texts.choice(["\ud800"], "choice"), "choice holds half a surrogate pair"),
+        (lambda: texts.json_schema(False, "json"), "json is false, which no answer meets."),
+        (lambda: texts.ebnf("root ::= (a", "ebnf"), "ebnf is neither GBNF nor Lark: Expected ')'"),
+        (lambda: texts.ebnf("root ::= a", "ebnf"), "ebnf is neither GBNF nor Lark: Rule 'a' not found."),
+        (lambda: texts.ebnf(f"root ::= {'(' * 10_000}", "ebnf"), "ebnf is nested too deeply"),
+        (lambda: texts.ebnf("#" * (MAX_CHARACTERS + 1), "ebnf"), "ebnf makes a grammar of 131,073 characters; at most"),
+        (lambda: texts.json_schema({"enum": ["a" * 99] * 2000}, "json"), "json makes a grammar of"),
+    ],
+)
+def test_what_cannot_be_a_grammar_is_refused_by_name(make: object, sentence: str) -> None:
+    assert callable(make)
+    with pytest.raises(RequestError) as refusal:
+        make()
+    assert refusal.value.fault.message.startswith(sentence)
+    assert refusal.value.fault.param == sentence.partition(" ")[0]
