@@ -12,7 +12,7 @@ from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.grammar import texts
 from rota.grammar.texts import Tag
-from rota.grammar.written import MAX_CHARACTERS
+from rota.grammar.written import MAX_PATTERN
 from tests.grammar.matching import END, allowed, begins, byte_grammars, drawn, takes
 
 GBNF = 'root ::= item ("," item)*\nitem ::= [a-c]+ | "(" root ")"'
@@ -116,11 +116,20 @@ def test_thinking_may_end_with_a_special_token() -> None:
     [
         (lambda: texts.choice([], "choice"), "choice is empty; give at least one text to choose from."),
         (lambda: texts.choice(["\ud800"], "choice"), "choice holds half a surrogate pair"),
-        (lambda: texts.json_schema(False, "json"), "json is false, which no answer meets."),
+        (lambda: texts.json_schema(False, "json"), "json: no answer meets the schema false."),
         (lambda: texts.ebnf("root ::= (a", "ebnf"), "ebnf is neither GBNF nor Lark: Expected ')'"),
         (lambda: texts.ebnf("root ::= a", "ebnf"), "ebnf is neither GBNF nor Lark: Rule 'a' not found."),
         (lambda: texts.ebnf(f"root ::= {'(' * 10_000}", "ebnf"), "ebnf is nested too deeply"),
-        (lambda: texts.ebnf("#" * (MAX_CHARACTERS + 1), "ebnf"), "ebnf makes a grammar of 131,073 characters; at most"),
+        (
+            lambda: texts.ebnf("#" * (MAX_PATTERN + 1), "ebnf"),
+            "ebnf makes a grammar of 16,385 characters; at most 16,384",
+        ),
+        (
+            lambda: texts.regex("|".join(map(str, range(10**6))), "regex"),
+            "regex makes a grammar of 6,888,889 characters",
+        ),
+        (lambda: texts.choice(["a" * 5000], "choice"), "choice holds a text of more than 4,096 characters."),
+        (lambda: texts.choice(["a" * 999] * 999, "choice"), "choice makes a grammar of"),
         (lambda: texts.json_schema({"enum": ["a" * 99] * 2000}, "json"), "json makes a grammar of"),
     ],
 )
@@ -129,4 +138,4 @@ def test_what_cannot_be_a_grammar_is_refused_by_name(make: object, sentence: str
     with pytest.raises(RequestError) as refusal:
         make()
     assert refusal.value.fault.message.startswith(sentence)
-    assert refusal.value.fault.param == sentence.partition(" ")[0]
+    assert refusal.value.fault.param == sentence.partition(" ")[0].rstrip(":")

@@ -12,9 +12,9 @@ from llguidance.gbnf_to_lark import any_to_lark
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.grammar.lark import ANY_TEXT, marker, quoted
-from rota.grammar.schemas import library_schema
+from rota.grammar.schemas import MAX_LITERAL, library_schema
 from rota.grammar.tags import Tag, tagged
-from rota.grammar.written import check_size, grammar_of, lark, written
+from rota.grammar.written import MAX_PATTERN, check_size, grammar_of, lark, written
 
 __all__ = ["Tag", "after_thinking", "choice", "ebnf", "json_object", "json_schema", "regex", "tagged"]
 
@@ -31,6 +31,7 @@ def json_object(param: str) -> Grammar:
 
 def regex(pattern: str, param: str) -> Grammar:
     """A text that matches a regular expression from its beginning to its end."""
+    check_size(pattern, param, MAX_PATTERN)
     return lark(f"start: /{_within_slashes(pattern)}/" if pattern else 'start: ""', param)
 
 
@@ -38,12 +39,14 @@ def choice(options: Sequence[str], param: str) -> Grammar:
     """One of several texts."""
     if not options:
         raise RequestError.bad_field(param, f"{param} is empty; give at least one text to choose from.")
+    if any(len(option) > MAX_LITERAL for option in options):
+        raise RequestError.bad_field(param, f"{param} holds a text of more than {MAX_LITERAL:,} characters.")
     return lark(f"start: OPTION\nOPTION: {' | '.join(map(quoted, options))}", param)
 
 
 def ebnf(text: str, param: str) -> Grammar:
     """A text of a context-free grammar: GBNF, which begins at `root`, or Lark, which begins at `start`."""
-    check_size(text, param)
+    check_size(text, param, MAX_PATTERN)
     return lark(_read_ebnf(text, param), param)
 
 

@@ -11,9 +11,9 @@ from rota.core.errors import ModelError
 from rota.core.grammar import Grammar
 from rota.grammar.plain import PlainTokenizer, unforced
 
-# What one mask may cost at most, some ten milliseconds. A matcher that needs more has an error.
+# What one mask may cost at most: some ten milliseconds on a slow core. A matcher that needs more has an error.
 LIMITS = LLParserLimits(
-    step_lexer_fuel=200_000, step_max_items=50_000, initial_lexer_fuel=1_000_000, verbose_errors=False
+    step_lexer_fuel=50_000, step_max_items=20_000, initial_lexer_fuel=1_000_000, verbose_errors=False
 )
 # Rows of a mask are words of 32 bits.
 WORD_BITS = 32

@@ -11,6 +11,8 @@ from rota.core.grammar import Grammar
 
 # Up to this size a grammar is read in milliseconds. Every row of a batch holds one.
 MAX_CHARACTERS = 128 * 1024
+# A text that a regular expression or an EBNF forces is spelled again with every token.
+MAX_PATTERN = 16 * 1024
 
 
 def lark(text: str, param: str) -> Grammar:
@@ -35,8 +37,8 @@ def written(parts: Sequence[Mapping[str, Any]], param: str) -> str:
     return text
 
 
-def check_size(text: str, param: str) -> None:
+def check_size(text: str, param: str, most: int = MAX_CHARACTERS) -> None:
     """Raises RequestError for a text that is too large to be read."""
-    if len(text) > MAX_CHARACTERS:
-        message = f"{param} makes a grammar of {len(text):,} characters; at most {MAX_CHARACTERS:,} are allowed."
+    if len(text) > most:
+        message = f"{param} makes a grammar of {len(text):,} characters; at most {most:,} are allowed."
         raise RequestError.bad_field(param, message)
