@@ -123,8 +123,8 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-# Stands in the place of a token when a row's logits were not numbers, and when its adapter could not be copied into its
-# slot. In the second case `AdapterFailed` has been posted before the step was submitted.
+# Stands in the place of a token when a row's logits were not numbers, when its grammar cannot be followed, and when its
+# adapter could not be copied into its slot. In the last case `AdapterFailed` has been posted before the step.
 NO_TOKEN = -1
 
 
@@ -138,3 +138,5 @@ class StepResult:
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
     # Of the plan's scorings, one after the other.
     scores: tuple[TokenLogprobs, ...] = ()
+    # By position in `tokens`: why a request's grammar cannot be followed any further, as a sentence.
+    faults: tuple[tuple[int, str], ...] = ()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from rota.core.config import Capacity
+from rota.core.grammar import Grammars
 from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.messages import Message
-from rota.core.plan import NO_TOKEN, Chunk, Seat, StepPlan, StepResult
+from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.engine.computation import Computation
 from rota.engine.cpu.threads import Threads
+from rota.engine.drawing import Drawing, Step
 from rota.engine.kv_cache import KVCache
 from rota.engine.lora.adapters import Adapters
 from rota.engine.model.protocol import Model
@@ -25,17 +23,11 @@ from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.group import ONE_RANK, Group
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.progress import tell_progress
-from rota.engine.sampling.draw import mask_nan_rows
 from rota.engine.sampling.sampler import Sampler
-from rota.engine.sampling.scores import score, tokens_at_once
 from rota.engine.sampling.vocabulary import Vocabulary
-from rota.engine.step.computed import Computed
 from rota.engine.step.frames import MOST_CHUNKS, Frame, decode_frames, mixed_frames
 from rota.engine.step.inputs import Rows
-from rota.engine.step.sampled import Sampled
-from rota.engine.step.ticket import Ticket, copy_to_host
-
-NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))
+from rota.engine.ticket import Ticket
 
 
 class Engine:
@@ -66,8 +58,8 @@ class Engine:
         self._group = group
         self._vocabulary = Vocabulary(spec.vocab_size, group, shard)
         self._computation = Computation(model, self._rows, cache, adapters, self._vocabulary)
-        self._sampler = Sampler(capacity.rows, spec.vocab_size, self._device, draws=group.rank == 0)
-        self._scored_at_once = tokens_at_once(spec.vocab_size)
+        sampler = Sampler(capacity.rows, spec.vocab_size, self._device, draws=group.rank == 0)
+        self._drawing = Drawing(model, self._rows, self._vocabulary, sampler, group)
         self._threads: Threads | None = None
         self.token_s = 0.0  # until `warm_up`
 
@@ -82,52 +74,20 @@ class Engine:
             self._adapters.accept(plan)
             self._adapters.wait_for_copies(plan)
         if plan.seats:
-            self._sampler.seat(plan.seats)
+            self._drawing.seat(plan.seats)
         ran = self._computation.run(plan)
-        sampled = self._without_lost(plan, self._sample(plan, *ran)) if ran is not None else NO_TOKENS
-        return copy_to_host(sampled, self._device)
-
-    def collect(self, ticket: Ticket) -> StepResult:
-        """Wait for a step and return its tokens: those of decodes first, then of chunks that sample."""
-        return ticket.wait()
-
-    def _sample(self, plan: StepPlan, frame: Frame, computed: Computed) -> Sampled:
-        """The tokens of the plan's rows: as computed if all are greedy, else as each row's request asks."""
-        host_rows = np.array(plan.sampled_rows, np.int64)
-        decodes, chunks = len(plan.decodes), len(host_rows) - len(plan.decodes)
-        if self._sampler.needs(host_rows):
-            logits, rows, lengths = (
-                _in_plan(each, decodes, frame, chunks) for each in (computed.logits, computed.rows, computed.lengths)
-            )
-            logits = self._vocabulary.whole(logits).float()
-            sampled = self._draw(logits, rows, lengths, host_rows)
-            # In place of the greedy tokens, which the computation has written: the next decode reads them.
-            self._rows.newest_token[rows] = sampled.tokens
-            sampled = replace(sampled, tokens=mask_nan_rows(sampled.tokens, logits))
-        else:
-            sampled = Sampled(_in_plan(computed.tokens, decodes, frame, chunks))
-        if not plan.scorings:
-            return sampled
-        assert computed.hidden is not None, "a step that scores runs outside graphs"
-        scores = score(plan, self._rows, computed.hidden, self._all_logits, self._scored_at_once)
-        return replace(sampled, scores=scores)
-
-    def _draw(self, logits: Tensor, rows: Tensor, lengths: Tensor, host_rows: NDArray[np.int64]) -> Sampled:
-        """Rank 0 alone draws: the others' arithmetic may differ in the last digit, and their tokens must not."""
-        if self._group.rank:
-            return Sampled(self._group.tokens(torch.zeros(len(rows), dtype=torch.int64, device=self._device)))
-        sampled = self._sampler.sample(logits, rows, lengths, host_rows)
-        return replace(sampled, tokens=self._group.tokens(sampled.tokens))
-
-    def _all_logits(self, hidden: Tensor) -> Tensor:
-        return self._vocabulary.whole(self._model.logits(hidden))
-
-    def _without_lost(self, plan: StepPlan, sampled: Sampled) -> Sampled:
-        """No token for rows whose adapter could not be copied: the base model alone has computed them."""
+        if ran is None:
+            return self._drawing.begin(None)
         lost = self._adapters.lost(plan.sampled_rows) if self._adapters is not None else []
-        if not lost:
-            return sampled
-        return replace(sampled, tokens=sampled.tokens.index_fill(0, torch.tensor(lost).to(self._device), NO_TOKEN))
+        return self._drawing.begin(Step(plan, *ran, lost))
+
+    @torch.inference_mode()
+    def collect(self, ticket: Ticket) -> StepResult:
+        """Wait for a step and return its tokens: those of decodes first, then of chunks that sample.
+
+        A step that follows a grammar is drawn when the step before it is collected, and before the next is submitted.
+        """
+        return self._drawing.end(ticket)
 
     # ── before the first step ────────────────────────────────────────────────────────────────────────────────────
 
@@ -176,6 +136,10 @@ class Engine:
         self.token_s = (time.perf_counter() - started_at) / len(prompt)
         self.collect(self.submit(StepPlan(step_id=1, decodes=(Row(0),))))
 
+    def use_grammars(self, grammars: Grammars) -> None:
+        """Follow the grammars of requests with these from now on."""
+        self._drawing.guides.use(grammars)
+
     def use_threads(self, threads: Threads) -> None:
         """Compute with these numbers of CPU threads from now on."""
         self._threads = threads
@@ -203,16 +167,8 @@ class Engine:
             self._adapters.listen(post)
 
     def close(self) -> None:
-        """End the threads that load adapters, and leave the group."""
+        """End the threads that load adapters and prepare grammars, and leave the group."""
         if self._adapters is not None:
             self._adapters.close()
+        self._drawing.guides.close()
         self._group.close()
-
-
-def _in_plan(framed: Tensor, decodes: int, frame: Frame, chunks: int) -> Tensor:
-    """The plan's rows of a frame's results: its decodes come first; its chunks lie behind the frame's last decode."""
-    if not chunks:
-        return framed[:decodes]
-    if decodes == frame.decodes:
-        return framed[: decodes + chunks]
-    return torch.cat([framed[:decodes], framed[frame.decodes : frame.decodes + chunks]])

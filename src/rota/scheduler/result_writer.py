@@ -63,13 +63,13 @@ class ResultWriter:
         request_ids: list[RequestId] = []
         tokens: list[int] = []
         ended: list[tuple[Sequence, FinishReason]] = []
-        lost: list[Sequence] = []
+        lost: list[tuple[Sequence, int]] = []
         finished = Phase.FINISHED
-        for sequence, token in zip(sequences, result.tokens, strict=True):
+        for at, (sequence, token) in enumerate(zip(sequences, result.tokens, strict=True)):
             if sequence.phase is finished:
                 continue
             if token == NO_TOKEN:
-                lost.append(sequence)
+                lost.append((sequence, at))
                 continue
             sequence.tokens.append(token)
             request_ids.append(sequence.request_id)
@@ -87,8 +87,8 @@ class ResultWriter:
         for sequence, reason in ended:
             self._publish(sequence)
             self._finish(sequence, reason, result.at, None)
-        for sequence in lost:
-            self._finish(sequence, FinishReason.FAILED, result.at, NOT_A_NUMBER)
+        for sequence, at in lost:
+            self._finish(sequence, FinishReason.FAILED, result.at, _fault(sequence, at, result))
 
     def _tell_tokens(
         self,
@@ -128,6 +128,15 @@ class ResultWriter:
                 self._books.blocks.publish(sequence.blocks[index], sequence.block_keys[index])
             sequence.next_full += size
         self._books.leave_window(sequence)
+
+
+def _fault(sequence: Sequence, at: int, result: StepResult) -> Fault:
+    """Why there is no token at this position."""
+    why = dict(result.faults).get(at)
+    if why is None:
+        return NOT_A_NUMBER
+    grammar = sequence.request.sampling.grammar
+    return Fault(FaultCode.BAD_FIELD, why, grammar.param if grammar is not None else None)
 
 
 def _renumber(sequences: list[Sequence], result: StepResult) -> tuple[tuple[int, TokenLogprobs], ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from dataclasses import replace
 from multiprocessing.connection import Client, Connection
 from typing import Any
@@ -17,6 +18,8 @@ from rota.core.config import EngineConfig
 from rota.core.plan import StepPlan
 from rota.engine.build import build_engine
 from rota.engine.engine import Engine
+from rota.engine.ticket import Ticket
+from tests.engine.fake_grammars import FakeGrammars
 
 
 class Rank:
@@ -26,6 +29,7 @@ class Rank:
         self._told, self._number = told, number
         self._telling = threading.Lock()
         self._engine: Engine | None = None
+        self._under_way: deque[Ticket] = deque()
 
     def run(self) -> None:
         while True:
@@ -50,6 +54,21 @@ class Rank:
         assert self._engine is not None
         result = self._engine.collect(self._engine.submit(plan))
         self.tell("result", (result, self._engine._rows.newest_token.tolist()))
+
+    def begin(self, plan: StepPlan) -> None:
+        """Start a step, which is collected by `finish`: two may be under way."""
+        assert self._engine is not None
+        self._under_way.append(self._engine.submit(plan))
+
+    def finish(self, _: None) -> None:
+        assert self._engine is not None
+        result = self._engine.collect(self._under_way.popleft())
+        self.tell("result", (result, self._engine._rows.newest_token.tolist()))
+
+    def use_grammars(self, _: None) -> None:
+        assert self._engine is not None
+        self._engine.use_grammars(FakeGrammars())
+        self.tell("used", None)
 
     def break_copies(self, rank: int) -> None:
         """From now on this rank cannot copy an adapter into a slot."""

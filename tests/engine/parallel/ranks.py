@@ -122,6 +122,24 @@ class GroupDevice:
         """The processes stay."""
 
 
+class OverlappedDevice(GroupDevice):
+    """Two steps may be under way on every rank, as they are behind a loop of depth 2."""
+
+    def __init__(self, ranks: Ranks, capacity: Capacity) -> None:
+        super().__init__(ranks, capacity)
+        ranks.tell("use_grammars", None)
+        ranks.answers("used")
+
+    def submit(self, plan: StepPlan) -> int:
+        self.plans.append(plan)
+        self._ranks.tell("begin", plan)
+        return len(self.plans)
+
+    def collect(self, ticket: int) -> StepResult:
+        self._ranks.tell("finish", None)
+        return super().collect(ticket)
+
+
 @contextmanager
 def started_ranks(size: int, folder: Path, **environment: str) -> Iterator[Ranks]:
     """`environment` is added to this process's."""

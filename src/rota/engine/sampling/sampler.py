@@ -6,7 +6,7 @@ flags for each row, so that a step does only what its rows need: usually an argm
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from rota.core.plan import Seat
 from rota.core.request import SamplingParams
 from rota.engine.device import send
 from rota.engine.sampling.draw import argmax, choose, mix
+from rota.engine.sampling.masks import MaskLogits, Masks, mask_logits
 from rota.engine.sampling.penalties import Penalties
 from rota.engine.step.sampled import Logprobs, Sampled
 
@@ -24,7 +25,9 @@ from rota.engine.step.sampled import Logprobs, Sampled
 COLUMNS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency")
 
 # What a row may need beyond an argmax, as bits: plain integers, because a step tests them many times.
-CHANCE, FILTERS, PENALTIES, LOGPROBS = 1, 2, 4, 8
+CHANCE, FILTERS, PENALTIES, LOGPROBS, GUIDE = 1, 2, 4, 8, 16
+
+Choose = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor]
 
 
 class Sampler:
@@ -37,12 +40,7 @@ class Sampler:
         self._vocabulary = vocabulary
         self._parameters = torch.zeros(rows, len(COLUMNS), dtype=torch.float32, device=device)
         self._seeds = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._choose = choose
-        if device.type == "cuda":
-            # Imported here: Triton is installed only where PyTorch has a GPU.
-            from rota.engine.sampling.triton_draw import choose as triton_choose
-
-            self._choose = triton_choose
+        self._choose, self._mask = _kernels(device)
         self._penalties = Penalties(rows, vocabulary, device)
         self._needs: NDArray[np.uint8] = np.zeros(rows, dtype=np.uint8)
         # How many top tokens a row wants log-probabilities of, if it wants any.
@@ -69,18 +67,27 @@ class Sampler:
         """What a step over these rows needs, all rows together; 0 means that an argmax is enough."""
         return int(np.bitwise_or.reduce(self._needs[rows]))
 
-    def sample(self, logits: Tensor, rows: Tensor, indices: Tensor, host_rows: NDArray[np.integer]) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        indices: Tensor,
+        host_rows: NDArray[np.integer],
+        masks: Masks | None = None,
+    ) -> Sampled:
         """Choose tokens; logits [n, vocabulary] float32 stay unchanged, `indices` [n] are the new tokens' positions."""
         needs = self.needs(host_rows)
         if not needs:
             return Sampled(argmax(logits))
-        penalised = logits
+        weighed = logits
         if needs & PENALTIES:
-            penalised = self._penalties.apply(logits, rows, self._parameters[rows, 4:])
-        tokens = argmax(penalised)
+            weighed = self._penalties.apply(logits, rows, self._parameters[rows, 4:])
+        if masks is not None:
+            weighed = self._mask(weighed, masks)
+        tokens = argmax(weighed)
         if needs & CHANCE:
             has_filters = bool(needs & FILTERS)
-            tokens = self._choose(penalised, tokens, rows, indices, self._parameters, self._seeds, has_filters)
+            tokens = self._choose(weighed, tokens, rows, indices, self._parameters, self._seeds, has_filters)
         if needs & PENALTIES:
             self._penalties.count(rows, tokens)
         return Sampled(tokens, self._logprobs_of(logits, tokens, host_rows) if needs & LOGPROBS else None)
@@ -105,6 +112,15 @@ def logprobs_of(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tens
     return chosen[:, 0], top.indices, top.values - total
 
 
+def _kernels(device: torch.device) -> tuple[Choose, MaskLogits]:
+    if device.type != "cuda":
+        return choose, mask_logits
+    # Imported here: Triton is installed only where PyTorch has a GPU.
+    from rota.engine.sampling import triton_draw, triton_masks
+
+    return triton_draw.choose, triton_masks.mask_logits
+
+
 def _seed_of(params: SamplingParams) -> int:
     if params.is_greedy:
         return 0
@@ -122,4 +138,6 @@ def _needs_of(params: SamplingParams) -> int:
         needs |= PENALTIES
     if params.logprobs is not None:
         needs |= LOGPROBS
+    if params.grammar is not None:
+        needs |= GUIDE
     return needs

@@ -1,4 +1,4 @@
-"""A ticket stands for a step under way: its results are copied to the host while no thread waits."""
+"""A step's results are copied to the host while no thread waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rota.engine.step.sampled import Logprobs, Sampled
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class Copied:
     """Tensors on the host that may be read once `done` has passed; without it they were ready from the start."""
 
     tokens: Tensor  # [n] int64
@@ -35,14 +35,14 @@ class Ticket:
         )
 
 
-def copy_to_host(sampled: Sampled, device: torch.device) -> Ticket:
+def copy_to_host(sampled: Sampled, device: torch.device) -> Copied:
     """Queue the copies to the host behind the step that is being computed."""
     tokens, logprobs, scores = fetch(sampled.tokens), _fetched(sampled.logprobs), _fetched(sampled.scores)
     done = None
     if device.type == "cuda":
         done = torch.Event(device)
         done.record()
-    return Ticket(tokens, logprobs, scores, done)
+    return Copied(tokens, logprobs, scores, done)
 
 
 def _fetched(logprobs: Logprobs | None) -> Logprobs | None:

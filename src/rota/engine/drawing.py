@@ -1,0 +1,147 @@
+"""A drawing gives a computed step its tokens: at once, or, if a guide is behind, once the step before is known.
+
+        device   | forward 1 | draw 1 | forward 2 |      | draw 2 | forward 3 |
+        here     begin 1   begin 2     end 1: token 1 is known, mask 2, draw 2    begin 3
+
+The forward pass of step 2 runs while the host works out its masks. Steps without a guide are drawn as they begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rota.core.plan import NO_TOKEN, Seat, StepPlan, StepResult
+from rota.engine.model.protocol import Model
+from rota.engine.parallel.group import Group
+from rota.engine.sampling.guides import Guidance, Guides
+from rota.engine.sampling.masks import Masks
+from rota.engine.sampling.sampler import Sampler
+from rota.engine.sampling.scores import score, tokens_at_once
+from rota.engine.sampling.vocabulary import Vocabulary
+from rota.engine.step.computed import Computed
+from rota.engine.step.copied import copy_to_host
+from rota.engine.step.frames import Frame
+from rota.engine.step.inputs import Rows
+from rota.engine.step.sampled import Sampled
+from rota.engine.ticket import Ticket
+
+NO_TOKENS = Sampled(torch.empty(0, dtype=torch.int64))
+NO_GUIDANCE = Guidance(None, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step whose logits are computed, or will be."""
+
+    plan: StepPlan
+    frame: Frame
+    computed: Computed
+    lost: list[int]  # positions of rows whose adapter could not be copied: the base model alone has computed them
+
+
+class Drawing:
+    """Draws steps in the order in which they began; at most one of them waits."""
+
+    def __init__(self, model: Model, rows: Rows, vocabulary: Vocabulary, sampler: Sampler, group: Group) -> None:
+        self._model = model
+        self._rows = rows
+        self._vocabulary = vocabulary
+        self._sampler = sampler
+        self._group = group
+        self._device = rows.newest_token.device
+        self._scored_at_once = tokens_at_once(vocabulary.size)
+        self.guides = Guides(vocabulary.size, self._device)
+        self._undrawn: tuple[Ticket, Step] | None = None
+
+    def seat(self, seats: Sequence[Seat]) -> None:
+        self._sampler.seat(seats)
+        if self._group.rank == 0:
+            self.guides.seat(seats)
+
+    def begin(self, step: Step | None) -> Ticket:
+        """The ticket of a step that was just launched; None has no tokens."""
+        assert self._undrawn is None, "the step before the last is collected before the next begins"
+        if step is None:
+            ticket = Ticket()
+            ticket.complete(copy_to_host(NO_TOKENS, self._device))
+            return ticket
+        # Rank 0 alone draws, so it alone has guides; the others wait for its tokens inside the draw.
+        guided = self.guides.of(step.plan.sampled_rows)
+        ticket = Ticket(guided)
+        if any(guide.behind for _, guide in guided):
+            self._undrawn = ticket, step
+        else:
+            self._draw_step(ticket, step)
+        for _, guide in guided:
+            guide.behind += 1
+        return ticket
+
+    def end(self, ticket: Ticket) -> StepResult:
+        """Wait for a step's tokens, tell them to its guides, and draw the step that waited for them."""
+        result = ticket.wait()
+        for at, guide in ticket.guided:
+            guide.accept(result.tokens[at])
+        if self._undrawn is not None:
+            undrawn, self._undrawn = self._undrawn, None
+            self._draw_step(*undrawn)
+        return result
+
+    def _draw_step(self, ticket: Ticket, step: Step) -> None:
+        rows = len(step.plan.sampled_rows)
+        guidance = self.guides.guidance(ticket.guided, rows) if ticket.guided else NO_GUIDANCE
+        sampled = self._scored(step, self._sample(step, guidance.masks))
+        if step.lost:
+            lost = torch.tensor(step.lost).to(self._device)
+            sampled = replace(sampled, tokens=sampled.tokens.index_fill(0, lost, NO_TOKEN))
+        ticket.complete(copy_to_host(sampled, self._device), guidance.faults)
+
+    def _sample(self, step: Step, masks: Masks | None) -> Sampled:
+        """The tokens of the plan's rows: as computed if all are greedy, else as each row's request asks."""
+        computed, frame = step.computed, step.frame
+        host_rows = np.array(step.plan.sampled_rows, np.int64)
+        decodes, chunks = len(step.plan.decodes), len(host_rows) - len(step.plan.decodes)
+        greedy = _in_plan(computed.tokens, decodes, frame, chunks)
+        if not self._sampler.needs(host_rows):
+            return Sampled(greedy)
+        logits, rows, lengths = (
+            _in_plan(each, decodes, frame, chunks) for each in (computed.logits, computed.rows, computed.lengths)
+        )
+        sampled = self._draw(self._vocabulary.whole(logits).float(), rows, lengths, host_rows, masks)
+        # In place of the greedy tokens, which the computation has written: the next decode reads them.
+        self._rows.newest_token[rows] = sampled.tokens
+        # Of logits that are not numbers no choice means anything.
+        return replace(sampled, tokens=sampled.tokens.masked_fill(greedy == NO_TOKEN, NO_TOKEN))
+
+    def _draw(
+        self, logits: Tensor, rows: Tensor, lengths: Tensor, host_rows: NDArray[np.int64], masks: Masks | None
+    ) -> Sampled:
+        """Rank 0 alone draws: the others' arithmetic may differ in the last digit, and their tokens must not."""
+        if self._group.rank:
+            return Sampled(self._group.tokens(torch.zeros(len(rows), dtype=torch.int64, device=self._device)))
+        sampled = self._sampler.sample(logits, rows, lengths, host_rows, masks)
+        return replace(sampled, tokens=self._group.tokens(sampled.tokens))
+
+    def _scored(self, step: Step, sampled: Sampled) -> Sampled:
+        if not step.plan.scorings:
+            return sampled
+        assert step.computed.hidden is not None, "a step that scores runs outside graphs"
+        scores = score(step.plan, self._rows, step.computed.hidden, self._all_logits, self._scored_at_once)
+        return replace(sampled, scores=scores)
+
+    def _all_logits(self, hidden: Tensor) -> Tensor:
+        return self._vocabulary.whole(self._model.logits(hidden))
+
+
+def _in_plan(framed: Tensor, decodes: int, frame: Frame, chunks: int) -> Tensor:
+    """The plan's rows of a frame's results: its decodes come first; its chunks lie behind the frame's last decode."""
+    if not chunks:
+        return framed[:decodes]
+    if decodes == frame.decodes:
+        return framed[: decodes + chunks]
+    return torch.cat([framed[:decodes], framed[frame.decodes : frame.decodes + chunks]])
