@@ -10,7 +10,7 @@ import torch
 
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar, Matcher
-from rota.engine.sampling.masks import Masks, words_of
+from rota.engine.sampling.masks import Masks, packed, words_of
 
 
 class FakeMatcher:
@@ -33,7 +33,7 @@ class FakeMatcher:
 
     @property
     def fault(self) -> str:
-        return "No token can follow four tokens." if self.is_at("fault") else ""
+        return "no token can follow four" if self.is_at("fault") else ""
 
     def allowed(self, vocabulary: int) -> list[int]:
         if self.is_at("fault") or self.is_at("end", 1):
@@ -67,7 +67,7 @@ class FakeGrammars:
         self.fills.append(len(wanted))
         for matcher, line in wanted:
             assert isinstance(matcher, FakeMatcher)
-            lines[line] = bits_of(matcher.allowed(self._vocabulary), self._vocabulary)
+            lines[line] = packed(matcher.allowed(self._vocabulary), self._vocabulary)
 
 
 def follows(answer: Sequence[int], token: int, modulus: int) -> bool:
@@ -78,16 +78,9 @@ def obeys(answer: Sequence[int], modulus: int) -> bool:
     return all(follows(answer[:at], token, modulus) for at, token in enumerate(answer))
 
 
-def bits_of(allowed: Sequence[int], vocabulary: int) -> np.ndarray:
-    """[words] int32: a bit a token, lowest first."""
-    bits = np.zeros(words_of(vocabulary) * 32, np.uint8)
-    bits[list(allowed)] = 1
-    return np.packbits(bits, bitorder="little").view(np.int32)
-
-
 def masks_of(allowed: Sequence[Sequence[int] | None], vocabulary: int) -> Masks:
     """Masks for rows of which some have none; lines lie the other way round than their rows."""
     given = [at for at, one in enumerate(allowed) if one is not None][::-1]
     lines = [given.index(at) if at in given else -1 for at in range(len(allowed))]
-    bits = np.stack([bits_of(allowed[at] or (), vocabulary) for at in given])
+    bits = np.stack([packed(allowed[at] or (), vocabulary) for at in given])
     return Masks(torch.tensor(lines, dtype=torch.int32), torch.from_numpy(bits))

@@ -126,7 +126,10 @@ def test_a_grammar_that_is_complete_ends_the_answer(made, depth):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(
     ("text", "tokens", "why"),
-    [("mod 7 then fault 4", 4, "No token can follow four tokens."), ("broken", 0, "The grammar is broken.")],
+    [
+        ("mod 7 then fault 4", 4, "The answer cannot follow its grammar: no token can follow four."),
+        ("broken", 0, "The grammar is broken."),
+    ],
 )
 def test_a_grammar_that_cannot_go_on_ends_its_request_alone(made, depth, text, tokens, why):
     asked_for = request("guided", 9, 12, grammar=Grammar(text, param="guided_regex"))

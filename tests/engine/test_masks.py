@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
-from rota.engine.sampling.masks import Masks, mask_logits
+from rota.engine.sampling.masks import Limits, Masks, mask_logits, packed
 from tests.engine.fake_grammars import masks_of
 from tests.engine.triton_interpreter import DEVICE, load
 
@@ -39,16 +40,45 @@ def test_what_a_mask_does_not_name_is_impossible(way, vocabulary):
             right[row] = -torch.inf
             right[row, list(tokens)] = logits[row, list(tokens)]
 
-    assert torch.equal(way(logits.to(DEVICE), on_device(masks_of(allowed, vocabulary))).cpu(), right)
+    assert torch.equal(way(logits.to(DEVICE), on_device(masks_of(allowed, vocabulary)), None).cpu(), right)
 
 
 @WAYS
 def test_logits_and_masks_may_be_parts_of_larger_tensors(way):
     buffer = torch.randn(3, 200)
     masks = masks_of([[1, 99], None, [64]], 100)
-    packed = torch.cat([masks.lines, masks.bits.flatten()]).to(DEVICE)
-    found = way(buffer.to(DEVICE)[:, :100], Masks(packed[:3], packed[3:].view(2, 4))).cpu()
+    together = torch.cat([masks.lines, masks.bits.flatten()]).to(DEVICE)
+    found = way(buffer.to(DEVICE)[:, :100], Masks(together[:3], together[3:].view(2, 4)), None).cpu()
 
     assert torch.equal(found[1], buffer[1, :100])
     assert found.isfinite().sum(1).tolist() == [2, 100, 1]
     assert found.argmax(1)[2] == 64
+
+
+def limits_of(rows: list[int], lengths: list[int], vocabulary: int) -> Limits:
+    """Row 0 has no limits; row 1 a mask; row 2 one for its first tokens; row 3 has both. Masks: threes and fives."""
+    masks = [packed(range(0, vocabulary, 3), vocabulary), packed(range(0, vocabulary, 5), vocabulary)]
+    scopes = torch.tensor([[9.0, 0.0, 0.0], [9.0, 1.0, 0.0], [9.0, 0.0, 7.0], [9.0, 1.0, 7.0]], device=DEVICE)
+    bits = torch.from_numpy(np.stack([np.stack(masks)] * 4)).to(DEVICE)
+    on_device = (torch.tensor(each, dtype=torch.int32, device=DEVICE) for each in (rows, lengths))
+    return Limits(*on_device, scopes[:, 1:], bits)
+
+
+@WAYS
+@pytest.mark.parametrize("vocabulary", [33, triton_masks.LARGEST_TILE + 45])
+def test_limits_hold_for_the_rows_that_have_them_and_for_as_long_as_they_do(way, vocabulary):
+    rows, lengths = [3, 0, 1, 2, 3, 2], [6, 6, 6, 6, 7, 7]
+    logits = torch.randn(len(rows), vocabulary)
+    steps = [3, 1, 5, 3, 5, 1]
+    right = torch.full_like(logits, -torch.inf)
+    for place, step in enumerate(steps):
+        right[place, ::step] = logits[place, ::step]
+    limits = limits_of(rows, lengths, vocabulary)
+
+    assert torch.equal(way(logits.to(DEVICE), None, limits).cpu(), right)
+
+    masks = masks_of([None, [0, 15, 30], None, [0, 1, 2, 3], [5, 3], None], vocabulary)
+    both = way(logits.to(DEVICE), on_device(masks), limits).cpu()
+    kept = [torch.nonzero(row > -torch.inf).flatten().tolist() for row in both]
+    assert [kept[1], kept[3], kept[4]] == [[0, 15, 30], [0, 3], [5]]
+    assert torch.equal(both[[0, 2, 5]], right[[0, 2, 5]])

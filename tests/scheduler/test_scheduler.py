@@ -7,7 +7,7 @@ from rota.core.errors import ConfigError, FaultCode
 from rota.core.events import Admitted, FinishReason, Preempted, Produced
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort
-from rota.core.plan import NO_TOKEN, StepPlan, StepResult, TokenLogprobs
+from rota.core.plan import NO_CHOICE, NO_TOKEN, StepPlan, StepResult, TokenLogprobs
 from rota.scheduler import Scheduler
 from tests.builders import abort, add_adapter, capacity, request, submit
 from tests.fakes import FakeDevice, continuation
@@ -110,6 +110,33 @@ def test_a_prompt_that_can_never_be_computed_is_refused_with_the_limit(prompt, f
     assert end.fault.code is code
     assert number in end.fault.message
     assert books.is_idle
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("logit_bias", ((5, 1.0), (100, 1.0))), ("allowed_token_ids", (100, 5)), ("bad_words", ((1, 2), (7, 100)))],
+)
+def test_a_token_that_the_model_does_not_have_is_refused_by_the_name_of_its_field(field, value):
+    books = scheduler(vocabulary=100)
+    books.apply(submit("wrong", prompt=(5, 6), **{field: value}))
+    books.apply(submit("right", prompt=(5, 6), stop_token_ids=frozenset({100})))
+
+    ended = endings(commit(books, books.plan(0.0)))
+    assert (ended["wrong"].fault.code, ended["wrong"].fault.param) == (FaultCode.BAD_FIELD, field)
+    assert "has only 100 tokens" in ended["wrong"].fault.message
+    assert "right" not in ended
+
+
+def test_a_request_that_leaves_no_token_ends_with_a_sentence_and_alone():
+    books = scheduler()
+    books.apply(submit("a", arrived_at=0.0))
+    books.apply(submit("b", arrived_at=1.0))
+
+    events = books.commit(books.plan(2.0), StepResult(at=2.0, tokens=(NO_CHOICE, 7)))
+    (fault,) = [end.fault for end in endings(events).values()]
+    assert fault.code is FaultCode.BAD_FIELD
+    assert "No token is left" in fault.message
+    assert outputs(events) == {"b": [7]}
 
 
 def test_a_request_beyond_the_queue_is_refused_and_the_others_are_not():

@@ -126,6 +126,8 @@ class TokenLogprobs:
 # Stands in the place of a token when a row's logits were not numbers, when its grammar cannot be followed, and when its
 # adapter could not be copied into its slot. In the last case `AdapterFailed` has been posted before the step.
 NO_TOKEN = -1
+# Stands there when what a request says of tokens, all together, leaves none. Both are below every token.
+NO_CHOICE = -2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ class StepResult:
     """What the device did: one token per sampled row, one score per scored token."""
 
     at: float
-    tokens: tuple[int, ...] = ()  # or NO_TOKEN
+    tokens: tuple[int, ...] = ()  # or NO_TOKEN, or NO_CHOICE
     # By position in `tokens`, only for rows that asked.
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
     # Of the plan's scorings, one after the other.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,6 +14,8 @@ from rota.core.tenant import SOLE_TENANT, Tenant
 
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
+MAX_LOGIT_BIASES = 1024
+MAX_BAD_WORDS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,25 @@ class SamplingParams:
             _check_whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise RequestError.bad_field("stop", "stop must be a list of strings that are not empty.")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
+        """What the request says of single tokens. Whether the model has them is for those who know the model."""
+        _check_whole("min_new_tokens", self.min_new_tokens, 0, None)
+        if self.min_new_tokens > self.max_new_tokens:
+            most = f"min_new_tokens must be at most max_new_tokens, which is {self.max_new_tokens}"
+            raise RequestError.bad_field("min_new_tokens", f"{most}, not {self.min_new_tokens}.")
+        if self.logit_bias:
+            _check_biases(self.logit_bias)
+        if self.allowed_token_ids is not None:
+            _check_ids("allowed_token_ids", self.allowed_token_ids)
+        if len(self.bad_words) > MAX_BAD_WORDS:
+            message = f"bad_words holds {len(self.bad_words)} words; at most {MAX_BAD_WORDS} are allowed."
+            raise RequestError.bad_field("bad_words", message)
+        for word in self.bad_words:
+            _check_ids("bad_words", word)
+        if self.top_n_sigma is not None:
+            _check_between("top_n_sigma", self.top_n_sigma, 0.0, 1000.0, above=True)
 
     @classmethod
     def from_fields(cls, given: Mapping[str, Any]) -> SamplingParams:
@@ -80,6 +101,16 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def largest_tokens(self) -> Iterator[tuple[str, int]]:
+        """Of each field that names tokens, the largest. A stop token that the model does not have is no error."""
+        if self.logit_bias:
+            yield "logit_bias", max(token for token, _ in self.logit_bias)
+        if self.allowed_token_ids:
+            yield "allowed_token_ids", max(self.allowed_token_ids)
+        if self.bad_words:
+            yield "bad_words", max(max(word) for word in self.bad_words)
 
     @property
     def has_penalties(self) -> bool:
@@ -120,3 +151,22 @@ def _check_between(name: str, value: object, low: float, high: float, above: boo
     if value < low or value > high or (above and value == low):
         limits = f"above {low:g} and at most {high:g}" if above else f"between {low:g} and {high:g}"
         raise RequestError.bad_field(name, f"{name} must be {limits}, not {value}.")
+
+
+def _check_biases(biases: Sequence[tuple[int, float]]) -> None:
+    if len(biases) > MAX_LOGIT_BIASES:
+        message = f"logit_bias names {len(biases)} tokens; at most {MAX_LOGIT_BIASES} are allowed."
+        raise RequestError.bad_field("logit_bias", message)
+    _check_ids("logit_bias", [token for token, _ in biases])
+    if len({token for token, _ in biases}) < len(biases):
+        raise RequestError.bad_field("logit_bias", "logit_bias names a token twice.")
+    for _, bias in biases:
+        _check_between("logit_bias", bias, -100.0, 100.0)
+
+
+def _check_ids(name: str, tokens: Sequence[object]) -> None:
+    if not tokens:
+        raise RequestError.bad_field(name, f"{name} holds an empty list; name at least one token.")
+    wrong = [token for token in tokens if type(token) is not int or token < 0]
+    if wrong:
+        raise RequestError.bad_field(name, f"{name} must hold token ids, which are whole numbers, not {wrong[0]!r}.")

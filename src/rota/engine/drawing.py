@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rota.core.plan import NO_TOKEN, Seat, StepPlan, StepResult
+from rota.core.plan import NO_CHOICE, NO_TOKEN, Seat, StepPlan, StepResult
 from rota.engine.model.protocol import Model
 from rota.engine.parallel.group import Group
 from rota.engine.sampling.guides import Guidance, Guides
@@ -58,6 +58,9 @@ class Drawing:
         self._scored_at_once = tokens_at_once(vocabulary.size)
         self.guides = Guides(vocabulary.size, self._device)
         self._undrawn: tuple[Ticket, Step] | None = None
+
+    def warm_up(self) -> None:
+        self._sampler.warm_up()
 
     def seat(self, seats: Sequence[Seat]) -> None:
         self._sampler.seat(seats)
@@ -115,8 +118,11 @@ class Drawing:
         sampled = self._draw(self._vocabulary.whole(logits).float(), rows, lengths, host_rows, masks)
         # In place of the greedy tokens, which the computation has written: the next decode reads them.
         self._rows.newest_token[rows] = sampled.tokens
+        tokens = sampled.tokens
+        if sampled.is_stuck is not None:
+            tokens = tokens.masked_fill(sampled.is_stuck, NO_CHOICE)
         # Of logits that are not numbers no choice means anything.
-        return replace(sampled, tokens=sampled.tokens.masked_fill(greedy == NO_TOKEN, NO_TOKEN))
+        return replace(sampled, tokens=tokens.masked_fill(greedy == NO_TOKEN, NO_TOKEN))
 
     def _draw(
         self, logits: Tensor, rows: Tensor, lengths: Tensor, host_rows: NDArray[np.int64], masks: Masks | None

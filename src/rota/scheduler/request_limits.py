@@ -55,6 +55,16 @@ class RequestLimits:
                 f"The prompt holds the token id {largest}, but the model has only {self.vocabulary} tokens.",
                 "prompt",
             )
+        return self._fault_of_tokens(request)
+
+    def _fault_of_tokens(self, request: Request) -> Fault | None:
+        """A token that the model does not have would be written outside its row."""
+        if self.vocabulary is None:
+            return None
+        for field, token in request.sampling.largest_tokens:
+            if token >= self.vocabulary:
+                message = f"{field} holds the token id {token}, but the model has only {self.vocabulary} tokens."
+                return Fault(FaultCode.BAD_FIELD, message, field)
         return None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rota.core.errors import Fault, FaultCode
 from rota.core.events import FinishReason, Produced, PromptsScored
 from rota.core.ids import RequestId
-from rota.core.plan import NO_TOKEN, StepResult, TokenLogprobs
+from rota.core.plan import NO_CHOICE, StepResult, TokenLogprobs
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Flight
 from rota.scheduler.prefix_lookup import extend_keys
@@ -17,6 +17,11 @@ NOT_A_NUMBER = Fault(
     FaultCode.NOT_A_NUMBER,
     "The model computed something that is not a number, so there is no next token; weights that large are most often "
     "an adapter's, trained or scaled wrongly.",
+)
+NOTHING_LEFT = Fault(
+    FaultCode.BAD_FIELD,
+    "No token is left that may come next: the request's grammar, allowed_token_ids, bad_words and min_tokens exclude "
+    "all of them together.",
 )
 
 Finish = Callable[[Sequence, FinishReason, float, Fault | None], None]
@@ -68,7 +73,7 @@ class ResultWriter:
         for at, (sequence, token) in enumerate(zip(sequences, result.tokens, strict=True)):
             if sequence.phase is finished:
                 continue
-            if token == NO_TOKEN:
+            if token < 0:
                 lost.append((sequence, at))
                 continue
             sequence.tokens.append(token)
@@ -132,6 +137,8 @@ class ResultWriter:
 
 def _fault(sequence: Sequence, at: int, result: StepResult) -> Fault:
     """Why there is no token at this position."""
+    if result.tokens[at] == NO_CHOICE:
+        return NOTHING_LEFT
     why = dict(result.faults).get(at)
     if why is None:
         return NOT_A_NUMBER
@@ -145,5 +152,5 @@ def _renumber(sequences: list[Sequence], result: StepResult) -> tuple[tuple[int,
         return ()
     by_position = dict(result.logprobs)
     results = zip(sequences, result.tokens, strict=True)
-    kept = [i for i, (one, token) in enumerate(results) if one.phase is not Phase.FINISHED and token != NO_TOKEN]
+    kept = [i for i, (one, token) in enumerate(results) if one.phase is not Phase.FINISHED and token >= 0]
     return tuple((new, by_position[old]) for new, old in enumerate(kept) if old in by_position)

@@ -17,8 +17,10 @@ from rota.core.errors import RotaError
 from rota.core.grammar import Grammar, Grammars, Matcher
 from rota.core.ids import Row
 from rota.core.plan import Seat
+from rota.core.request import SamplingParams
 from rota.engine.device import send
-from rota.engine.sampling.masks import Masks, words_of
+from rota.engine.sampling.bad_words import BadWords, needs_memory
+from rota.engine.sampling.masks import BITS, Masks, packed, words_of
 
 NO_GRAMMARS = "This engine was started without grammars, so it cannot follow one."
 # A grammar that was never seen takes milliseconds, mostly outside Python's lock.
@@ -28,19 +30,20 @@ BUILDERS = 2
 class Guide:
     """Of one answer, from its seat on."""
 
-    def __init__(self, making: Future[Matcher]) -> None:
-        self._making: Future[Matcher] | None = making  # until it is asked for
+    def __init__(self, making: Future[Matcher] | None, words: BadWords | None) -> None:
+        self._making = making  # until it is asked for
         self._matcher: Matcher | None = None
+        self._words = words
         self._failure = ""
         self.behind = 0  # tokens that are drawn, or will be, and not known yet
 
     @property
     def matcher(self) -> Matcher | None:
-        """Waits until it is made; None if it could not be."""
+        """Waits until it is made; None if it could not be, and without a grammar."""
         if self._making is not None:
             making, self._making = self._making, None
             if error := making.exception():
-                self._failure = str(error) if isinstance(error, RotaError) else f"The grammar has failed: {error}"
+                self._failure = str(error) if isinstance(error, RotaError) else _sentence(str(error))
             else:
                 self._matcher = making.result()
         return self._matcher
@@ -48,13 +51,24 @@ class Guide:
     @property
     def fault(self) -> str:
         """Why the answer cannot go on, as a sentence; empty if it can."""
-        return self._failure if self.matcher is None else self.matcher.fault
+        if self.matcher is None:
+            return self._failure
+        return _sentence(self.matcher.fault) if self.matcher.fault else ""
 
     def accept(self, token: int) -> None:
         """The answer's next token is known; a token below zero is none."""
         self.behind -= 1
-        if token >= 0 and self.matcher is not None:
+        if token < 0:
+            return
+        if self.matcher is not None:
             self.matcher.accept((token,))
+        if self._words is not None:
+            self._words.accept(token)
+
+    @property
+    def forbidden(self) -> list[int]:
+        """Tokens that may not follow, whatever the grammar says."""
+        return [] if self._words is None else self._words.forbidden
 
 
 # The guides of a step, each with its row's position among those that sample.
@@ -87,9 +101,8 @@ class Guides:
         for seat in seats:
             if self._of_row:
                 self._of_row.pop(seat.row, None)
-            if seat.sampling.grammar is not None:
-                answer = seat.tokens[seat.prompt_length :]
-                self._of_row[seat.row] = Guide(self._builders.submit(self._matcher, seat.sampling.grammar, answer))
+            if needs_guide(seat.sampling):
+                self._of_row[seat.row] = self._guide(seat.sampling, seat.tokens[seat.prompt_length :])
 
     def of(self, rows: Sequence[Row]) -> Guided:
         """The guides of a step, which is about to draw a token for each of these rows."""
@@ -99,8 +112,7 @@ class Guides:
 
     def guidance(self, guided: Guided, rows: int) -> Guidance:
         """What may follow in a step of so many rows; no guide may be behind."""
-        ready = [(at, guide.matcher) for at, guide in guided]
-        wanted = [(at, matcher) for at, matcher in ready if matcher is not None]
+        wanted = [(at, guide) for at, guide in guided if guide.matcher is not None or not guide.fault]
         masks = self._masks(wanted, rows) if wanted else None
         # To work out a mask may find a fault.
         faults = ((at, guide.fault) for at, guide in guided)
@@ -109,16 +121,26 @@ class Guides:
     def close(self) -> None:
         self._builders.shutdown(wait=False, cancel_futures=True)
 
-    def _masks(self, wanted: Sequence[tuple[int, Matcher]], rows: int) -> Masks:
+    def _masks(self, wanted: Sequence[tuple[int, Guide]], rows: int) -> Masks:
         """One copy to the device: each row's line, or -1, and the lines behind them."""
         numbers = np.full(rows + len(wanted) * self._words, -1, np.int32)
+        numbers[[at for at, _ in wanted]] = np.arange(len(wanted))
         bits = numbers[rows:].reshape(len(wanted), self._words)
-        for line, (at, _) in enumerate(wanted):
-            numbers[at] = line
-        assert self._grammars is not None
-        self._grammars.fill([(matcher, line) for line, (_, matcher) in enumerate(wanted)], bits.data)
+        guides = [guide for _, guide in wanted]
+        matchers = [(guide.matcher, line) for line, guide in enumerate(guides) if guide.matcher is not None]
+        if matchers:
+            assert self._grammars is not None
+            self._grammars.fill(matchers, bits.data)
+        for line, guide in enumerate(guides):
+            if forbidden := guide.forbidden:
+                bits[line] &= ~packed(forbidden, self._words * BITS)
         sent = send(numbers, self._device)
         return Masks(sent[:rows], sent[rows:].view(len(wanted), self._words))
+
+    def _guide(self, params: SamplingParams, answer: Sequence[int]) -> Guide:
+        making = self._builders.submit(self._matcher, params.grammar, answer) if params.grammar is not None else None
+        words = BadWords(params.bad_words, answer) if needs_memory(params.bad_words) else None
+        return Guide(making, words)
 
     def _matcher(self, grammar: Grammar, answer: Sequence[int]) -> Matcher:
         """A sequence that was preempted has an answer already."""
@@ -128,3 +150,11 @@ class Guides:
         if answer:
             matcher.accept(answer)
         return matcher
+
+
+def _sentence(fault: str) -> str:
+    return f"The answer cannot follow its grammar: {fault.rstrip('.')}."
+
+
+def needs_guide(params: SamplingParams) -> bool:
+    return params.grammar is not None or needs_memory(params.bad_words)

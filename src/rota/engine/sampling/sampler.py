@@ -16,16 +16,24 @@ from torch import Tensor
 from rota.core.plan import Seat
 from rota.core.request import SamplingParams
 from rota.engine.device import send
-from rota.engine.sampling.draw import argmax, choose, mix
-from rota.engine.sampling.masks import MaskLogits, Masks, mask_logits
+from rota.engine.sampling.draw import argmax, choose, keep_top_sigmas, mix
+from rota.engine.sampling.guides import needs_guide
+from rota.engine.sampling.masks import Limits, MaskLogits, Masks, mask_logits, words_of
 from rota.engine.sampling.penalties import Penalties
+from rota.engine.sampling.restrictions import Restrictions, has_limits, has_mask
 from rota.engine.step.sampled import Logprobs, Sampled
 
 # A line of parameters. A float32 counts exactly up to 2**24, more than any vocabulary.
-COLUMNS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency")
+COLUMNS = (
+    *("temperature", "top_k", "top_p", "min_p"),
+    *("repetition", "presence", "frequency"),
+    *("has_mask", "until"),
+    *("biases", "top_n_sigma"),
+)
+PENALTY_COLUMNS, SCOPE_COLUMNS, BIAS_COLUMN, SIGMA_COLUMN = slice(4, 7), slice(7, 9), 9, 10
 
 # What a row may need beyond an argmax, as bits: plain integers, because a step tests them many times.
-CHANCE, FILTERS, PENALTIES, LOGPROBS, GUIDE = 1, 2, 4, 8, 16
+CHANCE, FILTERS, PENALTIES, LOGPROBS, GUIDE, LIMITS, BIAS, SIGMA = (1 << bit for bit in range(8))
 
 Choose = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor]
 
@@ -42,9 +50,11 @@ class Sampler:
         self._seeds = torch.zeros(rows, dtype=torch.int64, device=device)
         self._choose, self._mask = _kernels(device)
         self._penalties = Penalties(rows, vocabulary, device)
+        self._restrictions = Restrictions(rows, vocabulary, device)
         self._needs: NDArray[np.uint8] = np.zeros(rows, dtype=np.uint8)
         # How many top tokens a row wants log-probabilities of, if it wants any.
         self._logprobs: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
+        self._biases: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)  # how many each row has
 
     def seat(self, seats: Sequence[Seat]) -> None:
         """Write the parameters of new sequences to their rows."""
@@ -52,16 +62,18 @@ class Sampler:
         params = [seat.sampling for seat in seats]
         self._needs[rows] = [_needs_of(p) for p in params]
         self._logprobs[rows] = [p.logprobs or 0 for p in params]
+        self._biases[rows] = [len(p.logit_bias) for p in params]
         if not self._draws:
             return
         seeds = torch.tensor([_seed_of(p) for p in params])
         # Mixed, because neighbouring seeds must not give neighbouring streams.
         places, seeds = send(np.stack([rows, mix(seeds).numpy()]), self._device)
         self._seeds[places] = seeds
-        self._parameters[places] = send(np.array([self._line_of(p) for p in params], np.float32), self._device)
+        self._parameters[places] = send(np.array([self._line_of(seat) for seat in seats], np.float32), self._device)
         for seat in seats:
             if seat.sampling.has_penalties:
                 self._penalties.seat(seat)
+            self._restrictions.seat(seat)
 
     def needs(self, rows: NDArray[np.integer]) -> int:
         """What a step over these rows needs, all rows together; 0 means that an argmax is enough."""
@@ -79,18 +91,47 @@ class Sampler:
         needs = self.needs(host_rows)
         if not needs:
             return Sampled(argmax(logits))
-        weighed = logits
-        if needs & PENALTIES:
-            weighed = self._penalties.apply(logits, rows, self._parameters[rows, 4:])
-        if masks is not None:
-            weighed = self._mask(weighed, masks)
+        weighed = self._weighed(logits, rows, indices, host_rows, masks)
         tokens = argmax(weighed)
+        is_stuck = None
+        if needs & (GUIDE | LIMITS):
+            is_stuck = weighed.gather(1, tokens[:, None])[:, 0] == -torch.inf
         if needs & CHANCE:
             has_filters = bool(needs & FILTERS)
             tokens = self._choose(weighed, tokens, rows, indices, self._parameters, self._seeds, has_filters)
         if needs & PENALTIES:
             self._penalties.count(rows, tokens)
-        return Sampled(tokens, self._logprobs_of(logits, tokens, host_rows) if needs & LOGPROBS else None)
+        logprobs = self._logprobs_of(logits, tokens, host_rows) if needs & LOGPROBS else None
+        return Sampled(tokens, logprobs, is_stuck=is_stuck)
+
+    def _weighed(
+        self, logits: Tensor, rows: Tensor, lengths: Tensor, host_rows: NDArray[np.integer], masks: Masks | None
+    ) -> Tensor:
+        """The logits as the requests want them: biases first, then penalties, then what may not come."""
+        needs, lines = self.needs(host_rows), self._parameters
+        if needs & BIAS:
+            most = int(self._biases[host_rows].max())
+            logits = self._restrictions.bias(logits, rows, lines[rows, BIAS_COLUMN], most)
+        if needs & PENALTIES:
+            logits = self._penalties.apply(logits, rows, lines[rows, PENALTY_COLUMNS])
+        if masks is not None or needs & LIMITS:
+            limits = None
+            if needs & LIMITS:
+                limits = self._restrictions.limits(rows, lengths, lines[:, SCOPE_COLUMNS])
+            logits = self._mask(logits, masks, limits)
+        if needs & SIGMA:
+            logits = keep_top_sigmas(logits, lines[rows, SIGMA_COLUMN])
+        return logits
+
+    def warm_up(self) -> None:
+        """Compile what masks need, so that the first request with a grammar does not wait for it."""
+        ones = torch.ones(1, dtype=torch.int32, device=self._device)
+        bits = ones.expand(2 * words_of(self._vocabulary)).contiguous().view(1, 2, -1)
+        masks = Masks(ones - 1, bits[:, 0])
+        limits = Limits(ones - 1, ones, self._parameters[:, SCOPE_COLUMNS], bits)
+        logits = torch.zeros(1, self._vocabulary, device=self._device)
+        for kinds in ((masks, None), (None, limits), (masks, limits)):
+            self._mask(logits, *kinds)
 
     def _logprobs_of(self, logits: Tensor, tokens: Tensor, host_rows: NDArray[np.integer]) -> Logprobs:
         positions = np.flatnonzero(self._needs[host_rows] & LOGPROBS)
@@ -98,10 +139,13 @@ class Sampler:
         wanted = tuple(zip(positions.tolist(), counts.tolist(), strict=True))
         return Logprobs(*logprobs_of(logits, tokens, int(counts.max())), wanted)
 
-    def _line_of(self, params: SamplingParams) -> tuple[float, ...]:
+    def _line_of(self, seat: Seat) -> tuple[float, ...]:
+        params = seat.sampling
         top_k = self._vocabulary if params.top_k is None else min(params.top_k, self._vocabulary)
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        return (params.temperature, float(top_k), params.top_p, params.min_p, *penalties)
+        until = seat.prompt_length + params.min_new_tokens if params.min_new_tokens else 0
+        others = (has_mask(params), until, len(params.logit_bias), params.top_n_sigma or 0.0)
+        return (params.temperature, float(top_k), params.top_p, params.min_p, *penalties, *others)
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,6 +182,12 @@ def _needs_of(params: SamplingParams) -> int:
         needs |= PENALTIES
     if params.logprobs is not None:
         needs |= LOGPROBS
-    if params.grammar is not None:
+    if needs_guide(params):
         needs |= GUIDE
+    if has_limits(params):
+        needs |= LIMITS
+    if params.logit_bias:
+        needs |= BIAS
+    if params.top_n_sigma is not None and not params.is_greedy:
+        needs |= SIGMA
     return needs

@@ -24,3 +24,4 @@ class Sampled:
     tokens: Tensor  # [n] int64
     logprobs: Logprobs | None = None
     scores: Logprobs | None = None  # of prompts' tokens
+    is_stuck: Tensor | None = None  # [n] bool: what its request says leaves no token

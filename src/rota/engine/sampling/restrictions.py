@@ -1,0 +1,77 @@
+"""Restrictions are what a request says of single tokens: a bias, and tokens that may not come, or not yet.
+
+They lie on the device, written when a sequence takes its row, and take no memory until a request has one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rota.core.plan import Seat
+from rota.core.request import MAX_LOGIT_BIASES, SamplingParams
+from rota.engine.device import send
+from rota.engine.sampling.masks import Limits, Words, packed, words_of
+
+
+class Restrictions:
+    """By row: masks, tokens with a bias and their biases."""
+
+    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
+        self._rows = rows
+        self._vocabulary = vocabulary
+        self._device = device
+        self._bits: Tensor | None = None  # [rows, 2, words] int32, as in `Limits`
+        self._biased: Tensor | None = None  # [rows, most] int64
+        self._biases: Tensor | None = None  # [rows, most] float32
+
+    def seat(self, seat: Seat) -> None:
+        """Write a row's masks and biases, if its request has any; what the row held before is read by nobody."""
+        params = seat.sampling
+        if has_limits(params):
+            if self._bits is None:
+                size = (self._rows, 2, words_of(self._vocabulary))
+                self._bits = torch.zeros(size, dtype=torch.int32, device=self._device)
+            self._bits[seat.row] = send(self._masks(params), self._device)
+        if params.logit_bias:
+            self._seat_bias(seat.row, params)
+
+    def limits(self, rows: Tensor, lengths: Tensor, scopes: Tensor) -> Limits:
+        """Of a step's rows, of which at least one has a mask."""
+        assert self._bits is not None
+        return Limits(rows, lengths, scopes, self._bits)
+
+    def bias(self, logits: Tensor, rows: Tensor, counts: Tensor, most: int) -> Tensor:
+        """New logits; `counts` [n] says how many biases each row has, and `most` how many the row with most."""
+        assert self._biased is not None
+        assert self._biases is not None
+        is_own = torch.arange(most, device=self._device) < counts[:, None]
+        biases = self._biases[rows, :most].where(is_own, 0.0)
+        # Entries that are not the row's own stay within the vocabulary, and add nothing.
+        return logits.scatter_add(1, self._biased[rows, :most], biases)
+
+    def _seat_bias(self, row: int, params: SamplingParams) -> None:
+        if self._biased is None or self._biases is None:
+            size = (self._rows, MAX_LOGIT_BIASES)
+            self._biased = torch.zeros(size, dtype=torch.int64, device=self._device)
+            self._biases = torch.zeros(size, dtype=torch.float32, device=self._device)
+        tokens, biases = zip(*params.logit_bias, strict=True)
+        self._biased[row, : len(tokens)] = send(np.array(tokens, np.int64), self._device)
+        self._biases[row, : len(tokens)] = send(np.array(biases, np.float32), self._device)
+
+    def _masks(self, params: SamplingParams) -> Words:
+        """[2, words]: for tokens before the request may end, and for those behind."""
+        allowed = params.allowed_token_ids
+        later = packed(allowed, self._vocabulary) if allowed is not None else ~packed((), self._vocabulary)
+        later &= ~packed((word[0] for word in params.bad_words if len(word) == 1), self._vocabulary)
+        return np.stack([later & ~packed(params.stop_token_ids, self._vocabulary), later])
+
+
+def has_limits(params: SamplingParams) -> bool:
+    return has_mask(params) or params.min_new_tokens > 0
+
+
+def has_mask(params: SamplingParams) -> bool:
+    """May some tokens never come? Words of several tokens are a guide's."""
+    return params.allowed_token_ids is not None or any(len(word) == 1 for word in params.bad_words)
