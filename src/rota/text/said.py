@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallPiece:
+# A struct, because every token of an answer makes one: it is made in a quarter of a dataclass's time.
+class CallPiece(Struct, frozen=True, kw_only=True):
     """A piece of a tool call. The first piece of a call has its id and name; all pieces together have its arguments."""
 
     index: int
@@ -15,8 +15,7 @@ class CallPiece:
     arguments: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Struct, frozen=True):
     """New text of an answer, each character in exactly one place."""
 
     content: str = ""

@@ -1,0 +1,25 @@
+"""The formats in which models write calls, by the name of their parser."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rota.text.markers import Markers
+from rota.text.tools.json_calls import JsonCalls
+from rota.text.tools.mistral_calls import MistralCalls
+from rota.text.tools.parser import Format
+from rota.text.tools.python_calls import PythonCalls
+from rota.text.tools.tagged_calls import TaggedCalls
+
+FORMATS = {
+    # Hermes, Qwen, and templates that know no tools: <tool_call>{"name": "f", "arguments": {}}</tool_call>
+    "hermes": Format(markers=Markers("<tool_call>"), reader=partial(TaggedCalls, end="</tool_call>")),
+    # The whole answer is {"name": "f", "parameters": {}}; further calls follow a semicolon.
+    "llama3_json": Format(markers=Markers("<|python_tag|>"), openings="{", separators=";", reader=JsonCalls),
+    # Llama 3.2 and 4. The whole answer is [f(a=1), g(b="x")]
+    "pythonic": Format(markers=Markers("<|python_start|>", "<|python_tag|>"), openings="[", reader=PythonCalls),
+    # [TOOL_CALLS][{"name": "f", "arguments": {}}] or, in newer models, [TOOL_CALLS]f{}
+    "mistral": Format(markers=Markers("[TOOL_CALLS]"), reader=MistralCalls),
+    # The whole answer is {"name": "f", "arguments": {}} or a list of these. Granite writes a marker before it.
+    "json": Format(markers=Markers("<|tool_call|>"), openings="{[", reader=JsonCalls),
+}

@@ -1,0 +1,124 @@
+"""A tool parser sorts the text of one answer into content and calls; no character is in both, or in none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from rota.text.markers import Markers
+from rota.text.said import Said
+from rota.text.tools.calls import Calls, Verdict
+
+_BLANKS = " \t\n\r"
+
+
+class Reader(Protocol):
+    """Reads calls where they begin."""
+
+    def read(self, text: str, at: int) -> tuple[int, Verdict]:
+        """Read one thing from `at` on, which is before the text's end. Gives where that ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How a family of models writes calls."""
+
+    # Texts that begin calls wherever they stand.
+    markers: Markers
+    # Signs that begin calls at the beginning of an answer, and behind other calls.
+    openings: str = ""
+    # What may stand between calls, beside blanks.
+    separators: str = ""
+    # Made where calls begin.
+    reader: Callable[[Calls], Reader]
+
+
+class ToolParser:
+    """Holds back text that may be a call. A call is sent once its name is known: a fault behind that is content.
+
+    Blanks before, between and behind calls belong to the calls.
+    """
+
+    def __init__(self, form: Format, names: Set[str], new_id: Callable[[], str]) -> None:
+        self._form = form
+        self._markers = form.markers
+        self._calls = Calls(names, new_id)
+        self._reader: Reader | None = None
+        self._read: Callable[[], bool] = self._read_between
+        self._content: list[str] = []
+        self._text = ""
+        self._begin = 0  # of the text that is held back
+        self._at = 0  # what is read next
+
+    def push(self, text: str) -> Said:
+        self._text = self._text + text if self._text else text
+        while self._at < len(self._text) and self._read():
+            pass
+        if self._begin:
+            self._text, self._at, self._begin = self._text[self._begin :], self._at - self._begin, 0
+        return self._said()
+
+    def finish(self) -> Said:
+        """What was held back. No more text comes."""
+        self._content.append(self._text if not self._calls.count or self._text.strip(_BLANKS) else "")
+        self._text = ""
+        return self._said()
+
+    def _said(self) -> Said:
+        content = ""
+        if self._content:
+            content, self._content = "".join(self._content), []
+        return Said(content, "", self._calls.take())
+
+    def _read_between(self) -> bool:
+        """At the beginning, and behind calls. Whether there is more to read."""
+        at, text = self._at, self._text
+        while at < len(text) and text[at] in _BLANKS + self._form.separators:
+            at += 1
+        self._at = at
+        if at == len(text):
+            return False
+        if length := self._markers.at(text, at):
+            self._enter(at + length)
+        elif self._markers.may_begin(text, at):
+            return False
+        elif text[at] in self._form.openings:
+            self._enter(at)
+        else:
+            self._read = self._read_content
+        return True
+
+    def _read_content(self) -> bool:
+        if found := self._markers.find(self._text, self._begin):
+            self._release(found[0])
+            self._enter(found[1])
+            return True
+        self._release(len(self._text) - self._markers.held(self._text, self._begin))
+        self._at = len(self._text)
+        return False
+
+    def _read_calls(self) -> bool:
+        assert self._reader, "it was made where the calls began"
+        self._at, verdict = self._reader.read(self._text, self._at)
+        match verdict:
+            case Verdict.SENT:
+                self._begin = self._at
+            case Verdict.DONE:
+                self._begin = self._at
+                self._read = self._read_between
+            case Verdict.BROKEN:
+                self._release(self._at)
+                self._read = self._read_content
+        return True
+
+    def _enter(self, at: int) -> None:
+        self._at = at
+        self._reader = self._form.reader(self._calls)
+        self._read = self._read_calls
+
+    def _release(self, end: int) -> None:
+        """All text up to here is content."""
+        self._content.append(self._text[self._begin : end])
+        self._begin = end
