@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+
 from rota.server.choices import Choice, Chunk
 from rota.text.said import Said
 from rota.text.speech import Listener, Speech
@@ -20,13 +22,17 @@ class Listeners:
     def said(self, choice: Choice, chunk: Chunk) -> Said:
         """What a chunk says. The last chunk also says what was held back."""
         if (listener := self._listeners.get(choice)) is None:
-            listener = self._listeners[choice] = self._speech.listener()
+            listener = self._listeners[choice] = self._speech.listener(self._new_id)
         said = listener.push(chunk.text)
         if chunk.finish_reason:
             said += listener.finish()
         if said.calls:
             self._callers.add(choice)
         return said
+
+    def _new_id(self) -> str:
+        # Mistral's templates take ids of nine characters, and no others.
+        return secrets.token_hex(5)[:9] if self._speech.tools == "mistral" else f"call_{secrets.token_hex(12)}"
 
     def finish_reason(self, choice: Choice, chunk: Chunk) -> str | None:
         """Why a choice ended, in OpenAI's words: 'tool_calls' if it made calls and was not cut short."""

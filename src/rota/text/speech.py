@@ -2,26 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from rota.text.reasoning import MARKS, ThinkingParser
 from rota.text.said import Said
+from rota.text.tools.formats import FORMATS
+from rota.text.tools.parser import ToolParser
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speech:
     """Which parsers read an answer. By default none: all text is content. Small: it travels between processes."""
 
-    def listener(self) -> Listener:
-        """For one answer, from its beginning."""
-        return Listener()
+    # The name of a format, and the tools that may be called. Empty: nothing is a call.
+    tools: str = ""
+    names: frozenset[str] = frozenset()
+    # The name of a reasoning parser. Empty: nothing is a thought.
+    reasoning: str = ""
+    is_thinking: bool = False  # from the first token on, because the prompt says so
+    shows_reasoning: bool = True
+
+    def listener(self, new_id: Callable[[], str]) -> Listener:
+        """For one answer, from its beginning. `new_id` names a call."""
+        return Listener(
+            ThinkingParser(MARKS[self.reasoning], self.is_thinking) if self.reasoning else None,
+            ToolParser(FORMATS[self.tools], self.names, new_id) if self.tools else None,
+            self.shows_reasoning,
+        )
 
 
 class Listener:
     """Sorts the text of one answer as it comes. Text that may still become something else is held back."""
 
+    def __init__(self, thinking: ThinkingParser | None, tools: ToolParser | None, shows_reasoning: bool) -> None:
+        self._thinking = thinking
+        self._tools = tools
+        self._shows_reasoning = shows_reasoning
+
     def push(self, text: str) -> Said:
-        return Said(text)
+        if self._thinking is None:
+            return self._content(text)
+        reasoning, text = self._thinking.push(text)
+        if self._thinking.is_over:
+            self._thinking = None
+        return self._with(reasoning, self._content(text))
 
     def finish(self) -> Said:
         """What was held back. No more text comes."""
-        return Said()
+        reasoning, text = self._thinking.finish() if self._thinking else ("", "")
+        said = self._with(reasoning, self._content(text))
+        return said + self._tools.finish() if self._tools else said
+
+    def _content(self, text: str) -> Said:
+        return self._tools.push(text) if self._tools else Said(text)
+
+    def _with(self, reasoning: str, said: Said) -> Said:
+        return Said(said.content, reasoning, said.calls) if reasoning and self._shows_reasoning else said
