@@ -83,7 +83,8 @@ def test_a_body_that_is_no_json_object_is_refused(client, route, body, words):
         ('"model": 5', "model should be a valid string"),
         ('"model": ""', "There is no model or adapter named ''"),
         ('"Prompt[0]": 1', "'Prompt[0]' is not a field"),
-        ('"guided_json": {}', "'guided_json' is not a field; the fields are n, temperature,"),
+        ('"color": {}', "'color' is not a field; the fields are logit_bias, allowed_token_ids,"),
+        ('"max_token": 5', "'max_token' is not a field; the nearest is max_tokens."),
         ('"stream": true, "stream_options": {"usage": 1}', "'stream_options.usage' is not a field"),
     ],
 )

@@ -49,9 +49,14 @@ def test_a_special_token_is_shown_as_it_is_written(client):
         ("detokenize", {}, "tokens", "tokens is missing"),
         ("detokenize", {"tokens": [7, 300]}, "tokens.1", "tokens.1 is the token id 300"),
         ("detokenize", {"tokens": "abc"}, "tokens", "tokens should be a valid"),
-        ("tokenize", {"messages": CHAT, "continue_final_message": True}, "continue_final_message", "not supported"),
-        ("tokenize", {"messages": CHAT, "chat_template": "{{ x }}"}, "chat_template", "is not supported; leave it out"),
-        ("tokenize", {"messages": CHAT, "tools": [{"type": "function"}]}, "tools", "tools is not supported"),
+        ("tokenize", {"messages": CHAT, "continue_final_message": True}, "continue_final_message", "not support"),
+        (
+            "tokenize",
+            {"messages": CHAT, "chat_template": "{{ x }}"},
+            "chat_template",
+            "does not support chat_template; put a chat_template.jinja",
+        ),
+        ("tokenize", {"messages": CHAT, "tools": [{"type": "function"}]}, "tools", "not support tools"),
     ],
 )
 def test_what_is_no_text_or_no_token_is_refused(client, route, fields, param, words):

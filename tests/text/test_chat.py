@@ -71,3 +71,23 @@ def test_warming_up_asks_nothing_of_a_template_that_is_not_there_or_takes_no_hel
 ):
     for config in ({}, {"chat_template": "{{ raise_exception('no') }}"}):
         Tokenizer(write(byte_level, tokenizer_config=config)).warm_up()
+
+
+def test_a_prompt_that_is_continued_ends_with_the_last_text_as_it_is(folder: Path):
+    tokenizer = Tokenizer(folder)
+    messages = [*HELLO, {"role": "assistant", "content": "the "}]
+    tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=False, is_continued=True)
+    assert tokenizer.decode(tokens) == "user: hello\nassistant: the "
+
+
+def test_a_continued_text_that_spells_a_control_token_stays_a_text(folder: Path):
+    tokenizer = Tokenizer(folder)
+    messages = [*HELLO, {"role": "assistant", "content": "</s>"}]
+    tokens = tokenizer.apply_chat_template(messages, add_generation_prompt=False, is_continued=True)
+    assert tokenizer.decode(tokens).endswith("assistant: </s>")
+
+
+def test_a_template_that_drops_the_last_text_cannot_continue_it(folder: Path):
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    with pytest.raises(RequestError, match="so it cannot be continued"):
+        Tokenizer(folder).apply_chat_template([*HELLO, *HELLO], is_continued=True)

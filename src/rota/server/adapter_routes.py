@@ -5,14 +5,14 @@ from __future__ import annotations
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from rota.core.errors import AdapterError, RequestError
+from rota.core.errors import AdapterError
 from rota.core.lora_paths import LoraPath
 from rota.server.access.access import Access
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.adapters import AdapterManager
 from rota.server.audit import audited
-from rota.server.fields import Fields, Unsupported, read_body, refuse_unsupported_values
+from rota.server.fields import Fields, Unsupported, read_body
 from rota.server.native.bodies import AdaptersBody
 from rota.server.openapi import gives, takes
 
@@ -32,16 +32,8 @@ class LoadFields(Fields):
 
     lora_name: str
     lora_path: str
-    load_inplace: bool | None = None
-    is_3d_lora_weight: bool | None = None
-
-    def refuse_unsupported(self) -> None:
-        if self.load_inplace:
-            message = f"load_inplace is not supported; unload '{self.lora_name}' first, then load it."
-            raise RequestError.bad_field("load_inplace", message)
-        if self.is_3d_lora_weight:
-            message = "is_3d_lora_weight is not supported; factors must be matrices, as PEFT saves them."
-            raise RequestError.bad_field("is_3d_lora_weight", message)
+    load_inplace: Unsupported = None
+    is_3d_lora_weight: Unsupported = None
 
 
 class NativeUnloadFields(Fields):
@@ -59,9 +51,6 @@ class NativeLoadFields(NativeUnloadFields):
     lora_path: str
     pinned: bool | None = None
     added_tokens_config: Unsupported = None
-
-    def refuse_unsupported(self) -> None:
-        refuse_unsupported_values(self, {"added_tokens_config": ()})
 
 
 def install_adapter_routes(app: FastAPI, adapters: AdapterManager, access: Access) -> None:

@@ -13,6 +13,7 @@ from rota.core.request import Request, SamplingParams
 from rota.runtime.seeds import seeded
 from rota.server.access.disclosure import fault_for
 from rota.server.access.limits import Ask, Hold
+from rota.server.call_options import NO_OPTIONS, CallOptions
 from rota.server.choices import Choice, Chunk
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswer, name_of, request_id_for
@@ -199,10 +200,11 @@ def requests_for(
     prompts: Sequence[Tokens],
     sampling: SamplingParams,
     choices: int,
-    cache_salt: str | None = None,
+    asks: CallOptions = NO_OPTIONS,
 ) -> tuple[Request, ...]:
     """One request per choice of each prompt. A single request has the answer's name."""
-    now, scope = time.monotonic(), call.key.scope_with(cache_salt)
+    now, scope = time.monotonic(), call.key.scope_with(asks.cache_salt)
+    priority = call.key.priority_for(asks.priority)
     is_single = len(prompts) * choices == 1
     return tuple(
         Request(
@@ -213,7 +215,7 @@ def requests_for(
             adapter_id=model.adapter_id,
             tenant=call.key.tenant,
             cache_scope=scope,
-            priority=call.key.priority,
+            priority=priority,
             first_token_s=call.first_token_s,
         )
         for prompt, tokens in enumerate(prompts)

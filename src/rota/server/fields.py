@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
@@ -9,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from rota.core.errors import Fault, FaultCode, RequestError
+from rota.server.advice import advice_on
 
 # Numbers for the engine must fit its integers, and no client needs a larger one.
 MAX_COUNT = 2**31 - 1
@@ -17,11 +20,11 @@ MAX_VALUES = 270_000
 
 Count = Annotated[int, Field(ge=-MAX_COUNT, le=MAX_COUNT)]
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-# For known fields without support: only empty values pass `refuse_unsupported_values`.
-Unsupported = Annotated[
-    Any,
-    WithJsonSchema({"enum": list(_NOTHING), "description": "Not supported: only empty values are accepted."}),
-]
+_ONLY_NOTHING = WithJsonSchema(
+    {"enum": list(_NOTHING), "description": "Not supported: only values that ask for nothing are accepted."}
+)
+# For known fields without support: only values that ask for nothing pass `refuse_unsupported`.
+Unsupported = Annotated[Any, _ONLY_NOTHING]
 # vLLM's field: only requests with the same salt find each other's KV.
 CacheSalt = Annotated[str, Field(min_length=1)]
 
@@ -39,6 +42,37 @@ class Fields(BaseModel):
     """A body, or an object in one. Null is the same as no field."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    def refuse_unsupported(self, where: str = "") -> None:
+        """Raises RequestError for a value without support that would change the answer. `where` ends in a dot."""
+        refuse_unsupported_values(self, _unsupported_fields(type(self)), where)
+
+
+@functools.cache
+def _unsupported_fields(kind: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
+    """The fields without support, and the values that ask for nothing besides the empty ones."""
+    found = {}
+    for name, field in kind.model_fields.items():
+        if any(one is _ONLY_NOTHING for one in field.metadata):
+            taken: Any = field.json_schema_extra["enum"] if isinstance(field.json_schema_extra, dict) else _NOTHING
+            found[name] = tuple(taken[len(_NOTHING) :])
+    return found
+
+
+def refuse_unsupported_values(fields: BaseModel, harmless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
+    """Refuse fields without support. `harmless` holds, by name, the values that ask for nothing."""
+    for name, values in harmless.items():
+        value = getattr(fields, name)
+        if value in _NOTHING or value in values:
+            continue
+        allowed = f" other than {' or '.join(map(repr, values))}" if values else ""
+        message = f"Rota does not support {where}{name}{allowed}; {advice_on(name)}."
+        raise RequestError.bad_field(where + name, message)
+
+
+def unless(*values: Any) -> Any:
+    """An optional field without support, for which these values ask for nothing."""
+    return Field(default=None, json_schema_extra={"enum": [*_NOTHING, *values]})
 
 
 def within(low: float, high: float | None = None) -> Any:
@@ -60,16 +94,6 @@ def read_body(kind: type[Body], raw: bytes) -> Body:
         raise _explain(kind, _furthest(problems)) from None
 
 
-def refuse_unsupported_values(fields: BaseModel, meaningless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
-    """Refuse fields without support. `meaningless` holds, by name, the values that change nothing and are accepted."""
-    for name, values in meaningless.items():
-        value = getattr(fields, name)
-        if value in _NOTHING or value in values:
-            continue
-        allowed = f" other than {' or '.join(map(repr, values))}" if values else ""
-        raise RequestError.bad_field(where + name, f"{where}{name} is not supported{allowed}; leave it out.")
-
-
 def _furthest(problems: Sequence[Any]) -> Any:
     """The first problem. If a field may have several types, the problem that lies deepest in the body."""
     found, *others = problems
@@ -87,12 +111,20 @@ def _explain(kind: type[BaseModel], problem: Any) -> RequestError:
         case "missing":
             return RequestError.bad_field(path, f"{path} is missing.")
         case "extra_forbidden":
-            known = f"; the fields are {', '.join(kind.model_fields)}" if len(problem["loc"]) == 1 else ""
+            known = _known(kind, path) if len(problem["loc"]) == 1 else ""
             return RequestError.bad_field(path[:200], f"'{path[:200]}' is not a field{known}.")
     field = path.rpartition(".")[2]
     is_wrong_type = problem["type"].endswith("_type")
     wanted = _WANTED[field] if is_wrong_type and field in _WANTED else _AS_SUBJECT.sub("", problem["msg"])
     return RequestError.bad_field(path, f"{path or 'The body'} {wanted}.")
+
+
+def _known(kind: type[BaseModel], name: str) -> str:
+    """The field that the client may have meant, or else all fields that have support."""
+    supported = [field for field in kind.model_fields if field not in _unsupported_fields(kind)]
+    if close := difflib.get_close_matches(name[:100], supported, n=1, cutoff=0.8):
+        return f"; the nearest is {close[0]}"
+    return f"; the fields are {', '.join(supported)}"
 
 
 def _path(problem: Any) -> str:

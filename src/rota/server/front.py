@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from fastapi import Request as HttpRequest
@@ -12,8 +12,9 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.access.keys import Key
+from rota.server.call_options import CallOptions
 from rota.server.gateway_headers import first_token_in, tenant_in
-from rota.server.names import name_in
+from rota.server.names import checked_name, keep_name, name_in
 from rota.server.open_answers import Call, OpenAnswers
 from rota.server.prompts import TextLimits, Texts
 from rota.server.reading import Result, Work, read
@@ -54,6 +55,12 @@ class Front:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
         key = self.enter(http)
         return Call(tenant_in(http, key), name_in(http), trace_in(http), first_token_in(http, key))
+
+    def named(self, http: HttpRequest, call: Call, asks: CallOptions) -> Call:
+        """The call under the name that its body gives it. Raises RequestError for a bad name."""
+        if asks.name is None:
+            return call
+        return replace(call, name=keep_name(http, checked_name(asks.name_param, asks.name)))
 
     def enter(self, http: HttpRequest) -> Key:
         """The key of a call to a route with limits, which counts as a request. Raises RequestError as `identify`."""

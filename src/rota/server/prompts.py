@@ -52,13 +52,39 @@ def _unpacked(packed: list[bytes], params: tuple[str, ...], texts: tuple[str, ..
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """How a prompt is read: how many of its last tokens are kept, and whether special tokens stand around a text."""
+
+    truncate_prompt_tokens: int | None = None
+    output_tokens: int = 1  # for which room is left
+    add_special_tokens: bool = True
+
+    def kept(self, tokens: Tokens, context: int | None) -> Tokens:
+        """The last tokens that are to be kept; -1: as many as the context holds."""
+        match self.truncate_prompt_tokens:
+            case None:
+                return tokens
+            case -1:
+                return tokens if context is None else tokens[-max(1, context - min(self.output_tokens, context - 1)) :]
+            case count if count > 0:
+                return tokens[-count:]
+        message = "truncate_prompt_tokens must be at least 1, or -1 for what the context holds."
+        raise RequestError.bad_field("truncate_prompt_tokens", message)
+
+
+AS_SENT = Reading()
+
+
+@dataclass(frozen=True, slots=True)
 class Texts:
     """Makes tokens of what a body holds. It works the same in the server's process and in a worker process."""
 
     tokenizer: Tokenizer
     limits: TextLimits = TextLimits()
 
-    def tokenized(self, prompt: Any, param: str = "prompt", is_echoed: bool = False) -> Prompts:
+    def tokenized(
+        self, prompt: Any, param: str = "prompt", is_echoed: bool = False, reading: Reading = AS_SENT
+    ) -> Prompts:
         """Every prompt of a call. Raises RequestError for a value that is no prompt, or cannot fit."""
         prompts = _as_list(prompt, param)
         self.check_count(len(prompts), 1, param)
@@ -66,20 +92,27 @@ class Texts:
         for place, one in zip(params, prompts, strict=True):
             if isinstance(one, str):
                 self.refuse_too_long(len(one), place)
-        tokens = tuple(map(self._encode, params, prompts))
-        texts = tuple(map(self._shown, prompts, tokens)) if is_echoed else ()
+        read = [self._encode(place, one, reading) for place, one in zip(params, prompts, strict=True)]
+        tokens = tuple(self.as_prompt(one, place, reading) for place, one in zip(params, read, strict=True))
+        is_cut = [len(kept) < len(one) for kept, one in zip(tokens, read, strict=True)]
+        texts = tuple(map(self._shown, prompts, tokens, is_cut)) if is_echoed else ()
         return Prompts(tokens, tuple(params), texts)
 
-    def rendered(self, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> Tokens:
+    def rendered(
+        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, is_continued: bool = False
+    ) -> Tokens:
         """A conversation as tokens. Raises RequestError if the model's template refuses it."""
         self.refuse_too_long(sum(len(text) for message in messages for text in message.values()), "messages")
-        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt)
+        return self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, is_continued=is_continued
+        )
 
-    def as_prompt(self, tokens: Tokens, param: str) -> Tokens:
-        """Raises RequestError for a prompt without tokens, or with too many."""
+    def as_prompt(self, tokens: Tokens, param: str, reading: Reading = AS_SENT) -> Tokens:
+        """The tokens that are kept. Raises RequestError for a prompt without tokens, or with too many."""
         if not tokens:
             raise RequestError.bad_field(param, f"{param} is empty; send at least one token.")
         most = self.limits.max_sequence_tokens
+        tokens = reading.kept(tokens, most)
         if most is not None and len(tokens) >= most:
             message = (
                 f"The prompt has {len(tokens)} tokens; with at least one token of output it must stay within the "
@@ -105,13 +138,14 @@ class Texts:
             message = f"The prompt has {characters} characters, which cannot fit into the context of {most} tokens."
             raise RequestError(Fault(FaultCode.PROMPT_TOO_LONG, message, param))
 
-    def _encode(self, place: str, one: str | list[Any]) -> Tokens:
-        tokens = self.tokenizer.encode(one) if isinstance(one, str) else checked_tokens(self.tokenizer, one, place)
-        return self.as_prompt(tokens, place)
+    def _encode(self, place: str, one: str | list[Any], reading: Reading) -> Tokens:
+        if isinstance(one, str):
+            return self.tokenizer.encode(one, reading.add_special_tokens)
+        return checked_tokens(self.tokenizer, one, place)
 
-    def _shown(self, one: str | list[Any], tokens: Tokens) -> str:
-        """A prompt sent as text comes back as the same text."""
-        return one if isinstance(one, str) else self.tokenizer.decode(tokens)
+    def _shown(self, one: str | list[Any], tokens: Tokens, is_cut: bool) -> str:
+        """A prompt sent as text comes back as the same text, unless it was cut."""
+        return one if isinstance(one, str) and not is_cut else self.tokenizer.decode(tokens)
 
 
 def params_of(prompt: Any, param: str = "prompt") -> list[str]:
@@ -122,7 +156,7 @@ def params_of(prompt: Any, param: str = "prompt") -> list[str]:
     return [param]
 
 
-def _as_list(prompt: Any, param: str) -> list[str] | list[list[Any]]:
+def _as_list(prompt: Any, param: str) -> list[str | list[Any]]:
     """The prompts as a list. One prompt becomes a list of one."""
     match prompt:
         case str():

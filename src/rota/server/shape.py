@@ -52,7 +52,7 @@ class DataEvents(ABC):
     def packet(self, answer: Answer, parts: Sequence[Part]) -> bytes:
         if not parts:
             return WAITING
-        events = (self.event(answer, part) for part in parts if part.chunk.has_news)
+        events = (self.event(answer, part) for part in parts)
         return b"".join([sse_event(event) for event in events if event])
 
     def ending(self, answer: Answer) -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from rota.core.request import SamplingParams
 from rota.text.detokenizer import Detokenizer
+from rota.text.pieces import TokenPieces
 from rota.text.stops import StopWatcher
 from rota.text.tokenizer import Tokenizer
 
@@ -33,6 +34,10 @@ class TextOptions:
     # Tokens that end the answer.
     stop_token_ids: frozenset[int] = frozenset()
 
+    def shown_of(self, pieces: TokenPieces) -> frozenset[int]:
+        """The special tokens that have a text."""
+        return pieces.special if self.shows_special else self.shown
+
     def with_ends_of(self, sampling: SamplingParams) -> TextOptions:
         """The same options, with the request's own tokens that end its answer."""
         return replace(self, min_tokens=sampling.min_new_tokens, stop_token_ids=sampling.stop_token_ids)
@@ -52,8 +57,7 @@ class TextStream:
         options: TextOptions = PLAIN_TEXT,
     ) -> None:
         """`is_continuation`: the text continues its prompt. False for an answer in a chat."""
-        shown = tokenizer.pieces.special if options.shows_special else options.shown
-        self._detokenizer = Detokenizer(tokenizer.pieces, is_continuation, shown)
+        self._detokenizer = Detokenizer(tokenizer.pieces, is_continuation, options.shown_of(tokenizer.pieces))
         self._watcher = StopWatcher(stop, options.keeps_stop)
         self._hidden = frozenset() if options.keeps_stop else options.stop_token_ids - options.shown
         self._min_tokens = options.min_tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rota.core.errors import ModelError, RequestError
 from rota.text.chat import ChatMessage, ChatTemplate, Conversation
+from rota.text.continued import marked, up_to_mark
 from rota.text.control_tokens import ControlTokens
 from rota.text.detokenizer import Detokenizer
 from rota.text.pieces import TokenPieces, UnknownDecoderError
@@ -91,18 +92,25 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        is_continued: bool = False,
     ) -> tuple[int, ...]:
         """The tokens of a conversation. Only the template writes control tokens; texts that spell one stay texts.
 
-        The template reads `variables` by name (for example enable_thinking).
+        The template reads `variables` by name (for example enable_thinking). `is_continued`: the tokens end with the
+        last message's text, so that the model goes on with it.
         """
-        conversation = Conversation(messages, tools, add_generation_prompt, variables)
-        text = self._chat.render(conversation)
+        sent, end = (marked(messages), up_to_mark) if is_continued else (messages, str)
+        conversation = Conversation(sent, tools, add_generation_prompt, variables)
+        text = end(self._chat.render(conversation))
         # Templates write their own special tokens, and there must be no second BOS.
         tokens = self._encode(text, add_special_tokens=False)
         if not self._control_tokens.can_be_spelled(texts_in([*messages, *(tools or ())])):
             return tokens
-        return tuple(self._control_tokens.tokens(text, tokens, partial(self._chat.render_disguised, conversation)))
+
+        def render(stand_ins: Mapping[str, str]) -> str:
+            return end(self._chat.render_disguised(conversation, stand_ins))
+
+        return tuple(self._control_tokens.tokens(text, tokens, render))
 
     @cached_property
     def _control_tokens(self) -> ControlTokens:

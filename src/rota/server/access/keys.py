@@ -8,8 +8,12 @@ from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 
+from rota.core.errors import RequestError
 from rota.core.tenant import SOLE_TENANT, Tenant
 from rota.server.access.cache_scopes import group_scope, salted_scope
+
+# A priority is a head start, and one of minutes makes a request the first or the last of all that wait.
+MAX_ASKED_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,19 @@ class Key:
         if self.adapters is None or adapter in self.adapters:
             return True
         return any(entry.endswith("*") and adapter.startswith(entry[:-1]) for entry in self.adapters)
+
+    def priority_for(self, asked: int | None) -> int:
+        """The priority of a request. A client may ask for less than its key has. Raises RequestError for more."""
+        most = MAX_ASKED_PRIORITY if self.is_anyone else self.priority
+        if asked is None:
+            return self.priority
+        if not -MAX_ASKED_PRIORITY <= asked <= most:
+            message = (
+                f"priority must be between {-MAX_ASKED_PRIORITY} and {most}, the most that this key may ask for, "
+                f"not {asked}; a higher one goes first."
+            )
+            raise RequestError.bad_field("priority", message)
+        return asked
 
     def scope_with(self, salt: str | None) -> str:
         """The cache scope of a request, which the client's salt makes narrower."""

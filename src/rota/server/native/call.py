@@ -9,9 +9,12 @@ from typing import TypeVar
 
 from rota.core.errors import Fault, RequestError
 from rota.core.request import SamplingParams
+from rota.server.call_options import CallOptions
 from rota.server.fields import read_body
 from rota.server.native.fields import GenerateFields, NativeSampling
 from rota.server.prompts import Prompts, Texts
+from rota.text.stream import TextOptions
+from rota.text.tokenizer import Tokenizer
 
 Value = TypeVar("Value")
 
@@ -30,7 +33,7 @@ class GenerateCall:
     is_streamed: bool
     # None: no log-probabilities. Otherwise: with alternatives, and with texts.
     logprobs: tuple[bool, bool] | None
-    cache_salt: str | None
+    asks: CallOptions
     limit_param: str  # the client's field that limits the output
 
 
@@ -63,7 +66,7 @@ def _call_of(texts: Texts, fields: GenerateFields) -> GenerateCall:
     prompts = texts.tokenized(fields.prompt(), fields.param)
     count = len(prompts.tokens)
     adapters = _one_each("lora_path", _placed("lora_path", fields.lora_path), count)
-    sent, choices = _samplings(fields, texts.tokenizer.eos_ids)
+    sent, choices = _samplings(fields, texts.tokenizer)
     samplings = _one_each("sampling_params", sent, count)
     texts.check_count(count, choices, fields.param, fields.choices_param)
     return GenerateCall(
@@ -77,12 +80,12 @@ def _call_of(texts: Texts, fields: GenerateFields) -> GenerateCall:
         logprobs=(bool(fields.top_logprobs_num), bool(fields.return_text_in_logprobs))
         if fields.return_logprob
         else None,
-        cache_salt=fields.cache_salt,
+        asks=CallOptions(text=_text_options(fields), cache_salt=fields.cache_salt, priority=fields.priority),
         limit_param=fields.limit_param,
     )
 
 
-def _samplings(fields: GenerateFields, eos_ids: frozenset[int]) -> tuple[list[SamplingParams], int]:
+def _samplings(fields: GenerateFields, tokenizer: Tokenizer) -> tuple[list[SamplingParams], int]:
     """The sampling parameters as they were sent, and the number of answers per prompt."""
     logprobs = fields.logprobs(), fields.prompt_logprobs()
     samplings: list[SamplingParams] = []
@@ -90,10 +93,20 @@ def _samplings(fields: GenerateFields, eos_ids: frozenset[int]) -> tuple[list[Sa
     for place, one in _placed("sampling_params", fields.sampling_params or NativeSampling()):
         with _inside(place):
             choices.add(one.choices())
-            samplings.append(one.sampling(*logprobs, eos_ids))
+            samplings.append(one.sampling(*logprobs, tokenizer))
     if len(choices) > 1:
         raise RequestError.bad_field("sampling_params", "n must be the same for all prompts of a call.")
     return samplings, choices.pop()
+
+
+def _text_options(fields: GenerateFields) -> TextOptions:
+    """Which parts of the answers are text. A call has one stream of text, so its prompts must agree."""
+    given = fields.sampling_params or NativeSampling()
+    first, *others = [one.text_options() for one in (given if isinstance(given, list) else [given])]
+    if any(other != first for other in others):
+        message = "skip_special_tokens and no_stop_trim must be the same for all prompts of a call."
+        raise RequestError.bad_field("sampling_params", message)
+    return first
 
 
 @contextmanager

@@ -9,9 +9,10 @@ from pydantic import Field, WithJsonSchema
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
-from rota.server.fields import CacheSalt, Count, Fields, Unsupported, refuse_unsupported_values, within
+from rota.server.fields import CacheSalt, Count, Fields, Unsupported, unless, within
 from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.sampling import CommonSampling
+from rota.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -21,50 +22,30 @@ class NativeSampling(CommonSampling):
 
     max_new_tokens: Count | None = within(1)
     sampling_seed: int | None = within(0, MAX_SEED)
-    skip_special_tokens: bool | None = None
-    # Special tokens have no text here, so the field changes nothing.
-    spaces_between_special_tokens: bool | None = None
-    stream_interval: Count | None = None
-    min_new_tokens: Unsupported = None
-    no_stop_trim: Unsupported = None
+    stream_interval: Unsupported = unless(1)
+    min_new_tokens: Count | None = within(0)
     stop_regex: Unsupported = None
     json_schema: Unsupported = None
     regex: Unsupported = None
     ebnf: Unsupported = None
     structural_tag: Unsupported = None
-    logit_bias: Unsupported = None
     custom_params: Unsupported = None
 
     @property
     def client_names(self) -> Mapping[str, str]:
         return {"seed": "sampling_seed"}
 
-    def sampling(self, logprobs: int | None, prompt_logprobs: int | None, eos_ids: frozenset[int]) -> SamplingParams:
+    def sampling(self, logprobs: int | None, prompt_logprobs: int | None, tokenizer: Tokenizer) -> SamplingParams:
         """Raises RequestError for impossible values, and for values without support that would change the answer."""
-        refuse_unsupported_values(self, {"stream_interval": (1,), **dict.fromkeys(_UNSUPPORTED_SAMPLING, ())})
-        if self.skip_special_tokens is False:
-            message = "skip_special_tokens must be true: the text of special tokens is never part of an answer."
-            raise RequestError.bad_field("skip_special_tokens", message)
+        self.refuse_unsupported()
         return self.engine_params(
-            eos_ids,
+            tokenizer,
+            min_new_tokens=self.min_new_tokens or 0,
             max_new_tokens=DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens,
             seed=self.sampling_seed,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
-
-
-_UNSUPPORTED_SAMPLING = (
-    "min_new_tokens",
-    "no_stop_trim",
-    "stop_regex",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "structural_tag",
-    "logit_bias",
-    "custom_params",
-)
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -86,6 +67,8 @@ class GenerateFields(Fields):
     top_logprobs_num: Count | None = within(0, MAX_LOGPROBS)
     return_text_in_logprobs: bool | None = None
     cache_salt: CacheSalt | None = None
+    # A higher one goes first, up to the priority of the key.
+    priority: Count | None = None
     # These change nothing: every answer counts its tokens, and the operator decides what is logged.
     stream_options: StreamOptions | None = None
     log_metrics: bool | None = None
@@ -108,7 +91,6 @@ class GenerateFields(Fields):
     bootstrap_room: Unsupported = None
     data_parallel_rank: Unsupported = None
     background: Unsupported = None
-    priority: Unsupported = None
     extra_key: Unsupported = None
 
     @property
@@ -159,9 +141,8 @@ class GenerateFields(Fields):
         """The same for each token of the prompt."""
         return self.logprobs() if self.logprob_start_len == 0 else None
 
-    def refuse_unsupported(self) -> None:
-        """Raises RequestError for values without support that would change the answer."""
-        refuse_unsupported_values(self, dict.fromkeys(_UNSUPPORTED, ()))
+    def refuse_unsupported(self, where: str = "") -> None:
+        super().refuse_unsupported(where)
         if self.logprob_start_len not in (None, -1, 0):
             message = (
                 "logprob_start_len must be -1, for the answer's tokens alone, or 0, for the prompt's tokens too, not "
@@ -170,26 +151,3 @@ class GenerateFields(Fields):
             raise RequestError.bad_field("logprob_start_len", message)
         if self.logprob_start_len == 0 and not self.return_logprob:
             raise RequestError.bad_field("logprob_start_len", "logprob_start_len needs return_logprob to be true.")
-
-
-_UNSUPPORTED = (
-    "token_ids_logprob",
-    "return_hidden_states",
-    "return_routed_experts",
-    "return_entropy",
-    "input_embeds",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "modalities",
-    "session_params",
-    "lora_id",
-    "custom_logit_processor",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "data_parallel_rank",
-    "background",
-    "priority",
-    "extra_key",
-)

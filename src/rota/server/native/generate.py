@@ -43,7 +43,8 @@ def _parsed(front: Front, call: Call, read: GenerateCall) -> ParsedCall:
     """One request per choice of each prompt."""
     models = [front.access.find(call.key, name or None, place) for place, name in read.adapters]
     names = _names(call, read)
-    now, scope = time.monotonic(), call.key.scope_with(read.cache_salt)
+    now, scope = time.monotonic(), call.key.scope_with(read.asks.cache_salt)
+    priority = call.key.priority_for(read.asks.priority)
     requests = [
         Request(
             request_id=request_id_for(f"{names[index]}-{choice}" if read.choices > 1 else names[index]),
@@ -53,7 +54,7 @@ def _parsed(front: Front, call: Call, read: GenerateCall) -> ParsedCall:
             adapter_id=models[index].adapter_id,
             tenant=call.key.tenant,
             cache_scope=scope,
-            priority=call.key.priority,
+            priority=priority,
             first_token_s=call.first_token_s,
         )
         for index, prompt in enumerate(read.prompts.tokens)
@@ -61,7 +62,15 @@ def _parsed(front: Front, call: Call, read: GenerateCall) -> ParsedCall:
     ]
     places = zip(read.prompts.params, read.adapters, strict=True)
     sent_as = tuple(SentAs(prompt, model) for prompt, (model, _) in places)
-    return ParsedCall(call, call.name, tuple(requests), read.choices, sent_as=sent_as, limit_param=read.limit_param)
+    return ParsedCall(
+        call,
+        call.name,
+        tuple(requests),
+        read.choices,
+        sent_as=sent_as,
+        limit_param=read.limit_param,
+        text=read.asks.text,
+    )
 
 
 def _names(call: Call, read: GenerateCall) -> list[str]:

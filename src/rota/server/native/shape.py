@@ -71,6 +71,8 @@ class GenerateShape(DataEvents):
     def event(self, _answer: Answer, part: Part) -> bytes:
         position = part.choice.position
         self._so_far[position].take(part.chunk)
+        if not part.chunk.has_news:
+            return b""
         index = {"index": position} if self._is_list else {}
         return msgspec.json.encode({**index, **self._object(part.choice)})
 

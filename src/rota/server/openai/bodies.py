@@ -23,6 +23,9 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: str | None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
 class CompletionBody(BaseModel):
@@ -47,6 +50,7 @@ class ChatChoice(BaseModel):
     message: ChatMessageBody
     logprobs: dict[str, Any] | None
     finish_reason: str
+    token_ids: list[int] | None = None
 
 
 class ChatBody(BaseModel):
@@ -58,6 +62,8 @@ class ChatBody(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: UsageBody
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
 class ChatDelta(BaseModel):
@@ -70,6 +76,7 @@ class ChatChunkChoice(BaseModel):
     delta: ChatDelta
     logprobs: dict[str, Any] | None
     finish_reason: str | None
+    token_ids: list[int] | None = None
 
 
 class ChatChunkBody(BaseModel):
@@ -81,6 +88,7 @@ class ChatChunkBody(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageBody | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ModelBody(BaseModel):

@@ -7,13 +7,15 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
+from rota.core.adapter import Adapter
 from rota.server.answer import ParsedCall, SentAs, requests_for
 from rota.server.choices import Choice, Chunk
 from rota.server.front import Front
 from rota.server.listening import Listeners
+from rota.server.open_answers import Call
 from rota.server.openai.bodies import ChatBody, ChatChunkBody
 from rota.server.openai.chat_fields import ChatCall, ChatFields, read_chat
-from rota.server.openai.logprobs import chat_logprobs
+from rota.server.openai.logprobs import TokenNamer, chat_logprobs, prompt_logprobs
 from rota.server.openai.model_names import model_for
 from rota.server.openai.shape import OpenAiShape
 from rota.server.openapi import gives, takes
@@ -28,22 +30,26 @@ def install_chat_route(app: FastAPI, front: Front) -> None:
         """Continue a conversation."""
         call = front.identify(http)
         read = await front.read(call.key, http, read_chat)
+        call = front.named(http, call, read.asks)
         model = model_for(front, call, read.names)
         answer_id = f"chatcmpl-{call.name}"
-        requests = requests_for(
-            call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.cache_salt
-        )
         shape = ChatShape(answer_id, model.name, read, front.tokenizer)
-        parsed = ParsedCall(
-            call,
-            answer_id,
-            requests,
-            read.choices,
-            is_continuation=False,
-            sent_as=(SentAs("messages", read.names.param),),
-            limit_param=read.limit_param,
-        )
+        parsed = parsed_chat(call, answer_id, model, read)
         return await respond(front, http, parsed, shape, read.is_streamed)
+
+
+def parsed_chat(call: Call, answer_id: str, model: Adapter, read: ChatCall, param: str = "messages") -> ParsedCall:
+    """A chat after its checks; `param` is the field in which the client sent the conversation."""
+    return ParsedCall(
+        call,
+        answer_id,
+        requests_for(call, answer_id, model, read.prompts.tokens, read.sampling, read.choices, read.asks),
+        read.choices,
+        is_continuation=read.is_continued,
+        sent_as=(SentAs(param, read.names.param),),
+        limit_param=read.limit_param,
+        text=read.asks.text,
+    )
 
 
 class ChatShape(OpenAiShape):
@@ -53,15 +59,18 @@ class ChatShape(OpenAiShape):
     whole_kind = "chat.completion"
 
     def __init__(self, answer_id: str, model: str, read: ChatCall, tokenizer: Tokenizer) -> None:
-        super().__init__(answer_id, model, read.options)
-        self._pieces = tokenizer.pieces
+        prompt = read.prompts.tokens[0] if read.asks.tells_tokens else None
+        super().__init__(answer_id, model, read.options, prompt)
+        self._namer = TokenNamer(tokenizer.pieces, read.asks.names_by_id)
+        self._tells_prompt_logprobs = read.tells_prompt_logprobs
+        self._prompt = read.prompts.tokens[0]
         self._has_logprobs = read.has_logprobs
         self._listeners = Listeners(read.speech)
         self._begun: set[int] = set()
 
     def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any] | None:
         said = self._listeners.said(choice, chunk)
-        if not (said or chunk.logprobs or chunk.finish_reason):
+        if not (said or chunk.logprobs or chunk.finish_reason or (self._tells_tokens and chunk.tokens)):
             return None
         delta = delta_of(said)
         if choice.position not in self._begun:
@@ -76,9 +85,15 @@ class ChatShape(OpenAiShape):
         return {
             "index": choice.position,
             name: content,
-            "logprobs": chat_logprobs(self._pieces, chunk) if self._has_logprobs else None,
+            "logprobs": chat_logprobs(self._namer, chunk) if self._has_logprobs else None,
             "finish_reason": self._listeners.finish_reason(choice, chunk),
+            **({"token_ids": chunk.tokens} if self._tells_tokens else {}),
         }
+
+    def about_prompt(self, first: Chunk) -> dict[str, Any]:
+        if not self._tells_prompt_logprobs:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(self._namer.pieces, self._prompt, first.scores)}
 
 
 def delta_of(said: Said) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from pydantic import ConfigDict, Field
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
-from rota.server.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, refuse_unsupported_values, within
+from rota.server.call_options import CallOptions
+from rota.server.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, unless, within
 from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
 from rota.server.openai.structured_fields import StructuredFields
 from rota.server.openai.tool_fields import ToolFields
-from rota.server.prompts import Prompts, Texts
+from rota.server.prompts import Prompts, Reading, Texts
 from rota.text.speech import Speech
 
 
@@ -44,8 +45,7 @@ class Message(Fields):
 
     def for_template(self, where: str) -> dict[str, Any]:
         """The message as chat templates expect it. `where` names the message in an error."""
-        names = ("tool_calls", "function_call", "refusal", "annotations", "audio")
-        refuse_unsupported_values(self, dict.fromkeys(names, ()), f"{where}.")
+        self.refuse_unsupported(f"{where}.")
         # 'developer' is the newer name of the same role, and templates do not know it.
         message = {"role": "system" if self.role == "developer" else self.role, "content": self._text(where)}
         return message | {
@@ -82,16 +82,23 @@ class ChatFields(ToolFields, StructuredFields, SamplingFields):
     # Only values that ask for the default behaviour.
     service_tier: Literal["auto", "default"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
+    # False: the template does not begin an answer, and the model goes on from the last message.
+    add_generation_prompt: bool | None = None
+    # The answer goes on with the last message, which is then not closed.
+    continue_final_message: bool | None = None
+    prompt_cache_retention: str | None = None
+    add_special_tokens: Unsupported = None
+    echo: Unsupported = None
+    documents: Unsupported = None
+    chat_template: Unsupported = None
+    web_search_options: Unsupported = None
     store: Unsupported = None
-    logit_bias: Unsupported = None
     audio: Unsupported = None
     prediction: Unsupported = None
-    verbosity: Unsupported = None
+    verbosity: Unsupported = unless("medium")
 
-    def refuse_unsupported(self) -> None:
-        """Raises RequestError for values without support that would change the answer."""
-        names = ("store", "logit_bias", "audio", "prediction", "verbosity")
-        refuse_unsupported_values(self, {"min_tokens": (0,), **dict.fromkeys(names, ())})
+    def refuse_unsupported(self, where: str = "") -> None:
+        super().refuse_unsupported(where)
         self.refuse_unsupported_tools()
 
     @property
@@ -103,6 +110,17 @@ class ChatFields(ToolFields, StructuredFields, SamplingFields):
         asked = self.asked_tokens()
         # The engine stops at the end of the context in any case.
         return MAX_COUNT if asked is None else asked
+
+    def reading(self) -> Reading:
+        """How the prompt is read. Without a limit, room for one token is left."""
+        return Reading(self.truncate_prompt_tokens, self.asked_tokens() or 1)
+
+    def is_continued(self) -> bool:
+        """Whether the answer goes on with the last message."""
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message goes on with the last message, so add_generation_prompt must be false."
+            raise RequestError.bad_field("continue_final_message", message)
+        return bool(self.continue_final_message)
 
     def alternatives(self) -> int | None:
         """How many alternatives come with every token's log-probability. None: no log-probabilities."""
@@ -129,7 +147,9 @@ class ChatCall:
     has_logprobs: bool
     sampling: SamplingParams
     prompts: Prompts
-    cache_salt: str | None
+    asks: CallOptions
+    tells_prompt_logprobs: bool
+    is_continued: bool  # the answer goes on with the last message
     limit_param: str | None  # the client's field that limits the output; None: the client set no limit
     speech: Speech  # how the answer's text is sorted
 
@@ -143,10 +163,12 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
     """What a route needs, also one that is not OpenAI's. Raises RequestError for the first field that is wrong."""
     fields.refuse_unsupported()
     choices, options, logprobs = fields.choices(), fields.usage_wanted(), fields.alternatives()
-    sampling = fields.sampling(fields.output_limit(), logprobs, texts.tokenizer.eos_ids)
+    sampling = fields.sampling(fields.output_limit(), logprobs, texts.tokenizer)
     texts.check_count(1, choices)
-    tokens = texts.as_prompt(texts.rendered(conversation(fields.messages)), "messages")
-    prompts = Prompts((tokens,), ("messages",))
+    is_continued = fields.is_continued()
+    has_generation_prompt = fields.add_generation_prompt is not False and not is_continued
+    rendered = texts.rendered(conversation(fields.messages), has_generation_prompt, is_continued)
+    prompts = Prompts((texts.as_prompt(rendered, "messages", fields.reading()),), ("messages",))
     return ChatCall(
         names=fields.names,
         is_streamed=bool(fields.stream),
@@ -155,7 +177,9 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
         has_logprobs=logprobs is not None,
         sampling=sampling,
         prompts=prompts,
-        cache_salt=fields.cache_salt,
+        asks=fields.call_options(),
+        tells_prompt_logprobs=fields.prompt_logprobs is not None,
+        is_continued=is_continued,
         limit_param=None if fields.asked_tokens() is None else fields.limit_param,
         speech=Speech(),
     )

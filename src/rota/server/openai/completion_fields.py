@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
-from rota.server.fields import Count, Unsupported, read_body, refuse_unsupported_values, within
+from rota.server.advice import advice_on
+from rota.server.call_options import CallOptions
+from rota.server.fields import Count, Unsupported, read_body, within
 from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
-from rota.server.prompts import Prompt, Prompts, Texts
+from rota.server.prompts import Prompt, Prompts, Reading, Texts
+from rota.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -20,28 +23,37 @@ class CompletionFields(SamplingFields):
     logprobs: Count | None = within(0, MAX_LOGPROBS)
     best_of: Count | None = None
     echo: bool | None = None
+    # False: the prompt's text has no special tokens around it.
+    add_special_tokens: bool | None = None
     suffix: Unsupported = None
-    logit_bias: Unsupported = None
+    prompt_embeds: Unsupported = None
 
-    def refuse_unsupported(self) -> None:
-        """Raises RequestError for values without support that would change the answer."""
-        refuse_unsupported_values(self, {"min_tokens": (0,), "suffix": (), "logit_bias": ()})
+    def refuse_unsupported(self, where: str = "") -> None:
+        super().refuse_unsupported(where)
         if self.best_of is not None and self.best_of != self.choices():
-            raise RequestError.bad_field("best_of", "best_of is not supported unless it equals n.")
+            message = f"Rota does not support best_of other than n; {advice_on('best_of')}."
+            raise RequestError.bad_field("best_of", message)
 
     @property
     def is_prompt_scored(self) -> bool:
         """An echo with logprobs also has the prompt's log-probabilities."""
         return bool(self.echo) and self.logprobs is not None
 
-    def params(self, eos_ids: frozenset[int]) -> SamplingParams:
+    def params(self, tokenizer: Tokenizer) -> SamplingParams:
         """Sampling parameters of the first choice. If only the prompt comes back, one token is made and dropped."""
         limit = self.output_limit()
-        params = self.sampling(limit or 1, self.logprobs, eos_ids)
+        params = self.sampling(limit or 1, self.logprobs, tokenizer)
         if self.is_prompt_scored:
+            if self.prompt_logprobs not in (None, self.logprobs):
+                message = "prompt_logprobs and logprobs disagree about the prompt that is echoed; send one of them."
+                raise RequestError.bad_field("prompt_logprobs", message)
             params = replace(params, prompt_logprobs=self.logprobs)
         # A dropped token must not end the answer with 'stop'.
         return params if limit else replace(params, stop_token_ids=frozenset())
+
+    def reading(self, limit: int) -> Reading:
+        """How the prompts are read. The answer has up to `limit` tokens."""
+        return Reading(self.truncate_prompt_tokens, limit or 1, self.add_special_tokens is not False)
 
     def output_limit(self) -> int:
         """The most output tokens. 0: only the prompt comes back."""
@@ -65,7 +77,8 @@ class CompletionCall:
     is_echoed: bool
     sampling: SamplingParams
     prompts: Prompts
-    cache_salt: str | None
+    asks: CallOptions
+    tells_prompt_logprobs: bool
     limit_param: str  # the client's field that limits the output
 
 
@@ -74,9 +87,9 @@ def read_completion(texts: Texts, raw: bytes) -> CompletionCall:
     fields = read_body(CompletionFields, raw)
     fields.refuse_unsupported()
     limit, choices, options = fields.output_limit(), fields.choices(), fields.usage_wanted()
-    sampling = fields.params(texts.tokenizer.eos_ids)
+    sampling = fields.params(texts.tokenizer)
     is_echoed = bool(fields.echo)
-    prompts = texts.tokenized(fields.prompt, is_echoed=is_echoed)
+    prompts = texts.tokenized(fields.prompt, is_echoed=is_echoed, reading=fields.reading(limit))
     texts.check_count(len(prompts.tokens), choices)
     return CompletionCall(
         names=fields.names,
@@ -88,6 +101,7 @@ def read_completion(texts: Texts, raw: bytes) -> CompletionCall:
         is_echoed=is_echoed,
         sampling=sampling,
         prompts=prompts,
-        cache_salt=fields.cache_salt,
+        asks=fields.call_options(),
+        tells_prompt_logprobs=fields.prompt_logprobs is not None,
         limit_param=fields.limit_param,
     )

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rota.core.errors import RequestError
-from rota.core.request import MAX_SEED, SamplingParams
+from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
+from rota.server.call_options import CallOptions
 from rota.server.fields import CacheSalt, Count, Fields, Unsupported, within
+from rota.server.openai.foreign_fields import ForeignFields
 from rota.server.sampling import CommonSampling
+from rota.text.stream import TextOptions
+from rota.text.tokenizer import Tokenizer
 
 
 class StreamOptions(Fields):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: Unsupported = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class ModelNames:
         return "lora_path" if self.lora_path else "model"
 
 
-class SamplingFields(CommonSampling):
+class SamplingFields(ForeignFields, CommonSampling):
     """The fields of every OpenAI route."""
 
     model: str | None = None
@@ -44,12 +49,41 @@ class SamplingFields(CommonSampling):
     # The client's own user. It changes nothing about the answer.
     user: str | None = None
     cache_salt: CacheSalt | None = None
-    min_tokens: Unsupported = None
+    # A higher one goes first, up to the priority of the key.
+    priority: Count | None = None
+    # The name of the call: vLLM's field, and SGLang's.
+    request_id: str | None = None
+    rid: str | None = None
+    min_tokens: Count | None = within(0)
+    prompt_logprobs: Count | None = within(0, MAX_LOGPROBS)
+    truncate_prompt_tokens: Count | None = within(-1)
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+    # Log-probabilities name a token by its id.
+    return_tokens_as_token_ids: bool | None = None
+
+    def call_options(self) -> CallOptions:
+        """What the body asks for besides an answer."""
+        return CallOptions(
+            text=self.text_options(),
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            name=self.rid if self.request_id is None else self.request_id,
+            name_param="rid" if self.request_id is None else "request_id",
+            tells_tokens=bool(self.return_token_ids),
+            names_by_id=bool(self.return_tokens_as_token_ids),
+        )
+
+    def text_options(self) -> TextOptions:
+        keeps_stop = bool(self.include_stop_str_in_output or self.no_stop_trim)
+        return replace(super().text_options(), keeps_stop=keeps_stop)
 
     def usage_wanted(self) -> StreamOptions:
         """Which events of a stream have the number of tokens."""
         if self.stream_options and not self.stream:
             raise RequestError.bad_field("stream_options", "stream_options needs stream to be true.")
+        if self.stream_options:
+            self.stream_options.refuse_unsupported("stream_options.")
         return self.stream_options or StreamOptions()
 
     def asked_tokens(self) -> int | None:
@@ -71,8 +105,18 @@ class SamplingFields(CommonSampling):
 
     @property
     def client_names(self) -> Mapping[str, str]:
-        return {"max_new_tokens": self.limit_param}
+        return {"max_new_tokens": self.limit_param, "min_new_tokens": "min_tokens"}
 
-    def sampling(self, max_tokens: int, logprobs: int | None, eos_ids: frozenset[int]) -> SamplingParams:
+    def sampling(self, max_tokens: int, logprobs: int | None, tokenizer: Tokenizer) -> SamplingParams:
         """Sampling parameters of the first choice."""
-        return self.engine_params(eos_ids, max_new_tokens=max_tokens, logprobs=logprobs, seed=self.seed)
+        if self.prompt_logprobs is not None and self.stream:
+            message = "prompt_logprobs come only with a whole answer; leave out stream."
+            raise RequestError.bad_field("prompt_logprobs", message)
+        return self.engine_params(
+            tokenizer,
+            max_new_tokens=max_tokens,
+            min_new_tokens=self.min_tokens or 0,
+            logprobs=logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            seed=self.seed,
+        )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rota.core.errors import RequestError
-from rota.server.fields import Fields, Unsupported, read_body, refuse_unsupported_values
+from rota.server.fields import Fields, Unsupported, read_body
 from rota.server.openai.chat_fields import Messages, conversation
 from rota.server.prompts import Texts, TokenList, Tokens, checked_tokens
 
@@ -24,10 +24,6 @@ class TokenizeFields(Fields):
     continue_final_message: Unsupported = None
     chat_template: Unsupported = None
     tools: Unsupported = None
-
-    def refuse_unsupported(self) -> None:
-        """Raises RequestError for values without support that would change the tokens."""
-        refuse_unsupported_values(self, dict.fromkeys(("continue_final_message", "chat_template", "tools"), ()))
 
 
 class DetokenizeFields(Fields):
