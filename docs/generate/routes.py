@@ -34,6 +34,7 @@ class Right(Enum):
 RIGHTS = {
     "/v1/completions": Right.MODEL,
     "/v1/chat/completions": Right.MODEL,
+    "/v1/responses": Right.MODEL,
     "/generate": Right.MODEL,
     "/v1/tokenize": Right.MODEL,
     "/v1/detokenize": Right.MODEL,

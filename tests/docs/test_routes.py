@@ -31,6 +31,7 @@ REFUSED = {
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "abc", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1},
+    "/v1/responses": {"input": "abc", "max_output_tokens": 1},
     "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 1}},
     "/v1/tokenize": {"prompt": "abc"},
     "/v1/detokenize": {"tokens": [65]},

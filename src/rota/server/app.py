@@ -43,6 +43,7 @@ from rota.server.openapi import ERROR_RESPONSES, install_openapi
 from rota.server.probes import install_probes
 from rota.server.queries import Queries
 from rota.server.requests_route import RequestsRoute
+from rota.server.responses.route import install_responses_route
 from rota.server.streams import Streams
 from rota.server.text_workers.pool import TextWorkers
 from rota.text.tokenizer import Tokenizer
@@ -147,6 +148,7 @@ def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, querie
     service, registry, access = front.service, front.registry, front.access
     install_completions_route(app, front)
     install_chat_route(app, front)
+    install_responses_route(app, front)
     install_tokenize_routes(app, front)
     install_model_routes(app, front)
     install_adapter_routes(app, adapters, access)

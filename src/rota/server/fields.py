@@ -33,6 +33,7 @@ Body = TypeVar("Body", bound=BaseModel)
 _WANTED = {
     "stop": "must be a text or a list of texts",
     "content": "must be a text or a list of text parts",
+    "input": "must be a text or a list",
 }
 # Pydantic's sentences begin with the kind of a value. Ours begin with the field's name.
 _AS_SUBJECT = re.compile(r"^[A-Z][a-z]+ (?=should)| after validation")

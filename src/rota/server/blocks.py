@@ -1,0 +1,121 @@
+"""Blocks cut what a model says into a sequence: thoughts, text and calls, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from rota.server.answer import Part
+from rota.server.choices import Chunk
+from rota.server.listening import Listeners, Speech
+from rota.text.said import CallPiece, Said
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A part of an answer. The text of a call is its arguments."""
+
+    index: int
+    kind: Kind
+    call: CallPiece = field(default_factory=lambda: CallPiece(index=0))
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+class Step(Enum):
+    BEGUN = "begun"
+    ADDED = "added"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A block begins, gets more text, or ends."""
+
+    step: Step
+    block: Block
+    text: str = ""
+
+
+class Blocks:
+    """The blocks of an answer with one choice. Every chunk is heard once, in its order."""
+
+    def __init__(self, speech: Speech) -> None:
+        self._listeners = Listeners(speech)
+        self._open: tuple[Kind, int] | None = None
+        self.all: list[Block] = []
+        self.reasoning_tokens = 0
+        self.finish_reason: str | None = None
+
+    def hear(self, part: Part) -> Iterator[Change]:
+        """What a part changes. Its last part ends the last block."""
+        yield from self._say(self._said(part))
+        if self.finish_reason:
+            yield from self._finish()
+
+    def hear_all(self, parts: Sequence[Part]) -> list[Block]:
+        """The blocks of a whole answer."""
+        saids = [self._said(part) for part in parts]
+        whole = Said(
+            "".join(said.content for said in saids),
+            "".join(said.reasoning for said in saids),
+            tuple(call for said in saids for call in said.calls),
+        )
+        for _ in self._say(whole):
+            pass
+        for _ in self._finish():
+            pass
+        return self.all
+
+    def _said(self, part: Part) -> Said:
+        said = self._listeners.said(part.choice, part.chunk)
+        if said.reasoning and not said.content:
+            self.reasoning_tokens += len(part.chunk.tokens)
+        self.finish_reason = self._listeners.finish_reason(part.choice, part.chunk)
+        return said
+
+    def _say(self, said: Said) -> Iterator[Change]:
+        if said.reasoning:
+            yield from self._add("reasoning", said.reasoning)
+        if said.content:
+            yield from self._add("text", said.content)
+        for piece in said.calls:
+            yield from self._add("call", piece.arguments, piece)
+
+    def _add(self, kind: Kind, text: str, call: CallPiece | None = None) -> Iterator[Change]:
+        key = (kind, call.index if call else 0)
+        if self._open != key:
+            yield from self._end()
+            self._open = key
+            block = Block(len(self.all), kind, call or CallPiece(index=0))
+            self.all.append(block)
+            yield Change(Step.BEGUN, block)
+        if text:
+            self.all[-1].pieces.append(text)
+            yield Change(Step.ADDED, self.all[-1], text)
+
+    def _end(self) -> Iterator[Change]:
+        if self._open:
+            self._open = None
+            yield Change(Step.ENDED, self.all[-1])
+
+    def _finish(self) -> Iterator[Change]:
+        if not self.all:  # an answer without a character is an empty text
+            yield from self._add("text", "")
+        yield from self._end()
+
+
+def logprobs_of(parts: Sequence[Part]) -> Chunk:
+    """The tokens of a whole answer and their log-probabilities."""
+    return Chunk(
+        "",
+        [token for part in parts for token in part.chunk.tokens],
+        [entry for part in parts for entry in part.chunk.logprobs],
+    )
