@@ -35,6 +35,8 @@ RIGHTS = {
     "/v1/completions": Right.MODEL,
     "/v1/chat/completions": Right.MODEL,
     "/v1/responses": Right.MODEL,
+    "/v1/messages": Right.MODEL,
+    "/v1/messages/count_tokens": Right.MODEL,
     "/generate": Right.MODEL,
     "/v1/tokenize": Right.MODEL,
     "/v1/detokenize": Right.MODEL,

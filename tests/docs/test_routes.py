@@ -32,6 +32,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "abc", "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1},
     "/v1/responses": {"input": "abc", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "abc"}]},
     "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 1}},
     "/v1/tokenize": {"prompt": "abc"},
     "/v1/detokenize": {"tokens": [65]},

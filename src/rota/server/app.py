@@ -28,6 +28,8 @@ from rota.server.counts import Counts
 from rota.server.docs_page import install_docs_page
 from rota.server.errors import install_error_handlers
 from rota.server.front import Front
+from rota.server.messages.errors import messages_error
+from rota.server.messages.routes import install_messages_routes
 from rota.server.metrics_port import metrics_app
 from rota.server.metrics_routes import Scrapes, install_metrics_route
 from rota.server.models import install_model_routes
@@ -105,7 +107,7 @@ def create_app(
     )
     app.state.connections = metrics.connections  # for the server that listens
     app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
-    install_error_handlers(app, access.shown)
+    install_error_handlers(app, access.shown, {"/v1/messages": messages_error})
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
     app.state.metrics_app = metrics_app(scrapes, service, registry, access.for_probes, config)  # for a second port
     _install_routes(app, front, adapters, queries, metrics)
@@ -149,6 +151,7 @@ def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, querie
     install_completions_route(app, front)
     install_chat_route(app, front)
     install_responses_route(app, front)
+    install_messages_routes(app, front)
     install_tokenize_routes(app, front)
     install_model_routes(app, front)
     install_adapter_routes(app, adapters, access)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +96,22 @@ def error_body(fault: Fault) -> dict[str, Any]:
     return _body(fault.message, ERROR_KINDS[fault.code].type, fault.param, fault.code.value)
 
 
-def install_error_handlers(app: FastAPI, shown: Callable[[Request, Fault], Fault] = lambda _, fault: fault) -> None:
-    """`shown` gives a fault as the client of a request may see it."""
+# A body in the shape of a route, from a status and a sentence.
+OwnBody = Callable[[int, str], dict[str, Any]]
+
+
+def install_error_handlers(
+    app: FastAPI,
+    shown: Callable[[Request, Fault], Fault] = lambda _, fault: fault,
+    own_bodies: Mapping[str, OwnBody] | None = None,
+) -> None:
+    """`shown` gives a fault as the client of a request may see it. `own_bodies` are of paths that begin so."""
+
+    def written(request: Request, body: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:
+        for path, own in (own_bodies or {}).items():
+            if request.scope["path"].startswith(path):
+                body = own(status, body["error"]["message"])
+        return JSONResponse(body, status, _named(request) | dict(headers))
 
     @app.exception_handler(AdapterError)
     async def refuse_adapter(request: Request, error: AdapterError) -> Response:
@@ -106,14 +120,12 @@ def install_error_handlers(app: FastAPI, shown: Callable[[Request, Fault], Fault
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:
         kind = ERROR_KINDS[error.fault.code]
-        return JSONResponse(
-            error_body(shown(request, error.fault)), kind.status, _named(request) | _headers(error, kind)
-        )
+        return written(request, error_body(shown(request, error.fault)), kind.status, _headers(error, kind))
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}."
-        return JSONResponse(_body(message, _INVALID), error.status_code, _named(request) | dict(error.headers or {}))
+        return written(request, _body(message, _INVALID), error.status_code, error.headers or {})
 
     @app.exception_handler(RequestValidationError)
     async def bad_parameter(request: Request, error: RequestValidationError) -> Response:
@@ -129,7 +141,7 @@ def install_error_handlers(app: FastAPI, shown: Callable[[Request, Fault], Fault
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
         message = f"The server failed with {type(error).__name__}; its log has the details."
-        return JSONResponse(_body(message, "server_error"), 500, _named(request))
+        return written(request, _body(message, "server_error"), 500, {})
 
 
 def _named(request: Request) -> dict[str, str]:

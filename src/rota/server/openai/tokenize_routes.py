@@ -23,16 +23,17 @@ def install_tokenize_routes(app: FastAPI, front: Front) -> None:
     @app.post("/tokenize", include_in_schema=False)
     async def tokenize(http: HttpRequest) -> Response:
         """The tokens of a text or a conversation, as the model reads them."""
-        return await _answer(front, http, read_tokenize)
+        return await answer_at_once(front, http, read_tokenize)
 
     @app.post("/v1/detokenize", openapi_extra=takes(DetokenizeFields), responses=gives(DetokenizeBody))
     @app.post("/detokenize", include_in_schema=False)
     async def detokenize(http: HttpRequest) -> Response:
         """The text of tokens."""
-        return await _answer(front, http, read_detokenize)
+        return await answer_at_once(front, http, read_detokenize)
 
 
-async def _answer(front: Front, http: HttpRequest, work: Work[TextAnswer]) -> Response:
+async def answer_at_once(front: Front, http: HttpRequest, work: Work[TextAnswer]) -> Response:
+    """Answer a body that needs no engine."""
     key = front.enter(http)
     answer = await front.read(key, http, work)
     front.access.find(key, answer.model)

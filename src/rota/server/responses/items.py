@@ -122,7 +122,7 @@ def _kind(item: Any) -> str:
     # Capital letters: `fields` leaves the names of types out of the path of an error.
     if not isinstance(item, dict):
         return "Other"
-    return _KINDS.get(item.get("type") or ("message" if "role" in item else ""), "Other")
+    return _KINDS.get(str(item.get("type") or ("message" if "role" in item else "")), "Other")
 
 
 Item = Annotated[

@@ -1,0 +1,89 @@
+"""Messages in Anthropic's shape become the messages of a chat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rota.core.errors import RequestError
+from rota.server.messages.content import (
+    OtherBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    text_parts,
+)
+from rota.server.messages.fields import MessageFields, PromptFields
+
+
+class Conversation:
+    """Messages, and for each the client's message that it comes from. A result of a call is a message of its own."""
+
+    def __init__(self, fields: PromptFields) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.places: dict[str, str] = {}
+        if fields.system:
+            self._add({"role": "system", "content": text_parts(fields.system, "system")}, "system")
+        for index, message in enumerate(fields.messages):
+            where = f"messages.{index}"
+            if isinstance(message.content, str):
+                self._add({"role": message.role, "content": message.content}, where)
+            elif message.role == "assistant":
+                self._add(_turn(message, where), where)
+            else:
+                self._user(message, where)
+
+    def _user(self, message: MessageFields, where: str) -> None:
+        texts: list[dict[str, str]] = []
+        for index, block in enumerate(message.content):
+            place = f"{where}.content.{index}"
+            match block:
+                case TextBlock():
+                    texts.append(block.part(place))
+                case ToolResultBlock():
+                    texts = self._flush(message.role, texts, where)
+                    result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text(place)}
+                    self._add(result, place)
+                case OtherBlock():
+                    raise block.refusal(place)
+                case _:
+                    raise _misplaced(block, place, message.role)
+        self._flush(message.role, texts, where)
+
+    def _flush(self, role: str, texts: list[dict[str, str]], where: str) -> list[dict[str, str]]:
+        if texts:
+            self._add({"role": role, "content": texts}, where)
+        return []
+
+    def _add(self, message: dict[str, Any], where: str) -> None:
+        self.places[f"messages.{len(self.messages)}"] = where
+        self.messages.append(message)
+
+
+def _turn(message: MessageFields, where: str) -> dict[str, Any]:
+    """The model's turn: thoughts, text and calls are one message."""
+    texts, calls, thoughts = [], [], []
+    for index, block in enumerate(message.content):
+        place = f"{where}.content.{index}"
+        match block:
+            case TextBlock():
+                texts.append(block.part(place))
+            case ToolUseBlock():
+                function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+                calls.append({"id": block.id, "type": "function", "function": function})
+            case ThinkingBlock():
+                thoughts.append(block.thinking)
+            case OtherBlock():
+                raise block.refusal(place)
+            case _:
+                raise _misplaced(block, place, message.role)
+    turn: dict[str, Any] = {"role": "assistant", "content": texts or None}
+    turn |= {"tool_calls": calls} if calls else {}
+    return turn | ({"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {})
+
+
+def _misplaced(block: Any, where: str, role: str) -> RequestError:
+    message = f"{where} is of type '{block.type}', which a message of role '{role}' cannot hold."
+    return RequestError.bad_field(f"{where}.type", message)
