@@ -34,6 +34,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "abc", "max_output_tokens": 1},
     "/v1/messages": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "abc"}]},
+    "/api/chat": {"messages": [{"role": "user", "content": "abc"}], "options": {"num_predict": 1}},
     "/generate": {"text": "abc", "sampling_params": {"max_new_tokens": 1}},
     "/v1/tokenize": {"prompt": "abc"},
     "/v1/detokenize": {"tokens": [65]},

@@ -37,6 +37,7 @@ from rota.server.native.generate import install_generate_route
 from rota.server.native.routes import install_native_routes
 from rota.server.native.server_info import install_server_info
 from rota.server.observers import Listener, Observers
+from rota.server.ollama import install_ollama_routes, ollama_error
 from rota.server.open_answers import OpenAnswer, OpenAnswers
 from rota.server.openai.chat import install_chat_route
 from rota.server.openai.completions import install_completions_route
@@ -107,7 +108,7 @@ def create_app(
     )
     app.state.connections = metrics.connections  # for the server that listens
     app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
-    install_error_handlers(app, access.shown, {"/v1/messages": messages_error})
+    install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error})
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
     app.state.metrics_app = metrics_app(scrapes, service, registry, access.for_probes, config)  # for a second port
     _install_routes(app, front, adapters, queries, metrics)
@@ -152,6 +153,7 @@ def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, querie
     install_chat_route(app, front)
     install_responses_route(app, front)
     install_messages_routes(app, front)
+    install_ollama_routes(app, front)
     install_tokenize_routes(app, front)
     install_model_routes(app, front)
     install_adapter_routes(app, adapters, access)

@@ -42,6 +42,11 @@ class ChatTemplate:
         self._templates = _templates(folder, settings)
         self._special_tokens = special_tokens
 
+    @property
+    def default(self) -> str | None:
+        """The text of the template, if the folder has one."""
+        return self._templates.get("default")
+
     def warm_up(self) -> None:
         """Load the renderer and compile the template, so that no conversation waits for that."""
         if "default" in self._templates:

@@ -37,6 +37,7 @@ class Tokenizer:
             **_read_json(folder / "special_tokens_map.json"),
             **_read_json(folder / "tokenizer_config.json"),
         }
+        self.settings: Mapping[str, Any] = settings
         special_tokens = _special_tokens(settings)
         self._library = _load(folder)
         _add_special_tokens_as_asked(self._library, settings, special_tokens)
@@ -50,6 +51,11 @@ class Tokenizer:
         self._chat = ChatTemplate(folder, settings, special_tokens)
         self.vocab_size: int = self._library.get_vocab_size()
         self.eos_ids = self._find_eos_ids(folder, special_tokens)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The text of the template that renders conversations, if there is one."""
+        return self._chat.default
 
     @cached_property
     def longest_token(self) -> int:

@@ -123,3 +123,10 @@ class DetokenizeBody(BaseModel):
     """The text of tokens."""
 
     prompt: str
+
+
+class TokenizerInfoBody(BaseModel):
+    """The settings of a tokenizer. Which there are beside these, the model's folder says."""
+
+    tokenizer_class: str | None
+    chat_template: str | None

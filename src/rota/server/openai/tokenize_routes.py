@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
 from rota.server.front import Front
-from rota.server.openai.bodies import DetokenizeBody, TokenizeBody
+from rota.server.openai.bodies import DetokenizeBody, TokenizeBody, TokenizerInfoBody
 from rota.server.openai.tokenize_fields import (
     DetokenizeFields,
     TextAnswer,
@@ -30,6 +31,18 @@ def install_tokenize_routes(app: FastAPI, front: Front) -> None:
     async def detokenize(http: HttpRequest) -> Response:
         """The text of tokens."""
         return await answer_at_once(front, http, read_detokenize)
+
+    _install_tokenizer_info(app, front)
+
+
+def _install_tokenizer_info(app: FastAPI, front: Front) -> None:
+    @app.get("/tokenizer_info", responses=gives(TokenizerInfoBody))
+    async def tokenizer_info(http: HttpRequest) -> Response:
+        """What the model's folder says of its tokenizer, with the chat template, in vLLM's shape."""
+        front.access.key_of(http)
+        tokenizer = front.tokenizer
+        told = {"tokenizer_class": None, **tokenizer.settings, "chat_template": tokenizer.chat_template}
+        return Response(msgspec.json.encode(told), media_type="application/json")
 
 
 async def answer_at_once(front: Front, http: HttpRequest, work: Work[TextAnswer]) -> Response:

@@ -1,0 +1,149 @@
+"""Ollama's routes answer by way of a chat, in lines of JSON. Tools are left to /v1/chat/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any, Literal
+
+import msgspec
+from fastapi import FastAPI, Response
+from fastapi import Request as HttpRequest
+
+from rota.core.errors import Fault, RequestError
+from rota.core.request import MAX_SEED
+from rota.server.answer import Answer, Part
+from rota.server.blocks import Blocks, Step
+from rota.server.fields import Count, Fields, Unsupported, read_body, refuse_unsupported_values, within
+from rota.server.front import Front
+from rota.server.openai.chat import parsed_chat
+from rota.server.openai.chat_fields import ChatCall
+from rota.server.openai.model_names import model_for
+from rota.server.openapi import takes
+from rota.server.prompts import Texts
+from rota.server.respond import respond
+from rota.server.sampling import CommonSampling
+from rota.server.translation import Translation
+
+_OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+
+
+class OllamaOptions(CommonSampling):
+    n: Literal[1] | None = None
+    seed: int | None = within(0, MAX_SEED)
+    repeat_penalty: float | None = within(0.001, 10.0)
+    num_predict: Count | None = None  # below one: no limit
+    num_ctx: Count | None = None  # the context is the server's
+
+
+class OllamaFields(Fields):
+    """A conversation, or a prompt as its only message. Models stay loaded, whatever `keep_alive` says."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | None = None
+    system: str | None = None
+    stream: bool | None = None
+    format: Literal["json", ""] | dict[str, Any] | None = None
+    options: OllamaOptions | None = None
+    think: bool | None = None
+    keep_alive: str | float | None = None
+    tools: Unsupported = None
+    raw: Unsupported = None
+    suffix: Unsupported = None
+    images: Unsupported = None
+    template: Unsupported = None
+    context: Unsupported = None
+
+    def chat(self) -> dict[str, Any]:
+        """The body of a chat."""
+        options = self.options.model_dump(exclude_none=True, exclude={"num_ctx"}) if self.options else {}
+        given = {name: value for name, value in options.items() if name != "num_predict" or value > 0}
+        body: dict[str, Any] = {_OPTIONS.get(name, name): value for name, value in given.items()}
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        asked = [{"role": "user", "content": self.prompt}] if self.messages is None else self.messages
+        body |= {"messages": [*system, *asked], "stream": self.stream is not False}
+        if self.model:
+            body["model"] = self.model.removesuffix(":latest")
+        if isinstance(self.format, dict):
+            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "a", "schema": self.format}}
+        elif self.format:
+            body["response_format"] = {"type": "json_object"}
+        return body | ({} if self.think is None else {"chat_template_kwargs": {"enable_thinking": self.think}})
+
+
+def read_ollama(texts: Texts, raw: bytes) -> ChatCall:
+    """Read a body. Raises RequestError for the first field that is wrong."""
+    fields = read_body(OllamaFields, raw)
+    refuse_unsupported_values(fields, dict.fromkeys(("tools", "raw", "suffix", "images", "template", "context"), ()))
+    if (fields.messages is None) == (fields.prompt is None):
+        raise RequestError.bad_field("messages", "Send either messages or prompt.")
+    names = {name: f"options.{name}" for name in OllamaOptions.model_fields}
+    names |= {chat: f"options.{name}" for name, chat in _OPTIONS.items()} | {"response_format": "format"}
+    names |= {"messages": "prompt", "messages.0.content": "prompt"} if fields.messages is None else {}
+    return Translation(fields.chat(), names).read(texts)
+
+
+def ollama_error(_status: int, message: str) -> dict[str, Any]:
+    return {"error": message}
+
+
+class OllamaShape:
+    """A line for each step. The last line, and an answer that is not streamed, has counts and times."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, model: str, read: ChatCall, is_chat: bool) -> None:
+        self._model, self._is_chat = model, is_chat
+        self._blocks = Blocks(read.speech)
+        self._began_at = time.monotonic_ns()
+
+    def packet(self, _answer: Answer, parts: Sequence[Part]) -> bytes:
+        changes = [change for part in parts for change in self._blocks.hear(part) if change.step is Step.ADDED]
+        return b"".join([self._line({change.block.kind: change.text}, done=False) for change in changes])
+
+    def ending(self, answer: Answer) -> bytes:
+        return self._line({}, **self._counts(answer))
+
+    def failure(self, fault: Fault) -> bytes:
+        return msgspec.json.encode(ollama_error(0, fault.message)) + b"\n"
+
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        said = {block.kind: block.text for block in self._blocks.hear_all(parts)}
+        return self._line(said, **self._counts(answer))
+
+    def _line(self, said: Mapping[Any, str], **others: Any) -> bytes:
+        thoughts, text = {"thinking": said["reasoning"]} if "reasoning" in said else {}, said.get("text", "")
+        words = {"message": {"role": "assistant", "content": text, **thoughts}} if self._is_chat else None
+        head = {"model": self._model, "created_at": datetime.now(UTC).isoformat()}
+        return msgspec.json.encode({**head, **(words or {"response": text, **thoughts}), **others}) + b"\n"
+
+    def _counts(self, answer: Answer) -> dict[str, Any]:
+        counts = {"prompt_eval_count": answer.usage.prompt_tokens, "eval_count": answer.usage.output_tokens}
+        reason = "length" if self._blocks.finish_reason == "length" else "stop"
+        return {"done": True, "done_reason": reason, "total_duration": time.monotonic_ns() - self._began_at, **counts}
+
+
+def install_ollama_routes(app: FastAPI, front: Front) -> None:
+    @app.post("/api/chat", openapi_extra=takes(OllamaFields))
+    @app.post("/api/generate", include_in_schema=False)
+    async def ollama(http: HttpRequest) -> Response:
+        """Continue `messages`, or answer a `prompt`, in Ollama's shape: lines of JSON, unless `stream` is false."""
+        call = front.identify(http)
+        read = await front.read(call.key, http, read_ollama)
+        model = model_for(front, call, read.names)
+        shape = OllamaShape(model.name, read, is_chat=http.scope["path"] == "/api/chat")
+        return await respond(front, http, parsed_chat(call, call.name, model, read), shape, read.is_streamed)
+
+    @app.get("/api/tags")
+    async def ollama_tags(http: HttpRequest) -> dict[str, Any]:
+        """The models that a key may use, in Ollama's shape."""
+        names = [model.name for model in front.access.visible(front.access.key_of(http))]
+        return {"models": [{"name": name, "model": name, "details": {"format": "", "family": ""}} for name in names]}
+
+    @app.get("/api/version")
+    async def ollama_version() -> dict[str, str]:
+        """The server's version, in Ollama's shape."""
+        return {"version": version("rota")}
