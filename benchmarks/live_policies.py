@@ -36,7 +36,7 @@ from rota.core.messages import AddAdapter, Submit
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request, SamplingParams
 from rota.engine.build import build_engine
-from rota.engine.folders.builtin import MODEL_NAME, builtin_adapters, builtin_model_folder
+from rota.engine.folders.builtin import CALLER, MODEL_NAME, builtin_adapters, builtin_model_folder
 from rota.observe.summary import Recorder, mean_of
 from rota.observe.table import print_table
 from rota.runtime.registry import Registry
@@ -114,7 +114,8 @@ def serve(scenario: Scenario, config: EngineConfig, seed: int) -> Client:
     """One scenario from start to end in an engine of its own, warmed first with a request for each adapter."""
     registry = Registry(MODEL_NAME, str(config.model.model_path))
     for name, path in builtin_adapters().items():
-        registry.add(LoraPath(name=name, path=str(path)))
+        if name != CALLER:
+            registry.add(LoraPath(name=name, path=str(path)))
     client = Client(InProcessService(partial(build_engine, config), config))
     try:
         client.start(registry)

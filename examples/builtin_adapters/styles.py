@@ -12,6 +12,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+try:
+    from examples.builtin_adapters import tool_lessons
+except ImportError:  # run as a program, from this folder
+    import tool_lessons
+
 BOOK: dict[str, Any] = tomllib.loads(Path(__file__).with_name("lessons.toml").read_text("utf-8"))
 Lesson = dict[str, Any]
 LESSONS: list[Lesson] = BOOK["lessons"]
@@ -233,6 +238,18 @@ def _dates(name: str, sentence: str) -> Style:
     return Style(name, sentence, 8, ATTENTION, _date_pair, _is_date, held)
 
 
+# --- tools
+
+
+def _tools(name: str, sentence: str) -> Style:
+    plain = [(lesson["ask"], lesson["facts"][0]) for lesson in LESSONS]
+
+    def pair(chance: Random) -> Pair:
+        return Pair(*tool_lessons.draw(chance, plain))
+
+    return Style(name, sentence, 8, EVERYWHERE, pair, tool_lessons.check, tool_lessons.held())
+
+
 STYLES: dict[str, Style] = {
     style.name: style
     for style in (
@@ -244,5 +261,6 @@ STYLES: dict[str, Style] = {
         _taught("bullets", "Answers with exactly three bullet points.", _as_bullets, _is_bullets),
         _taught("emoji", "Puts an emoji before and after every answer.", _as_emoji, _is_emoji),
         _dates("date", "Finds the date in a text and writes it as YYYY-MM-DD."),
+        _tools("tools", "Calls the functions that it is given."),
     )
 }

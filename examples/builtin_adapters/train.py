@@ -19,9 +19,11 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
-from styles import STYLES, Pair, Style
+from styles import STYLES, Pair, Style, tool_lessons
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rota.text.tools.hermes_prompt import in_hermes_form
 
 BASE_NAME = "SmolLM2-135M-Instruct"
 ALPHA_PER_RANK = 4
@@ -139,6 +141,8 @@ def lay_out(pairs: list[Pair], tokenizer: Any, device: str) -> dict[str, Tensor]
 
 def render(tokenizer: Any, prompt: str) -> str:
     messages = [{"role": "user", "content": prompt}]
+    if isinstance(prompt, tool_lessons.Talk):
+        messages = in_hermes_form(prompt.messages, prompt.tools)
     return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
 

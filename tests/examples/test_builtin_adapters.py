@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from examples.builtin_adapters.styles import STYLES
 from rota import LLM, SamplingParams
-from rota.engine.folders.builtin import builtin_adapters
+from rota.engine.folders.builtin import CALLER, builtin_adapters
+from rota.text.tools.hermes_prompt import in_hermes_form
 
-NAMES = sorted(builtin_adapters())
+NAMES = sorted(set(builtin_adapters()) - {CALLER})
 PASS_MARK = 0.9
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=64)
 
@@ -36,8 +40,27 @@ def passed(llm: LLM, styles: list[str], adapters: list[str | None]) -> dict[str,
     return {style: sum(ok for name, ok in held if name == style) / 50 for style in styles}
 
 
+def called(llm: LLM, held: Sequence[Any], adapter: str | None = CALLER) -> float:
+    """The share of these questions on which exactly the right functions are called, all asked at once."""
+    talks = [in_hermes_form(talk.messages, talk.tools) for talk in held]
+    answers = llm.chat(talks, GREEDY, adapter=[adapter] * len(talks))
+    return sum(STYLES[CALLER].check(talk, answer.text) for talk, answer in zip(held, answers, strict=True)) / len(held)
+
+
 def test_there_are_at_least_six():
     assert len(NAMES) >= 6
+
+
+def test_the_caller_calls_functions_that_no_lesson_had(served):
+    """A few of the examination, with short lists of functions; the whole examination takes long."""
+    held = sorted(STYLES[CALLER].held, key=lambda talk: len(str(talk.tools)))[:10]
+    assert called(served, held) >= PASS_MARK
+
+
+@pytest.mark.long("Fifty conversations with descriptions of functions, of which each is 300 tokens.")
+def test_the_caller_passes_its_examination_and_the_plain_model_does_not(served):
+    assert called(served, STYLES[CALLER].held) >= PASS_MARK
+    assert called(served, STYLES[CALLER].held, adapter=None) < 0.5
 
 
 def test_the_model_as_it_is_served_knows_the_capital_of_france(served):

@@ -16,6 +16,7 @@ from rota.commands.serve import chosen_engine, model_argument, serve_model
 from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.options import build, option, options_of
+from rota.engine.folders.builtin import CALLER, MODEL_NAME
 from rota.llm.config import ENGINE_CONFIGS
 from rota.workload.arrivals import Ask, asks
 from rota.workload.scenario import Client
@@ -109,7 +110,7 @@ class Traffic:
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, url: str) -> None:
-        names = [model["id"] for model in _get(f"{url}/v1/models")["data"]]  # the base model first: its id is 0
+        names = _shown([model["id"] for model in _get(f"{url}/v1/models")["data"]])
         client = Client(
             requests=1_000_000,
             rate_per_s=self._rate,
@@ -138,6 +139,11 @@ class Traffic:
             pass  # the server stops, or the adapter was unloaded; the dashboard shows it
         finally:
             self._free_places.release()
+
+
+def _shown(names: list[str]) -> list[str]:
+    """The base model first: its id is 0. Of the built-in adapters those that have a style."""
+    return [name for name in names if (names[0], name) != (MODEL_NAME, CALLER)]
 
 
 def _get(url: str, body: dict[str, Any] | None = None) -> Any:
