@@ -137,7 +137,7 @@ def test_a_text_that_the_tokenizer_cannot_spell_is_a_fault(tmp_path: Path) -> No
     grammars = LlGrammars(lambda: tokenizer, tokenizer.ids)
     matcher = grammars.matcher(texts.choice(["no such word"], "choice"))
     allowed(matcher, grammars, tokenizer.ids)
-    assert matcher.fault == "no token of the vocabulary can follow"
+    assert matcher.fault == "no token of the model can follow"
 
 
 def test_without_a_token_that_ends_answers_there_are_no_matchers(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import KeyRing
 from rota.server.app import create_app
+from rota.server.grammar_checks.checks import GrammarChecks
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
@@ -56,6 +57,7 @@ def serving(
     load_refusal: str = "",
     now: Callable[[], float] = time.monotonic,
     enders: Sequence[OnEnd] = (),
+    has_grammars: bool = False,
 ) -> Iterator[httpx.Client]:
     """A client of a server named "letters". `now` is the clock of the keys' limits."""
     registry = Registry("letters", "/models/letters")
@@ -63,7 +65,8 @@ def serving(
     service = PreloadedService(engines(lambda: device or letters_device()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     access = Access(registry, keys, load_refusal, now)
-    app = create_app(service, tokenizer, registry, access=access, config=config, enders=enders)
+    grammars = GrammarChecks(folder) if has_grammars else None
+    app = create_app(service, tokenizer, registry, access=access, config=config, enders=enders, grammars=grammars)
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         service.wait_until_ready()
         yield client

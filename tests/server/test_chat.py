@@ -208,7 +208,7 @@ def test_fields_that_change_nothing_are_taken(ask):
         ),
         ({"tools": [{"type": "function"}]}, "tools", "does not support tools"),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice should be 'none' or 'auto'"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type", "response_format.type should be 'text'"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "response_format.type should be 'text', "),
         ({"modalities": ["audio"]}, "modalities.0", "modalities.0 should be 'text'"),
         ({"store": True}, "store", "does not support store"),
         ({"top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs to be true"),

@@ -88,6 +88,7 @@ def _serve(
     from rota.server.access.key_watch import KeyWatch
     from rota.server.app import create_app
     from rota.server.door.door import Door
+    from rota.server.grammar_checks.checks import GrammarChecks
     from rota.server.listen import hold_metrics_port, hold_port, listen
     from rota.text.tokenizer import Tokenizer
 
@@ -120,6 +121,7 @@ def _serve(
         scheduler=config.scheduler,
         enders=enders,
         companions=[KeyWatch(source, access).run] if source.path else (),
+        grammars=GrammarChecks(folder),
     )
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
     beside = metrics_port.sentence if metrics_port else ""

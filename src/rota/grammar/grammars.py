@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from llguidance import LLExecutor, LLMatcher
 
 from rota.core.grammar import Grammar, Matcher
-from rota.grammar.vocabulary import WORD_BITS, Spelling, Vocabulary
+from rota.grammar.vocabulary import WORD_BITS, Spelling, Vocabulary, explained
 
 # Grammars whose first state is kept, so that the next request with one copies it instead of reading the text.
 KEPT = 256
@@ -47,7 +47,7 @@ class LlMatcher:
     @property
     def fault(self) -> str:
         """Why no token can follow, though the answer is not complete; empty if all is well."""
-        return "" if self._has_ended else explained(self.library.get_error())
+        return "" if self._has_ended or not self.library.is_error() else explained(self.library.get_error())
 
 
 class LlGrammars:
@@ -102,9 +102,3 @@ class LlGrammars:
             if len(self._pristine) > self._kept:
                 self._pristine.popitem(last=False)
         return matcher
-
-
-def explained(error: str) -> str:
-    """The library's error as one line; empty if there is none."""
-    first, *_ = error.splitlines() or [""]
-    return "no token of the vocabulary can follow" if first.startswith("NoExtension") else first

@@ -12,9 +12,8 @@ from rota.core.grammar import Grammar
 from rota.grammar.plain import PlainTokenizer, unforced
 
 # What one mask may cost at most: some ten milliseconds on a slow core. A matcher that needs more has an error.
-LIMITS = LLParserLimits(
-    step_lexer_fuel=50_000, step_max_items=20_000, initial_lexer_fuel=1_000_000, verbose_errors=False
-)
+LIMITS = LLParserLimits(step_lexer_fuel=50_000, step_max_items=20_000, initial_lexer_fuel=250_000, verbose_errors=False)
+MAX_ERROR = 300
 # Rows of a mask are words of 32 bits.
 WORD_BITS = 32
 
@@ -68,3 +67,13 @@ class Vocabulary:
         """At the beginning of an answer. A grammar that is wrong gives a matcher with an error."""
         text = unforced(grammar.text) if self._is_plain else grammar.text
         return LLMatcher(self._tokenizer, text, log_level=0, limits=LIMITS)
+
+
+def explained(error: str) -> str:
+    """The library's error as one line; empty if there is none."""
+    first, *others = error.splitlines() or [""]
+    if first.startswith("NoExtension"):
+        return "no token of the model can follow"
+    reasons = [line.removeprefix("error: ") for line in others if line.startswith("error: ")]
+    found = " ".join([first, *reasons]).rstrip(".")[:MAX_ERROR]
+    return f"the grammar is too complex ({found})" if "too many" in found.lower() else found

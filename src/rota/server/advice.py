@@ -5,6 +5,7 @@ from __future__ import annotations
 _LOGIT_BIAS = "logit_bias, allowed_token_ids and bad_words change which tokens may come"
 _TEXT_ONLY = "Rota reads and writes text alone"
 _OTHER_SERVERS = "Rota has its own way to spread requests over engines, so leave it out"
+_BLANKS = "blanks in JSON are bounded, so leave it out"
 _SAMPLES = "n gives several sampled answers, and temperature 0 the likeliest tokens"
 
 ADVICE = {
@@ -22,10 +23,13 @@ ADVICE = {
     "custom_params": _LOGIT_BIAS,
     "data_parallel_rank": _OTHER_SERVERS,
     "detokenize": "return_token_ids gives the tokens beside the text",
+    "disable_additional_properties": "write additionalProperties false into the schema",
+    "disable_any_whitespace": _BLANKS,
     "documents": "write the documents into a message",
     "early_stopping": _SAMPLES,
     "echo": "add the last message to the answer, or send the rendered prompt to /v1/completions with echo",
     "extra_key": "cache_salt keeps the KV of requests apart",
+    "guided_whitespace_pattern": _BLANKS,
     "image_data": _TEXT_ONLY,
     "include_obfuscation": "leave it out: events have no padding",
     "input_embeds": "send text, or token ids as input_ids",
@@ -54,6 +58,7 @@ ADVICE = {
     "video_data": _TEXT_ONLY,
     "vllm_xargs": _LOGIT_BIAS,
     "web_search_options": "describe a search of your own as one of the tools",
+    "whitespace_pattern": _BLANKS,
 }
 
 

@@ -27,7 +27,7 @@ from rota.server.body_limit import BodyLimit
 from rota.server.counts import Counts
 from rota.server.docs_page import install_docs_page
 from rota.server.errors import install_error_handlers
-from rota.server.front import Front
+from rota.server.front import Front, GrammarCheck
 from rota.server.messages.errors import messages_error
 from rota.server.messages.routes import install_messages_routes
 from rota.server.metrics_port import metrics_app
@@ -66,11 +66,12 @@ def create_app(
     scheduler: SchedulerConfig | None = None,
     enders: Sequence[OnEnd] = (),
     companions: Sequence[Companion] = (),
+    grammars: GrammarCheck | None = None,
 ) -> FastAPI:
     """An application that starts and stops the service with itself.
 
     `watchers` are further observers. `enders` are told of every request's end, as the request log is. `companions` run
-    beside the service, and are cancelled when it stops.
+    beside the service, and are cancelled when it stops. Without `grammars`, requests with a grammar are refused.
     """
     config = config or ServerConfig()
     on_end = _each(log_end, *enders)
@@ -96,16 +97,10 @@ def create_app(
         config.request_timeout,
         scheduler.max_queued_requests if scheduler else None,
         TextWorkers(tokenizer),
+        grammars,
     )
 
-    app = FastAPI(
-        title="Rota",
-        lifespan=_lifespan(front, companions),
-        dependencies=[Depends(access.guard)],
-        responses=ERROR_RESPONSES,
-        docs_url=None,
-        redoc_url=None,
-    )
+    app = _application(front, companions)
     app.state.connections = metrics.connections  # for the server that listens
     app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
     install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error})
@@ -114,6 +109,17 @@ def create_app(
     _install_routes(app, front, adapters, queries, metrics)
     install_metrics_route(app, scrapes, access)
     return app
+
+
+def _application(front: Front, companions: Sequence[Companion]) -> FastAPI:
+    return FastAPI(
+        title="Rota",
+        lifespan=_lifespan(front, companions),
+        dependencies=[Depends(front.access.guard)],
+        responses=ERROR_RESPONSES,
+        docs_url=None,
+        redoc_url=None,
+    )
 
 
 def _note_owner(metrics: Metrics, answer: OpenAnswer) -> None:
@@ -133,6 +139,8 @@ def _lifespan(front: Front, companions: Sequence[Companion]) -> Callable[[FastAP
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         front.streams.start()
+        if front.grammars:
+            front.grammars.start()
         warm_up = asyncio.create_task(asyncio.to_thread(front.tokenizer.warm_up))
         beside = [asyncio.create_task(run()) for run in companions]
         yield
@@ -141,6 +149,8 @@ def _lifespan(front: Front, companions: Sequence[Companion]) -> Callable[[FastAP
         await asyncio.gather(*beside, return_exceptions=True)
         if front.workers:
             await front.workers.close()
+        if front.grammars:
+            await front.grammars.close()
         await asyncio.to_thread(front.service.stop)
         await warm_up
 

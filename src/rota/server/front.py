@@ -27,8 +27,16 @@ from rota.text.tokenizer import Tokenizer
 class GrammarCheck(Protocol):
     """Says whether a grammar can be served, before its request is sent to an engine."""
 
-    async def check(self, grammar: Grammar) -> None:
-        """Raises RequestError for a grammar that is wrong, too large, or not to be compiled in time."""
+    async def check(self, grammar: Grammar, key: str) -> None:
+        """Raises RequestError for a grammar that is wrong, too large, or cannot be checked in time. `key`: who asks."""
+        ...
+
+    def start(self) -> None:
+        """Make ready for the first grammar; does not block."""
+        ...
+
+    async def close(self) -> None:
+        """End what was started."""
         ...
 
 

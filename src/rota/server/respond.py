@@ -12,6 +12,7 @@ from rota.core.errors import RequestError
 from rota.server.answer import Answer, ParsedCall, Part
 from rota.server.errors import ClientGone
 from rota.server.front import Front
+from rota.server.grammars import check_grammars
 from rota.server.names import HEADER
 from rota.server.shape import Shape
 from rota.server.sse import EventStream
@@ -23,6 +24,7 @@ async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Sh
     A stream's headers leave with its first token, or after `keep_alive_s` without a token. From then on, empty lines
     keep it alive, and an error is its last event. When the client leaves, its requests end.
     """
+    await check_grammars(front, parsed)
     answer = Answer(front, parsed, front.keep_alive_s if is_streamed else None)
     watch = asyncio.create_task(_abandon_when_gone(http, answer))
 

@@ -13,6 +13,7 @@ from rota.server.call_options import CallOptions
 from rota.server.fields import read_body
 from rota.server.native.fields import GenerateFields, NativeSampling
 from rota.server.prompts import Prompts, Texts
+from rota.server.structured import placed
 from rota.text.stream import TextOptions
 from rota.text.tokenizer import Tokenizer
 
@@ -93,7 +94,7 @@ def _samplings(fields: GenerateFields, tokenizer: Tokenizer) -> tuple[list[Sampl
     for place, one in _placed("sampling_params", fields.sampling_params or NativeSampling()):
         with _inside(place):
             choices.add(one.choices())
-            samplings.append(one.sampling(*logprobs, tokenizer))
+            samplings.append(placed(one.sampling(*logprobs, tokenizer), place))
     if len(choices) > 1:
         raise RequestError.bad_field("sampling_params", "n must be the same for all prompts of a call.")
     return samplings, choices.pop()

@@ -12,12 +12,13 @@ from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from rota.server.fields import CacheSalt, Count, Fields, Unsupported, unless, within
 from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.sampling import CommonSampling
+from rota.server.structured import FormFields, guided
 from rota.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
 
-class NativeSampling(CommonSampling):
+class NativeSampling(FormFields, CommonSampling):
     """One prompt's sampling_params."""
 
     max_new_tokens: Count | None = within(1)
@@ -25,10 +26,6 @@ class NativeSampling(CommonSampling):
     stream_interval: Unsupported = unless(1)
     min_new_tokens: Count | None = within(0)
     stop_regex: Unsupported = None
-    json_schema: Unsupported = None
-    regex: Unsupported = None
-    ebnf: Unsupported = None
-    structural_tag: Unsupported = None
     custom_params: Unsupported = None
 
     @property
@@ -38,7 +35,7 @@ class NativeSampling(CommonSampling):
     def sampling(self, logprobs: int | None, prompt_logprobs: int | None, tokenizer: Tokenizer) -> SamplingParams:
         """Raises RequestError for impossible values, and for values without support that would change the answer."""
         self.refuse_unsupported()
-        return self.engine_params(
+        params = self.engine_params(
             tokenizer,
             min_new_tokens=self.min_new_tokens or 0,
             max_new_tokens=DEFAULT_MAX_NEW_TOKENS if self.max_new_tokens is None else self.max_new_tokens,
@@ -46,6 +43,7 @@ class NativeSampling(CommonSampling):
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
         )
+        return guided(params, self.grammar(), tokenizer.eos_ids)
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}

@@ -16,6 +16,7 @@ from rota.server.openai.sampling_fields import ModelNames, SamplingFields, Strea
 from rota.server.openai.structured_fields import StructuredFields
 from rota.server.openai.tool_fields import ToolFields
 from rota.server.prompts import Prompts, Reading, Texts
+from rota.server.structured import guided
 from rota.text.speech import Speech
 
 
@@ -164,6 +165,7 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
     fields.refuse_unsupported()
     choices, options, logprobs = fields.choices(), fields.usage_wanted(), fields.alternatives()
     sampling = fields.sampling(fields.output_limit(), logprobs, texts.tokenizer)
+    sampling = guided(sampling, fields.grammar(), texts.tokenizer.eos_ids)
     texts.check_count(1, choices)
     is_continued = fields.is_continued()
     has_generation_prompt = fields.add_generation_prompt is not False and not is_continued

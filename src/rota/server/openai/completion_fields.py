@@ -10,13 +10,15 @@ from rota.server.advice import advice_on
 from rota.server.call_options import CallOptions
 from rota.server.fields import Count, Unsupported, read_body, within
 from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
+from rota.server.openai.structured_fields import StructuredFields
 from rota.server.prompts import Prompt, Prompts, Reading, Texts
+from rota.server.structured import guided
 from rota.text.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionFields(SamplingFields):
+class CompletionFields(StructuredFields, SamplingFields):
     """Prompts to be continued."""
 
     prompt: Prompt
@@ -48,8 +50,9 @@ class CompletionFields(SamplingFields):
                 message = "prompt_logprobs and logprobs disagree about the prompt that is echoed; send one of them."
                 raise RequestError.bad_field("prompt_logprobs", message)
             params = replace(params, prompt_logprobs=self.logprobs)
+        grammar = self.grammar()
         # A dropped token must not end the answer with 'stop'.
-        return params if limit else replace(params, stop_token_ids=frozenset())
+        return guided(params, grammar, tokenizer.eos_ids) if limit else replace(params, stop_token_ids=frozenset())
 
     def reading(self, limit: int) -> Reading:
         """How the prompts are read. The answer has up to `limit` tokens."""

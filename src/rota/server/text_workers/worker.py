@@ -38,7 +38,7 @@ def worker_main(connection: Connection, folder: Path, parent: int) -> None:
     # One text at a time needs no threads, and each thread would reserve memory.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Tokenizer(folder)
-    _limit_memory()
+    limit_memory()
     with suppress(OSError):
         os.nice(_NICENESS)
     with suppress(EOFError, ConnectionError):
@@ -65,7 +65,7 @@ def _done(order: Order, tokenizer: Tokenizer, raw: bytes) -> Done:
     return Done(result=result, is_last=_is_too_large())
 
 
-def _limit_memory() -> None:
+def limit_memory() -> None:
     """Let an allocation beyond the limit fail in this process, before the system kills another one."""
     if sys.platform != "linux":
         return

@@ -1,0 +1,206 @@
+"""Grammars are checked in processes of their own: once each, in time, and fairly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.grammar import Grammar
+from rota.grammar import texts
+from rota.server.access.keys import ANYONE
+from rota.server.grammar_checks.checks import LIMIT_S, GrammarChecks
+from rota.server.text_workers.waiting import Bounds
+from tests.processes import is_alive
+from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S, until
+
+GOOD = texts.choice(["yes", "no"], "guided_choice")
+BAD = texts.regex("(a", "guided_regex")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_byte_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+def run(folder: Path, test: Callable[[GrammarChecks], Awaitable[None]], **options: Any) -> None:
+    """Runs a test on an event loop, with processes that end with it."""
+
+    async def body() -> None:
+        checks = GrammarChecks(folder, **options)
+        try:
+            await asyncio.wait_for(test(checks), PATIENCE_S)
+        finally:
+            pids = checks.pids
+            await checks.close()
+            assert not any(map(is_alive, pids))
+
+    asyncio.run(body())
+
+
+async def refused(checks: GrammarChecks, grammar: Grammar, key: str = ANYONE.name) -> str:
+    """The sentence of a refusal; empty if the grammar is taken."""
+    fault = await fault_of(checks, lambda: grammar, key)
+    return fault.message if fault else ""
+
+
+async def fault_of(checks: GrammarChecks, make: Callable[[], Grammar], key: str = ANYONE.name) -> Fault | None:
+    try:
+        await checks.check(make(), key)
+    except RequestError as error:
+        return error.fault
+    return None
+
+
+def one_of(*options: str) -> Grammar:
+    return texts.choice(options, "guided_choice")
+
+
+def test_a_grammar_is_taken_or_refused_with_its_field(folder: Path):
+    async def test(checks: GrammarChecks) -> None:
+        assert await refused(checks, GOOD) == ""
+        assert (await refused(checks, BAD)).startswith("guided_regex cannot be followed: invalid regex")
+
+    run(folder, test)
+
+
+def test_a_grammar_is_checked_once(folder: Path):
+    async def test(checks: GrammarChecks) -> None:
+        first = [await refused(checks, grammar) for grammar in (GOOD, BAD)]
+        for pid in checks.pids:
+            os.kill(pid, signal.SIGSTOP)  # nobody could check it again
+        assert [await refused(checks, grammar) for grammar in (GOOD, BAD)] == first
+        assert await refused(checks, texts.choice(["yes", "no"], "another field")) == ""
+
+    run(folder, test)
+
+
+def test_those_who_ask_about_one_grammar_wait_for_one_check(folder: Path):
+    async def test(checks: GrammarChecks) -> None:
+        assert await asyncio.gather(*(refused(checks, GOOD) for _ in range(50))) == [""] * 50
+
+    run(folder, test, processes=1, of_key=Bounds(1, 10**6))
+
+
+def test_many_grammars_cannot_pile_up_and_another_key_has_its_turn(folder: Path):
+    async def test(checks: GrammarChecks) -> None:
+        flood = [asyncio.create_task(refused(checks, one_of(str(count)), "acme")) for count in range(10)]
+        await asyncio.sleep(0)  # they have all asked
+        assert await refused(checks, GOOD, "other") == ""
+        outcomes = await asyncio.gather(*flood)
+        assert outcomes.count("Too many grammars wait to be checked; try again in a second.") == 7
+        assert outcomes.count("") == 3
+
+    # One is being checked, and two wait.
+    run(folder, test, processes=1, of_key=Bounds(2, 10**6))
+
+
+def test_a_check_that_hangs_is_ended_and_others_go_on(folder: Path):
+    async def test(checks: GrammarChecks) -> None:
+        await asyncio.gather(refused(checks, one_of("a")), refused(checks, one_of("b")))
+        assert await asyncio.to_thread(until, lambda: len(checks.pids) == 2)
+        hung, healthy = checks.pids
+        os.kill(hung, signal.SIGSTOP)
+        started_at = time.monotonic()
+        sentences = set(await asyncio.gather(*(refused(checks, one_of(name)) for name in "cdef")))
+        waited_s = time.monotonic() - started_at
+        overdue = (
+            f"guided_choice cannot be followed: it took longer than {LIMIT_S:g} seconds to check. Make it smaller."
+        )
+        assert sentences == {"", overdue}
+        assert waited_s < 2 * LIMIT_S
+        assert not is_alive(hung)
+        assert await asyncio.to_thread(until, lambda: len(set(checks.pids) - {hung}) == 2)
+        assert healthy in checks.pids
+        assert [await refused(checks, one_of(name)) for name in "cdef"] == [""] * 4
+
+    run(folder, test)
+
+
+def test_a_process_that_dies_is_replaced(folder: Path):
+    async def test(checks: GrammarChecks) -> None:
+        assert await refused(checks, GOOD) == ""
+        (pid,) = checks.pids
+        os.kill(pid, signal.SIGKILL)
+        assert "the process that checked it died" in await refused(checks, one_of("a"))
+        assert await refused(checks, one_of("a")) == ""
+
+    run(folder, test, processes=1)
+
+
+def test_who_waits_while_the_server_stops_is_told_so(folder: Path):
+    async def test(checks: GrammarChecks) -> None:
+        asked = [asyncio.create_task(refused(checks, one_of(str(count)))) for count in range(3)]
+        await asyncio.sleep(0)
+        await checks.close()
+        assert await asyncio.gather(*asked) == ["The server is stopping and takes no more requests."] * 3
+
+    run(folder, test, processes=1)
+
+
+def test_a_model_without_an_end_token_follows_no_grammar(tmp_path: Path):
+    write_byte_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+
+    async def test(checks: GrammarChecks) -> None:
+        for _ in range(2):
+            assert "names no token that ends an answer" in await refused(checks, GOOD)
+
+    run(tmp_path, test)
+
+
+def deep(levels: int) -> dict[str, Any]:
+    names = [f"d{level}" for level in range(levels)]
+    following = zip(names, [*names[1:], "end"], strict=True)
+    twice = {
+        name: {"type": "object", "properties": {"a": {"$ref": f"#/$defs/{after}"}, "b": {"$ref": f"#/$defs/{after}"}}}
+        for name, after in following
+    }
+    return {"$ref": "#/$defs/d0", "$defs": {**twice, "end": {"type": "null"}}}
+
+
+TWO = [{"properties": {name: {"const": 1}}, "required": [name]} for name in "ab"]
+HOSTILE: dict[str, Callable[[], Grammar]] = {
+    "nested repetition": lambda: texts.regex("((((a{0,99}b){0,99}c){0,99}d){0,99}e){0,99}f", "p"),
+    "a million times": lambda: texts.regex("[xy]a{1000000}", "p"),
+    "a million alternatives": lambda: texts.regex("|".join(map(str, range(10**6))), "p"),
+    "a thousand alternatives of many": lambda: texts.regex("(" + "|".join(map(str, range(2000))) + "){99}{99}", "p"),
+    "remembers much": lambda: texts.regex(".*a.{200}(b|.*c.{200})", "p"),
+    "letters of all languages": lambda: texts.regex(r"(\p{L}{1,60}\s?){1,60}", "p"),
+    "enormous enum": lambda: texts.json_schema({"enum": [f"option {count}" for count in range(6000)]}, "p"),
+    "enormous text": lambda: texts.json_schema({"const": "a" * 10**5}, "p"),
+    "many properties": lambda: texts.json_schema({"properties": {f"name {count}": {} for count in range(3000)}}, "p"),
+    "references in two to the thirtieth ways": lambda: texts.json_schema(deep(30), "p"),
+    "references two thousand deep": lambda: texts.json_schema(deep(500), "p"),
+    "products of unions": lambda: texts.json_schema({"allOf": [{"anyOf": TWO}] * 24}, "p"),
+    "many digits": lambda: texts.json_schema({"type": "integer", "multipleOf": 999983}, "p"),
+    "many items": lambda: texts.json_schema({"type": "array", "items": deep(5), "minItems": 10**6}, "p"),
+    "contradiction": lambda: texts.json_schema({"type": "integer", "minimum": 2, "maximum": 1}, "p"),
+    "endless": lambda: texts.json_schema({"$ref": "#"}, "p"),
+    "ambiguous": lambda: texts.ebnf('root ::= root root root | "a" root | "a"', "p"),
+    "left recursion": lambda: texts.ebnf('root ::= root "a" | ""', "p"),
+    "letter by letter": lambda: texts.ebnf('root ::= "a" root', "p"),
+}
+
+
+def test_hostile_grammars_are_done_with_in_a_second(folder: Path):
+    """Taken or refused: in both cases soon, and the next grammar finds the process ready."""
+
+    async def test(checks: GrammarChecks) -> None:
+        await refused(checks, GOOD)
+        for name, make in HOSTILE.items():
+            started_at = time.monotonic()
+            fault = await fault_of(checks, make)
+            assert time.monotonic() - started_at < 2 * LIMIT_S, name
+            assert fault is None or (fault.code, fault.param) == (FaultCode.BAD_FIELD, "p"), name
+            assert await refused(checks, one_of(name)) == "", name
+
+    run(folder, test)
