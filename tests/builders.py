@@ -9,7 +9,7 @@ from rota.core.adapter import Adapter
 from rota.core.config import Capacity
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, Submit
-from rota.core.request import Request, SamplingParams
+from rota.core.request import Pooling, Request, SamplingParams
 from rota.core.tenant import SOLE_TENANT, Tenant
 
 # Prompts stay below it, so that a tiny model with this vocabulary can run them.
@@ -25,6 +25,7 @@ def request(
     tenant: Tenant | str = SOLE_TENANT,
     cache_scope: str = "",
     priority: int = 0,
+    pooling: Pooling | None = None,
     **sampling: Any,
 ) -> Request:
     """A greedy request; a number as prompt means that many tokens, different for every id."""
@@ -41,6 +42,7 @@ def request(
         tenant=Tenant(name=tenant) if isinstance(tenant, str) else tenant,
         cache_scope=cache_scope,
         priority=priority,
+        pooling=pooling,
     )
 
 

@@ -13,7 +13,7 @@ from rota.core.adapter import Adapter
 from rota.core.config import Capacity
 from rota.core.ids import BASE, AdapterId, BlockId, Row, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
-from rota.core.plan import Scoring, Seat, StepPlan, StepResult, TokenLogprobs
+from rota.core.plan import Pool, Scoring, Seat, StepPlan, StepResult, TokenLogprobs
 from rota.core.request import SamplingParams
 from tests.builders import VOCABULARY, capacity
 
@@ -59,6 +59,7 @@ class FakeTicket:
     tokens: tuple[int, ...]
     logprobs: tuple[tuple[int, TokenLogprobs], ...]
     scores: tuple[TokenLogprobs, ...] = ()
+    pooled: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,16 +109,19 @@ class FakeDevice:
             if self._rows[row].sampling.logprobs is not None
         ]
         scores = tuple(score for scoring in plan.scorings for score in self._scores(plan, scoring))
+        pooled = tuple(self._pooled(plan, pool) for pool in plan.pools)
         self._busy_until = max(self._busy_until, self.now()) + self.step_s
         self._under_way.append(plan.step_id)
-        return FakeTicket(plan.step_id, self._busy_until, tuple(tokens), tuple(logprobs), scores)
+        return FakeTicket(plan.step_id, self._busy_until, tuple(tokens), tuple(logprobs), scores, pooled)
 
     def collect(self, ticket: FakeTicket) -> StepResult:
         assert self._under_way.popleft() == ticket.step_id, "steps are collected in the order they began"
         wait_s = ticket.ready_at - self.now()
         if wait_s > 0:
             self.sleep(wait_s)  # a step takes its time
-        return StepResult(at=self.now(), tokens=ticket.tokens, logprobs=ticket.logprobs, scores=ticket.scores)
+        return StepResult(
+            at=self.now(), tokens=ticket.tokens, logprobs=ticket.logprobs, scores=ticket.scores, pooled=ticket.pooled
+        )
 
     def fetch(self, adapter: Adapter) -> Message:
         if "broken" in adapter.path:
@@ -170,6 +174,12 @@ class FakeDevice:
         (chunk,) = [chunk for chunk in plan.chunks if chunk.row == scoring.row]
         assert chunk.start < scoring.start < scoring.end <= chunk.start + chunk.length + 1, "no logits judge these"
         return [_logprobs(token, scoring.top) for token in self._rows[scoring.row].tokens[scoring.start : scoring.end]]
+
+    def _pooled(self, plan: StepPlan, pool: Pool) -> tuple[float, ...]:
+        """A token's hidden state is the token itself, and how many came with it."""
+        (chunk,) = [chunk for chunk in plan.chunks if chunk.row == pool.row]
+        tokens = self._rows[pool.row].tokens[chunk.start : chunk.start + chunk.length]
+        return (float(sum(tokens)), float(len(tokens))) if pool.pooling == "mean" else (float(tokens[-1]), 1.0)
 
     def _slot(self, row: Row, position: int) -> tuple[BlockId, int]:
         index, offset = divmod(position, self.capacity.block_size)

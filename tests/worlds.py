@@ -72,9 +72,7 @@ class DeviceWorld(VirtualWorld):
 
     def collect(self, ticket: Finish) -> StepResult:
         result = self.device.collect(self._tickets.pop(0))
-        return StepResult(
-            at=super().collect(ticket).at, tokens=result.tokens, logprobs=result.logprobs, scores=result.scores
-        )
+        return replace(result, at=super().collect(ticket).at)
 
 
 def serve(

@@ -78,6 +78,7 @@ class Finished:
     output_tokens: int = 0
     cached_tokens: int = 0
     fault: Fault | None = None
+    embedding: tuple[float, ...] | None = None  # of a request with pooling; its length is not normalised
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ newest token there. A plan does not repeat what a row already knows, so it is as
     chunks   rows that compute known tokens (prefill), [start, start + length)
     decodes  rows that compute the one token the device already holds for them
     scorings prompt tokens whose log-probabilities were asked for; the chunks of this step give them
+    pools    chunks whose hidden states were asked for
     fetches  adapters to read from disk into host memory; loads: from there into a slot; drops: out of host memory
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, BlockId, RequestId, Row, Slot
-from rota.core.request import SamplingParams
+from rota.core.request import Pooling, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +81,14 @@ class Scoring:
     top: int  # how many of the likeliest tokens are told beside each
 
 
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The hidden states of a row's chunk are wanted: the last one, or the sum of all."""
+
+    row: Row
+    pooling: Pooling
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """What the device shall do in one step."""
@@ -93,6 +102,7 @@ class StepPlan:
     loads: tuple[Load, ...] = ()
     drops: tuple[AdapterId, ...] = ()
     scorings: tuple[Scoring, ...] = ()
+    pools: tuple[Pool, ...] = ()
     # What a step costs: the tokens it attends to, summed over its rows, and the number of different adapters.
     context_tokens: int = 0
     adapters: int = 0
@@ -132,7 +142,7 @@ NO_CHOICE = -2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What the device did: one token per sampled row, one score per scored token."""
+    """What the device did: one token per sampled row, one score per scored token, one vector per pool."""
 
     at: float
     tokens: tuple[int, ...] = ()  # or NO_TOKEN, or NO_CHOICE
@@ -140,5 +150,7 @@ class StepResult:
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
     # Of the plan's scorings, one after the other.
     scores: tuple[TokenLogprobs, ...] = ()
+    # Of the plan's pools, one after the other: a float for each of the model's dimensions.
+    pooled: tuple[tuple[float, ...], ...] = ()
     # By position in `tokens`: why a request's grammar cannot be followed any further, as a sentence.
     faults: tuple[tuple[int, str], ...] = ()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.tenant import SOLE_TENANT, Tenant
 
+# The last hidden state of a prompt, or the mean of all.
+Pooling = Literal["last", "mean"]
 MAX_LOGPROBS = 20
 MAX_SEED = 2**63 - 1
 MAX_LOGIT_BIASES = 1024
@@ -119,7 +121,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to be continued, by the base model or by one adapter."""
+    """One prompt to be continued, by the base model or by one adapter; or, with `pooling`, only to be read.
+
+    Then the request ends with an embedding, made of hidden states behind the last norm, and has no answer.
+    """
 
     request_id: RequestId
     prompt: tuple[int, ...]
@@ -131,10 +136,14 @@ class Request:
     # The age at which, without a first token, it goes before others of its tenant; None: never.
     first_token_s: float | None = None
     priority: int = 0  # a higher one goes first, as if it had arrived earlier; a low one never waits for ever
+    pooling: Pooling | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise RequestError.bad_field("prompt", "prompt is empty; send at least one token.")
+        if self.pooling is not None and self.pooling not in get_args(Pooling):
+            known = " or ".join(map(repr, get_args(Pooling)))
+            raise RequestError.bad_field("pooling", f"pooling must be {known}, not {self.pooling!r}.")
 
 
 def _check_whole(name: str, value: object, low: int, high: int | None) -> None:

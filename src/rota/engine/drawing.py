@@ -21,6 +21,7 @@ from rota.engine.model.protocol import Model
 from rota.engine.parallel.group import Group
 from rota.engine.sampling.guides import Guidance, Guides
 from rota.engine.sampling.masks import Masks
+from rota.engine.sampling.pools import pool
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.scores import score, tokens_at_once
 from rota.engine.sampling.vocabulary import Vocabulary
@@ -98,7 +99,7 @@ class Drawing:
     def _draw_step(self, ticket: Ticket, step: Step) -> None:
         rows = len(step.plan.sampled_rows)
         guidance = self.guides.guidance(ticket.guided, rows) if ticket.guided else NO_GUIDANCE
-        sampled = self._scored(step, self._sample(step, guidance.masks))
+        sampled = self._read(step, self._sample(step, guidance.masks))
         if step.lost:
             lost = torch.tensor(step.lost).to(self._device)
             sampled = replace(sampled, tokens=sampled.tokens.index_fill(0, lost, NO_TOKEN))
@@ -133,12 +134,16 @@ class Drawing:
         sampled = self._sampler.sample(logits, rows, lengths, host_rows, masks)
         return replace(sampled, tokens=self._group.tokens(sampled.tokens))
 
-    def _scored(self, step: Step, sampled: Sampled) -> Sampled:
-        if not step.plan.scorings:
+    def _read(self, step: Step, sampled: Sampled) -> Sampled:
+        """What the hidden states of prompts tell, if it was asked for."""
+        plan, hidden = step.plan, step.computed.hidden
+        if not (plan.scorings or plan.pools):
             return sampled
-        assert step.computed.hidden is not None, "a step that scores runs outside graphs"
-        scores = score(step.plan, self._rows, step.computed.hidden, self._all_logits, self._scored_at_once)
-        return replace(sampled, scores=scores)
+        assert hidden is not None, "a step that gives its hidden states runs outside graphs"
+        scores = None
+        if plan.scorings:
+            scores = score(plan, self._rows, hidden, self._all_logits, self._scored_at_once)
+        return replace(sampled, scores=scores, pooled=pool(plan, hidden) if plan.pools else None)
 
     def _all_logits(self, hidden: Tensor) -> Tensor:
         return self._vocabulary.whole(self._model.logits(hidden))

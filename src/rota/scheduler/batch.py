@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from rota.core.plan import Chunk, Grant, Scoring
+from rota.core.plan import Chunk, Grant, Pool, Scoring
+from rota.core.request import Pooling
 from rota.policy.prefill_budget import MOST_WORK, most_tokens, newcomers_part, work_of
 from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
@@ -142,6 +143,8 @@ class Batch:
                 draft.flight.samplers.append(sequence)
             if sequence.scored < sequence.prompt_length:
                 _plan_scores(draft, sequence)
+            if sequence.pooling is not None:
+                _plan_pool(draft, sequence, sequence.pooling, samples)
 
     def _note_run(self, draft: Draft, group: Group, tokens: int) -> None:
         group.attained += tokens
@@ -174,3 +177,11 @@ def _plan_scores(draft: Draft, sequence: Sequence) -> None:
     draft.scorings.append(Scoring(row=sequence.row, start=start, end=end, top=sampling.prompt_logprobs))
     draft.flight.scored.append((sequence, end - start))
     sequence.scored = end
+
+
+def _plan_pool(draft: Draft, sequence: Sequence, pooling: Pooling, is_last: bool) -> None:
+    """A mean needs every chunk's hidden states; else only the last chunk's are wanted."""
+    if pooling == "mean" or is_last:
+        assert sequence.row is not None
+        draft.pools.append(Pool(sequence.row, pooling))
+        draft.flight.pooled.append(sequence)

@@ -95,7 +95,9 @@ class Books:
 
     def open(self, request: Request) -> Sequence:
         """A request begins to wait."""
-        limit = min(len(request.prompt) + request.sampling.max_new_tokens, self.longest)
+        # A request with pooling samples behind its prompt, as all do, and ends there: nobody reads that token.
+        tokens = request.sampling.max_new_tokens if request.pooling is None else 1
+        limit = min(len(request.prompt) + tokens, self.longest)
         account = self.accounts.open(request.tenant)
         sequence = Sequence(request, limit, account)
         self.group_of(sequence).enter(account)
@@ -115,7 +117,14 @@ class Books:
         self.group_of(sequence).queue.remove(sequence)
         self.waiting -= 1
 
-    def finish(self, sequence: Sequence, reason: FinishReason, at: float, fault: Fault | None = None) -> None:
+    def finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        at: float,
+        fault: Fault | None = None,
+        embedding: tuple[float, ...] | None = None,
+    ) -> None:
         """A request's last event; row, blocks and its place in the queue are free from now on."""
         group = self.group_of(sequence)
         if sequence.phase is Phase.WAITING:
@@ -128,7 +137,7 @@ class Books:
         self.accounts.close(sequence.account)
         self._forget_priority(sequence.request.priority)
         self.short_prompts -= self.is_short(sequence)
-        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        if reason in (FinishReason.STOP, FinishReason.LENGTH) and sequence.pooling is None:
             group.lengths.append(sequence.output_length)
         self.note_users(group)
         self.outbox.append(
@@ -140,6 +149,7 @@ class Books:
                 output_tokens=sequence.output_length,
                 cached_tokens=sequence.cached_tokens,
                 fault=fault,
+                embedding=embedding,
             )
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, Row
-from rota.core.plan import Chunk, Grant, Load, Scoring, Seat, StepPlan
+from rota.core.plan import Chunk, Grant, Load, Pool, Scoring, Seat, StepPlan
 from rota.scheduler.accounts import Account
 from rota.scheduler.crowd import Crowd
 from rota.scheduler.sequence import Sequence
@@ -24,6 +24,7 @@ class Flight:
     samplers: list[Sequence] = field(default_factory=list)
     # Each with the number of prompt tokens that are scored.
     scored: list[tuple[Sequence, int]] = field(default_factory=list)
+    pooled: list[Sequence] = field(default_factory=list)  # those whose chunk's hidden states are wanted
     prompt_tokens: int = 0
 
 
@@ -48,6 +49,7 @@ class Draft:
     loads: list[Load] = field(default_factory=list)
     drops: list[AdapterId] = field(default_factory=list)
     scorings: list[Scoring] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
     context_tokens: int = 0
     adapters: int = 0
     wake_at: float = math.inf
@@ -70,6 +72,7 @@ class Draft:
             loads=tuple(self.loads),
             drops=tuple(self.drops),
             scorings=tuple(self.scorings),
+            pools=tuple(self.pools),
             context_tokens=self.context_tokens,
             adapters=self.adapters,
             wake_at=self.wake_at,

@@ -102,6 +102,8 @@ class PrefixLookup:
 
 def findable(sequence: Sequence, block_size: int) -> int:
     """How many full blocks lie before the last token: the last token is always computed, to sample from it."""
+    if sequence.pooling == "mean":
+        return 0  # of a token that is found in the cache there is no hidden state
     full = (len(sequence.tokens) - 1) // block_size
     if sequence.scored < sequence.prompt_length:
         # A token that is found in the cache is not computed, and so gives no score for the token after it.

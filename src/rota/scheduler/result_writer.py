@@ -24,7 +24,7 @@ NOTHING_LEFT = Fault(
     "all of them together.",
 )
 
-Finish = Callable[[Sequence, FinishReason, float, Fault | None], None]
+Finish = Callable[[Sequence, FinishReason, float, Fault | None, tuple[float, ...] | None], None]
 
 
 class ResultWriter:
@@ -46,6 +46,8 @@ class ResultWriter:
             sequence.computed += 1
         if flight.scored:
             self._tell_scores(flight, result)
+        if flight.pooled:
+            _add_pooled(flight, result)
         self._write_tokens(flight, result)
         for sequence, _ in flight.chunks:
             self._publish(sequence)
@@ -68,13 +70,13 @@ class ResultWriter:
         request_ids: list[RequestId] = []
         tokens: list[int] = []
         ended: list[tuple[Sequence, FinishReason]] = []
-        lost: list[tuple[Sequence, int]] = []
+        untold: list[tuple[Sequence, int]] = []  # those that get no token, with their positions
         finished = Phase.FINISHED
         for at, (sequence, token) in enumerate(zip(sequences, result.tokens, strict=True)):
             if sequence.phase is finished:
                 continue
-            if token < 0:
-                lost.append((sequence, at))
+            if token < 0 or sequence.pooling is not None:
+                untold.append((sequence, at))
                 continue
             sequence.tokens.append(token)
             request_ids.append(sequence.request_id)
@@ -91,9 +93,16 @@ class ResultWriter:
             self._tell_tokens(flight, result.at, tuple(request_ids), tuple(tokens), logprobs)
         for sequence, reason in ended:
             self._publish(sequence)
-            self._finish(sequence, reason, result.at, None)
-        for sequence, at in lost:
-            self._finish(sequence, FinishReason.FAILED, result.at, _fault(sequence, at, result))
+            self._finish(sequence, reason, result.at, None, None)
+        for sequence, at in untold:
+            self._end_untold(sequence, at, result)
+
+    def _end_untold(self, sequence: Sequence, at: int, result: StepResult) -> None:
+        if result.tokens[at] < 0:
+            self._finish(sequence, FinishReason.FAILED, result.at, _fault(sequence, at, result), None)
+        elif sequence.pooled:  # else it was preempted meanwhile
+            self._publish(sequence)
+            self._finish(sequence, FinishReason.STOP, result.at, None, _embedding(sequence))
 
     def _tell_tokens(
         self,
@@ -135,6 +144,19 @@ class ResultWriter:
         self._books.leave_window(sequence)
 
 
+def _add_pooled(flight: Flight, result: StepResult) -> None:
+    for sequence, vector in zip(flight.pooled, result.pooled, strict=True):
+        if sequence.holds_kv:  # a prompt that was preempted is computed again from its beginning
+            so_far = sequence.pooled
+            sequence.pooled = [a + b for a, b in zip(so_far, vector, strict=True)] if so_far else list(vector)
+
+
+def _embedding(sequence: Sequence) -> tuple[float, ...]:
+    if sequence.pooling == "mean":
+        return tuple([one / sequence.prompt_length for one in sequence.pooled])
+    return tuple(sequence.pooled)
+
+
 def _fault(sequence: Sequence, at: int, result: StepResult) -> Fault:
     """Why there is no token at this position."""
     if result.tokens[at] == NO_CHOICE:
@@ -152,5 +174,9 @@ def _renumber(sequences: list[Sequence], result: StepResult) -> tuple[tuple[int,
         return ()
     by_position = dict(result.logprobs)
     results = zip(sequences, result.tokens, strict=True)
-    kept = [i for i, (one, token) in enumerate(results) if one.phase is not Phase.FINISHED and token >= 0]
+    kept = [
+        i
+        for i, (one, token) in enumerate(results)
+        if one.phase is not Phase.FINISHED and token >= 0 and one.pooling is None
+    ]
     return tuple((new, by_position[old]) for new, old in enumerate(kept) if old in by_position)

@@ -179,9 +179,16 @@ class Scheduler:
         events, self._books.outbox = self._books.outbox, []
         return events
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, at: float, fault: Fault | None = None) -> None:
+    def _finish(
+        self,
+        sequence: Sequence,
+        reason: FinishReason,
+        at: float,
+        fault: Fault | None = None,
+        embedding: tuple[float, ...] | None = None,
+    ) -> None:
         group = self._books.group_of(sequence)
-        self._books.finish(sequence, reason, at, fault)
+        self._books.finish(sequence, reason, at, fault, embedding)
         self._adapters.retire_if_done(group, at)
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────────────────────

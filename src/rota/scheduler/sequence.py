@@ -54,6 +54,8 @@ class Sequence:
         "overtaken",
         "phase",
         "planned",
+        "pooled",
+        "pooling",
         "prompt_length",
         "refusal",
         "request",
@@ -84,6 +86,7 @@ class Sequence:
         self.found = 0  # of these, the first ones for which a written block was found when it was last looked up
         # Prompt tokens whose scores are told or in flight. The first token has no score; most requests ask for none.
         self.scored = self.prompt_length if request.sampling.prompt_logprobs is None else 1
+        self.pooling = request.pooling
         self.cached_tokens = 0
         self.flights = 0  # steps in flight that contain this sequence
         self.step_id = 0  # the last step that contains this sequence
@@ -105,6 +108,7 @@ class Sequence:
         self.room = 0  # tokens that its blocks can hold
         self.computed = 0
         self.planned = 0
+        self.pooled: list[float] = []  # the sum of the hidden states so far, for a request with pooling
         self.next_full = 0  # value of `computed` at which one more block is full
 
     @property

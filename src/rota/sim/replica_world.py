@@ -61,7 +61,7 @@ class ReplicaWorld(VirtualWorld):
         self._step, done_at = None, self._done_at(ticket)
         if self._flying:
             self._flying.popleft()
-        return super().collect((done_at, ticket[1]))
+        return super().collect((done_at, ticket[1], ticket[2]))
 
     def _done_at(self, ticket: Finish) -> float:
         """When a step is done; ranks that make their passes together also end their steps together."""

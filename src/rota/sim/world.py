@@ -11,7 +11,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.sim.cost import CostModel
 from rota.sim.mail import Mail
 
-Finish = tuple[float, tuple[int, ...]]  # when a step is done, and its tokens
+Finish = tuple[float, tuple[int, ...], int]  # when a step is done, its tokens, and how many vectors it gives
 
 
 class VirtualWorld(Mail):
@@ -63,12 +63,12 @@ class VirtualWorld(Mail):
             awaited_s = self._costs.load_s * sum(load.is_awaited for load in plan.loads)
             begins_at = max(self._now, self._device_free_at, copied_at)
             self._device_free_at = begins_at + self._costs.step_s(plan) + awaited_s
-        return max(self._now, self._device_free_at), self._tokens(plan)
+        return max(self._now, self._device_free_at), self._tokens(plan), len(plan.pools)
 
     def collect(self, ticket: Finish) -> StepResult:
-        done_at, tokens = ticket
+        done_at, tokens, pools = ticket
         self._now = max(self._now, done_at)
-        return StepResult(at=self._now, tokens=tokens)
+        return StepResult(at=self._now, tokens=tokens, pooled=((0.0,),) * pools)
 
     def _tokens(self, plan: StepPlan) -> tuple[int, ...]:
         counts = self._counts

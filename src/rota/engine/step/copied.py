@@ -20,6 +20,7 @@ class Copied:
     tokens: Tensor  # [n] int64
     logprobs: Logprobs | None
     scores: Logprobs | None
+    pooled: Tensor | None  # [pools, hidden size] float32
     done: torch.Event | None
 
     def wait(self) -> StepResult:
@@ -32,17 +33,19 @@ class Copied:
             tokens=tuple(self.tokens.tolist()),
             logprobs=_token_logprobs(self.logprobs),
             scores=scores,
+            pooled=tuple(map(tuple, self.pooled.tolist())) if self.pooled is not None else (),
         )
 
 
 def copy_to_host(sampled: Sampled, device: torch.device) -> Copied:
     """Queue the copies to the host behind the step that is being computed."""
     tokens, logprobs, scores = fetch(sampled.tokens), _fetched(sampled.logprobs), _fetched(sampled.scores)
+    pooled = fetch(sampled.pooled) if sampled.pooled is not None else None
     done = None
     if device.type == "cuda":
         done = torch.Event(device)
         done.record()
-    return Copied(tokens, logprobs, scores, done)
+    return Copied(tokens, logprobs, scores, pooled, done)
 
 
 def _fetched(logprobs: Logprobs | None) -> Logprobs | None:

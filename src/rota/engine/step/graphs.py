@@ -42,7 +42,7 @@ class StepGraphs:
 
     def frame_for(self, plan: StepPlan) -> Frame | None:
         """The smallest frame that holds a step; None if it fits into none, or wants more of it than a graph gives."""
-        if plan.scorings or not plan.tokens:
+        if plan.scorings or plan.pools or not plan.tokens:
             return None
         frames = self._mixed if plan.chunks else self._decodes
         return next((frame for frame in frames if frame.holds(plan)), None)

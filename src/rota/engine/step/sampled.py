@@ -24,4 +24,5 @@ class Sampled:
     tokens: Tensor  # [n] int64
     logprobs: Logprobs | None = None
     scores: Logprobs | None = None  # of prompts' tokens
+    pooled: Tensor | None = None  # [pools, hidden size] float32
     is_stuck: Tensor | None = None  # [n] bool: what its request says leaves no token
