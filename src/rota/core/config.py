@@ -184,6 +184,12 @@ class ServerConfig(ListenConfig):
     allow_anyone: bool = option(
         False, "Listen without any key on an address that others reach: every client that reaches it may do everything."
     )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json", "pythonic", "mistral", "json", "none"] = option(
+        "auto", "In which format the model writes calls of tools; 'auto' takes it from the chat template."
+    )
+    reasoning_parser: Literal["auto", "think", "qwen3", "deepseek_r1", "mistral", "granite", "none"] = option(
+        "auto", "How the model marks its thoughts before an answer; 'auto' takes it from the chat template."
+    )
     max_body_mb: int = option(16, "Largest body of a request, in MB; a larger one is refused.")
     stream_keep_alive: float = option(
         15.0,

@@ -49,6 +49,7 @@ from rota.server.requests_route import RequestsRoute
 from rota.server.responses.route import install_responses_route
 from rota.server.streams import Streams
 from rota.server.text_workers.pool import TextWorkers
+from rota.text.parsers import Parsers
 from rota.text.tokenizer import Tokenizer
 
 Companion = Callable[[], Coroutine[Any, Any, None]]
@@ -85,19 +86,19 @@ def create_app(
     queries, counts = Queries(service), Counts(service)
     listeners: list[Listener] = [adapters.observe, queries.observe, counts.observe, log_restarts]
     streams = Streams(service, Observers(observers, listeners))
-    answers = OpenAnswers(partial(_note_owner, metrics))
     front = Front(
         service,
         streams,
         tokenizer,
         registry,
         access,
-        answers,
+        OpenAnswers(partial(_note_owner, metrics)),
         config.stream_keep_alive,
         config.request_timeout,
         scheduler.max_queued_requests if scheduler else None,
         TextWorkers(tokenizer),
         grammars,
+        parsers=Parsers(config.tool_call_parser, config.reasoning_parser),
     )
 
     app = _application(front, companions)

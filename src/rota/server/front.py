@@ -21,6 +21,7 @@ from rota.server.reading import Result, Work, read
 from rota.server.streams import Streams
 from rota.server.text_workers.pool import TextWorkers
 from rota.server.trace_headers import trace_in
+from rota.text.parsers import AS_THE_TEMPLATE_SAYS, Parsers
 from rota.text.tokenizer import Tokenizer
 
 
@@ -58,6 +59,8 @@ class Front:
     workers: TextWorkers | None = None
     # Checks grammars. None: requests with a grammar are refused.
     grammars: GrammarCheck | None = None
+    # Which parsers read the model's answers.
+    parsers: Parsers = AS_THE_TEMPLATE_SAYS
 
     def identify(self, http: HttpRequest) -> Call:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
@@ -80,4 +83,4 @@ class Front:
         """What `work` makes of the request's body. Raises RequestError if the body is refused."""
         capacity = self.service.state.capacity
         limits = TextLimits(capacity.max_sequence_tokens if capacity else None, self.max_queued_requests)
-        return await read(Texts(self.tokenizer, limits), self.workers, key, work, await http.body())
+        return await read(Texts(self.tokenizer, limits, self.parsers), self.workers, key, work, await http.body())

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from rota.core.errors import Fault, FaultCode, RequestError
+from rota.text.parsers import AS_THE_TEMPLATE_SAYS, Parsers
 from rota.text.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
@@ -81,6 +82,7 @@ class Texts:
 
     tokenizer: Tokenizer
     limits: TextLimits = TextLimits()
+    parsers: Parsers = AS_THE_TEMPLATE_SAYS
 
     def tokenized(
         self, prompt: Any, param: str = "prompt", is_echoed: bool = False, reading: Reading = AS_SENT

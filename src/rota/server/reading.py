@@ -33,7 +33,7 @@ def is_large(raw: bytes) -> bool:
 async def read(texts: Texts, workers: TextWorkers | None, key: Key, work: Work[Result], raw: bytes) -> Result:
     """Read a body. Raises RequestError if it is refused, or if too many large bodies wait."""
     if workers is not None and is_large(raw):
-        return await workers.run(key, work, texts.limits, raw)
+        return await workers.run(key, work, texts.limits, raw, texts.parsers)
     if len(raw) <= INLINE_BYTES:
         return work(texts, raw)
     return await asyncio.to_thread(work, texts, raw)

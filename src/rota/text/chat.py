@@ -20,6 +20,13 @@ Tools = Sequence[Mapping[str, Any]] | None
 
 # A template may make control tokens of these words. Every other text of a message is its user's.
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+# Roles of special tokens, which are variables of every template.
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# What Rota and transformers hand to a template, or to the function that renders it.
+_OWN_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "conversations", "chat_template", "tokenize"}
+    | {"return_assistant_tokens_mask", "continue_final_message"}
+)
 # The role of a tool's result, and what Llama's templates call it.
 _RESULT_ROLES = frozenset({"tool", "ipython"})
 
@@ -66,7 +73,7 @@ class ChatTemplate:
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 chat_template=template,
                 add_generation_prompt=conversation.add_generation_prompt,
-                **{**self._special_tokens, **(conversation.variables or {})},
+                **{**(conversation.variables or {}), **self._special_tokens},
             )
         return str(rendered[0])
 
@@ -77,13 +84,14 @@ class ChatTemplate:
             [_disguised_message(message, stand_ins) for message in conversation.messages],
             disguised(conversation.tools, stand_ins),
         )
+        variables = {name: disguised(value, stand_ins) for name, value in (conversation.variables or {}).items()}
         with _refusing():
             rendered = _compiled_for_user_text(template).render(
                 messages=messages,
                 tools=tools,
                 documents=None,
                 add_generation_prompt=conversation.add_generation_prompt,
-                **{**self._special_tokens, **(conversation.variables or {})},
+                **{**variables, **self._special_tokens},
             )
         return rendered.disguised if isinstance(rendered, UserText) else str(rendered)
 
@@ -93,9 +101,26 @@ class ChatTemplate:
         own = () if self.knows_tools else LITERALS
         return [*self._special_tokens.values(), *self._words.data, *self._words.constants, *own]
 
+    @property
+    def text(self) -> str:
+        """The text of all templates of the folder."""
+        return "\n".join(self._templates.values())
+
+    def reads(self, variable: str) -> bool:
+        """Whether the template reads a variable."""
+        return variable in self._words.names
+
+    def check_variable(self, name: str, param: str) -> None:
+        """Raises RequestError for a variable that a client may not set, because Rota does."""
+        if name in _OWN_VARIABLES or name in SPECIAL_TOKENS:
+            message = f"{param} sets what Rota itself gives the chat template; set other variables there."
+            raise RequestError.bad_field(param, message)
+
     @cached_property
     def knows_tools(self) -> bool:
         """Whether the template renders tools and their results. If not, they are rendered in Hermes' form."""
+        if "tool_use" in self._templates:
+            return True
         return "tools" in self._words.names and not _RESULT_ROLES.isdisjoint(self._words.constants)
 
     @cached_property
@@ -117,12 +142,12 @@ class ChatTemplate:
 
     def _as_known(self, messages: Messages, tools: Tools) -> tuple[Messages, Tools]:
         """The messages and tools as the template knows them."""
-        if self.knows_tools or not (tools or any(_is_about_tools(message) for message in messages)):
+        if self.knows_tools or not _has_tools(messages, tools):
             return messages, tools
         return in_hermes_form(messages, tools, self._has_system), None
 
     def _template_for(self, conversation: Conversation) -> str:
-        named = "tool_use" if conversation.tools else "default"
+        named = "tool_use" if _has_tools(conversation.messages, conversation.tools) else "default"
         if (template := self._templates.get(named) or self._templates.get("default")) is None:
             raise RequestError.bad_field(
                 "messages",
@@ -132,8 +157,9 @@ class ChatTemplate:
         return template
 
 
-def _is_about_tools(message: ChatMessage) -> bool:
-    return message["role"] == "tool" or "tool_calls" in message
+def _has_tools(messages: Messages, tools: Tools) -> bool:
+    """Whether a conversation has tools, calls or results."""
+    return bool(tools) or any(message["role"] == "tool" or "tool_calls" in message for message in messages)
 
 
 def _parsed(template: str) -> Any:

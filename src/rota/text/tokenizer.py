@@ -13,14 +13,12 @@ from tokenizers import Tokenizer as LibraryTokenizer
 from tokenizers.processors import TemplateProcessing
 
 from rota.core.errors import ModelError, RequestError
-from rota.text.chat import ChatMessage, ChatTemplate, Conversation
+from rota.text.chat import SPECIAL_TOKENS, ChatMessage, ChatTemplate, Conversation
 from rota.text.continued import marked, up_to_mark
 from rota.text.control_tokens import ControlTokens
 from rota.text.detokenizer import Detokenizer
 from rota.text.pieces import TokenPieces, UnknownDecoderError
 from rota.text.user_text import texts_in
-
-SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
@@ -72,6 +70,15 @@ class Tokenizer:
         """Token ids lie below it. Some below it may have no token."""
         return max(self._library.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @property
+    def chat(self) -> ChatTemplate:
+        return self._chat
+
+    def special_ids(self, texts: Iterable[str]) -> dict[str, int]:
+        """The ids of those texts that are special tokens."""
+        found = {text: self._library.token_to_id(text) for text in texts}
+        return {text: token for text, token in found.items() if token in self.pieces.special}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The tokens of a text, with the special tokens that the model folder puts around it."""
         return self._encode(text, add_special_tokens)
@@ -110,7 +117,7 @@ class Tokenizer:
         text = end(self._chat.render(conversation))
         # Templates write their own special tokens, and there must be no second BOS.
         tokens = self._encode(text, add_special_tokens=False)
-        if not self._control_tokens.can_be_spelled(texts_in([*messages, *(tools or ())])):
+        if not self._control_tokens.can_be_spelled(texts_in([*messages, *(tools or ()), variables])):
             return tokens
 
         def render(stand_ins: Mapping[str, str]) -> str:

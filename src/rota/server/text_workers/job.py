@@ -8,6 +8,7 @@ from typing import Any
 
 from rota.core.errors import Fault
 from rota.server.prompts import TextLimits, Texts
+from rota.text.parsers import Parsers
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Order:
 
     work: Callable[[Texts, bytes], Any]
     limits: TextLimits
+    parsers: Parsers
 
 
 @dataclass(frozen=True, slots=True)

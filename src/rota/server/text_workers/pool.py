@@ -14,6 +14,7 @@ from rota.server.prompts import TextLimits, Texts
 from rota.server.text_workers.job import Done, Order
 from rota.server.text_workers.process import TextWorker
 from rota.server.text_workers.waiting import Bounds, Waiting
+from rota.text.parsers import AS_THE_TEMPLATE_SAYS, Parsers
 from rota.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
@@ -65,7 +66,14 @@ class TextWorkers:
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers if worker.pid is not None]
 
-    async def run(self, key: Key, work: Callable[[Texts, bytes], Result], limits: TextLimits, raw: bytes) -> Result:
+    async def run(
+        self,
+        key: Key,
+        work: Callable[[Texts, bytes], Result],
+        limits: TextLimits,
+        raw: bytes,
+        parsers: Parsers = AS_THE_TEMPLATE_SAYS,
+    ) -> Result:
         """What `work` makes of a body, in another process. Raises RequestError if it is refused, or cannot wait."""
         if self._is_closed:
             raise RequestError(_stopping())
@@ -73,7 +81,7 @@ class TextWorkers:
             message = "Too many large bodies wait to be read; try again in a second."
             raise RetryLater(Fault(FaultCode.QUEUE_FULL, message), _RETRY_AFTER_S)
         loop = asyncio.get_running_loop()
-        job = Job(key.name, Order(work, limits), raw, loop, loop.create_future())
+        job = Job(key.name, Order(work, limits, parsers), raw, loop, loop.create_future())
         self._waiting.add(job)
         self._start_jobs()
         result: Result = await job.future

@@ -53,7 +53,7 @@ def worker_main(connection: Connection, folder: Path, parent: int) -> None:
 
 def _done(order: Order, tokenizer: Tokenizer, raw: bytes) -> Done:
     try:
-        result = order.work(Texts(tokenizer, order.limits), raw)
+        result = order.work(Texts(tokenizer, order.limits, order.parsers), raw)
     except RequestError as error:
         return Done(fault=error.fault, is_last=_is_too_large())
     except MemoryError:

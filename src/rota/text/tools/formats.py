@@ -23,3 +23,18 @@ FORMATS = {
     # The whole answer is {"name": "f", "arguments": {}} or a list of these. Granite writes a marker before it.
     "json": Format(markers=Markers("<|tool_call|>"), openings="{[", reader=JsonCalls),
 }
+
+# What a chat template writes if its model's calls have a format. The first that is found decides.
+_SIGNS = (
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|python_start|>", "pythonic"),
+    ("func_name1(", "pythonic"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": ', "llama3_json"),
+)
+
+
+def format_in(template: str) -> str:
+    """The format that a chat template with tools tells of. If it tells of none, calls are plain JSON."""
+    return next((form for sign, form in _SIGNS if sign in template), "json")
