@@ -9,6 +9,7 @@ import typer
 from docs.generate.tables import code, table
 from rota.bench.config import BenchConfig
 from rota.cli import make_app
+from rota.commands.chat.config import ChatConfig
 from rota.commands.demo import DemoConfig
 from rota.commands.serve import SERVE_CONFIGS, serve_model
 from rota.commands.simulate import SimulateConfig
@@ -18,6 +19,7 @@ from rota.core.options import Option, options_of
 OWN_CONFIGS: dict[str, tuple[type, ...]] = {
     "bench": (BenchConfig,),
     "simulate": (SimulateConfig,),
+    "chat": (ChatConfig,),
     "demo": (DemoConfig,),
 }
 HEAD = ("flag", "default", "meaning")

@@ -11,6 +11,7 @@ from rota import __version__
 from rota.bench.config import BenchConfig
 from rota.commands.adapters import adapters_app
 from rota.commands.bench import bench_command
+from rota.commands.chat.command import chat_command
 from rota.commands.demo import demo_command
 from rota.commands.flags import followers_in, spread_lists
 from rota.commands.serve import Serve, serve_command, serve_model
@@ -42,6 +43,7 @@ def make_app(serve: Serve, followers: Collection[str] = ()) -> typer.Typer:
     app.command(name="serve")(serve_command(serve, followers))
     app.command(name="bench")(bench_command())
     app.command(name="simulate")(simulate_command())
+    app.command(name="chat")(chat_command())
     app.command(name="demo")(demo_command(followers=followers))
     app.add_typer(adapters_app(), name="adapters")
     return app

@@ -1,0 +1,1 @@
+"""`rota chat`: a conversation in the terminal, with any running server or with the built-in model."""
