@@ -1,64 +1,39 @@
-"""A model's words by a script: what listeners hear, without a format that a model would need."""
+"""What a model says and what it was asked, for tests of routes that sort its words."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from rota.server.answer import Part
 from rota.server.choices import Choice, Chunk
-from rota.text.said import CallPiece, Said
-from rota.text.speech import Listener, Speech
+from rota.text.speech import Speech
 from tests.fakes import FakeDevice
 
-
-@dataclass(frozen=True)
-class Scripted(Speech):
-    """Says one entry a chunk."""
-
-    says: tuple[Said, ...] = ()
-
-    @classmethod
-    def of(cls, *words: str) -> Scripted:
-        """`?…` is a thought, `f(…` begins a call, `)` goes on with one, and all else is text."""
-        calls = 0
-        says = []
-        for word in words:
-            if word.startswith("?"):
-                says.append(Said(reasoning=word[1:]))
-            elif word.endswith(")") and "(" not in word:
-                says.append(Said(calls=(CallPiece(index=calls - 1, arguments=word[:-1]),)))
-            elif "(" in word:
-                name, _, arguments = word.rstrip(")").partition("(")
-                says.append(
-                    Said(calls=(CallPiece(index=calls, call_id=f"call_{calls}", name=name, arguments=arguments),))
-                )
-                calls += 1
-            else:
-                says.append(Said(word))
-        return cls(says=tuple(says))
-
-    def listener(self) -> Listener:
-        return cast(Listener, ScriptedListener(list(self.says)))
+# A model that thinks, and calls `f` and `g` in Hermes' form.
+SPEECH = Speech(tools="hermes", names=frozenset({"f", "g"}), reasoning="qwen3")
 
 
-@dataclass
-class ScriptedListener:
-    says: list[Said]
-
-    def push(self, _text: str) -> Said:
-        return self.says.pop(0)
-
-    def finish(self) -> Said:
-        return Said()
+def call_of(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def choice() -> Choice:
-    return Choice(0, 3, cast(Any, None))
+def parts_of(*texts: str) -> list[Part]:
+    """An answer of one choice, a text a step."""
+    choice = Choice(0, 3, cast(Any, None))
+    reasons = [None] * (len(texts) - 1) + ["stop"]
+    return [Part(choice, Chunk(text, [1], finish_reason=reason)) for text, reason in zip(texts, reasons, strict=True)]
 
 
-def part(of: Choice, chunk: Chunk) -> Part:
-    return Part(of, chunk)
+def recites(text: str) -> Callable[[Sequence[int]], int]:
+    """A model that answers with this text, byte by byte, and ends. Its prompt ends in the template's last `|`."""
+
+    def next_token(tokens: Sequence[int]) -> int:
+        said = bytes(token for token in tokens if token > 2).rpartition(b"|")[2]
+        answer = text.encode()
+        return answer[len(said)] if len(said) < len(answer) else 2
+
+    return next_token
 
 
 def prompt_of(device: FakeDevice) -> str:

@@ -101,12 +101,20 @@ def test_closing_a_stream_ends_its_request(tmp_path):
         assert steps_made(server, device) < 150
 
 
+def test_an_answer_goes_on_with_a_last_message_of_the_models_own(client, device):
+    begun = [*HELLO, {"role": "assistant", "content": "xy"}]
+
+    assert ask(client, messages=begun).status_code == 200
+    assert prompt_of(device) == "ab|xy"
+
+
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, "messages.0.content.0"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "role 'user'"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         ({"system": [{"type": "image"}]}, "system.0"),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),

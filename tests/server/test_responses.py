@@ -11,11 +11,10 @@ import pytest
 from openai import OpenAI
 
 from rota.server.blocks import Blocks
-from rota.server.choices import Chunk
 from rota.server.responses.output import Output
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, error_of, letters_device, serving, steps_made
-from tests.server.spoken import Scripted, choice, part, prompt_of
+from tests.server.spoken import SPEECH, call_of, parts_of, prompt_of
 from tests.waiting import PATIENCE_S
 
 
@@ -156,25 +155,27 @@ def test_a_conversation_longer_than_the_context_is_413(server):
     assert (response.status_code, error_of(response)["param"]) == (413, "input")
 
 
-def heard(speech: Scripted) -> tuple[list[str], list[dict[str, Any]]]:
-    """The kinds of events, and the items, of what a script says a step at a time."""
-    blocks, output, one = Blocks(speech), Output("resp_x"), choice()
-    events = []
-    for index in range(len(speech.says)):
-        reason = "stop" if index + 1 == len(speech.says) else None
-        for change in blocks.hear(part(one, Chunk(str(index), [1], finish_reason=reason))):
-            events += output.events(change, "completed")
+def heard(*texts: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """The kinds of events, and the items, of what a model says a step at a time."""
+    blocks, output = Blocks(SPEECH), Output("resp_x")
+    events = [
+        event
+        for part in parts_of(*texts)
+        for change in blocks.hear(part)
+        for event in output.events(change, "completed")
+    ]
     kinds = [kind.removeprefix("response.") for kind, _ in events]
     return kinds, [fields["item"] for kind, fields in events if kind.endswith("output_item.done")]
 
 
 def test_thoughts_text_and_calls_become_items_one_after_another():
-    kinds, items = heard(Scripted.of("?hm", "?m", "I look.", "f(1", ")", "g()"))
+    calls = call_of("f", '{"a": 1}'), call_of("g", "{}")
+    kinds, items = heard("<think>h", "mm</think>", "I look.", *calls)
 
     assert [item["type"] for item in items] == ["reasoning", "message", "function_call", "function_call"]
     assert items[0]["content"] == [{"type": "reasoning_text", "text": "hmm"}]
     assert items[1]["content"][0]["text"] == "I look."
-    assert [(item["name"], item["arguments"]) for item in items[2:]] == [("f", "1"), ("g", "")]
+    assert [(item["name"], json.loads(item["arguments"])) for item in items[2:]] == [("f", {"a": 1}), ("g", {})]
     assert kinds[:6] == [
         "output_item.added",
         "content_part.added",
@@ -183,10 +184,10 @@ def test_thoughts_text_and_calls_become_items_one_after_another():
         "reasoning_text.done",
         "content_part.done",
     ]
-    assert kinds[-3:] == ["output_item.added", "function_call_arguments.done", "output_item.done"]
+    assert kinds[-2:] == ["function_call_arguments.done", "output_item.done"]
 
 
 def test_an_answer_without_a_character_is_an_empty_text():
-    _, items = heard(Scripted.of(""))
+    _, items = heard("")
 
     assert [item["content"][0]["text"] for item in items] == [""]

@@ -16,7 +16,7 @@ from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_SEED
 from rota.server.answer import Answer, Part
 from rota.server.blocks import Blocks, Step
-from rota.server.fields import Count, Fields, Unsupported, read_body, refuse_unsupported_values, within
+from rota.server.fields import Count, Fields, Unsupported, read_body, within
 from rota.server.front import Front
 from rota.server.openai.chat import parsed_chat
 from rota.server.openai.chat_fields import ChatCall
@@ -77,7 +77,7 @@ class OllamaFields(Fields):
 def read_ollama(texts: Texts, raw: bytes) -> ChatCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
     fields = read_body(OllamaFields, raw)
-    refuse_unsupported_values(fields, dict.fromkeys(("tools", "raw", "suffix", "images", "template", "context"), ()))
+    fields.refuse_unsupported()
     if (fields.messages is None) == (fields.prompt is None):
         raise RequestError.bad_field("messages", "Send either messages or prompt.")
     names = {name: f"options.{name}" for name in OllamaOptions.model_fields}

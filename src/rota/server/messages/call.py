@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from rota.core.errors import RequestError
-from rota.server.fields import read_body, refuse_unsupported_values
+from rota.server.fields import read_body
 from rota.server.messages.conversation import Conversation
 from rota.server.messages.fields import CustomTool, MessagesFields, MessagesToolChoice, PromptFields
 from rota.server.openai.chat_fields import ChatCall
@@ -20,6 +20,7 @@ _SAME_NAMES = ("lora_path", "max_tokens", "stream", "temperature", "top_p", "top
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NAMES = {
     "stop": "stop_sequences",
+    "continue_final_message": "messages",
     "reasoning_effort": "output_config.effort",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "response_format": "output_config.format",
@@ -31,7 +32,6 @@ _NAMES = {
 def read_messages(texts: Texts, raw: bytes) -> ChatCall:
     """Read a body. Raises RequestError for the first field that is wrong."""
     fields = read_body(MessagesFields, raw)
-    refuse_unsupported_values(fields, {"container": (), "inference_geo": ()})
     body: dict[str, Any] = {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
     if fields.stop_sequences:
         body["stop"] = fields.stop_sequences
@@ -47,9 +47,11 @@ def read_count(texts: Texts, raw: bytes) -> TextAnswer:
 
 
 def _translated(fields: PromptFields, body: dict[str, Any]) -> Translation:
-    refuse_unsupported_values(fields, {"mcp_servers": (), "context_management": ()})
+    fields.refuse_unsupported()
     conversation = Conversation(fields)
     body |= {"messages": conversation.messages} | ({"model": fields.model} if fields.model else {})
+    if conversation.is_begun:
+        body["continue_final_message"] = True
     if fields.tools:
         body["tools"] = [_function(tool, f"tools.{index}") for index, tool in enumerate(fields.tools)]
     if fields.tool_choice:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from rota.core.errors import RequestError
-from rota.server.fields import Fields, Unsupported, refuse_unsupported_values
+from rota.server.fields import Fields, Unsupported
 
 
 class TextBlock(Fields):
@@ -19,7 +19,7 @@ class TextBlock(Fields):
 
     def part(self, where: str) -> dict[str, str]:
         """The block as a chat has it."""
-        refuse_unsupported_values(self, {"citations": ()}, f"{where}.")
+        self.refuse_unsupported(f"{where}.")
         return {"type": "text", "text": self.text}
 
 

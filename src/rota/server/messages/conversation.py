@@ -28,12 +28,21 @@ class Conversation:
             self._add({"role": "system", "content": text_parts(fields.system, "system")}, "system")
         for index, message in enumerate(fields.messages):
             where = f"messages.{index}"
+            if not message.content:
+                content = f"{where}.content"
+                raise RequestError.bad_field(content, f"{content} is empty; send a text or at least one block.")
             if isinstance(message.content, str):
                 self._add({"role": message.role, "content": message.content}, where)
             elif message.role == "assistant":
                 self._add(_turn(message, where), where)
             else:
                 self._user(message, where)
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the last message is the beginning of the answer, as in Anthropic's own service."""
+        last = self.messages[-1]
+        return last["role"] == "assistant" and "tool_calls" not in last
 
     def _user(self, message: MessageFields, where: str) -> None:
         texts: list[dict[str, str]] = []

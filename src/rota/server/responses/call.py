@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rota.core.errors import RequestError
-from rota.server.fields import read_body, refuse_unsupported_values
+from rota.server.fields import read_body
 from rota.server.openai.chat_fields import ChatCall
 from rota.server.prompts import Texts
 from rota.server.responses.conversation import Conversation
@@ -62,7 +62,7 @@ def _refuse_unsupported(fields: ResponsesFields) -> None:
     for name, advice in _STORED.items():
         if getattr(fields, name):
             raise RequestError.bad_field(name, f"{name} needs a store, and no store is configured here; {advice}.")
-    refuse_unsupported_values(fields, {"context_management": (), "moderation": ()})
+    fields.refuse_unsupported()
     if fields.truncation == "auto":
         message = "truncation 'auto' is not supported: what does not fit the context is refused; leave it out."
         raise RequestError.bad_field("truncation", message)

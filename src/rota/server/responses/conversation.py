@@ -39,12 +39,12 @@ class Conversation:
             case MessageItem():
                 self._message(item, where)
             case CallItem():
-                item.refuse_unsupported(where)
+                item.refuse_unsupported(f"{where}.")
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 self._turn(where).setdefault("tool_calls", []).append(call)
             case OutputItem():
-                item.refuse_unsupported(where)
+                item.refuse_unsupported(f"{where}.")
                 content = content_of(item.output, f"{where}.output")
                 self._add({"role": "tool", "tool_call_id": item.call_id, "content": content}, where)
             case ReasoningItem():

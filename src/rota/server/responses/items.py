@@ -7,11 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from rota.core.errors import RequestError
-from rota.server.fields import Fields, Unsupported, refuse_unsupported_values
+from rota.server.fields import Fields, Unsupported
 
 Status = Literal["in_progress", "completed", "incomplete"]
-# What an item can be a part of, in OpenAI's own service alone.
-_FOREIGN = ("namespace", "caller")
 
 
 class TextPart(Fields):
@@ -66,9 +64,6 @@ class CallItem(Fields):
     namespace: Unsupported = None
     caller: Unsupported = None
 
-    def refuse_unsupported(self, where: str) -> None:
-        refuse_unsupported_values(self, dict.fromkeys(_FOREIGN, ()), f"{where}.")
-
 
 class OutputItem(Fields):
     """What a call gave."""
@@ -82,9 +77,6 @@ class OutputItem(Fields):
     namespace: Unsupported = None
     caller: Unsupported = None
 
-    def refuse_unsupported(self, where: str) -> None:
-        refuse_unsupported_values(self, dict.fromkeys(_FOREIGN, ()), f"{where}.")
-
 
 class ReasoningItem(Fields):
     """What the model thought before it answered."""
@@ -97,7 +89,7 @@ class ReasoningItem(Fields):
     encrypted_content: Unsupported = None
 
     def text(self, where: str) -> str:
-        refuse_unsupported_values(self, {"encrypted_content": ()}, f"{where}.")
+        self.refuse_unsupported(f"{where}.")
         name, parts = ("content", self.content) if self.content else ("summary", self.summary or [])
         return "\n".join(part.checked(f"{where}.{name}.{index}")["text"] for index, part in enumerate(parts))
 

@@ -7,6 +7,7 @@ from fastapi import Request as HttpRequest
 
 from rota.server.front import Front
 from rota.server.openai.chat import parsed_chat
+from rota.server.openai.logprobs import TokenNamer
 from rota.server.openai.model_names import model_for
 from rota.server.openapi import gives, takes
 from rota.server.respond import respond
@@ -25,5 +26,5 @@ def install_responses_route(app: FastAPI, front: Front) -> None:
         model = model_for(front, call, read.chat.names)
         answer_id = f"resp_{call.name}"
         parsed = parsed_chat(call, answer_id, model, read.chat, "input")
-        shape = ResponsesShape(answer_id, model.name, read, front.tokenizer.pieces)
+        shape = ResponsesShape(answer_id, model.name, read, TokenNamer(front.tokenizer.pieces))
         return await respond(front, http, parsed, shape, read.chat.is_streamed)

@@ -12,11 +12,10 @@ from rota.core.errors import Fault, FaultCode
 from rota.server.answer import Answer, Part
 from rota.server.blocks import Blocks, logprobs_of
 from rota.server.choices import Chunk
-from rota.server.openai.logprobs import chat_logprobs
+from rota.server.openai.logprobs import TokenNamer, chat_logprobs
 from rota.server.responses.call import ResponsesCall
 from rota.server.responses.output import Event, Output
 from rota.server.sse import WAITING, named_event
-from rota.text.pieces import TokenPieces
 
 _ERROR_CODES = {
     FaultCode.RATE_LIMITED: "rate_limit_exceeded",
@@ -33,12 +32,12 @@ class ResponsesShape:
 
     media_type = "text/event-stream"
 
-    def __init__(self, answer_id: str, model: str, read: ResponsesCall, pieces: TokenPieces) -> None:
+    def __init__(self, answer_id: str, model: str, read: ResponsesCall, namer: TokenNamer) -> None:
         self._head = {"id": answer_id, "object": "response", "created_at": int(time.time()), "model": model}
         self._head |= read.echoed
         self._blocks = Blocks(read.chat.speech)
         self._output = Output(answer_id)
-        self._pieces = pieces if read.chat.has_logprobs else None
+        self._namer = namer if read.chat.has_logprobs else None
         self._events = 0
 
     def packet(self, _answer: Answer, parts: Sequence[Part]) -> bytes:
@@ -80,9 +79,9 @@ class ResponsesShape:
         return named_event(name, msgspec.json.encode(numbered))
 
     def _logprobs(self, chunk: Chunk) -> list[dict[str, Any]]:
-        if self._pieces is None or not chunk.logprobs:
+        if self._namer is None or not chunk.logprobs:
             return []
-        written: list[dict[str, Any]] = chat_logprobs(self._pieces, chunk)["content"]
+        written: list[dict[str, Any]] = chat_logprobs(self._namer, chunk)["content"]
         return written
 
     @property
