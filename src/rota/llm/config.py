@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
@@ -59,6 +60,11 @@ def build_device(config: EngineConfig) -> Device[Any]:
 def _build_engine(config: EngineConfig) -> Device[Any]:
     """This call loads torch, which a server's own process does not need."""
     from rota.engine.build import build_engine
+    from rota.grammar.grammars import LlGrammars
+    from rota.text.tokenizer import Tokenizer
 
     listen_for_progress(tell_progress)  # a follower's progress is a sign of life to its leader
-    return build_engine(config)
+    engine = build_engine(config)
+    if config.rank == 0 and engine.capacity.vocabulary and config.model.model_path:  # other ranks draw no tokens
+        engine.use_grammars(LlGrammars(partial(Tokenizer, config.model.model_path), engine.capacity.vocabulary))
+    return engine

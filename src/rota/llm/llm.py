@@ -137,7 +137,7 @@ class LLM:
         now = time.monotonic()
         wanted = zip(prompts, _one_each(params, len(prompts)), self._adapter_ids(adapter, len(prompts)), strict=True)
         for index, (prompt, sampling, adapter_id) in enumerate(wanted):
-            if not sampling.ignore_eos:
+            if sampling.grammar or not sampling.ignore_eos:
                 sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | self._tokenizer.eos_ids)
             request = Request(
                 request_id=RequestId(f"prompt {index}"),
