@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rota.core.adapter import Adapter
 from rota.core.config import EngineConfig
@@ -40,16 +40,27 @@ class Stage:
         self._run(OfflineInbox(adapters=adapters, doorbell=self._doorbell))
 
     def serve(
-        self, count: int, prompt: int, output: int, adapters: Sequence[AdapterId], stagger: int = 0
+        self,
+        count: int,
+        prompt: int,
+        output: int,
+        adapters: Sequence[AdapterId],
+        stagger: int = 0,
+        sampling: Callable[[int], SamplingParams] | None = None,
     ) -> list[float]:
-        """Seconds of every step that only decodes; with `stagger`, requests are longer one after another."""
+        """Seconds of every step that only decodes; with `stagger`, requests are longer one after another.
+
+        `sampling` says how request n is answered; without it all are greedy, and `output` tokens long.
+        """
         self.device.steps.clear()
         now, vocabulary = time.monotonic(), self.engine.spec.vocab_size
         asked = [
             Request(
                 request_id=RequestId(f"r{number}"),
                 prompt=tuple((number * 7919 + i * 31) % vocabulary for i in range(prompt)),
-                sampling=SamplingParams(max_new_tokens=output + number * stagger, temperature=0.0),
+                sampling=sampling(number)
+                if sampling
+                else SamplingParams(max_new_tokens=output + number * stagger, temperature=0.0),
                 arrived_at=now + number * 1e-6,
                 adapter_id=adapters[number % len(adapters)],
             )
