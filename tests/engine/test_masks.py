@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from rota.engine.sampling.biases import Biases, add_biases
 from rota.engine.sampling.masks import Limits, Masks, mask_logits, packed
 from tests.engine.fake_grammars import masks_of
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_masks = load("rota.engine.sampling.triton_masks")
+triton_biases = load("rota.engine.sampling.triton_biases")
 WAYS = pytest.mark.parametrize("way", [mask_logits, triton_masks.mask_logits], ids=["torch", "triton"])
 
 
@@ -53,6 +55,32 @@ def test_logits_and_masks_may_be_parts_of_larger_tensors(way):
     assert torch.equal(found[1], buffer[1, :100])
     assert found.isfinite().sum(1).tolist() == [2, 100, 1]
     assert found.argmax(1)[2] == 64
+
+
+@WAYS
+def test_masked_logits_are_float32_whatever_the_model_s_precision(way):
+    logits = torch.randn(2, 100).to(torch.bfloat16)
+    found = way(logits.to(DEVICE), on_device(masks_of([[5], None], 100)), None).cpu()
+
+    assert found.dtype == torch.float32
+    assert found[0, 5] == logits[0, 5].float()
+    assert torch.equal(found[1], logits[1].float())
+
+
+@pytest.mark.parametrize("way", [add_biases, triton_biases.add_biases], ids=["torch", "triton"])
+def test_biases_are_added_to_a_row_s_own_tokens(way):
+    tokens = torch.stack([torch.randperm(60)[:12] for _ in range(4)])
+    values, counts = torch.randn(4, 12), torch.tensor([[9.0, 0.0], [9.0, 12.0], [9.0, 1.0], [9.0, 7.0]])
+    logits, rows = torch.randn(3, 60), [3, 1, 0]
+    right = logits.clone()
+    for place, row in enumerate(rows):
+        for token, value in list(zip(tokens[row], values[row], strict=True))[: int(counts[row, 1])]:
+            right[place, token] += value
+    found = logits.clone().to(DEVICE)
+    biases = Biases(counts.to(DEVICE)[:, 1], tokens.to(DEVICE), values.to(DEVICE))
+    way(found, torch.tensor(rows, dtype=torch.int32, device=DEVICE), biases)
+
+    assert torch.equal(found.cpu(), right)
 
 
 def limits_of(rows: list[int], lengths: list[int], vocabulary: int) -> Limits:

@@ -60,8 +60,9 @@ class Drawing:
         self.guides = Guides(vocabulary.size, self._device)
         self._undrawn: tuple[Ticket, Step] | None = None
 
-    def warm_up(self) -> None:
-        self._sampler.warm_up()
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile what only some requests need; `dtype` is that of logits."""
+        self._sampler.warm_up(dtype)
 
     def seat(self, seats: Sequence[Seat]) -> None:
         self._sampler.seat(seats)
@@ -116,7 +117,7 @@ class Drawing:
         logits, rows, lengths = (
             _in_plan(each, decodes, frame, chunks) for each in (computed.logits, computed.rows, computed.lengths)
         )
-        sampled = self._draw(self._vocabulary.whole(logits).float(), rows, lengths, host_rows, masks)
+        sampled = self._draw(self._vocabulary.whole(logits), rows, lengths, host_rows, masks)
         # In place of the greedy tokens, which the computation has written: the next decode reads them.
         self._rows.newest_token[rows] = sampled.tokens
         tokens = sampled.tokens

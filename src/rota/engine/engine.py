@@ -135,7 +135,7 @@ class Engine:
         self.collect(self.submit(prefill))
         self.token_s = (time.perf_counter() - started_at) / len(prompt)
         self.collect(self.submit(StepPlan(step_id=1, decodes=(Row(0),))))
-        self._drawing.warm_up()
+        self._drawing.warm_up(self._cache.dtype)
 
     def use_grammars(self, grammars: Grammars) -> None:
         """Follow the grammars of requests with these from now on."""

@@ -33,7 +33,7 @@ class Limits:
     bits: Tensor  # [rows, 2, words] int32
 
 
-# Logits [n, vocabulary] float32 in, new logits out: minus infinity for tokens that may not come.
+# Logits [n, vocabulary] in, new logits in float32 out: minus infinity for tokens that may not come.
 MaskLogits = Callable[[Tensor, Masks | None, Limits | None], Tensor]
 
 
@@ -61,7 +61,7 @@ def mask_logits(logits: Tensor, masks: Masks | None, limits: Limits | None) -> T
         is_early = limits.lengths < until
         bits = limits.bits[limits.rows, torch.where(is_early, 0, 1)]
         is_allowed &= _unpacked(bits, logits.shape[1]) | ~(is_early | (has_mask > 0))[:, None]
-    return logits.masked_fill(~is_allowed, -torch.inf)
+    return logits.float().masked_fill(~is_allowed, -torch.inf)
 
 
 def _unpacked(bits: Tensor, vocabulary: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from rota.core.plan import Seat
 from rota.core.request import MAX_LOGIT_BIASES, SamplingParams
 from rota.engine.device import send
+from rota.engine.sampling.biases import Biases
 from rota.engine.sampling.masks import Limits, Words, packed, words_of
 
 
@@ -42,14 +43,11 @@ class Restrictions:
         assert self._bits is not None
         return Limits(rows, lengths, scopes, self._bits)
 
-    def bias(self, logits: Tensor, rows: Tensor, counts: Tensor, most: int) -> Tensor:
-        """New logits; `counts` [n] says how many biases each row has, and `most` how many the row with most."""
+    def biases(self, counts: Tensor) -> Biases:
+        """Of all rows, of which at least one has some; `counts` [rows] says how many each has."""
         assert self._biased is not None
         assert self._biases is not None
-        is_own = torch.arange(most, device=self._device) < counts[:, None]
-        biases = self._biases[rows, :most].where(is_own, 0.0)
-        # Entries that are not the row's own stay within the vocabulary, and add nothing.
-        return logits.scatter_add(1, self._biased[rows, :most], biases)
+        return Biases(counts, self._biased, self._biases)
 
     def _seat_bias(self, row: int, params: SamplingParams) -> None:
         if self._biased is None or self._biases is None:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.plan import Seat
-from rota.core.request import SamplingParams
+from rota.core.request import MAX_LOGIT_BIASES, SamplingParams
 from rota.engine.device import send
+from rota.engine.sampling.biases import AddBiases, Biases, add_biases
 from rota.engine.sampling.draw import argmax, choose, keep_top_sigmas, mix
 from rota.engine.sampling.guides import needs_guide
 from rota.engine.sampling.masks import Limits, MaskLogits, Masks, mask_logits, words_of
@@ -48,13 +49,12 @@ class Sampler:
         self._vocabulary = vocabulary
         self._parameters = torch.zeros(rows, len(COLUMNS), dtype=torch.float32, device=device)
         self._seeds = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._choose, self._mask = _kernels(device)
+        self._choose, self._mask, self._add_biases = _kernels(device)
         self._penalties = Penalties(rows, vocabulary, device)
         self._restrictions = Restrictions(rows, vocabulary, device)
         self._needs: NDArray[np.uint8] = np.zeros(rows, dtype=np.uint8)
         # How many top tokens a row wants log-probabilities of, if it wants any.
         self._logprobs: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)
-        self._biases: NDArray[np.int64] = np.zeros(rows, dtype=np.int64)  # how many each row has
 
     def seat(self, seats: Sequence[Seat]) -> None:
         """Write the parameters of new sequences to their rows."""
@@ -62,7 +62,6 @@ class Sampler:
         params = [seat.sampling for seat in seats]
         self._needs[rows] = [_needs_of(p) for p in params]
         self._logprobs[rows] = [p.logprobs or 0 for p in params]
-        self._biases[rows] = [len(p.logit_bias) for p in params]
         if not self._draws:
             return
         seeds = torch.tensor([_seed_of(p) for p in params])
@@ -87,7 +86,7 @@ class Sampler:
         host_rows: NDArray[np.integer],
         masks: Masks | None = None,
     ) -> Sampled:
-        """Choose tokens; logits [n, vocabulary] float32 stay unchanged, `indices` [n] are the new tokens' positions."""
+        """Choose tokens; logits [n, vocabulary] stay unchanged, `indices` [n] are the new tokens' positions."""
         needs = self.needs(host_rows)
         if not needs:
             return Sampled(argmax(logits))
@@ -101,37 +100,41 @@ class Sampler:
             tokens = self._choose(weighed, tokens, rows, indices, self._parameters, self._seeds, has_filters)
         if needs & PENALTIES:
             self._penalties.count(rows, tokens)
-        logprobs = self._logprobs_of(logits, tokens, host_rows) if needs & LOGPROBS else None
+        logprobs = self._logprobs_of(logits.float(), tokens, host_rows) if needs & LOGPROBS else None
         return Sampled(tokens, logprobs, is_stuck=is_stuck)
 
     def _weighed(
         self, logits: Tensor, rows: Tensor, lengths: Tensor, host_rows: NDArray[np.integer], masks: Masks | None
     ) -> Tensor:
-        """The logits as the requests want them: biases first, then penalties, then what may not come."""
+        """The logits as the requests want them, in float32: with biases, then penalties, and without what may not come.
+
+        Masks come first: minus infinity stays what it is, and a mask writes new logits, to which biases can be added.
+        """
         needs, lines = self.needs(host_rows), self._parameters
+        if masks is not None or needs & LIMITS:
+            limits = self._restrictions.limits(rows, lengths, lines[:, SCOPE_COLUMNS]) if needs & LIMITS else None
+            logits = self._mask(logits, masks, limits)
+        else:
+            logits = logits.to(torch.float32, copy=bool(needs & BIAS))
         if needs & BIAS:
-            most = int(self._biases[host_rows].max())
-            logits = self._restrictions.bias(logits, rows, lines[rows, BIAS_COLUMN], most)
+            self._add_biases(logits, rows, self._restrictions.biases(lines[:, BIAS_COLUMN]))
         if needs & PENALTIES:
             logits = self._penalties.apply(logits, rows, lines[rows, PENALTY_COLUMNS])
-        if masks is not None or needs & LIMITS:
-            limits = None
-            if needs & LIMITS:
-                limits = self._restrictions.limits(rows, lengths, lines[:, SCOPE_COLUMNS])
-            logits = self._mask(logits, masks, limits)
         if needs & SIGMA:
             logits = keep_top_sigmas(logits, lines[rows, SIGMA_COLUMN])
         return logits
 
-    def warm_up(self) -> None:
-        """Compile what masks need, so that the first request with a grammar does not wait for it."""
+    def warm_up(self, dtype: torch.dtype) -> None:
+        """Compile what masks and biases need, so that no request waits for it; `dtype` is that of logits."""
         ones = torch.ones(1, dtype=torch.int32, device=self._device)
         bits = ones.expand(2 * words_of(self._vocabulary)).contiguous().view(1, 2, -1)
         masks = Masks(ones - 1, bits[:, 0])
         limits = Limits(ones - 1, ones, self._parameters[:, SCOPE_COLUMNS], bits)
-        logits = torch.zeros(1, self._vocabulary, device=self._device)
+        logits = torch.zeros(1, self._vocabulary, dtype=dtype, device=self._device)
         for kinds in ((masks, None), (None, limits), (masks, limits)):
-            self._mask(logits, *kinds)
+            masked = self._mask(logits, *kinds)
+        nothing = torch.zeros(1, MAX_LOGIT_BIASES, device=self._device)
+        self._add_biases(masked, ones - 1, Biases(nothing[:, 0], nothing.to(torch.int64), nothing))
 
     def _logprobs_of(self, logits: Tensor, tokens: Tensor, host_rows: NDArray[np.integer]) -> Logprobs:
         positions = np.flatnonzero(self._needs[host_rows] & LOGPROBS)
@@ -156,13 +159,13 @@ def logprobs_of(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tens
     return chosen[:, 0], top.indices, top.values - total
 
 
-def _kernels(device: torch.device) -> tuple[Choose, MaskLogits]:
+def _kernels(device: torch.device) -> tuple[Choose, MaskLogits, AddBiases]:
     if device.type != "cuda":
-        return choose, mask_logits
+        return choose, mask_logits, add_biases
     # Imported here: Triton is installed only where PyTorch has a GPU.
-    from rota.engine.sampling import triton_draw, triton_masks
+    from rota.engine.sampling import triton_biases, triton_draw, triton_masks
 
-    return triton_draw.choose, triton_masks.mask_logits
+    return triton_draw.choose, triton_masks.mask_logits, triton_biases.add_biases
 
 
 def _seed_of(params: SamplingParams) -> int:

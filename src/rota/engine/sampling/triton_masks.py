@@ -19,7 +19,7 @@ def mask_logits(logits: Tensor, masks: Masks | None, limits: Limits | None) -> T
     """As `masks.mask_logits`."""
     count, vocabulary = logits.shape
     assert logits.stride(1) == 1
-    masked = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    masked = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     tile = min(LARGEST_TILE, triton.next_power_of_2(vocabulary))
     # What a step does not have is not read; any tensor stands in for it.
     lines, bits = (masks.lines, masks.bits) if masks is not None else (masked, masked)
@@ -37,7 +37,7 @@ def mask_logits(logits: Tensor, masks: Masks | None, limits: Limits | None) -> T
 # Lines and bits lie in one buffer, where the number of rows decides about their alignment; so do a step's inputs.
 @triton.jit(do_not_specialize_on_alignment=["lines", "bits", "rows", "lengths", "scopes"])
 def _mask_kernel(
-    logits,  # -> [count, vocabulary] float32
+    logits,  # -> [count, vocabulary]
     masked,  # -> [count, vocabulary] float32, written
     lines,  # -> [count] int32
     bits,  # -> [lines, words] int32
@@ -56,7 +56,7 @@ def _mask_kernel(
     place = tl.program_id(0).to(tl.int64)
     offsets = tl.program_id(1) * TILE + tl.arange(0, TILE)
     is_inside = offsets < vocabulary
-    values = tl.load(logits + place * logits_stride + offsets, mask=is_inside)
+    values = tl.load(logits + place * logits_stride + offsets, mask=is_inside).to(tl.float32)
     if MASKS:
         line = tl.load(lines + place).to(tl.int64)
         if line >= 0:
