@@ -11,8 +11,9 @@ from rota.server.adapter_routes import LoadFields, NativeLoadFields
 from rota.server.advice import ADVICE
 from rota.server.fields import Fields, Unsupported, unless
 from rota.server.native.fields import GenerateFields, NativeSampling
-from rota.server.openai.chat_fields import ChatFields, Message
+from rota.server.openai.chat_fields import ChatFields
 from rota.server.openai.completion_fields import CompletionFields
+from rota.server.openai.message_fields import Message
 from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.openai.tokenize_fields import TokenizeFields
 

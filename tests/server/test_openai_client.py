@@ -133,7 +133,7 @@ def test_many_at_once_get_their_own_answers(server):
     ("fields", "error", "param"),
     [
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
+        ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, openai.BadRequestError, "tools.0.type"),
         ({"model": "gpt-9"}, openai.NotFoundError, "model"),
         ({"messages": [{"role": "user", "content": "x" * CONTEXT}]}, openai.APIStatusError, "messages"),
     ],

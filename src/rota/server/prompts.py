@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from pydantic import Field, WithJsonSchema
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.text.parsers import AS_THE_TEMPLATE_SAYS, Parsers
 from rota.text.tokenizer import Tokenizer
+from rota.text.user_text import texts_in
 
 Tokens = tuple[int, ...]
 
@@ -101,13 +102,17 @@ class Texts:
         return Prompts(tokens, tuple(params), texts)
 
     def rendered(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True, is_continued: bool = False
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        is_continued: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> Tokens:
         """A conversation as tokens. Raises RequestError if the model's template refuses it."""
-        self.refuse_too_long(sum(len(text) for message in messages for text in message.values()), "messages")
-        return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=add_generation_prompt, is_continued=is_continued
-        )
+        self.refuse_too_long(sum(map(len, texts_in(messages))), "messages")
+        self.refuse_too_long(sum(map(len, texts_in(tools))), "tools")
+        return self.tokenizer.apply_chat_template(messages, tools, add_generation_prompt, variables, is_continued)
 
     def as_prompt(self, tokens: Tokens, param: str, reading: Reading = AS_SENT) -> Tokens:
         """The tokens that are kept. Raises RequestError for a prompt without tokens, or with too many."""

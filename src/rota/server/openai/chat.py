@@ -16,11 +16,11 @@ from rota.server.open_answers import Call
 from rota.server.openai.bodies import ChatBody, ChatChunkBody
 from rota.server.openai.chat_fields import ChatCall, ChatFields, read_chat
 from rota.server.openai.logprobs import TokenNamer, chat_logprobs, prompt_logprobs
+from rota.server.openai.messages import delta_of, message_of
 from rota.server.openai.model_names import model_for
 from rota.server.openai.shape import OpenAiShape
 from rota.server.openapi import gives, takes
 from rota.server.respond import respond
-from rota.text.said import CallPiece, Said
 from rota.text.tokenizer import Tokenizer
 
 
@@ -66,70 +66,39 @@ class ChatShape(OpenAiShape):
         self._prompt = read.prompts.tokens[0]
         self._has_logprobs = read.has_logprobs
         self._listeners = Listeners(read.speech)
+        self._form = read.form
         self._begun: set[int] = set()
 
     def piece(self, choice: Choice, chunk: Chunk) -> dict[str, Any] | None:
         said = self._listeners.said(choice, chunk)
         if not (said or chunk.logprobs or chunk.finish_reason or (self._tells_tokens and chunk.tokens)):
             return None
-        delta = delta_of(said)
+        delta = delta_of(said, self._form.is_old_form)
         if choice.position not in self._begun:
             self._begun.add(choice.position)
             delta = {"role": "assistant", "content": None if said.calls else "", **delta}
         return self._around(choice, chunk, "delta", delta)
 
     def complete(self, choice: Choice, chunk: Chunk) -> dict[str, Any]:
-        return self._around(choice, chunk, "message", message_of(self._listeners.said(choice, chunk)))
+        said = self._listeners.said(choice, chunk)
+        return self._around(choice, chunk, "message", message_of(said, self._form.is_old_form))
 
     def _around(self, choice: Choice, chunk: Chunk, name: str, content: dict[str, Any]) -> dict[str, Any]:
         return {
             "index": choice.position,
             name: content,
             "logprobs": chat_logprobs(self._namer, chunk) if self._has_logprobs else None,
-            "finish_reason": self._listeners.finish_reason(choice, chunk),
+            "finish_reason": self._finish_reason(choice, chunk),
             **({"token_ids": chunk.tokens} if self._tells_tokens else {}),
         }
+
+    def _finish_reason(self, choice: Choice, chunk: Chunk) -> str | None:
+        reason = self._listeners.finish_reason(choice, chunk)
+        if reason != "tool_calls":
+            return reason
+        return "stop" if self._form.is_named else "function_call" if self._form.is_old_form else reason
 
     def about_prompt(self, first: Chunk) -> dict[str, Any]:
         if not self._tells_prompt_logprobs:
             return {}
         return {"prompt_logprobs": prompt_logprobs(self._namer.pieces, self._prompt, first.scores)}
-
-
-def delta_of(said: Said) -> dict[str, Any]:
-    """New text as OpenAI streams it: the first piece of a call has its id and name, the others its arguments alone."""
-    delta: dict[str, Any] = {"content": said.content} if said.content else {}
-    if said.reasoning:
-        delta |= _reasoning(said)
-    if said.calls:
-        delta["tool_calls"] = [_call_delta(piece) for piece in said.calls]
-    return delta
-
-
-def message_of(said: Said) -> dict[str, Any]:
-    """A whole answer as OpenAI's message. A message that only calls has no content."""
-    calls = [_call(call) for call in said.whole_calls]
-    message: dict[str, Any] = {"role": "assistant", "content": said.content or (None if calls else "")}
-    message["refusal"] = None
-    if said.reasoning:
-        message |= _reasoning(said)
-    return message | ({"tool_calls": calls} if calls else {})
-
-
-def _reasoning(said: Said) -> dict[str, Any]:
-    # The older name is DeepSeek's, and most clients read it; the newer one is vLLM's.
-    return {"reasoning_content": said.reasoning, "reasoning": said.reasoning}
-
-
-def _call(piece: CallPiece) -> dict[str, Any]:
-    return {
-        "id": piece.call_id,
-        "type": "function",
-        "function": {"name": piece.name, "arguments": piece.arguments},
-    }
-
-
-def _call_delta(piece: CallPiece) -> dict[str, Any]:
-    if piece.name:
-        return {"index": piece.index, **_call(piece)}
-    return {"index": piece.index, "function": {"arguments": piece.arguments}}

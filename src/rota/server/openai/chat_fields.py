@@ -6,68 +6,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from rota.core.errors import RequestError
 from rota.core.request import MAX_LOGPROBS, SamplingParams
 from rota.server.call_options import CallOptions
-from rota.server.fields import MAX_COUNT, Count, Fields, Unsupported, read_body, unless, within
+from rota.server.fields import MAX_COUNT, Count, Unsupported, read_body, unless, within
+from rota.server.openai.answer_form import AnswerForm, answer_form, template_variables
+from rota.server.openai.message_fields import Messages, conversation
 from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
 from rota.server.openai.structured_fields import StructuredFields
 from rota.server.openai.tool_fields import ToolFields
+from rota.server.openai.tool_use import tool_use
 from rota.server.prompts import Prompts, Reading, Texts
 from rota.server.structured import guided
 from rota.text.speech import Speech
-
-
-class ContentPart(Fields):
-    """A part of a message. Only parts of type 'text' are supported."""
-
-    # A part of another type has other fields. It is refused for its type, not for its fields.
-    model_config = ConfigDict(extra="allow", strict=True, json_schema_extra={"required": ["type", "text"]})
-
-    type: str = Field(json_schema_extra={"const": "text"})
-    text: str | None = Field(default=None, json_schema_extra={"type": "string"})
-
-
-class Message(Fields):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
-    name: str | None = None
-    tool_call_id: str | None = None
-    type: Literal["text"] | None = None
-    tool_calls: Unsupported = None
-    function_call: Unsupported = None
-    refusal: Unsupported = None
-    annotations: Unsupported = None
-    audio: Unsupported = None
-
-    def for_template(self, where: str) -> dict[str, Any]:
-        """The message as chat templates expect it. `where` names the message in an error."""
-        self.refuse_unsupported(f"{where}.")
-        # 'developer' is the newer name of the same role, and templates do not know it.
-        message = {"role": "system" if self.role == "developer" else self.role, "content": self._text(where)}
-        return message | {
-            name: value for name in ("name", "tool_call_id") if (value := getattr(self, name)) is not None
-        }
-
-    def _text(self, where: str) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        for index, part in enumerate(self.content):
-            if part.type != "text":
-                message = f"{where}.content.{index} is of type '{part.type[:100]}'; only 'text' is supported."
-                raise RequestError.bad_field(f"{where}.content.{index}.type", message)
-            if part.text is None:
-                raise RequestError.bad_field(
-                    f"{where}.content.{index}.text", f"{where}.content.{index}.text is missing."
-                )
-        return "\n".join(part.text or "" for part in self.content)
-
-
-Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1)]
 
 
 class ChatFields(ToolFields, StructuredFields, SamplingFields):
@@ -97,10 +50,6 @@ class ChatFields(ToolFields, StructuredFields, SamplingFields):
     audio: Unsupported = None
     prediction: Unsupported = None
     verbosity: Unsupported = unless("medium")
-
-    def refuse_unsupported(self, where: str = "") -> None:
-        super().refuse_unsupported(where)
-        self.refuse_unsupported_tools()
 
     @property
     def client_names(self) -> Mapping[str, str]:
@@ -132,11 +81,6 @@ class ChatFields(ToolFields, StructuredFields, SamplingFields):
         return self.top_logprobs or 0
 
 
-def conversation(messages: list[Message]) -> list[dict[str, Any]]:
-    """The messages as chat templates expect them."""
-    return [message.for_template(f"messages.{index}") for index, message in enumerate(messages)]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatCall:
     """What the route needs of a body. It is small, however long the conversation is."""
@@ -152,7 +96,12 @@ class ChatCall:
     tells_prompt_logprobs: bool
     is_continued: bool  # the answer goes on with the last message
     limit_param: str | None  # the client's field that limits the output; None: the client set no limit
-    speech: Speech  # how the answer's text is sorted
+    form: AnswerForm
+
+    @property
+    def speech(self) -> Speech:
+        """How the answer's text is sorted."""
+        return self.form.speech
 
 
 def read_chat(texts: Texts, raw: bytes) -> ChatCall:
@@ -169,8 +118,16 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
     texts.check_count(1, choices)
     is_continued = fields.is_continued()
     has_generation_prompt = fields.add_generation_prompt is not False and not is_continued
-    rendered = texts.rendered(conversation(fields.messages), has_generation_prompt, is_continued)
-    prompts = Prompts((texts.as_prompt(rendered, "messages", fields.reading()),), ("messages",))
+    use = tool_use(fields)
+    rendered = texts.rendered(
+        conversation(fields.messages),
+        has_generation_prompt,
+        is_continued,
+        use.shown or None,
+        template_variables(texts.tokenizer.chat, fields),
+    )
+    prompt = texts.as_prompt(rendered, "messages", fields.reading())
+    form = answer_form(texts, fields, use, prompt)
     return ChatCall(
         names=fields.names,
         is_streamed=bool(fields.stream),
@@ -178,10 +135,10 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
         choices=choices,
         has_logprobs=logprobs is not None,
         sampling=sampling,
-        prompts=prompts,
-        asks=fields.call_options(),
+        prompts=Prompts((prompt,), ("messages",)),
+        asks=form.shown_in(fields.call_options()),
         tells_prompt_logprobs=fields.prompt_logprobs is not None,
         is_continued=is_continued,
         limit_param=None if fields.asked_tokens() is None else fields.limit_param,
-        speech=Speech(),
+        form=form,
     )

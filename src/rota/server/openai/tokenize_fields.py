@@ -8,7 +8,7 @@ import msgspec
 
 from rota.core.errors import RequestError
 from rota.server.fields import Fields, Unsupported, read_body
-from rota.server.openai.chat_fields import Messages, conversation
+from rota.server.openai.message_fields import Messages, conversation
 from rota.server.prompts import Texts, TokenList, Tokens, checked_tokens
 
 

@@ -1,0 +1,96 @@
+"""What an answer may look like, and how its text is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rota.core.errors import RequestError
+from rota.server.call_options import CallOptions
+from rota.server.openai.tool_fields import ToolFields
+from rota.server.openai.tool_use import ToolUse
+from rota.server.prompts import Texts
+from rota.text.chat import ChatTemplate
+from rota.text.reasoning import MARKS
+from rota.text.speech import Speech
+from rota.text.tokenizer import Tokenizer
+from rota.text.tools.formats import FORMATS
+
+# More tokens than the marks of thoughts have.
+_TAIL = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """It is small, and travels between processes."""
+
+    speech: Speech
+    # Special tokens that the parsers have to see.
+    shown: frozenset[int] = frozenset()
+    # A call of a function that the client named ends the answer with 'stop', as OpenAI's do.
+    is_named: bool = False
+    # The answer has one call, in OpenAI's older form.
+    is_old_form: bool = False
+
+    def shown_in(self, asks: CallOptions) -> CallOptions:
+        """The options of a call whose text shows what the parsers have to see."""
+        return replace(asks, text=replace(asks.text, shown=asks.text.shown | self.shown)) if self.shown else asks
+
+
+def answer_form(texts: Texts, fields: ToolFields, use: ToolUse, prompt: Sequence[int]) -> AnswerForm:
+    """The form of the answer to a prompt. Raises RequestError if the server cannot keep it, or cannot read it."""
+    tokenizer = texts.tokenizer
+    tools = texts.parsers.tools_of(tokenizer.chat) if use.callable else ""
+    if use.callable and not tools:
+        message = f"Rota does not read calls of this model (--tool-call-parser none); leave out {use.param}."
+        raise RequestError.bad_field(use.param, message)
+    if not use.is_free:
+        message = "Rota does not support calls that must be made or kept to a schema; use tool_choice 'auto'."
+        raise RequestError.bad_field("tool_choice", message)
+    reasoning = "" if fields.separate_reasoning is False else texts.parsers.reasoning_of(tokenizer.chat)
+    speech = Speech(
+        tools=tools,
+        names=use.names,
+        reasoning=reasoning,
+        is_thinking=bool(reasoning) and _ends_with(tokenizer, prompt, MARKS[reasoning].starts.texts),
+        shows_reasoning=fields.include_reasoning is not False,
+    )
+    return AnswerForm(
+        speech=speech,
+        shown=frozenset(tokenizer.special_ids(_markers(speech)).values()),
+        is_named=use.is_named,
+        is_old_form=use.is_old_form,
+    )
+
+
+def template_variables(chat: ChatTemplate, fields: ToolFields) -> dict[str, Any]:
+    """What the client tells the chat template. Raises RequestError for what it must not tell, or would tell in vain."""
+    variables = dict(fields.chat_template_kwargs or {})
+    for name in variables:
+        chat.check_variable(name, f"chat_template_kwargs.{name[:100]}")
+    effort = fields.reasoning_effort
+    if effort is None:
+        return variables
+    if chat.reads("reasoning_effort"):
+        return {"reasoning_effort": effort, **variables}
+    if effort == "none":
+        return {"enable_thinking": False, **variables}
+    message = (
+        f"Rota does not support reasoning_effort '{effort}' for this model: its chat template does not read it. Leave "
+        "it out, or set what the template reads in chat_template_kwargs."
+    )
+    raise RequestError.bad_field("reasoning_effort", message)
+
+
+def _ends_with(tokenizer: Tokenizer, prompt: Sequence[int], marks: tuple[str, ...]) -> bool:
+    return "".join(map(tokenizer.pieces.name_of, prompt[-_TAIL:])).rstrip().endswith(marks)
+
+
+def _markers(speech: Speech) -> list[str]:
+    """Every text that changes what the text behind it means."""
+    found = list(FORMATS[speech.tools].markers.texts) if speech.tools else []
+    if speech.reasoning:
+        marks = MARKS[speech.reasoning]
+        found += [*marks.starts.texts, *marks.ends.texts]
+    return found

@@ -1,0 +1,78 @@
+"""A server whose model says what the test wants it to say, a byte a token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer as LibraryTokenizer
+
+from rota.core.config import ServerConfig
+from rota.runtime.preloaded import PreloadedService
+from rota.runtime.registry import Registry
+from rota.server.app import create_app
+from rota.text.tokenizer import Tokenizer
+from tests.builders import capacity
+from tests.fakes import FakeDevice
+from tests.server.engines import engines
+from tests.server.running import running
+from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import PATIENCE_S
+
+# No text holds it, so it tells where a prompt ends.
+ANSWER = "\x03"
+TEMPLATE = "{% for message in messages %}{{ message.role }}:{{ message.content }}|{% endfor %}" + ANSWER
+CONTEXT = 4000
+
+
+class Speaker:
+    """Says `text` to every prompt, then ends its answer."""
+
+    def __init__(self, template: str = TEMPLATE, special: Sequence[str] = ()) -> None:
+        """`special` are special tokens: where the text has one, it is said as one token."""
+        self.template = template
+        self.text = ""
+        self._special = special
+        self._ids: dict[str, int] = {}
+        self.device = FakeDevice(next_token=self._next, capacity=capacity(max_sequence_tokens=CONTEXT))
+
+    def write(self, folder: Path) -> Path:
+        write_byte_tokenizer(folder)
+        (folder / "chat_template.jinja").write_text(self.template)
+        library = LibraryTokenizer.from_file(str(folder / "tokenizer.json"))
+        library.add_special_tokens(list(self._special))
+        library.save(str(folder / "tokenizer.json"))
+        self._ids = {token: library.token_to_id(token) or 0 for token in self._special}
+        return folder
+
+    @property
+    def prompt(self) -> str:
+        """What the model was last asked to continue, without special tokens."""
+        seat = [seat for plan in self.device.plans for seat in plan.seats][-1]
+        return bytes(token for token in seat.tokens[: seat.prompt_length] if token < 256).decode()
+
+    def _next(self, tokens: Sequence[int]) -> int:
+        said = len(tokens) - 1 - max(index for index, token in enumerate(tokens) if token == ord(ANSWER))
+        tokens = self._tokens()
+        return tokens[said] if said < len(tokens) else 2
+
+    def _tokens(self) -> list[int]:
+        found, text = [], self.text
+        while text:
+            token = next((one for one in self._ids if text.startswith(one)), "")
+            found += [self._ids[token]] if token else list(text[0].encode())
+            text = text[len(token) or 1 :]
+        return found
+
+
+@contextmanager
+def speaking(folder: Path, speaker: Speaker, **config: Any) -> Iterator[httpx.Client]:
+    registry = Registry("speaker", "/models/speaker")
+    service = PreloadedService(engines(lambda: speaker.device), [])
+    app = create_app(service, Tokenizer(speaker.write(folder)), registry, config=ServerConfig(**config))
+    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        service.wait_until_ready()
+        yield client
