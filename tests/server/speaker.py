@@ -11,9 +11,11 @@ import httpx
 from tokenizers import Tokenizer as LibraryTokenizer
 
 from rota.core.config import ServerConfig
+from rota.core.request import SamplingParams
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
+from rota.server.grammar_checks.checks import GrammarChecks
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
@@ -49,6 +51,11 @@ class Speaker:
         return folder
 
     @property
+    def sampling(self) -> SamplingParams:
+        """How the model was last asked."""
+        return [seat for plan in self.device.plans for seat in plan.seats][-1].sampling
+
+    @property
     def prompt(self) -> str:
         """What the model was last asked to continue, without special tokens."""
         seat = [seat for plan in self.device.plans for seat in plan.seats][-1]
@@ -72,7 +79,8 @@ class Speaker:
 def speaking(folder: Path, speaker: Speaker, **config: Any) -> Iterator[httpx.Client]:
     registry = Registry("speaker", "/models/speaker")
     service = PreloadedService(engines(lambda: speaker.device), [])
-    app = create_app(service, Tokenizer(speaker.write(folder)), registry, config=ServerConfig(**config))
+    tokenizer, grammars = Tokenizer(speaker.write(folder)), GrammarChecks(folder)
+    app = create_app(service, tokenizer, registry, config=ServerConfig(**config), grammars=grammars)
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
         service.wait_until_ready()
         yield client

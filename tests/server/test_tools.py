@@ -18,6 +18,7 @@ WEATHER = {"type": "function", "function": {"name": "weather", "description": "O
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 HELLO = {"role": "user", "content": "Hello"}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+WANTED = {"name": "weather", "arguments": '{"city": "Rome"}'}
 CALLED = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
 
 
@@ -137,6 +138,38 @@ def test_the_older_form_of_calls_in_a_history_is_the_same(ask, speaker):
     ask(messages=[HELLO, called, {"role": "function", "name": "weather", "content": "18"}])
 
     assert f"assistant:{CALL}|user:<tool_response>\n18\n" in speaker.prompt
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("required", "tool_calls"), (named("weather"), "stop")])
+def test_a_call_that_must_be_made_has_a_grammar_and_a_reason_as_openai_gives_it(ask, speaker, choice, reason):
+    answer = choice_of(ask(CALL, tool_choice=choice))
+
+    assert (answer["finish_reason"], len(answer["message"]["tool_calls"])) == (reason, 1)
+    assert speaker.sampling.grammar is not None
+
+
+def test_a_call_that_may_be_made_has_no_grammar(ask, speaker):
+    ask(CALL, parallel_tool_calls=True)
+
+    assert speaker.sampling.grammar is None
+
+
+@pytest.mark.parametrize(("choice", "reason"), [("auto", "function_call"), ({"name": "weather"}, "stop")])
+def test_the_older_form_of_tools_gets_the_older_form_of_calls(ask, choice, reason):
+    old = {"tools": None, "functions": [WEATHER["function"]], "function_call": choice}
+    answer = choice_of(ask(CALL, **old))
+    events = [event["choices"][0] for event in events_of(ask(CALL, stream=True, **old))]
+    pieces = [piece for event in events if (piece := event["delta"].get("function_call"))]
+
+    assert answer["message"]["function_call"] == WANTED
+    assert (answer["finish_reason"], events[-1]["finish_reason"]) == (reason, reason)
+    assert "tool_calls" not in answer["message"]
+    assert [piece["name"] for piece in pieces if "name" in piece] == ["weather"]
+    assert "".join(piece["arguments"] for piece in pieces) == WANTED["arguments"]
 
 
 LONG = "f" * 65

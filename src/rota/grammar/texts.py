@@ -11,12 +11,12 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
-from rota.grammar.lark import ANY_TEXT, marker, quoted
+from rota.grammar.lark import ANY_TEXT, marker, quoted, spelled
 from rota.grammar.schemas import MAX_LITERAL, library_schema
 from rota.grammar.tags import Tag, tagged
 from rota.grammar.written import MAX_PATTERN, check_size, grammar_of, lark, written
 
-__all__ = ["Tag", "after_thinking", "choice", "ebnf", "json_object", "json_schema", "regex", "tagged"]
+__all__ = ["Tag", "after_thinking", "choice", "ebnf", "either", "json_object", "json_schema", "regex", "tagged"]
 
 
 def json_schema(schema: Mapping[str, Any] | bool, param: str) -> Grammar:
@@ -50,19 +50,35 @@ def ebnf(text: str, param: str) -> Grammar:
     return lark(_read_ebnf(text, param), param)
 
 
-def after_thinking(grammar: Grammar, end: str, specials: Mapping[str, int] | None = None) -> Grammar:
-    """Any text up to `end`, then the grammar. `specials`: the ids of special tokens that `end` may hold, by name."""
-    head, *others = json.loads(grammar.text)["grammars"]
+def either(one: Grammar, other: Grammar) -> Grammar:
+    """An answer that matches one of two grammars."""
+    parts = [{"name": "either", "lark_grammar": "start: @one | @other"}, *_named(one, "one"), *_named(other, "other")]
+    return replace(one, text=written(parts, one.param))
+
+
+def after_thinking(grammar: Grammar, end: str, specials: Mapping[str, int] | None = None, start: str = "") -> Grammar:
+    """Any text up to `end`, then the grammar. With a `start`, only an answer that begins with it has such a text.
+
+    `specials`: the ids of special tokens that `start` and `end` may hold, by name.
+    """
+    known = specials or {}
+    thoughts = f"({spelled(start, known)} thought blanks?)?" if start else "thought blanks?"
     begins = "\n".join(
         (
-            "start: thought blanks? @answer",
-            *marker("thought", end, specials or {}),
+            f"start: {thoughts} @answer",
+            *marker("thought", end, known),
             "blanks: /[ \\n]{1,4}/",
             ANY_TEXT,
         )
     )
-    parts = [{"name": "thinking", "lark_grammar": begins}, {**head, "name": "answer"}, *others]
+    parts = [{"name": "thinking", "lark_grammar": begins}, *_named(grammar, "answer")]
     return replace(grammar, text=written(parts, grammar.param))
+
+
+def _named(grammar: Grammar, name: str) -> list[dict[str, Any]]:
+    """The parts of a grammar, to be parts of another one that calls it by this name."""
+    head, *others = json.loads(grammar.text)["grammars"]
+    return [{**head, "name": name}, *others]
 
 
 def _read_ebnf(text: str, param: str) -> str:

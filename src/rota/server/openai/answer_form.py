@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rota.core.errors import RequestError
+from rota.core.grammar import Grammar
+from rota.grammar.texts import after_thinking
 from rota.server.call_options import CallOptions
 from rota.server.openai.tool_fields import ToolFields
+from rota.server.openai.tool_grammar import form_of_calls, tool_grammar
 from rota.server.openai.tool_use import ToolUse
 from rota.server.prompts import Texts
 from rota.text.chat import ChatTemplate
-from rota.text.reasoning import MARKS
+from rota.text.markers import Markers
+from rota.text.reasoning import MARKS, Marks
 from rota.text.speech import Speech
 from rota.text.tokenizer import Tokenizer
 from rota.text.tools.formats import FORMATS
@@ -26,6 +30,8 @@ class AnswerForm:
     """It is small, and travels between processes."""
 
     speech: Speech
+    # None: everything is allowed.
+    grammar: Grammar | None = None
     # Special tokens that the parsers have to see.
     shown: frozenset[int] = frozenset()
     # A call of a function that the client named ends the answer with 'stop', as OpenAI's do.
@@ -38,30 +44,38 @@ class AnswerForm:
         return replace(asks, text=replace(asks.text, shown=asks.text.shown | self.shown)) if self.shown else asks
 
 
-def answer_form(texts: Texts, fields: ToolFields, use: ToolUse, prompt: Sequence[int]) -> AnswerForm:
-    """The form of the answer to a prompt. Raises RequestError if the server cannot keep it, or cannot read it."""
+def answer_form(
+    texts: Texts, fields: ToolFields, use: ToolUse, prompt: Sequence[int], wanted: Grammar | None
+) -> AnswerForm:
+    """The form of the answer to a prompt; `wanted` is what the client asked of its text.
+
+    Raises RequestError if the server cannot keep the form, or cannot read it.
+    """
     tokenizer = texts.tokenizer
-    tools = texts.parsers.tools_of(tokenizer.chat) if use.callable else ""
-    if use.callable and not tools:
-        message = f"Rota does not read calls of this model (--tool-call-parser none); leave out {use.param}."
-        raise RequestError.bad_field(use.param, message)
-    if not use.is_free:
-        message = "Rota does not support calls that must be made or kept to a schema; use tool_choice 'auto'."
-        raise RequestError.bad_field("tool_choice", message)
-    reasoning = "" if fields.separate_reasoning is False else texts.parsers.reasoning_of(tokenizer.chat)
+    reasoning = texts.parsers.reasoning_of(tokenizer.chat)
     speech = Speech(
-        tools=tools,
+        tools=form_of_calls(use, texts.parsers.tools_of(tokenizer.chat), wanted),
         names=use.names,
-        reasoning=reasoning,
-        is_thinking=bool(reasoning) and _ends_with(tokenizer, prompt, MARKS[reasoning].starts.texts),
+        reasoning="" if fields.separate_reasoning is False else reasoning,
+        is_thinking=bool(reasoning) and _ends_with(tokenizer, prompt, MARKS[reasoning].starts),
         shows_reasoning=fields.include_reasoning is not False,
     )
+    specials = tokenizer.special_ids(_markers(speech.tools, reasoning))
+    grammar = tool_grammar(use, speech.tools, wanted, specials)
+    if grammar and reasoning and not _ends_with(tokenizer, prompt, MARKS[reasoning].ends):
+        grammar = _behind_thoughts(grammar, MARKS[reasoning], speech.is_thinking, specials)
     return AnswerForm(
         speech=speech,
-        shown=frozenset(tokenizer.special_ids(_markers(speech)).values()),
+        grammar=grammar,
+        shown=frozenset(specials.values()),
         is_named=use.is_named,
         is_old_form=use.is_old_form,
     )
+
+
+def _behind_thoughts(grammar: Grammar, marks: Marks, is_thinking: bool, specials: Mapping[str, int]) -> Grammar:
+    start, end = marks.starts.texts[0], marks.ends.texts[0]
+    return after_thinking(grammar, end, specials, "" if is_thinking else start)
 
 
 def template_variables(chat: ChatTemplate, fields: ToolFields) -> dict[str, Any]:
@@ -83,14 +97,11 @@ def template_variables(chat: ChatTemplate, fields: ToolFields) -> dict[str, Any]
     raise RequestError.bad_field("reasoning_effort", message)
 
 
-def _ends_with(tokenizer: Tokenizer, prompt: Sequence[int], marks: tuple[str, ...]) -> bool:
-    return "".join(map(tokenizer.pieces.name_of, prompt[-_TAIL:])).rstrip().endswith(marks)
+def _ends_with(tokenizer: Tokenizer, prompt: Sequence[int], marks: Markers) -> bool:
+    return "".join(map(tokenizer.pieces.name_of, prompt[-_TAIL:])).rstrip().endswith(marks.texts)
 
 
-def _markers(speech: Speech) -> list[str]:
+def _markers(tools: str, reasoning: str) -> list[str]:
     """Every text that changes what the text behind it means."""
-    found = list(FORMATS[speech.tools].markers.texts) if speech.tools else []
-    if speech.reasoning:
-        marks = MARKS[speech.reasoning]
-        found += [*marks.starts.texts, *marks.ends.texts]
-    return found
+    found = list(FORMATS[tools].markers.texts) if tools else []
+    return found + ([*MARKS[reasoning].starts.texts, *MARKS[reasoning].ends.texts] if reasoning else [])

@@ -114,7 +114,6 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
     fields.refuse_unsupported()
     choices, options, logprobs = fields.choices(), fields.usage_wanted(), fields.alternatives()
     sampling = fields.sampling(fields.output_limit(), logprobs, texts.tokenizer)
-    sampling = guided(sampling, fields.grammar(), texts.tokenizer.eos_ids)
     texts.check_count(1, choices)
     is_continued = fields.is_continued()
     has_generation_prompt = fields.add_generation_prompt is not False and not is_continued
@@ -127,14 +126,14 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
         template_variables(texts.tokenizer.chat, fields),
     )
     prompt = texts.as_prompt(rendered, "messages", fields.reading())
-    form = answer_form(texts, fields, use, prompt)
+    form = answer_form(texts, fields, use, prompt, fields.grammar())
     return ChatCall(
         names=fields.names,
         is_streamed=bool(fields.stream),
         options=options,
         choices=choices,
         has_logprobs=logprobs is not None,
-        sampling=sampling,
+        sampling=guided(sampling, form.grammar, texts.tokenizer.eos_ids),
         prompts=Prompts((prompt,), ("messages",)),
         asks=form.shown_in(fields.call_options()),
         tells_prompt_logprobs=fields.prompt_logprobs is not None,

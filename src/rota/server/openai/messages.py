@@ -50,5 +50,5 @@ def _call_delta(piece: CallPiece) -> dict[str, Any]:
 
 def _old_delta(said: Said) -> dict[str, Any]:
     """The older form has one call, which a grammar has kept."""
-    (call,) = said.whole_calls
+    call = said.whole_calls[0]
     return {"function_call": _function(call) if call.name else {"arguments": call.arguments}}
