@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rota.core.errors import RequestError
+from rota.core.request import MAX_LOGIT_BIASES
 from rota.server.fields import Count, Fields
 from rota.text.tokenizer import Tokenizer
 
 # As OpenAI has it: at this bias a token always comes, or never does.
 MAX_BIAS = 100.0
-MAX_BIASES = 1024
 MAX_BAD_WORDS = 256
 MAX_WORD_LENGTH = 1000
 
@@ -28,7 +28,7 @@ class TokenFields(Fields):
     """OpenAI's bias, and what vLLM's clients add."""
 
     # A bias by the token's id, which JSON writes as text.
-    logit_bias: dict[str, float] | None = Field(default=None, json_schema_extra={"maxProperties": MAX_BIASES})
+    logit_bias: dict[str, float] | None = Field(default=None, json_schema_extra={"maxProperties": MAX_LOGIT_BIASES})
     allowed_token_ids: Annotated[list[Count], Field(fail_fast=True)] | None = None
     bad_words: Annotated[list[str], Field(fail_fast=True)] | None = Field(default=None, json_schema_extra=_WORDS)
 
@@ -45,8 +45,8 @@ class TokenFields(Fields):
 
 
 def _biases(tokenizer: Tokenizer, biases: dict[str, float]) -> Iterable[tuple[int, float]]:
-    if len(biases) > MAX_BIASES:
-        message = f"logit_bias holds {len(biases)} tokens; at most {MAX_BIASES} are allowed."
+    if len(biases) > MAX_LOGIT_BIASES:
+        message = f"logit_bias holds {len(biases)} tokens; at most {MAX_LOGIT_BIASES} are allowed."
         raise RequestError.bad_field("logit_bias", message)
     for token, bias in biases.items():
         place = f"logit_bias.{token[:100]}"
