@@ -9,13 +9,20 @@ import pytest
 from rota.core.errors import RequestError
 from rota.server.adapter_routes import LoadFields, NativeLoadFields
 from rota.server.advice import ADVICE
+from rota.server.embeddings.fields import EmbeddingFields, RerankFields
 from rota.server.fields import Fields, Unsupported, unless
+from rota.server.messages.content import TextBlock
+from rota.server.messages.fields import MessagesFields
 from rota.server.native.fields import GenerateFields, NativeSampling
+from rota.server.ollama import OllamaFields
 from rota.server.openai.chat_fields import ChatFields
 from rota.server.openai.completion_fields import CompletionFields
 from rota.server.openai.message_fields import Message
 from rota.server.openai.sampling_fields import StreamOptions
+from rota.server.openai.structured_fields import StructuredOutputs
 from rota.server.openai.tokenize_fields import TokenizeFields
+from rota.server.responses.fields import ResponsesFields
+from rota.server.responses.items import CallItem, ReasoningItem
 
 
 class Example(Fields):
@@ -44,7 +51,8 @@ def test_a_value_that_asks_for_something_is_refused_by_name(sent, sentence):
 
 def fields_of_all_bodies() -> Iterator[str]:
     bodies = (ChatFields, Message, CompletionFields, GenerateFields, NativeSampling, TokenizeFields, StreamOptions)
-    for kind in (*bodies, LoadFields, NativeLoadFields):
+    others = (ResponsesFields, CallItem, ReasoningItem, MessagesFields, TextBlock, OllamaFields, StructuredOutputs)
+    for kind in (*bodies, *others, EmbeddingFields, RerankFields, LoadFields, NativeLoadFields):
         yield from kind.model_fields
 
 

@@ -26,6 +26,7 @@ from rota.server.adapters import PATIENCE_S, AdapterManager
 from rota.server.body_limit import BodyLimit
 from rota.server.counts import Counts
 from rota.server.docs_page import install_docs_page
+from rota.server.embeddings.routes import install_embeddings_routes
 from rota.server.errors import install_error_handlers
 from rota.server.front import Front, GrammarCheck
 from rota.server.messages.errors import messages_error
@@ -165,6 +166,7 @@ def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, querie
     install_responses_route(app, front)
     install_messages_routes(app, front)
     install_ollama_routes(app, front)
+    install_embeddings_routes(app, front)
     install_tokenize_routes(app, front)
     install_model_routes(app, front)
     install_adapter_routes(app, adapters, access)

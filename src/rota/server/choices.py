@@ -22,6 +22,8 @@ class Chunk:
     # Log-probabilities of the prompt's tokens, from the second on: the first has none.
     scores: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
+    # Of a request with pooling, in its only chunk.
+    embedding: tuple[float, ...] | None = None
 
     @property
     def has_news(self) -> bool:
@@ -70,7 +72,8 @@ class Choice:
             is_stopped = piece.is_stopped
         self.is_finished = is_stopped or ending is not None
         reason = FinishReason.STOP.value if is_stopped else ending.reason.value if ending else None
-        return Chunk(text, delta.tokens[:taken], delta.logprobs[:taken], delta.scores, reason)
+        embedding = ending.embedding if ending else None
+        return Chunk(text, delta.tokens[:taken], delta.logprobs[:taken], delta.scores, reason, embedding)
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:

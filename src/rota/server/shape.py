@@ -60,3 +60,22 @@ class DataEvents(ABC):
 
     def failure(self, fault: Fault) -> bytes:
         return sse_event(msgspec.json.encode(error_body(fault))) + DONE
+
+
+class OnlyWhole(ABC):
+    """The answers of a route that streams nothing."""
+
+    media_type = "application/json"
+
+    @abstractmethod
+    def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
+        """The body."""
+
+    def packet(self, _answer: Answer, _parts: Sequence[Part]) -> bytes:
+        raise AssertionError("this answer is not streamed")
+
+    def ending(self, _answer: Answer) -> bytes:
+        raise AssertionError("this answer is not streamed")
+
+    def failure(self, _fault: Fault) -> bytes:
+        raise AssertionError("this answer is not streamed")

@@ -98,7 +98,7 @@ def _block(block: Block) -> dict[str, Any]:
 
 
 def _object_in(arguments: str) -> dict[str, Any]:
-    """The arguments of a call. Those of a call that was cut short are none: nobody may run it."""
+    """The arguments of a call. Those of a call that was cut short are none: no client may run it."""
     try:
         found = msgspec.json.decode(arguments)
     except msgspec.DecodeError:

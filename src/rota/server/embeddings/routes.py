@@ -1,0 +1,64 @@
+"""Routes that turn texts into vectors: OpenAI's embeddings, vLLM's scores and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fastapi import FastAPI, Response
+from fastapi import Request as HttpRequest
+
+from rota.core.request import SamplingParams
+from rota.server.answer import ParsedCall, SentAs, requests_for
+from rota.server.embeddings.bodies import EmbeddingsBody, RanksBody, ScoresBody
+from rota.server.embeddings.call import PooledCall, read_embeddings, read_rerank, read_score
+from rota.server.embeddings.fields import EmbeddingFields, RerankFields, ScoreFields
+from rota.server.embeddings.shape import EmbeddingShape, RerankShape, ScoreShape, VectorShape
+from rota.server.front import Front
+from rota.server.openai.model_names import model_for
+from rota.server.openapi import gives, takes
+from rota.server.reading import Work
+from rota.server.respond import respond
+
+# No token is drawn, and the field must have a value.
+_SAMPLING = SamplingParams(max_new_tokens=1, temperature=0.0)
+
+MakeShape = Callable[[str, str, PooledCall], VectorShape]
+
+
+def install_embeddings_routes(app: FastAPI, front: Front) -> None:
+    @app.post("/v1/embeddings", openapi_extra=takes(EmbeddingFields), responses=gives(EmbeddingsBody))
+    async def embeddings(http: HttpRequest) -> Response:
+        """Texts as vectors of length one, from the last hidden states of the model or adapter."""
+        return await _answer(front, http, read_embeddings, "embd", EmbeddingShape)
+
+    @app.post("/v1/score", openapi_extra=takes(ScoreFields), responses=gives(ScoresBody))
+    @app.post("/score", include_in_schema=False)
+    async def score(http: HttpRequest) -> Response:
+        """How near texts are: the cosine of their vectors, in vLLM's shape."""
+        return await _answer(front, http, read_score, "score", ScoreShape)
+
+    @app.post("/v1/rerank", openapi_extra=takes(RerankFields), responses=gives(RanksBody))
+    @app.post("/rerank", include_in_schema=False)
+    async def rerank(http: HttpRequest) -> Response:
+        """Documents in the order of their nearness to a query, in vLLM's shape."""
+        return await _answer(front, http, read_rerank, "rerank", RerankShape)
+
+
+async def _answer(
+    front: Front, http: HttpRequest, work: Work[PooledCall], prefix: str, make_shape: MakeShape
+) -> Response:
+    call = front.identify(http)
+    read = await front.read(call.key, http, work)
+    model = model_for(front, call, read.names)
+    answer_id = f"{prefix}-{call.name}"
+    requests = requests_for(call, answer_id, model, read.prompts.tokens, _SAMPLING, 1, read.asks)
+    parsed = ParsedCall(
+        call,
+        answer_id,
+        tuple(replace(request, pooling=read.pooling) for request in requests),
+        has_output=False,
+        sent_as=tuple(SentAs(param, read.names.param) for param in read.prompts.params),
+        limit_param=None,
+    )
+    return await respond(front, http, parsed, make_shape(answer_id, model.name, read), is_streamed=False)
