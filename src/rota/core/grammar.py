@@ -39,6 +39,6 @@ class Grammars(Protocol):
     def fill(self, wanted: Sequence[tuple[Matcher, int]], masks: memoryview) -> None:
         """Write each matcher's mask into its line of `masks`, [lines, words] of 32 bits: a bit a token, lowest first.
 
-        A matcher at its end, or with a fault, allows every token: its answer ends, and nobody reads the token.
+        A matcher at its end, or with a fault, allows every token: its answer ends, and the token is not read.
         """
         ...
