@@ -34,7 +34,7 @@ class Conversation:
             if isinstance(message.content, str):
                 self._add({"role": message.role, "content": message.content}, where)
             elif message.role == "assistant":
-                self._add(_turn(message, where), where)
+                self._turn(message, where)
             else:
                 self._user(message, where)
 
@@ -53,6 +53,7 @@ class Conversation:
                     texts.append(block.part(place))
                 case ToolResultBlock():
                     texts = self._flush(message.role, texts, where)
+                    self.places[f"messages.{len(self.messages)}.tool_call_id"] = f"{place}.tool_use_id"
                     result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text(place)}
                     self._add(result, place)
                 case OtherBlock():
@@ -60,6 +61,29 @@ class Conversation:
                 case _:
                     raise _misplaced(block, place, message.role)
         self._flush(message.role, texts, where)
+
+    def _turn(self, message: MessageFields, where: str) -> None:
+        """The model's turn: thoughts, text and calls are one message."""
+        texts: list[dict[str, str]] = []
+        calls: list[dict[str, Any]] = []
+        thoughts: list[str] = []
+        for index, block in enumerate(message.content):
+            place = f"{where}.content.{index}"
+            match block:
+                case TextBlock():
+                    texts.append(block.part(place))
+                case ToolUseBlock():
+                    self.places[f"messages.{len(self.messages)}.tool_calls.{len(calls)}.function"] = place
+                    calls.append(_call(block))
+                case ThinkingBlock():
+                    thoughts.append(block.thinking)
+                case OtherBlock():
+                    raise block.refusal(place)
+                case _:
+                    raise _misplaced(block, place, message.role)
+        turn: dict[str, Any] = {"role": "assistant", "content": texts or (None if calls else "")}
+        turn |= {"tool_calls": calls} if calls else {}
+        self._add(turn | ({"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}), where)
 
     def _flush(self, role: str, texts: list[dict[str, str]], where: str) -> list[dict[str, str]]:
         if texts:
@@ -71,26 +95,9 @@ class Conversation:
         self.messages.append(message)
 
 
-def _turn(message: MessageFields, where: str) -> dict[str, Any]:
-    """The model's turn: thoughts, text and calls are one message."""
-    texts, calls, thoughts = [], [], []
-    for index, block in enumerate(message.content):
-        place = f"{where}.content.{index}"
-        match block:
-            case TextBlock():
-                texts.append(block.part(place))
-            case ToolUseBlock():
-                function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
-                calls.append({"id": block.id, "type": "function", "function": function})
-            case ThinkingBlock():
-                thoughts.append(block.thinking)
-            case OtherBlock():
-                raise block.refusal(place)
-            case _:
-                raise _misplaced(block, place, message.role)
-    turn: dict[str, Any] = {"role": "assistant", "content": texts or None}
-    turn |= {"tool_calls": calls} if calls else {}
-    return turn | ({"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {})
+def _call(block: ToolUseBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+    return {"id": block.id, "type": "function", "function": function}
 
 
 def _misplaced(block: Any, where: str, role: str) -> RequestError:

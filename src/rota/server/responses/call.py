@@ -34,6 +34,7 @@ _NAMES = {
     "response_format": "text.format",
     "response_format.json_schema": "text.format",
     "tool_choice.function": "tool_choice",
+    "tool_choice.allowed_tools": "tool_choice",
 }
 _STORED = {
     "previous_response_id": "send the earlier items in input",
@@ -76,9 +77,8 @@ def _translated(fields: ResponsesFields) -> Translation:
     conversation = Conversation(fields.instructions, fields.input)
     body = {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
     body["messages"] = conversation.messages
-    tools = chat_tools(fields.tools or [], fields.tool_choice)
-    if tools:
-        body["tools"] = [tool for _, tool in tools]
+    if fields.tools:
+        body["tools"] = chat_tools(fields.tools)
     if fields.tool_choice is not None:
         body["tool_choice"] = chat_choice(fields.tool_choice)
     if fields.max_output_tokens is not None:
@@ -89,7 +89,7 @@ def _translated(fields: ResponsesFields) -> Translation:
         body["response_format"] = _response_format(fields.text.format)
     if fields.top_logprobs or _LOGPROBS in (fields.include or ()):
         body |= {"logprobs": True, "top_logprobs": fields.top_logprobs or 0}
-    places = {f"tools.{index}.function": f"tools.{place}" for index, (place, _) in enumerate(tools)}
+    places = {f"tools.{index}.function": f"tools.{index}" for index in range(len(fields.tools or ()))}
     return Translation(body, {**_NAMES, **conversation.places, **places})
 
 

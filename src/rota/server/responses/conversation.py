@@ -33,6 +33,9 @@ class Conversation:
             raise RequestError.bad_field("input", "input is an empty list; send a text or at least one item.")
         for index, item in enumerate(given):
             self._take(item, f"input.{index}")
+        for message in self.messages:
+            if message["content"] is None and "tool_calls" not in message:
+                message["content"] = ""  # thoughts without an answer
 
     def _take(self, item: MessageItem | CallItem | OutputItem | ReasoningItem | OtherItem, where: str) -> None:
         match item:
@@ -42,10 +45,13 @@ class Conversation:
                 item.refuse_unsupported(f"{where}.")
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
-                self._turn(where).setdefault("tool_calls", []).append(call)
+                calls = self._turn(where).setdefault("tool_calls", [])
+                self.places[f"messages.{len(self.messages) - 1}.tool_calls.{len(calls)}.function"] = where
+                calls.append(call)
             case OutputItem():
                 item.refuse_unsupported(f"{where}.")
                 content = content_of(item.output, f"{where}.output")
+                self.places[f"messages.{len(self.messages)}.tool_call_id"] = f"{where}.call_id"
                 self._add({"role": "tool", "tool_call_id": item.call_id, "content": content}, where)
             case ReasoningItem():
                 if text := item.text(where):
