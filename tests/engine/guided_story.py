@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.events import Event, Finished, Produced
 from rota.core.grammar import Grammar
-from rota.core.ids import AdapterId, RequestId
-from rota.core.plan import StepPlan, TokenLogprobs
+from rota.core.ids import BASE, AdapterId, BlockId, RequestId, Row
+from rota.core.plan import Chunk, Seat, StepPlan, TokenLogprobs
 from rota.core.policy_config import PolicyConfig
-from rota.core.request import Request
+from rota.core.request import Request, SamplingParams
 from rota.engine.build import build_engine
+from rota.engine.engine import Engine
 from rota.engine.ticket import Ticket
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
@@ -21,6 +23,7 @@ from rota.runtime.loop import run
 from rota.runtime.offline import OfflineInbox
 from rota.scheduler import Scheduler
 from tests.builders import request
+from tests.engine.eager_story import PROMPT
 from tests.engine.fake_grammars import FakeGrammars
 from tests.engine.lora.mixed_server import Server
 
@@ -115,3 +118,31 @@ def logprobs(events: list[Event]) -> dict[RequestId, list[TokenLogprobs]]:
             for position, one in event.logprobs:
                 told.setdefault(event.request_ids[position], []).append(one)
     return told
+
+
+def in_flight(engine: Engine, samplings: Sequence[SamplingParams], steps: int, depth: int) -> list[list[int]]:
+    """The answers of rows that all decode in every step, with so many steps in flight: equal kernels at any depth."""
+    rows = [Row(number) for number in range(len(samplings))]
+    pages = 8
+    seats = [
+        Seat(
+            request_id=RequestId(f"r{row}"),
+            row=row,
+            adapter_id=BASE,
+            tokens=PROMPT,
+            prompt_length=len(PROMPT),
+            blocks=tuple(BlockId(row * pages + page) for page in range(pages)),
+            sampling=sampling,
+        )
+        for row, sampling in zip(rows, samplings, strict=True)
+    ]
+    chunks = tuple(Chunk(row=row, start=0, length=len(PROMPT), samples=True) for row in rows)
+    plans = [StepPlan(step_id=1, seats=tuple(seats), chunks=chunks)]
+    plans += [StepPlan(step_id=2 + number, decodes=tuple(rows)) for number in range(steps)]
+    results, flying = [], deque[Ticket]()
+    for plan in plans:
+        flying.append(engine.submit(plan))
+        if len(flying) == depth:
+            results.append(engine.collect(flying.popleft()).tokens)
+    results += [engine.collect(ticket).tokens for ticket in flying]
+    return [list(answer) for answer in zip(*results, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from rota.core.grammar import Grammar
 from rota.core.ids import BASE, RequestId, Row
 from rota.core.plan import NO_CHOICE, Seat
 from rota.core.request import SamplingParams
@@ -20,7 +22,8 @@ from rota.engine.sampling.draw import keep_top_sigmas
 from rota.engine.sampling.guides import Guides
 from rota.engine.sampling.sampler import Sampler
 from tests.engine.eager_story import build
-from tests.engine.fake_grammars import FakeGrammars
+from tests.engine.fake_grammars import FakeGrammars, obeys
+from tests.engine.guided_story import in_flight
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.row_story import answer
 
@@ -226,3 +229,31 @@ def test_an_answer_is_the_same_however_often_its_row_changes(tmp_path):
     assert any(token % 3 == 0 for token in tokens[9:])
     assert max(tokens) < 200
     engine.close()
+
+
+def test_fields_hold_together_with_grammars_while_two_steps_are_in_flight(tmp_path):
+    make_tiny_model(tmp_path, "llama3")
+    engine = build(tmp_path)
+    engine.use_grammars(FakeGrammars())
+    fields = {
+        "temperature": 1.2,
+        "seed": 4,
+        "min_new_tokens": 20,
+        "stop_token_ids": frozenset(range(0, 256, 3)),
+        "logit_bias": tuple((token, 3.0) for token in range(0, 256, 3)),
+        "bad_words": ((8,), *((first, second) for first in range(0, 256, 2) for second in (1, 3))),
+    }
+    words = SamplingParams(**fields)
+    both = SamplingParams(**fields, grammar=Grammar("mod 7"), allowed_token_ids=tuple(range(200)))
+    free = SamplingParams(temperature=0.9, seed=2)
+    alone = in_flight(engine, [free, free, free], 30, 2)
+    first, second = (in_flight(engine, [words, free, both], 30, depth) for depth in (1, 2))
+    engine.close()
+
+    assert first == second
+    assert second[1] == alone[1]
+    assert obeys(second[2], 7)
+    assert max(second[2]) < 200
+    for tokens in (second[0], second[2]):
+        assert not any(token % 3 == 0 for token in tokens[:20])
+        assert not any(pair in fields["bad_words"] for pair in pairwise(tokens))
