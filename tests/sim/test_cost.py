@@ -159,3 +159,10 @@ def test_tokens_cost_what_the_curve_says():
     assert extra(0, 5, adapters=2) == pytest.approx(0.12 + 0.02)
     assert extra(8, 72) == pytest.approx(0.96 + 0.16 + 0.5)  # beyond the last knot, and without a graph
     assert extra(8, 72, adapters=1) == pytest.approx(0.96 + 0.16 + 0.08 + 0.75)
+
+
+def test_a_step_with_grammars_takes_longer_by_what_a_step_and_each_row_cost():
+    cost = replace(COST, mask_s=0.3, mask_row_s=0.01)
+
+    assert cost.masks_s(0) == 0.0
+    assert cost.masks_s(5) == pytest.approx(0.35)

@@ -61,6 +61,16 @@ def test_a_front_end_delays_every_first_token_and_no_other():
         assert other.ended_at - one.ended_at == pytest.approx(0.003)
 
 
+@pytest.mark.parametrize(("share", "guided"), [(0.0, 0), (0.5, 2), (1.0, 4)])
+def test_only_requests_with_a_grammar_pay_for_masks(share, guided):
+    client = Client(requests=4, rate_per_s=0.1, prompt_tokens=(5, 5), output_tokens=(4, 4), grammar_share=share)
+    costs = ConstantCost(seconds=0.01, mask_s=0.5)
+    records = Simulation(scenario=Scenario(name="few", clients=(client,)), costs=costs).run().records.values()
+
+    taken = sorted(record.ended_at - record.asked_at for record in records)
+    assert taken == pytest.approx([4 * 0.01] * (4 - guided) + [4 * 0.51] * guided)
+
+
 def test_a_closed_loop_asks_again_when_an_answer_is_complete_and_never_sooner():
     client = Client(requests=12, concurrency=3, prompt_tokens=(5, 5), output_tokens=(10, 10))
     recorder = Simulation(scenario=Scenario(name="loop", clients=(client,)), costs=ConstantCost(seconds=1.0)).run()

@@ -141,7 +141,7 @@ def _step(entry: Any, where: str) -> MeasuredStep:
 def write_cost(fit: Fit, path: Path, source: Path) -> None:
     """A file that `--cost` takes."""
     cost = fit.cost
-    told = (*FITTED, "load_s", "fetch_s", "prefix_pair_s", "front_s")
+    told = (*FITTED, "load_s", "fetch_s", "prefix_pair_s", "front_s", "mask_s", "mask_row_s")
     lines = [f"# Fitted to {source.name}: {fit}.", *(f"{name} = {getattr(cost, name):.4g}" for name in told)]
     if cost.graphs is not None:
         lines += ["", "[graphs]"]

@@ -22,6 +22,10 @@ class CostModel(Protocol):
 
     def step_s(self, plan: StepPlan) -> float: ...
 
+    def masks_s(self, rows: int) -> float:
+        """What a step takes longer if so many of its rows follow a grammar."""
+        ...
+
     @property
     def load_s(self) -> float:
         """From host memory to a slot, for one adapter; copies run one after another."""
@@ -49,9 +53,13 @@ class ConstantCost:
     load_s: float = 0.0
     fetch_s: float = 0.0
     front_s: float = 0.0
+    mask_s: float = 0.0
 
     def step_s(self, _plan: StepPlan) -> float:
         return self.seconds
+
+    def masks_s(self, rows: int) -> float:
+        return self.mask_s if rows else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +78,8 @@ class LinearCost:
     fetch_s: float
     prefix_pair_s: float = 0.0  # each prompt token with each token before its chunk: a chunk behind a long prefix
     front_s: float = 0.0  # a request's way in and its first token's way out
+    mask_s: float = 0.0  # a step with a row that follows a grammar; its mask is worked out while the step runs
+    mask_row_s: float = 0.0  # each such row
     prefill: Prefill = "mixed"
     graphs: Graphs | None = None  # where steps are padded, and time is no straight line
 
@@ -86,6 +96,9 @@ class LinearCost:
         else:
             step_s = self.seconds(len(plan.decodes), prompt_tokens, plan.context_tokens, plan.adapters)
         return step_s + self.prefix_pair_s * pairs if pairs else step_s
+
+    def masks_s(self, rows: int) -> float:
+        return self.mask_s + self.mask_row_s * rows if rows else 0.0
 
     @property
     def long_prompt_token_s(self) -> float:

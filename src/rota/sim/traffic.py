@@ -8,6 +8,7 @@ from functools import cache
 
 from rota.core.adapter import BASE_LABEL, Adapter
 from rota.core.events import AdapterAdded, Event, Finished
+from rota.core.grammar import Grammar
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, Message, RemoveAdapter, Submit
 from rota.core.request import Request, SamplingParams
@@ -19,6 +20,8 @@ from rota.sim.prompts import Prompts
 from rota.workload.arrivals import Ask, asks
 from rota.workload.scenario import Scenario
 from rota.workload.transient import Visit, visits
+
+GRAMMAR = Grammar("simulated")  # its cost does not depend on what it says
 
 
 def adapter_name(adapter_id: AdapterId) -> str:
@@ -119,12 +122,20 @@ class Traffic:
             Request(
                 request_id=request_id,
                 prompt=self._prompts.prompt(number, ask),
-                sampling=_sampling(ask),
+                sampling=self._sampling(client, ask),
                 arrived_at=at + self._front_s,
                 adapter_id=ask.adapter_id,
                 tenant=tenant,
                 priority=tenant.priority + ask.priority,
             )
+        )
+
+    def _sampling(self, client: int | str, ask: Ask) -> SamplingParams:
+        """Requests with a grammar are spread evenly over a client's."""
+        sampling = _sampling(ask)
+        share = self._scenario.clients[client].grammar_share if isinstance(client, int) else 0.0
+        return (
+            replace(sampling, grammar=GRAMMAR) if int((ask.number + 1) * share) > int(ask.number * share) else sampling
         )
 
     def _tenant_of(self, client: int | str, ask: Ask) -> Tenant:

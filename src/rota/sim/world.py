@@ -39,6 +39,7 @@ class VirtualWorld(Mail):
         self._copies_free_at = 0.0
         self._copied_at: dict[AdapterId, float] = {}  # of copies that may be under way
         self._adapter_of: dict[Row, AdapterId] = {}
+        self._guided: set[Row] = set()  # rows whose answers follow a grammar
 
     def now(self) -> float:
         return self._now
@@ -62,7 +63,8 @@ class VirtualWorld(Mail):
         if plan.chunks or plan.decodes:
             awaited_s = self._costs.load_s * sum(load.is_awaited for load in plan.loads)
             begins_at = max(self._now, self._device_free_at, copied_at)
-            self._device_free_at = begins_at + self._costs.step_s(plan) + awaited_s
+            masks_s = self._costs.masks_s(self._guided_rows(plan))
+            self._device_free_at = begins_at + self._costs.step_s(plan) + awaited_s + masks_s
         return max(self._now, self._device_free_at), self._tokens(plan), len(plan.pools)
 
     def collect(self, ticket: Finish) -> StepResult:
@@ -86,6 +88,15 @@ class VirtualWorld(Mail):
             return self._token
         self._counts[row] += 1
         return self._counts[row]
+
+    def _guided_rows(self, plan: StepPlan) -> int:
+        """How many rows of a step get a token by a grammar."""
+        for seat in plan.seats:
+            if seat.sampling.grammar is not None:
+                self._guided.add(seat.row)
+            elif self._guided:
+                self._guided.discard(seat.row)
+        return sum(row in self._guided for row in plan.sampled_rows) if self._guided else 0
 
     def _copied_for(self, plan: StepPlan) -> float:
         """When the copies of the adapters in a step are complete."""

@@ -21,7 +21,7 @@ Kind = TypeVar("Kind")
 
 _KINDS = {int: "a whole number", float: "a number", str: "a text"}
 # What a server knows only by its keys or by its model, so that no client can ask for it over HTTP.
-_ONLY_SIMULATED = ("priority", "max_tokens")
+_ONLY_SIMULATED = ("priority", "max_tokens", "grammar_share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class Client:
     # The limit that its requests name. The answer is as long as `output_tokens` says and then stops by itself; left
     # out: the limit is the length of the answer.
     max_tokens: int | None = None
+    grammar_share: float = 0.0  # share of requests whose answers follow a grammar
     tenant: str = ""  # the tenant that sends the requests; "*": every adapter has a tenant of its own
     starts_after_s: float = 0.0
 
@@ -79,7 +80,7 @@ class Client:
             raise ConfigError(f"rate_per_s must be above 0, not {self.rate_per_s}.")
         if self.burst > 1 and self.rate_per_s is None:
             raise ConfigError("burst needs rate_per_s: in a closed loop a request comes when an answer ends.")
-        for name in ("base_share", "cancel_share"):
+        for name in ("base_share", "cancel_share", "grammar_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} must be between 0 and 1, not {getattr(self, name)}.")
 
