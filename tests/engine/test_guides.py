@@ -157,6 +157,7 @@ def test_an_engine_without_grammars_says_so(made):
 
 def test_a_matcher_is_made_while_the_prompt_is_computed(made):
     server = GuidedServer(made / "model", 2)
+    server.engine.prepare = lambda *_: False
     submit = server.engine.submit
     begun: list[StepPlan] = []
 
@@ -172,6 +173,29 @@ def test_a_matcher_is_made_while_the_prompt_is_computed(made):
 
     assert sum(bool(plan.chunks) for plan in begun) == 3
     assert obeys(outputs(events)["guided"], 7)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_slow_grammar_makes_nobody_else_late(made, depth):
+    """It is ready only when all others have ended; two more requests have the same one."""
+    server = GuidedServer(made / "model", depth)
+    slow = [request(f"slow {number}", 9, 5, grammar=Grammar("held mod 7")) for number in range(3)]
+    others = [request("free", 9, 12), request("quick", 9, 12, grammar=Grammar("mod 7"))]
+    complete: set[str] = set()
+
+    def release(id: str, written: int) -> bool:
+        if written == 12:
+            complete.add(id)
+        if len(complete) == len(others):
+            server.grammars.release()
+        return False
+
+    events = server.serve_aborting([*slow, *others], release)
+    server.engine.close()
+
+    assert set(list(endings(events))[:2]) == {"free", "quick"}
+    assert all(len(outputs(events)[one.request_id]) == 5 for one in slow)
+    assert all(obeys(outputs(events)[id], 7) for id in ("slow 0", "slow 1", "slow 2", "quick"))
 
 
 def test_a_row_whose_logits_are_not_numbers_ends_under_a_grammar_too(made):

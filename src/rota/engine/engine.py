@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from rota.core.config import Capacity
-from rota.core.grammar import Grammars
+from rota.core.grammar import Grammar, Grammars
 from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.messages import Message
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
@@ -140,6 +140,10 @@ class Engine:
     def use_grammars(self, grammars: Grammars) -> None:
         """Follow the grammars of requests with these from now on."""
         self._drawing.guides.use(grammars)
+
+    def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
+        """True: `then` is called once requests may follow a grammar without waiting, from any thread."""
+        return self._drawing.guides.prepare(grammar, then)
 
     def use_threads(self, threads: Threads) -> None:
         """Compute with these numbers of CPU threads from now on."""

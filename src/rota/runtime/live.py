@@ -9,8 +9,9 @@ from typing import Generic, Protocol
 
 from rota.core.messages import AbortAll, Message
 from rota.core.plan import StepPlan, StepResult
+from rota.runtime.preparation import Preparation
 from rota.runtime.pulse import BEAT_S, Pulse
-from rota.runtime.world import Device, Ticket
+from rota.runtime.world import Device, FollowsGrammars, Ticket
 
 
 class Inbox(Protocol):
@@ -43,6 +44,7 @@ class LiveWorld(Generic[Ticket]):
         self._pulse = pulse
         self._caller = caller
         self._is_closed = False
+        self._preparation = Preparation(device.prepare, inbox.post) if isinstance(device, FollowsGrammars) else None
         device.listen(inbox.post)
 
     def now(self) -> float:
@@ -55,8 +57,8 @@ class LiveWorld(Generic[Ticket]):
         messages = self._wait(until)
         if messages is None:
             self._is_closed = True
-            return [AbortAll(self.now())]
-        return messages
+            messages = [AbortAll(self.now())]
+        return self._preparation.sift(messages) if self._preparation is not None else messages
 
     def _wait(self, until: float) -> list[Message] | None:
         """The inbox's messages. A loop with a pulse wakes to beat: nothing to do for a long time is no hang."""

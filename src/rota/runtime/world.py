@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from rota.core.config import Capacity
+from rota.core.grammar import Grammar
 from rota.core.messages import Message
 from rota.core.plan import StepPlan, StepResult
 
@@ -48,3 +49,12 @@ class Device(Protocol[Ticket]):
     def submit(self, plan: StepPlan) -> Ticket: ...
 
     def collect(self, ticket: Ticket) -> StepResult: ...
+
+
+@runtime_checkable
+class FollowsGrammars(Protocol):
+    """A device that may need time for a grammar before a request with it can run."""
+
+    def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
+        """True: `then` is called once the grammar is ready, from any thread. False: it is ready."""
+        ...

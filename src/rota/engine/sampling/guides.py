@@ -6,7 +6,7 @@ not known yet: then only the draw waits for that token, and the forward pass doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -25,6 +25,8 @@ from rota.engine.sampling.masks import BITS, Masks, packed, words_of
 NO_GRAMMARS = "This engine was started without grammars, so it cannot follow one."
 # A grammar that was never seen takes milliseconds, mostly outside Python's lock.
 BUILDERS = 2
+# Fewer than grammars remember, so what was prepared is made quickly.
+MOST_PREPARED = 128
 
 
 class Guide:
@@ -92,9 +94,26 @@ class Guides:
         self._grammars: Grammars | None = None
         self._builders = ThreadPoolExecutor(BUILDERS, "rota-grammar")  # threads start with the first grammar
         self._of_row: dict[Row, Guide] = {}
+        self._preparers = ThreadPoolExecutor(BUILDERS, "rota-grammar-preparer")
+        self._preparations: dict[str, Future[None]] = {}  # by text, the last ones
 
     def use(self, grammars: Grammars) -> None:
         self._grammars = grammars
+
+    def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
+        """True: `then` is called once matchers are made quickly, from any thread. False: they are already."""
+        if self._grammars is None:
+            return False
+        if grammar.text not in self._preparations:
+            # In threads of their own: matchers of rows do not wait for them.
+            self._preparations[grammar.text] = self._preparers.submit(self._try, grammar)
+            if len(self._preparations) > MOST_PREPARED:
+                del self._preparations[next(iter(self._preparations))]
+        preparation = self._preparations[grammar.text]
+        if preparation.done():
+            return False
+        preparation.add_done_callback(lambda done: None if done.cancelled() else then())
+        return True
 
     def seat(self, seats: Sequence[Seat]) -> None:
         """Who sits down has another guide than the row's last sequence, or none."""
@@ -120,6 +139,7 @@ class Guides:
 
     def close(self) -> None:
         self._builders.shutdown(wait=False, cancel_futures=True)
+        self._preparers.shutdown(wait=False, cancel_futures=True)
 
     def _masks(self, wanted: Sequence[tuple[int, Guide]], rows: int) -> Masks:
         """One copy to the device: each row's line, or -1, and the lines behind them."""
@@ -141,6 +161,10 @@ class Guides:
         making = self._builders.submit(self._matcher, params.grammar, answer) if params.grammar is not None else None
         words = BadWords(params.bad_words, answer) if needs_memory(params.bad_words) else None
         return Guide(making, words)
+
+    def _try(self, grammar: Grammar) -> None:
+        assert self._grammars is not None
+        self._grammars.matcher(grammar)
 
     def _matcher(self, grammar: Grammar, answer: Sequence[int]) -> Matcher:
         """A sequence that was preempted has an answer already."""

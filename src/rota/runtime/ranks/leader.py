@@ -8,12 +8,13 @@ from typing import Generic
 
 from rota.core.config import Capacity
 from rota.core.errors import EngineDiedError
+from rota.core.grammar import Grammar
 from rota.core.messages import Message
 from rota.core.plan import StepPlan, StepResult
 from rota.runtime.ranks.agreement import Agreement
 from rota.runtime.ranks.listener import Listener
 from rota.runtime.ranks.meeting import Meeting
-from rota.runtime.world import Device, Ticket
+from rota.runtime.world import Device, FollowsGrammars, Ticket
 
 
 class Leader(Generic[Ticket]):
@@ -47,6 +48,10 @@ class Leader(Generic[Ticket]):
     def listen(self, post: Callable[[Message], None]) -> None:
         self._agreement.listen(post)
         self._device.listen(partial(self._agreement.note, 0))
+
+    def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
+        """Rank 0 alone follows grammars."""
+        return isinstance(self._device, FollowsGrammars) and self._device.prepare(grammar, then)
 
     def submit(self, plan: StepPlan) -> Ticket:
         self._listener.check()
