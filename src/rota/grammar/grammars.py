@@ -56,7 +56,7 @@ class LlGrammars:
     def __init__(self, read: Callable[[], Spelling], vocabulary: int, kept: int = KEPT) -> None:
         """`read` reads the model's tokenizer, which may take a second."""
         self._size, self._kept = vocabulary, kept
-        # Whoever asks for a matcher gets its error. An engine without a vocabulary serves all other requests.
+        # A call of `matcher` raises its error. An engine without a vocabulary serves all other requests.
         reader = ThreadPoolExecutor(1, "rota-grammars")
         self._vocabulary = reader.submit(lambda: Vocabulary(read(), vocabulary))
         reader.shutdown(wait=False)

@@ -86,7 +86,7 @@ class GrammarChecks:
             raise RequestError.bad_field(grammar.param, f"{grammar.param} cannot be followed: {problem}")
 
     async def close(self) -> None:
-        """End all processes. Whoever waits is refused, because the server is stopping."""
+        """End all processes. Calls that wait are refused, because the server is stopping."""
         self._is_closed = True
         for job in self._waiting.clear():
             job.verdict.set_result(Verdict())
