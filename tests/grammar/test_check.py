@@ -29,6 +29,10 @@ def within(schema: Any) -> Any:
     return {"type": "object", "properties": {"a": {"type": "array", "items": {"anyOf": [{"type": "null"}, schema]}}}}
 
 
+def tag(schema: Any) -> texts.Tag:
+    return texts.Tag(trigger="<t>", begin="<t>", schema=schema, end="</t>")
+
+
 @pytest.mark.parametrize(
     ("grammar", "sentence"),
     [
@@ -40,6 +44,14 @@ def within(schema: Any) -> Any:
         (
             json_of({"type": "object", "required": ["a"], "additionalProperties": False}),
             "Unsatisfiable schema: required",
+        ),
+        (
+            texts.after_thinking(json_of(within({"type": "x"})), "</t>"),
+            "at /properties/a/items/anyOf/1: Invalid type: x.",
+        ),
+        (
+            texts.tagged([tag(True), tag(within({"type": "x"}))], "tools"),
+            "at tag 1 /properties/a/items/anyOf/1: Invalid",
         ),
         (texts.regex("(a", "regex"), 'invalid regex "(a" (in regex): regex parse error: unclosed group.'),
         (texts.regex("a(?<=b)", "regex"), "invalid regex"),

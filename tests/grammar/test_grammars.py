@@ -132,6 +132,15 @@ def test_tokens_stand_for_the_bytes_that_the_text_layer_gives_them(
     assert re.fullmatch(pattern, b"".join(tokenizer.pieces[token] for token in answer).decode())
 
 
+def test_grammars_of_several_parts_work_without_tokens_for_bytes(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(save(tmp_path, words()))
+    grammars = LlGrammars(lambda: tokenizer, tokenizer.ids)
+    grammar = texts.either(
+        texts.after_thinking(texts.choice([" he"], "choice"), " {"), texts.choice([" said"], "choice")
+    )
+    assert allowed(grammars.matcher(grammar), grammars, tokenizer.ids) == {2, 3, 4, 5}
+
+
 def test_a_text_that_the_tokenizer_cannot_spell_is_a_fault(tmp_path: Path) -> None:
     tokenizer = Tokenizer(save(tmp_path, words()))
     grammars = LlGrammars(lambda: tokenizer, tokenizer.ids)

@@ -52,12 +52,21 @@ def _drawn(mask: bytes, chance: Random) -> int:
 
 def _located(vocabulary: Vocabulary, grammar: Grammar, error: str) -> str:
     """The library's error, with its place if it lies in a JSON schema."""
-    head, *_ = json.loads(grammar.text)["grammars"]
-    if "json_schema" in head:
-        place = _place(vocabulary, head["json_schema"], error)
-        return f"at {pointer(place)}: {error}." if place else f"{error}."
+    parts = json.loads(grammar.text)["grammars"]
+    schemas = [part for part in parts if "json_schema" in part]
+    for part in schemas:
+        own = _error(vocabulary, part["json_schema"])
+        if own and own in error:
+            place = pointer(_place(vocabulary, part["json_schema"], own))
+            which = part["name"].replace("_", " ") if len(schemas) > 1 else ""
+            where = " ".join(filter(None, (which, place)))
+            return f"at {where}: {own}." if where else f"{own}."
     # The line of a regular expression or a choice is not the client's.
-    return f"{error if chr(10) in head['lark_grammar'] else _OWN_LINE.sub('', error)}."
+    return f"{error if chr(10) in parts[0].get('lark_grammar', '') else _OWN_LINE.sub('', error)}."
+
+
+def _error(vocabulary: Vocabulary, schema: dict[str, Any]) -> str:
+    return explained(vocabulary.matcher(Grammar(json.dumps({"grammars": [{"json_schema": schema}]}))).get_error())
 
 
 def _place(vocabulary: Vocabulary, schema: dict[str, Any], error: str) -> Place:
@@ -77,7 +86,6 @@ def _guilty(
     for steps, part in children(schema):
         if not isinstance(part, dict) or next(tries, None) is None:
             continue
-        text = json.dumps({"grammars": [{"json_schema": {**shared, **part}}]})
-        if explained(vocabulary.matcher(Grammar(text)).get_error()) == error:
+        if _error(vocabulary, {**shared, **part}) == error:
             return steps, part
     return None

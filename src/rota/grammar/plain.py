@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 _SPECIAL = b""
-_UNFORCED = {"name": "unforced", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @answer'}
+_UNFORCED = {"name": "unforced", "lark_grammar": '%llguidance {"no_forcing": true}\nstart: @whole'}
 
 
 class PlainTokenizer:
@@ -32,4 +32,4 @@ def unforced(text: str) -> str:
     The library would spell it at once, but here the beginning of a text may not be spelled alone: " h" of " he".
     """
     head, *others = json.loads(text)["grammars"]
-    return json.dumps({"grammars": [_UNFORCED, {**head, "name": "answer"}, *others]})
+    return json.dumps({"grammars": [_UNFORCED, {**head, "name": "whole"}, *others]})

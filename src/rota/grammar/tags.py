@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 from rota.core.grammar import Grammar
 from rota.grammar.lark import ANY_TEXT, marker, spelled
 from rota.grammar.schemas import library_schema
-from rota.grammar.written import lark
+from rota.grammar.written import written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +42,14 @@ def tagged(
     """
     assert tags, "a grammar needs a tag"
     rules = _free_rules if text_between else _bare_rules
-    return lark("\n".join(rules(tags, param, at_least, at_most, specials or {})), param)
+    calls = {"name": "answer", "lark_grammar": "\n".join(rules(tags, at_least, at_most, specials or {}))}
+    schemas = [
+        {"name": _schema(number), "json_schema": library_schema(tag.schema, param)} for number, tag in enumerate(tags)
+    ]
+    return Grammar(written([calls, *schemas], param), param)
 
 
-def _free_rules(
-    tags: Sequence[Tag], param: str, at_least: int, at_most: int | None, specials: Mapping[str, int]
-) -> Iterator[str]:
+def _free_rules(tags: Sequence[Tag], at_least: int, at_most: int | None, specials: Mapping[str, int]) -> Iterator[str]:
     triggers = list(dict.fromkeys(tag.trigger for tag in tags))
     if at_most is None:
         yield f"start: call{'+' if at_least else '*'} TEXT"
@@ -61,23 +62,24 @@ def _free_rules(
         yield from marker(f"head_{index}", trigger, specials)
         yield f"call_{index}: head_{index} ({' | '.join(f'body_{number}' for number in own)})"
     for number, tag in enumerate(tags):
-        yield f"body_{number}: {_body(tag, tag.begin.removeprefix(tag.trigger), param, specials)}"
+        yield f"body_{number}: {_body(number, tag.begin.removeprefix(tag.trigger), tag.end, specials)}"
     yield ANY_TEXT
 
 
-def _bare_rules(
-    tags: Sequence[Tag], param: str, at_least: int, at_most: int | None, specials: Mapping[str, int]
-) -> Iterator[str]:
+def _bare_rules(tags: Sequence[Tag], at_least: int, at_most: int | None, specials: Mapping[str, int]) -> Iterator[str]:
     calls = 'call ("\\n"? call)*' if at_most is None else "call"
     yield f"start: {calls}" if at_least else f'start: {calls} | ""'
     yield f"call: {' | '.join(f'body_{number}' for number in range(len(tags)))}"
     for number, tag in enumerate(tags):
-        yield f"body_{number}: {_body(tag, tag.begin, param, specials)}"
+        yield f"body_{number}: {_body(number, tag.begin, tag.end, specials)}"
 
 
-def _body(tag: Tag, begin: str, param: str, specials: Mapping[str, int]) -> str:
-    schema = json.dumps(library_schema(tag.schema, param), ensure_ascii=False)
-    return " ".join(filter(None, (spelled(begin, specials), f"%json {schema}", spelled(tag.end, specials))))
+def _body(number: int, begin: str, end: str, specials: Mapping[str, int]) -> str:
+    return " ".join(filter(None, (spelled(begin, specials), f"@{_schema(number)}", spelled(end, specials))))
+
+
+def _schema(number: int) -> str:
+    return f"tag_{number}"
 
 
 def _without(text: str) -> str:
