@@ -31,7 +31,6 @@ BORDERS = {
     "engine/lora/loader.py": "a thread copies adapters, and one that cannot be copied must not end it",
     "engine/precompile.py": "a thread compiles, and the thread that joins it raises its error",
     "engine/folders/hub.py": "a hub's library fails in ways that it does not list",
-    "grammar/texts.py": "the grammar library fails in ways that it does not list",
     "text/tokenizer.py": "two libraries fail in ways that they do not list",
     "text/chat.py": "a chat template is a program that comes with a model",
     "server/text_workers/worker.py": "a worker's job fails, and the server must hear why",

@@ -75,7 +75,7 @@ def test_an_answer_that_gets_stuck_ends_with_a_sentence(depth: Depth) -> None:
 )
 @DEPTHS
 @pytest.mark.parametrize("way", WAYS)
-@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=11, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(schemas=st.lists(SCHEMAS, min_size=BATCH, max_size=BATCH))
 def test_two_hundred_random_schemas_are_followed(depth: Depth, way: str, schemas: list[dict[str, Any]]) -> None:
     asked = mixed(schemas, [way])

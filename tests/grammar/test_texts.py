@@ -117,9 +117,15 @@ def test_thinking_may_end_with_a_special_token() -> None:
         (lambda: texts.choice([], "choice"), "choice is empty; give at least one text to choose from."),
         (lambda: texts.choice(["\ud800"], "choice"), "choice holds half a surrogate pair"),
         (lambda: texts.json_schema(False, "json"), "json: no answer meets the schema false."),
-        (lambda: texts.ebnf("root ::= (a", "ebnf"), "ebnf is neither GBNF nor Lark: Expected ')'"),
-        (lambda: texts.ebnf("root ::= a", "ebnf"), "ebnf is neither GBNF nor Lark: Rule 'a' not found."),
-        (lambda: texts.ebnf(f"root ::= {'(' * 10_000}", "ebnf"), "ebnf is nested too deeply"),
+        (lambda: texts.ebnf("root ::= (root", "ebnf"), "ebnf is not GBNF: in rule 'root' a parenthesis is not closed."),
+        (
+            lambda: texts.ebnf("root ::= a", "ebnf"),
+            "ebnf is not GBNF: rule 'root' names 'a', and there is no such rule.",
+        ),
+        (
+            lambda: texts.ebnf(f"root ::= {'(' * 10_000}", "ebnf"),
+            "ebnf is not GBNF: in rule 'root' a parenthesis is not closed.",
+        ),
         (
             lambda: texts.ebnf("#" * (MAX_PATTERN + 1), "ebnf"),
             "ebnf makes a grammar of 16,385 characters; at most 16,384",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from llguidance.gbnf_to_lark import any_to_lark
-
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
+from rota.grammar.gbnf import GbnfError, as_lark, is_gbnf
 from rota.grammar.lark import ANY_TEXT, marker, quoted, spelled
 from rota.grammar.schemas import MAX_LITERAL, library_schema
 from rota.grammar.tags import Tag, tagged
@@ -47,7 +46,10 @@ def choice(options: Sequence[str], param: str) -> Grammar:
 def ebnf(text: str, param: str) -> Grammar:
     """A text of a context-free grammar: GBNF, which begins at `root`, or Lark, which begins at `start`."""
     check_size(text, param, MAX_PATTERN)
-    return lark(_read_ebnf(text, param), param)
+    try:
+        return lark(as_lark(text) if is_gbnf(text) else text, param)
+    except GbnfError as error:
+        raise RequestError.bad_field(param, f"{param} is not GBNF: {error}.") from None
 
 
 def either(one: Grammar, other: Grammar) -> Grammar:
@@ -79,19 +81,6 @@ def _named(grammar: Grammar, name: str) -> list[dict[str, Any]]:
     """The parts of a grammar, to be parts of another one that calls it by this name."""
     head, *others = json.loads(grammar.text)["grammars"]
     return [{**head, "name": name}, *others]
-
-
-def _read_ebnf(text: str, param: str) -> str:
-    convert: Callable[[str], str] = any_to_lark
-    try:
-        return convert(text)
-    except RecursionError:
-        raise RequestError.bad_field(
-            param, f"{param} is nested too deeply; give its parts names of their own."
-        ) from None
-    # Broad: the library raises a bare Exception for a grammar that it cannot read.
-    except Exception as error:
-        raise RequestError.bad_field(param, f"{param} is neither GBNF nor Lark: {error}.") from None
 
 
 def _within_slashes(pattern: str) -> str:
