@@ -37,6 +37,7 @@ class Speaker:
         """`special` are special tokens: where the text has one, it is said as one token."""
         self.template = template
         self.text = ""
+        self.skipped = 0  # tokens of the prompt behind its mark
         self._special = special
         self._ids: dict[str, int] = {}
         self.device = FakeDevice(next_token=self._next, capacity=capacity(max_sequence_tokens=CONTEXT))
@@ -62,7 +63,7 @@ class Speaker:
         return bytes(token for token in seat.tokens[: seat.prompt_length] if token < 256).decode()
 
     def _next(self, tokens: Sequence[int]) -> int:
-        said = len(tokens) - 1 - max(index for index, token in enumerate(tokens) if token == ord(ANSWER))
+        said = len(tokens) - 1 - self.skipped - max(index for index, token in enumerate(tokens) if token == ord(ANSWER))
         tokens = self._tokens()
         return tokens[said] if said < len(tokens) else 2
 

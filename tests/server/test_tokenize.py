@@ -31,6 +31,13 @@ def test_a_conversation_is_rendered_first(client):
     assert body["token_strs"] == ["a", "b", "|"]
 
 
+def test_a_conversation_is_rendered_with_its_tools(client):
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    tokens = client.post("/v1/tokenize", json={"messages": CHAT, "tools": tools}).json()["tokens"]
+
+    assert '{"name": "weather", "parameters": {"type": "object", "properties": {}}}' in bytes(tokens).decode()
+
+
 def test_a_special_token_is_shown_as_it_is_written(client):
     body = client.post("/v1/tokenize", json={"prompt": "<1>a<end>", "return_token_strs": True}).json()
 
@@ -56,7 +63,8 @@ def test_a_special_token_is_shown_as_it_is_written(client):
             "chat_template",
             "does not support chat_template; put a chat_template.jinja",
         ),
-        ("tokenize", {"messages": CHAT, "tools": [{"type": "function"}]}, "tools", "not support tools"),
+        ("tokenize", {"messages": CHAT, "tools": [{"type": "function"}]}, "tools.0.function", "is missing"),
+        ("tokenize", {"prompt": "x", "tools": []}, "tools", "tools is for messages only"),
     ],
 )
 def test_what_is_no_text_or_no_token_is_refused(client, route, fields, param, words):

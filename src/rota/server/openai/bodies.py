@@ -39,10 +39,29 @@ class CompletionBody(BaseModel):
     usage: UsageBody | None = None
 
 
+class FunctionCallBody(BaseModel):
+    """A function and its arguments, as a text of JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallBody(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: FunctionCallBody
+
+
 class ChatMessageBody(BaseModel):
+    """The content is null if the message only calls. Thoughts have two names, for different clients."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallBody] | None = None
+    function_call: FunctionCallBody | None = None
 
 
 class ChatChoice(BaseModel):
@@ -66,9 +85,27 @@ class ChatBody(BaseModel):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
 
 
+class FunctionCallDelta(BaseModel):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(BaseModel):
+    """A piece of a call. Its first piece has id, type and name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallDelta
+
+
 class ChatDelta(BaseModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionCallDelta | None = None
 
 
 class ChatChunkChoice(BaseModel):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from rota.core.errors import RequestError
 from rota.server.fields import Fields, Unsupported, read_body
+from rota.server.openai.answer_form import template_variables
 from rota.server.openai.message_fields import Messages, conversation
+from rota.server.openai.tool_fields import ToolFields, Tools
+from rota.server.openai.tool_use import tool_use
 from rota.server.prompts import Texts, TokenList, Tokens, checked_tokens
 
 
@@ -23,7 +27,8 @@ class TokenizeFields(Fields):
     return_token_strs: bool | None = None
     continue_final_message: Unsupported = None
     chat_template: Unsupported = None
-    tools: Unsupported = None
+    tools: Tools | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeFields(Fields):
@@ -68,11 +73,18 @@ def _tokens_of(texts: Texts, fields: TokenizeFields) -> Tokens:
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError.bad_field("prompt", "Send either prompt or messages.")
     if fields.prompt is not None:
-        if fields.add_generation_prompt is not None:
-            raise RequestError.bad_field("add_generation_prompt", "add_generation_prompt is for messages only.")
+        for name in ("add_generation_prompt", "tools", "chat_template_kwargs"):
+            if getattr(fields, name) is not None:
+                raise RequestError.bad_field(name, f"{name} is for messages only.")
         texts.refuse_too_long(len(fields.prompt), "prompt")
         return texts.tokenizer.encode(fields.prompt, fields.add_special_tokens is not False)
     if fields.add_special_tokens:
         message = "add_special_tokens must not be true for messages: the chat template writes its own."
         raise RequestError.bad_field("add_special_tokens", message)
-    return texts.rendered(conversation(fields.messages or []), fields.add_generation_prompt is not False)
+    asked = ToolFields(tools=fields.tools, chat_template_kwargs=fields.chat_template_kwargs)
+    return texts.rendered(
+        conversation(fields.messages or []),
+        fields.add_generation_prompt is not False,
+        tools=tool_use(asked).shown or None,
+        variables=template_variables(texts.tokenizer.chat, asked),
+    )

@@ -28,6 +28,9 @@ class Tool(Fields):
     function: Function
 
 
+Tools = Annotated[list[Tool], Field(fail_fast=True)]
+
+
 class FunctionName(Fields):
     name: str
 
@@ -55,7 +58,7 @@ class ToolChoice(Fields):
 class ToolFields(Fields):
     """OpenAI's tools, and what other servers' clients send about thinking."""
 
-    tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     # The older names of tools and tool_choice.
