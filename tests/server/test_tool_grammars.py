@@ -97,6 +97,30 @@ def test_calls_that_must_be_made_are_made_and_match_their_schema(form, fields, n
             check(call)
 
 
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"properties": {"a": {"type": "null"}}}, ["{}", '{"a": null}'], ['{"b": null}']),
+        ({"properties": {"a": {"type": "null"}}, "additionalProperties": True}, ['{"b": null}'], ['{"a": 1}']),
+        ({"properties": {"a": {"properties": {"b": {}}, "type": "object"}}}, ['{"a": {"b": 1}}'], ['{"a": {"c": 1}}']),
+        ({"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"type": "null"}}}, ['{"a": null}'], ['{"b": 1}']),
+        ({"properties": {"a": {"type": "array", "items": {"enum": [1]}}}}, ['{"a": [1]}'], ['{"a": [2]}', '{"b": 1}']),
+        ({"properties": {"a": {}}, "allOf": [{"properties": {"b": {"type": "null"}}}]}, ['{"b": null}'], ['{"b": 1}']),
+        ({}, ["{}", '{"a": 1}'], ["[]"]),
+    ],
+)
+def test_arguments_are_those_that_the_function_names(schema, taken, refused):
+    function = {"name": "f", "parameters": {"type": "object", **schema} if schema else {"type": "object"}}
+    grammar = grammar_of("json", tools=[{"type": "function", "function": function}], tool_choice="required")
+
+    assert [one for one in taken if not takes(grammar, call_of("f", one))] == []
+    assert [one for one in refused if takes(grammar, call_of("f", one))] == []
+
+
+def call_of(name: str, arguments: str) -> str:
+    return f'{{"name": "{name}", "arguments": {arguments}}}'
+
+
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 WRONG = CALL.replace("Rome", "Bonn")
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
 from rota.grammar.texts import Tag, either, json_schema, tagged
+from rota.server.openai.tool_schemas import closed
 from rota.server.openai.tool_use import Callable, ToolUse
 from rota.text.tools.written import WRITTEN, Written
 
@@ -53,13 +54,14 @@ def tool_grammar(use: ToolUse, form: str, wanted: Grammar | None, specials: Mapp
 
 
 def _tag(one: Callable, written: Written, is_forced: bool) -> Tag:
-    """A call of one function. If nobody asked for more, its arguments are any object."""
+    """A call of one function. Its arguments are any object, unless more was asked for."""
     is_kept = is_forced or one.is_strict
+    schema = closed(one.parameters) if is_kept else {"type": "object"}
     if is_kept:
-        json_schema(one.parameters, one.param)  # an error names the function
+        json_schema(schema, one.param)  # an error names the function
     return Tag(
         begin=f"{written.begin}{one.name}{written.middle}",
-        schema=one.parameters if is_kept else {"type": "object"},
+        schema=schema,
         end=written.end,
         trigger=written.trigger,
     )
