@@ -58,7 +58,11 @@ def test_it_parses_arguments_into_a_model(client, speaker):
     speaker.text = CALL
     answer = client.chat.completions.parse(model="speaker", messages=MESSAGES, tools=[WEATHER])
 
-    assert answer.choices[0].message.tool_calls[0].function.parsed_arguments == Weather(city="Rome", days=2)
+    message = answer.choices[0].message
+    told = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "18 degrees"}
+
+    assert message.tool_calls[0].function.parsed_arguments == Weather(city="Rome", days=2)
+    assert client.chat.completions.create(model="speaker", messages=[*MESSAGES, message, told]).choices
 
 
 def test_its_stream_helper_tells_of_arguments_as_they_come(client, speaker):

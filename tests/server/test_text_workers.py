@@ -32,6 +32,7 @@ from tests.waiting import PATIENCE_S, line_of, until
 ACME, OTHER = Key("acme"), Key("other")
 LIMITS = TextLimits(max_sequence_tokens=200_000)
 LONG = "a long text " * 4000
+TOOLS = [{"type": "function", "function": {"name": "weather", "strict": True}}]
 MANY = [{"role": "user", "content": "é"}] * 3000
 
 
@@ -63,6 +64,7 @@ async def seen(path: Path) -> None:
 def test_a_worker_gives_what_the_server_itself_would_give(folder: Path):
     bodies: list[tuple[Callable[[Texts, bytes], Any], dict[str, Any]]] = [
         (read_chat, {"messages": MANY, "n": 2, "stop": ["x"], "logprobs": True, "metadata": {"a": "b"}}),
+        (read_chat, {"messages": MANY, "tools": TOOLS, "tool_choice": "required"}),
         (read_completion, {"prompt": [LONG, "b"], "echo": True, "logprobs": 1, "stream": True}),
         (read_completion, {"prompt": [[97, 98] * 9000, [99]], "echo": True, "model": "x"}),
         (read_generate, {"text": [LONG, "b"], "rid": ["one", "two"], "lora_path": [None, "x"], "return_logprob": True}),

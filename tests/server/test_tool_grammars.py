@@ -232,6 +232,26 @@ def test_marks_that_are_special_tokens_are_in_the_grammar_as_such(tmp_path):
     assert call.asks.text.shown == {token}
 
 
+def test_a_newer_model_of_mistral_writes_a_name_and_then_its_arguments(tmp_path):
+    knows = "{% if tools or messages[0].role == 'tool' %}{% endif %}{{ '[TOOL_CALLS]' }}"
+    tokenizer, call = called(tmp_path, knows, ("[TOOL_CALLS]", "[ARGS]"), tool_choice=named("clock"))
+    ids = tokenizer.special_ids(["[TOOL_CALLS]", "[ARGS]"])
+
+    written = f'<[{ids["[TOOL_CALLS]"]}]> "clock" <[{ids["[ARGS]"]}]> %json'
+
+    assert written in json.loads(grammar_in(call).text)["grammars"][0]["lark_grammar"]
+    assert call.asks.text.shown == {*ids.values()}
+
+
+def test_the_form_of_an_answer_begins_behind_its_thoughts(tmp_path):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
+    template = "{{ messages[0].content }}<think>\n"
+    _, call = called(tmp_path, template, tools=None, tool_choice=None, response_format=form)
+
+    assert takes(grammar_in(call), "So.</think>\n\nnull")
+    assert not takes(grammar_in(call), "null")
+
+
 def test_an_error_in_a_schema_names_its_place():
     schema = {"type": "object", "properties": {"a": {"$ref": "https://example.com/a.json"}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}

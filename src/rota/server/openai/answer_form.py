@@ -103,5 +103,5 @@ def _ends_with(tokenizer: Tokenizer, prompt: Sequence[int], marks: Markers) -> b
 
 def _markers(tools: str, reasoning: str) -> list[str]:
     """Every text that changes what the text behind it means."""
-    found = list(FORMATS[tools].markers.texts) if tools else []
+    found = [*FORMATS[tools].markers.texts, *FORMATS[tools].within] if tools else []
     return found + ([*MARKS[reasoning].starts.texts, *MARKS[reasoning].ends.texts] if reasoning else [])

@@ -28,6 +28,8 @@ class CalledFunction(Fields):
 
     name: str
     arguments: str | dict[str, Any] = ""
+    # The `openai` package adds what it read of a text, and sends it back. The text says the same.
+    parsed_arguments: Any = None
 
     def for_template(self, where: str) -> dict[str, Any]:
         check_name(self.name, f"{where}.name")
@@ -71,6 +73,7 @@ class Message(Fields):
     reasoning_content: str | None = None
     reasoning: str | None = None
     type: Literal["text"] | None = None
+    parsed: Any = None  # as parsed_arguments
     refusal: Unsupported = None
     annotations: Unsupported = None
     audio: Unsupported = None

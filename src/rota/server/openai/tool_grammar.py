@@ -9,7 +9,7 @@ from rota.core.grammar import Grammar
 from rota.grammar.texts import Tag, either, json_schema, tagged
 from rota.server.openai.tool_schemas import closed
 from rota.server.openai.tool_use import Callable, ToolUse
-from rota.text.tools.written import WRITTEN, Written
+from rota.text.tools.written import WRITTEN, Written, written_in
 
 
 def form_of_calls(use: ToolUse, form: str, wanted: Grammar | None) -> str:
@@ -40,7 +40,8 @@ def tool_grammar(use: ToolUse, form: str, wanted: Grammar | None, specials: Mapp
     """
     if not use.callable or (use.is_free and wanted is None):
         return wanted
-    tags = [_tag(one, WRITTEN[form], use.must_call) for one in use.callable]
+    written = written_in(form, specials.keys())
+    tags = [_tag(one, written, use.must_call) for one in use.callable]
     is_bare = use.must_call or wanted is not None
     calls = tagged(
         tags,

@@ -18,8 +18,8 @@ FORMATS = {
     "llama3_json": Format(markers=Markers("<|python_tag|>"), openings="{", separators=";", reader=JsonCalls),
     # Llama 3.2 and 4. The whole answer is [f(a=1), g(b="x")]
     "pythonic": Format(markers=Markers("<|python_start|>", "<|python_tag|>"), openings="[", reader=PythonCalls),
-    # [TOOL_CALLS][{"name": "f", "arguments": {}}] or, in newer models, [TOOL_CALLS]f{}
-    "mistral": Format(markers=Markers("[TOOL_CALLS]"), reader=MistralCalls),
+    # [TOOL_CALLS][{"name": "f", "arguments": {}}] or, in newer models, [TOOL_CALLS]f[ARGS]{}
+    "mistral": Format(markers=Markers("[TOOL_CALLS]"), within=("[CALL_ID]", "[ARGS]"), reader=MistralCalls),
     # The whole answer is {"name": "f", "arguments": {}} or a list of these. Granite writes a marker before it.
     "json": Format(markers=Markers("<|tool_call|>"), openings="{[", reader=JsonCalls),
 }

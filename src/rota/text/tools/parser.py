@@ -31,6 +31,8 @@ class Format:
     openings: str = ""
     # What may stand between calls, beside blanks.
     separators: str = ""
+    # Further texts within calls that may be special tokens.
+    within: tuple[str, ...] = ()
     # Made where calls begin.
     reader: Callable[[Calls], Reader]
 

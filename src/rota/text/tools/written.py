@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 
@@ -15,14 +16,19 @@ class Written:
     trigger: str
 
 
-_JSON = Written(begin='{"name": "', middle='", "arguments": ', end="}", trigger='{"name": "')
-
-# The pythonic format has no entry: its arguments are no JSON.
+# The pythonic format has no entry: its arguments are not JSON.
 WRITTEN = {
     "hermes": Written(
         begin='<tool_call>\n{"name": "', middle='", "arguments": ', end="}\n</tool_call>", trigger="<tool_call>"
     ),
     "llama3_json": Written(begin='{"name": "', middle='", "parameters": ', end="}", trigger='{"name": "'),
     "mistral": Written(begin='[TOOL_CALLS][{"name": "', middle='", "arguments": ', end="}]", trigger="[TOOL_CALLS]"),
-    "json": _JSON,
+    "json": Written(begin='{"name": "', middle='", "arguments": ', end="}", trigger='{"name": "'),
 }
+# Newer models of Mistral have a token between a name and its arguments.
+_NEWER_MISTRAL = Written(begin="[TOOL_CALLS]", middle="[ARGS]", end="", trigger="[TOOL_CALLS]")
+
+
+def written_in(form: str, specials: Set[str]) -> Written:
+    """How a model with these special tokens writes a call in a format."""
+    return _NEWER_MISTRAL if form == "mistral" and "[ARGS]" in specials else WRITTEN[form]
