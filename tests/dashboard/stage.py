@@ -44,10 +44,11 @@ class Stage:
     viewers: Viewers
     pool: ThreadPoolExecutor
 
-    def ask(self, model: str, tokens: int = 40) -> None:
+    def ask(self, model: str, tokens: int = 40, key: str = "") -> None:
         """A request in the background."""
         body = {"model": model, "prompt": f"to {model}", "max_tokens": tokens, "ignore_eos": True}
-        self.pool.submit(httpx.post, f"{self.url}/v1/completions", json=body, timeout=PATIENCE_S)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.pool.submit(httpx.post, f"{self.url}/v1/completions", json=body, timeout=PATIENCE_S, headers=headers)
 
     def ask_everybody(self, tokens: int = 40) -> None:
         for name in ("letters", *NAMES):
@@ -77,7 +78,7 @@ def stage(
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
     viewers = Viewers(feed, service.send)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
-    app = create_app(service, tokenizer, registry, access=access, watchers=[feed])
+    app = create_app(service, tokenizer, registry, access=access, watchers=[feed], on_error=feed.note_error)
     install_dashboard(app, viewers, access.operator_of, str(journal_dir) if journal_dir else None)
     with ThreadPoolExecutor(64) as pool, running(app) as url:
         service.wait_until_ready()

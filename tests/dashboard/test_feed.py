@@ -7,11 +7,14 @@ import pytest
 from rota.core.adapter import Adapter
 from rota.core.events import (
     AdapterStanding,
+    Admitted,
     DrainChanged,
     DrainState,
+    EngineRestarted,
     Finished,
     FinishReason,
     Inspected,
+    Preempted,
     Produced,
     SlotChanged,
     SlotReason,
@@ -21,6 +24,8 @@ from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
 from rota.dashboard import feed as feed_module
 from rota.dashboard.feed import MOST_ROWS, Feed, Seen
 from rota.dashboard.lanes import MOST_TENURES
+from rota.dashboard.tenants import MOST_TENANTS
+from rota.dashboard.trouble import MOST_KINDS, MOST_RESTARTS
 from rota.runtime.replicas.states import joint_state
 from rota.runtime.service import Phase, ServiceState
 from tests.builders import capacity
@@ -74,8 +79,8 @@ def standing(adapter: int, waiting: int = 0, running: int = 0, reason: str = "")
     )
 
 
-def answer(feed: Feed, id: str, adapter: int, *token_times: float, asked_at: float = 0.0) -> None:
-    feed.asked(RequestId(id), AdapterId(adapter), asked_at)
+def answer(feed: Feed, id: str, adapter: int, *token_times: float, asked_at: float = 0.0, tenant: str = "") -> None:
+    feed.asked(RequestId(id), AdapterId(adapter), asked_at, tenant)
     for at in token_times:
         feed.observe([Produced(at=at, request_ids=(RequestId(id),), tokens=(7,), step_s=0.01)])
 
@@ -254,3 +259,107 @@ def test_a_request_that_ended_is_forgotten(feed):
     feed.observe([Produced(at=0.5, request_ids=(RequestId("one"),), tokens=(7,))])
 
     assert frame_of(feed, 2.0).gap.p50 is None
+
+
+def admitted(id: str, at: float = 1.0) -> Admitted:
+    return Admitted(request_id=RequestId(id), at=at, cached_tokens=0)
+
+
+def finished(id: str, at: float = 1.0) -> Finished:
+    return Finished(request_id=RequestId(id), at=at, reason=FinishReason.STOP)
+
+
+def held(feed: Feed, now: float = 1.0) -> dict[str, tuple[int, int, int]]:
+    """By tenant: who waits, runs, is parked."""
+    return {row.name: (row.waiting, row.running, row.parked) for row in frame_of(feed, now).tenants}
+
+
+def test_a_tenants_requests_are_counted_from_their_arrival_to_their_end(feed):
+    feed.observe([slot(0.0, 0, 1, "ready")])
+    for id, adapter, tenant in [("a1", 1, "ann"), ("a2", 2, "ann"), ("a3", 0, "ann"), ("b1", 0, "bob")]:
+        feed.asked(RequestId(id), AdapterId(adapter), 0.0, tenant)
+    assert held(feed) == {"ann": (3, 0, 0), "bob": (1, 0, 0)}
+
+    feed.observe([admitted("a1"), admitted("a2"), admitted("b1"), admitted("b1")])
+    assert held(feed) == {"ann": (1, 1, 1), "bob": (0, 1, 0)}, "an adapter that is in no slot is parked"
+
+    feed.observe([Preempted(RequestId("a1"), 1.0), finished("b1")])
+    assert held(feed) == {"ann": (2, 0, 1)}
+
+    feed.observe([finished("a1"), finished("a2"), finished("a3"), finished("never asked")])
+    assert held(feed) == {}
+
+
+def test_a_tenants_tokens_and_first_tokens_are_those_of_the_window(feed):
+    answer(feed, "a", 1, 0.2, 0.3, 0.4, tenant="ann")
+    answer(feed, "b", 1, 0.8, tenant="bob")
+    feed.observe([finished("a"), finished("b")])
+    ann, bob = frame_of(feed, 2.0).tenants
+
+    assert (ann.name, ann.tokens_per_s, bob.tokens_per_s) == ("ann", 1.5, 0.5)
+    assert ann.ttft.p50 == pytest.approx(0.2, rel=0.05)
+    assert bob.ttft.p50 == pytest.approx(0.8, rel=0.05)
+    assert frame_of(feed, 70.0).tenants == ()
+
+
+def test_a_server_without_keys_has_no_tenants_to_show(feed):
+    answer(feed, "a", 1, 0.2)
+
+    assert frame_of(feed, 2.0).tenants == ()
+
+
+def test_of_many_tenants_the_busy_ones_are_listed(feed):
+    for number in range(MOST_TENANTS + 5):
+        answer(feed, f"r{number}", 0, 0.5, tenant=f"tenant{number:03d}")
+        feed.observe([finished(f"r{number}")])
+    feed.asked(RequestId("last"), BASE, 1.0, "zoe")
+    frame = frame_of(feed, 2.0)
+
+    assert (len(frame.tenants), frame.unlisted_tenants) == (MOST_TENANTS, 6)
+    assert frame.tenants[-1].name == "zoe"
+
+
+def test_errors_are_counted_by_kind_within_the_window_and_in_all(feed):
+    feed.note_error("bad_field", "A field is wrong.", 1.0)
+    feed.note_error("engine_died", "The engine ran out of memory.", 100.0)
+    feed.note_error("bad_field", "A field is missing.", 101.0)
+    first, second = frame_of(feed, 104.0).errors
+
+    assert (first.kind, first.recent, first.total, first.last_at) == ("bad_field", 1, 2, 101.0)
+    assert first.sentence == "A field is missing."
+    assert (second.kind, second.sentence) == ("engine_died", "The engine ran out of memory.")
+    five_minutes, _ = feed.frame(104.0, Seen(), window_s=300)
+    assert [one.recent for one in five_minutes.errors] == [2, 1]
+
+
+def test_restarts_are_told_with_their_reasons(feed):
+    for number in range(MOST_RESTARTS + 3):
+        feed.observe([EngineRestarted(float(number), f"It died {number} times.", EngineId(1))])
+    frame = frame_of(feed, 20.0)
+
+    assert (len(frame.restarts), frame.restarts_total) == (MOST_RESTARTS, MOST_RESTARTS + 3)
+    assert (frame.restarts[-1].engine, frame.restarts[-1].reason) == (1, f"It died {MOST_RESTARTS + 2} times.")
+
+
+def test_what_is_told_of_trouble_is_bounded(feed):
+    for number in range(MOST_KINDS + 20):
+        feed.note_error(f"kind{number}", "x" * 10_000, 1.0)
+    errors = frame_of(feed, 4.0).errors
+
+    assert len(errors) == MOST_KINDS
+    assert max(len(one.sentence) for one in errors) == 300
+
+
+def test_figures_and_charts_are_of_the_same_time(feed):
+    for second in range(0, 200, 2):
+        answer(feed, f"r{second}", 1, second + (0.1 if second < 100 else 0.4), asked_at=float(second))
+        feed.observe([finished(f"r{second}", second + 1.0)])
+    feed.advance(200.0)
+    minute, _ = feed.frame(200.0, Seen(), window_s=60)
+    five, _ = feed.frame(200.0, Seen(), window_s=300)
+
+    assert (len(minute.charts.ttft), len(five.charts.ttft)) == (30, 100)
+    assert (minute.window_s, five.window_s) == (60, 300)
+    assert minute.ttft.p50 == pytest.approx(0.4, rel=0.05)
+    assert five.ttft.p50 == pytest.approx(0.1, rel=0.05)
+    assert minute.mean_tokens_per_s == five.mean_tokens_per_s == 0.5

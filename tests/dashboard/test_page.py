@@ -199,6 +199,70 @@ def test_with_keys_it_asks_for_one_and_keeps_it_in_the_tab(on_stage, browser):
         assert page.evaluate("[sessionStorage.length, Object.values(localStorage).join()]") == [1, ""]
 
 
+def test_tenants_are_shown_and_what_their_clients_were_told(on_stage, browser):
+    made = on_stage(keys={"sesame": Key("ann"), "secret": Key("bob", may_operate=False)}, step_s=0.02)
+    with browser.new_page() as page:
+        page.set_default_timeout(WAIT_MS)
+        page.goto(f"{made.url}/dashboard")
+        page.get_by_label("Key").fill("sesame")
+        page.get_by_role("button", name="Watch").click()
+        wait_for_text(page, "#status", "live")
+        assert page.locator("#tenants").is_hidden()
+        wait_for_text(page, "#trouble-note", "^no restarts, ")
+        for key in ("sesame", "secret", "secret"):
+            made.ask("letters", 400, key)
+        wait_for_text(page, '#tenants [data-key="bob"] .running', "2")
+        wait_for_text(page, '#tenants [data-key="ann"] .running', "1")
+        wait_for_text(page, '#tenants [data-key="ann"] .rate', "[1-9]")
+        made.ask("a secret name", 1, "secret")
+        wait_for_text(page, '#errors [data-key="model_not_found"] .total', "1")
+        wait_for_text(page, '#errors [data-key="model_not_found"] .sentence', "^No model or adapter of this name")
+
+        assert "a secret name" not in page.content()
+
+
+def test_one_choice_is_the_time_of_figures_tables_and_charts(on_stage, open_page):
+    made = on_stage()
+    page = open_page(f"{made.url}/dashboard")
+    wait_for_text(page, "#span-name", "^the last minute$")
+    wait_for_text(page, ".chart-axis", "^1 min ago")
+    page.get_by_role("button", name="last 5 minutes").click()
+    wait_for_text(page, "#span-name", "^the last 5 minutes$")
+    wait_for_text(page, ".chart-axis", "^5 min ago")
+    made.ask("letters", 40)
+    wait_for_text(page, '[data-figure="Output"] .value', "[1-9]|0\\.[1-9]")
+
+
+STORY = """\
+{"event":"asked","at":0.0,"request_id":"a","adapter_id":0,"adapter":"base","tenant":"ann"}
+{"event":"asked","at":0.0,"request_id":"b","adapter_id":2,"adapter":"owl","tenant":"bob"}
+{"event":"asked","at":0.0,"request_id":"c","adapter_id":2,"adapter":"owl","tenant":"bob"}
+{"event":"admitted","at":1.0,"request_id":"a","cached_tokens":0}
+{"event":"admitted","at":1.0,"request_id":"b","cached_tokens":0}
+{"event":"produced","at":2.0,"request_ids":["a"],"tokens":[7],"step_s":0.01}
+{"event":"engine_restarted","at":3.0,"reason":"It ran out of memory.","engine_id":0}
+{"event":"finished","at":4.0,"request_id":"b","reason":"failed","fault":{"code":"engine_died","message":"It died."}}
+{"event":"finished","at":90.0,"request_id":"a","reason":"stop","fault":null}
+"""
+
+
+def test_a_replay_shows_tenants_errors_and_restarts_too(on_stage, open_page, tmp_path):
+    page = open_page(f"{on_stage().url}/dashboard")
+    wait_for_text(page, "#status", "live")
+    (tmp_path / "story.jsonl").write_text(STORY)
+    page.locator("#file").set_input_files(tmp_path / "story.jsonl")
+    page.get_by_role("button", name="Pause").click()
+    page.locator("#scrub").fill("20")
+    wait_for_text(page, '#tenants [data-key="bob"]', "^bob101")  # one waits, none runs, one is parked
+    page.locator("#scrub").fill("500")
+    wait_for_text(page, "#restarts li", "Engine 0 was started again 42.0 s ago: It ran out of memory.")
+    wait_for_text(page, '#errors [data-key="engine_died"]', "^engine died11.* agoIt died.$")
+    page.locator("#scrub").fill("1000")
+    wait_for_text(page, '#errors [data-key="engine_died"]', "^engine died01")
+    page.get_by_role("button", name="last 5 minutes").click()
+    wait_for_text(page, '#errors [data-key="engine_died"]', "^engine died11")
+
+
 def test_an_engine_that_is_down_says_why(on_stage, open_page):
     made = on_stage()
     page = open_page(f"{made.url}/dashboard")

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from collections import Counter, deque
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rota.core.ids import AdapterId
 from rota.dashboard.frame import Spread
 from rota.dashboard.histogram import bucket_of, spread_of
-from rota.dashboard.window import BIN_S, CHART_BINS, Window
+from rota.dashboard.window import BIN_S, CHART_BINS, SPANS_S, Bin, Span, Window
 
 
 def histogram(*durations: float):
@@ -48,12 +52,15 @@ def test_the_minute_forgets_what_is_older():
     window.open.shares[AdapterId(1)].tokens = 600
     window.open.ttft[bucket_of(0.5)] += 1
     window.roll(10.0)
-    assert window.minute_of(AdapterId(1)).tokens_per_s == 60.0
-    assert window.ttft.p50 is not None
+    minute, five = (window.spans[seconds] for seconds in SPANS_S)
+    assert minute.figures_of(AdapterId(1)).tokens_per_s == 60.0
+    assert minute.ttft.p50 is not None
 
     window.roll(70.0)
-    assert window.minute_of(AdapterId(1)).tokens_per_s == 0.0
-    assert window.ttft.p50 is None
+    assert minute.figures_of(AdapterId(1)).tokens_per_s == 0.0
+    assert minute.ttft.p50 is None
+    assert five.figures_of(AdapterId(1)).tokens_per_s == pytest.approx(600 / 70)
+    assert five.ttft.p50 == pytest.approx(0.5, rel=0.05)
 
 
 def test_charts_are_bounded_however_long_it_runs():
@@ -81,3 +88,26 @@ def test_rates_follow_the_last_seconds():
         window.open.tokens += 100 if second >= 4 else 0
 
     assert window.rates(10.0)[0] == pytest.approx(100.0, rel=0.01)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["ann", "bob", 7]), st.integers(1, 5), max_size=3), max_size=12))
+def test_a_span_is_the_sum_of_its_last_bins_and_remembers_nothing_older(story):
+    span, kept = Span(6), deque(maxlen=3)
+    for at, tokens in enumerate(story):
+        closed = Bin(at * BIN_S, tokens=sum(tokens.values()))
+        for sharer, count in tokens.items():
+            closed.shares[sharer].tokens = count
+            closed.shares[sharer].ttft[count] += 1
+            closed.errors[str(count)] += 1
+        kept.append(closed)
+        span.add(closed)
+
+    lasted_s = BIN_S * max(1, len(kept))
+    assert span.tokens_per_s == sum(one.tokens for one in kept) / lasted_s
+    assert span.errors == sum((one.errors for one in kept), Counter())
+    assert span.sharers == {sharer for one in kept for sharer in one.shares}
+    for sharer in span.sharers:
+        shares = [one.shares[sharer] for one in kept if sharer in one.shares]
+        figures = span.figures_of(sharer)
+        assert figures.tokens_per_s == sum(share.tokens for share in shares) / lasted_s
+        assert figures.ttft == spread_of(share.ttft for share in shares)

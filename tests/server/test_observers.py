@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S
 class Clumsy:
     """An observer that fails whenever it is told something."""
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, tenant: str = "") -> None:
         raise KeyError(request_id)
 
     def observe(self, events: Iterable[Event]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rota.core.config import ServerConfig
 from rota.core.messages import Abort, Message
 from rota.runtime.service import InProcessService
-from rota.server import respond
+from rota.server import shape
 from rota.server.sse import sse_event
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
@@ -95,7 +95,7 @@ def test_a_slow_reader_holds_up_nobody_and_misses_nothing(tmp_path, monkeypatch)
         sent.append(len(event))
         return event
 
-    monkeypatch.setattr(respond, "sse_event", counted_event)
+    monkeypatch.setattr(shape, "sse_event", counted_event)
     device = FakeDevice(step_s=0.005, next_token=alphabet, capacity=capacity(blocks=512))
     asked = {"prompt": "abc", "max_tokens": 400, "n": 8, "logprobs": 20, "stream": True}
     with serving(tmp_path, device) as client, raw_ask(client, receive_buffer=4096, **asked) as slow:

@@ -117,6 +117,7 @@ def _serve(
         access=access,
         config=server,
         watchers=[feed],
+        on_error=feed.note_error,
         policy=config.policy,
         scheduler=config.scheduler,
         enders=enders,
@@ -124,8 +125,7 @@ def _serve(
         grammars=GrammarChecks(folder),
     )
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
-    beside = metrics_port.sentence if metrics_port else ""
-    sentences = [describe(server, keys), beside, door.advice]
+    sentences = [describe(server, keys), metrics_port.sentence if metrics_port else "", door.advice]
     announce = partial(_announce, name, lambda: [*_described(service.state), *sentences], on_ready)
     listen(holder, app, service, server, announce, partial(print, flush=True), door, metrics_port)
 

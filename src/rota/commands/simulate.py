@@ -259,7 +259,7 @@ class _Endings:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         """Only an end counts."""
 
     def observe(self, events: Iterable[Event]) -> None:

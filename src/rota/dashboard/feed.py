@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rota.core.adapter import Adapter
-from rota.core.events import AdapterStanding, DrainChanged, Event, Finished, Inspected, Produced, SlotChanged
+from rota.core.events import (
+    AdapterStanding,
+    Admitted,
+    DrainChanged,
+    EngineRestarted,
+    Event,
+    Finished,
+    Inspected,
+    Preempted,
+    Produced,
+    SlotChanged,
+)
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId
 from rota.dashboard.frame import AdapterRow, EngineFrame, Frame
 from rota.dashboard.histogram import bucket_of
 from rota.dashboard.lanes import Lanes
 from rota.dashboard.standings import merged
-from rota.dashboard.window import Window
+from rota.dashboard.tenants import Tenants
+from rota.dashboard.trouble import Trouble
+from rota.dashboard.window import SPANS_S, Span, Window
 from rota.runtime.service import Phase, ServiceState
 
 MOST_ROWS = 40
@@ -22,11 +36,12 @@ MOST_OPEN = 100_000
 
 @dataclass(slots=True)
 class OpenRequest:
-    """An open request: its adapter, and the time of its last token, or of its arrival before the first token."""
+    """An open request, and the time of its last token, or of its arrival before the first token."""
 
-    adapter_id: AdapterId
+    sharers: tuple[AdapterId, str]  # its adapter and its tenant
     last_at: float
     is_begun: bool = False
+    is_admitted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +64,38 @@ class Feed:
         self._open: dict[RequestId, OpenRequest] = {}
         self._window = Window()
         self._lanes = Lanes()
+        self._tenants = Tenants()
+        self._trouble = Trouble()
         self._inspected: dict[EngineId, Inspected] = {}
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
-        self._open[request_id] = OpenRequest(adapter, at)
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, tenant: str = "") -> None:
+        self._end(request_id)  # a name may come again
+        self._open[request_id] = OpenRequest((adapter, tenant), at)
+        self._tenants.wait(tenant, 1)
         if len(self._open) > MOST_OPEN:
             # A request that a dead engine never took gets no Finished event.
-            del self._open[next(iter(self._open))]
+            self._end(next(iter(self._open)))
+
+    def note_error(self, kind: str, sentence: str, at: float | None = None) -> None:
+        """A client was told of an error, just now unless `at` says when. The sentence must quote no client."""
+        at = time.monotonic() if at is None else at
+        self._window.roll(at)
+        if self._trouble.note(kind, sentence, at):
+            self._window.open.errors[kind] += 1
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
             match event:
                 case Produced():
                     self._note_step(event)
+                case Admitted(request_id=request_id):
+                    self._admit(request_id, True)
+                case Preempted(request_id=request_id):
+                    self._admit(request_id, False)
                 case Finished(request_id=request_id):
-                    self._open.pop(request_id, None)
+                    self._end(request_id)
+                case EngineRestarted():
+                    self._trouble.restart(event)
                 case SlotChanged():
                     self._lanes.change_slot(event)
                 case DrainChanged():
@@ -80,12 +112,14 @@ class Feed:
         self._window.roll(now)
         self._lanes.forget(now)
 
-    def frame(self, now: float, seen: Seen, may_load: bool = False) -> tuple[Frame, Seen]:
+    def frame(self, now: float, seen: Seen, may_load: bool = False, window_s: int = SPANS_S[0]) -> tuple[Frame, Seen]:
         """The frame for a reader, and what that reader has seen after it. Call `advance` first."""
         state, inspected = self._state(), self._inspected.values()
+        span = self._window.spans[window_s]
         tokens_per_s, prompt_tokens_per_s = self._window.rates(now)
         standings = merged(self._up_to_date(one, engine) for engine in inspected for one in engine.adapters)
-        rows, unlisted = self._rows(standings)
+        rows, unlisted = self._rows(standings, span)
+        tenants, unlisted_tenants = self._tenants.rows(span, self._lanes.ready_somewhere())
         engines = tuple(map(_engine_frame, state.engines))
         frame = Frame(
             now=now,
@@ -103,16 +137,24 @@ class Feed:
             parked=sum(one.parked for one in standings.values()),
             tokens_per_s=tokens_per_s,
             prompt_tokens_per_s=prompt_tokens_per_s,
-            ttft=self._window.ttft,
-            gap=self._window.gap,
-            step=self._window.step,
+            window_s=window_s,
+            mean_tokens_per_s=span.tokens_per_s,
+            mean_prompt_tokens_per_s=span.prompt_tokens_per_s,
+            ttft=span.ttft,
+            gap=span.gap,
+            step=span.step,
             residents=self._lanes.residents,
             is_whole=seen == Seen(),
             tenures=tuple(self._lanes.since(seen.tenures)),
             drains=self._lanes.drains,
             adapters=rows,
             unlisted=unlisted,
-            charts=self._window.charts() if seen.charts != self._window.closed else None,
+            tenants=tenants,
+            unlisted_tenants=unlisted_tenants,
+            errors=self._trouble.errors(span),
+            restarts=self._trouble.restarts,
+            restarts_total=self._trouble.restarts_total,
+            charts=self._window.charts(window_s) if seen.charts != self._window.closed else None,
         )
         return frame, Seen(self._lanes.ended, self._window.closed)
 
@@ -126,24 +168,46 @@ class Feed:
         # This loop is the only code here that runs for every token, also without a reader. Most rows of a step got
         # their last token at the same time, so gaps are counted first and entered once.
         gaps: defaultdict[float, int] = defaultdict(int)
-        tokens: defaultdict[AdapterId, int] = defaultdict(int)
+        tokens: defaultdict[tuple[AdapterId, str], int] = defaultdict(int)
         for request_id in event.request_ids:
             request = self._open.get(request_id)
             if request is None:
                 continue  # dropped above, because too many were open
-            tokens[request.adapter_id] += 1
+            tokens[request.sharers] += 1
             if request.is_begun:
                 gaps[request.last_at] += 1
             else:
                 bucket = bucket_of(event.at - request.last_at)
                 window.ttft[bucket] += 1
-                window.shares[request.adapter_id].ttft[bucket] += 1
+                for sharer in request.sharers:
+                    window.shares[sharer].ttft[bucket] += 1
                 request.is_begun = True
             request.last_at = event.at
         for last_at, count in gaps.items():
             window.gap[bucket_of(event.at - last_at)] += count
-        for adapter_id, count in tokens.items():
-            window.shares[adapter_id].tokens += count
+        for sharers, count in tokens.items():
+            for sharer in sharers:
+                window.shares[sharer].tokens += count
+
+    def _admit(self, request_id: RequestId, is_admitted: bool) -> None:
+        request = self._open.get(request_id)
+        if request is None or request.is_admitted == is_admitted:
+            return
+        request.is_admitted = is_admitted
+        adapter, tenant = request.sharers
+        by = 1 if is_admitted else -1
+        self._tenants.admit(tenant, adapter, by)
+        self._tenants.wait(tenant, -by)
+
+    def _end(self, request_id: RequestId) -> None:
+        request = self._open.pop(request_id, None)
+        if request is None:
+            return
+        adapter, tenant = request.sharers
+        if request.is_admitted:
+            self._tenants.admit(tenant, adapter, -1)
+        else:
+            self._tenants.wait(tenant, -1)
 
     def _up_to_date(self, standing: AdapterStanding, engine: Inspected) -> AdapterStanding:
         """Slots have changed since the engine answered. An adapter that is in a slot now runs; others are parked."""
@@ -152,31 +216,32 @@ class Feed:
         outlook = "" if is_ready else standing.outlook
         return replace(standing, running=seated if is_ready else 0, parked=0 if is_ready else seated, outlook=outlook)
 
-    def _rows(self, standings: Mapping[AdapterId, AdapterStanding]) -> tuple[tuple[AdapterRow, ...], int]:
+    def _rows(self, standings: Mapping[AdapterId, AdapterStanding], span: Span) -> tuple[tuple[AdapterRow, ...], int]:
         """One row per adapter, by id. If there are too many, adapters in slots or with requests go first."""
         loaded = {one.adapter_id: one for one in (self._base, *self._loaded())}
         # An adapter that was just unloaded may still have requests or a slot.
         seated = {tenure.adapter for tenure in self._lanes.residents}
         known = {*loaded, *standings, *seated}
         ids = sorted(known, key=lambda id: (id != BASE, id not in seated, not _users(standings.get(id)), id))
-        rows = [self._row(id, loaded.get(id), standings.get(id)) for id in sorted(ids[:MOST_ROWS])]
+        rows = [_row(id, loaded.get(id), standings.get(id), span) for id in sorted(ids[:MOST_ROWS])]
         return tuple(rows), len(ids) - len(rows)
 
-    def _row(self, id: AdapterId, adapter: Adapter | None, standing: AdapterStanding | None) -> AdapterRow:
-        minute = self._window.minute_of(id)
-        return AdapterRow(
-            id=id,
-            name=adapter.name if adapter else f"adapter {id}",
-            path=adapter.path if adapter else "",
-            is_loaded=adapter is not None,
-            waiting=standing.waiting if standing else 0,
-            running=standing.running if standing else 0,
-            parked=standing.parked if standing else 0,
-            oldest_at=standing.oldest_at if standing else None,
-            reason=(standing.outlook or standing.reason) if standing else "",
-            ttft=minute.ttft,
-            tokens_per_s=minute.tokens_per_s,
-        )
+
+def _row(id: AdapterId, adapter: Adapter | None, standing: AdapterStanding | None, span: Span) -> AdapterRow:
+    figures = span.figures_of(id)
+    return AdapterRow(
+        id=id,
+        name=adapter.name if adapter else f"adapter {id}",
+        path=adapter.path if adapter else "",
+        is_loaded=adapter is not None,
+        waiting=standing.waiting if standing else 0,
+        running=standing.running if standing else 0,
+        parked=standing.parked if standing else 0,
+        oldest_at=standing.oldest_at if standing else None,
+        reason=(standing.outlook or standing.reason) if standing else "",
+        ttft=figures.ttft,
+        tokens_per_s=figures.tokens_per_s,
+    )
 
 
 def _engine_frame(engine: ServiceState) -> EngineFrame:

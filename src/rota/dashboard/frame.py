@@ -56,7 +56,7 @@ class EngineFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRow:
-    """One adapter: its requests, why the oldest one waits, and its figures of the last minute."""
+    """One adapter: its requests, why the oldest one waits, and its figures of the window."""
 
     id: AdapterId
     name: str
@@ -69,6 +69,38 @@ class AdapterRow:
     reason: str = ""
     ttft: Spread = Spread()
     tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRow:
+    """One tenant: its requests, and its figures of the window."""
+
+    name: str
+    waiting: int = 0
+    running: int = 0
+    parked: int = 0
+    ttft: Spread = Spread()
+    tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorRow:
+    """One kind of error that clients were told: how often, and the last sentence. No sentence quotes a client."""
+
+    kind: str
+    recent: int  # within the window
+    total: int
+    last_at: float
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """An engine died, and another took its place."""
+
+    at: float
+    engine: EngineId
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +132,11 @@ class Frame:
     waiting: int
     running: int
     parked: int
-    tokens_per_s: float
+    tokens_per_s: float  # now, over the last few seconds
     prompt_tokens_per_s: float
+    window_s: int  # what the figures from here on are of, and the charts
+    mean_tokens_per_s: float
+    mean_prompt_tokens_per_s: float
     ttft: Spread
     gap: Spread
     step: Spread
@@ -111,4 +146,9 @@ class Frame:
     drains: tuple[Drain, ...]
     adapters: tuple[AdapterRow, ...]
     unlisted: int  # adapters that have no row
+    tenants: tuple[TenantRow, ...]  # empty on a server without keys
+    unlisted_tenants: int
+    errors: tuple[ErrorRow, ...]
+    restarts: tuple[Restart, ...]  # the last ones
+    restarts_total: int
     charts: Charts | None

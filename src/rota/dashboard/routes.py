@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.dashboard.stream import Viewers
+from rota.dashboard.window import SPANS_S
 
 MOST_VIEWERS = 50
 
@@ -58,13 +59,13 @@ def install_dashboard(
         return _part(parts, http.path_params["name"])
 
     async def events(http: Request) -> Response:
-        """The page's frames, four a second, as server-sent events."""
+        """The page's frames, four a second, as server-sent events; `window` is the time that the figures are of."""
         viewer = admit(http)
         if viewers.count >= MOST_VIEWERS:
             message = f"{MOST_VIEWERS} pages are open already; close one of them."
             raise RequestError(Fault(FaultCode.QUEUE_FULL, message))
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        frames = viewers.frames(viewer.may_load, lambda: _is_admitted(http))
+        frames = viewers.frames(viewer.may_load, lambda: _is_admitted(http), _window_of(http))
         return StreamingResponse(frames, media_type="text/event-stream", headers=headers)
 
     def _is_admitted(http: Request) -> bool:
@@ -90,6 +91,15 @@ def install_dashboard(
     app.add_route("/dashboard/events", events)
     app.add_route("/dashboard/journals/{name}", journal)
     app.add_route("/dashboard/{name}", part)
+
+
+def _window_of(http: Request) -> int:
+    """The seconds that figures and charts are of. Raises RequestError for others than there are."""
+    asked = http.query_params.get("window", str(SPANS_S[0]))
+    if asked not in map(str, SPANS_S):
+        known = " or ".join(map(str, SPANS_S))
+        raise RequestError.bad_field("window", f"window must be {known}, in seconds.")
+    return int(asked)
 
 
 def _part(parts: dict[str, bytes], name: str) -> Response:

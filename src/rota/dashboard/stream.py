@@ -12,6 +12,7 @@ import msgspec
 from rota.core.errors import RequestError
 from rota.core.messages import Inspect
 from rota.dashboard.feed import Feed, Seen
+from rota.dashboard.window import SPANS_S
 from rota.runtime.service import Phase
 
 FRAME_S = 0.25
@@ -27,7 +28,9 @@ class Viewers:
         self._asked_at = float("-inf")
         self.count = 0
 
-    async def frames(self, may_load: bool, is_admitted: Callable[[], bool] = lambda: True) -> AsyncIterator[bytes]:
+    async def frames(
+        self, may_load: bool, is_admitted: Callable[[], bool] = lambda: True, window_s: int = SPANS_S[0]
+    ) -> AsyncIterator[bytes]:
         """Server-sent events until the server stops, or the viewer is admitted no longer.
 
         A frame is made when the last one has left, so none waits.
@@ -39,7 +42,7 @@ class Viewers:
                 self._inspect()
                 now = time.monotonic()
                 self._feed.advance(now)
-                frame, seen = self._feed.frame(now, seen, may_load)
+                frame, seen = self._feed.frame(now, seen, may_load, window_s)
                 yield b"data: " + msgspec.json.encode(frame) + b"\n\n"
                 if frame.phase == Phase.STOPPED:
                     return

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import TypeVar
 
-from rota.core.ids import AdapterId
 from rota.dashboard.frame import Charts, Spread
 from rota.dashboard.histogram import Histogram, spread_of
 
+Kind = TypeVar("Kind", bound=Hashable)
+
 BIN_S = 2.0
-CHART_BINS = 150  # five minutes
-MINUTE_BINS = 30
+# What a reader may choose: the last minute, or five. Tiles, tables and charts then show the same time.
+SPANS_S = (60, 300)
+CHART_BINS = int(SPANS_S[-1] / BIN_S)
 # A chart's point covers this many bins: in two quiet seconds the P99 would be a single request.
 SMOOTH_BINS = 5
 RATE_BINS = 2  # few enough to follow the traffic, enough not to jump
@@ -20,7 +24,7 @@ RATE_BINS = 2  # few enough to follow the traffic, enough not to jump
 
 @dataclass(slots=True)
 class Share:
-    """One adapter's part of a bin."""
+    """The part of a bin that is one adapter's or one tenant's."""
 
     tokens: int = 0
     ttft: Histogram = field(default_factory=Counter)
@@ -28,7 +32,7 @@ class Share:
 
 @dataclass(slots=True)
 class Bin:
-    """The counts of two seconds."""
+    """The counts of two seconds. Adapters share by their ids, tenants by their names."""
 
     begun_at: float
     tokens: int = 0
@@ -36,7 +40,8 @@ class Bin:
     ttft: Histogram = field(default_factory=Counter)
     gap: Histogram = field(default_factory=Counter)
     step: Histogram = field(default_factory=Counter)
-    shares: defaultdict[AdapterId, Share] = field(default_factory=lambda: defaultdict(Share))
+    shares: defaultdict[Hashable, Share] = field(default_factory=lambda: defaultdict(Share))
+    errors: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,56 +55,120 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Minute:
-    """One adapter's figures of the last minute."""
+class Figures:
+    """One adapter's or one tenant's figures."""
 
     ttft: Spread
     tokens_per_s: float
 
 
+_NOTHING = Figures(Spread(), 0.0)
+
+
+class Span:
+    """The sum of the last bins. A bin is added when it closes and taken away when it is too old, so that a sum costs
+    the same for a minute and for five."""
+
+    def __init__(self, seconds: int) -> None:
+        self.seconds = seconds
+        self._most = int(seconds / BIN_S)
+        self._bins: deque[Bin] = deque()
+        self._sum = Bin(0.0)
+        self._figures: dict[Hashable, Figures] = {}
+        self.ttft = self.gap = self.step = Spread()
+
+    def add(self, closed: Bin) -> None:
+        self._bins.append(closed)
+        _count(self._sum, closed, 1)
+        if len(self._bins) > self._most:
+            _count(self._sum, self._bins.popleft(), -1)
+        self._figures.clear()
+        total = self._sum
+        self.ttft, self.gap, self.step = (spread_of([one]) for one in (total.ttft, total.gap, total.step))
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._sum.tokens / self._lasted_s
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        return self._sum.prompt_tokens / self._lasted_s
+
+    @property
+    def errors(self) -> Counter[str]:
+        return self._sum.errors
+
+    @property
+    def sharers(self) -> set[Hashable]:
+        """All adapters and tenants that had tokens."""
+        return {*self._sum.shares}
+
+    def figures_of(self, sharer: Hashable) -> Figures:
+        """One adapter's or tenant's. They are computed once per bin, for any number of readers."""
+        figures = self._figures.get(sharer)
+        if figures is None:
+            share = self._sum.shares.get(sharer)
+            figures = Figures(spread_of([share.ttft]), share.tokens / self._lasted_s) if share else _NOTHING
+            self._figures[sharer] = figures
+        return figures
+
+    @property
+    def _lasted_s(self) -> float:
+        return BIN_S * max(1, len(self._bins))
+
+
+def _count(total: Bin, one: Bin, sign: int) -> None:
+    """Add a bin to a sum, or take it away. What is zero is forgotten."""
+    total.tokens += sign * one.tokens
+    total.prompt_tokens += sign * one.prompt_tokens
+    for whole, part in ((total.ttft, one.ttft), (total.gap, one.gap), (total.step, one.step)):
+        _count_each(whole, part, sign)
+    _count_each(total.errors, one.errors, sign)
+    for sharer, share in one.shares.items():
+        sum_of = total.shares[sharer]
+        sum_of.tokens += sign * share.tokens
+        _count_each(sum_of.ttft, share.ttft, sign)
+        if not sum_of.tokens:
+            del total.shares[sharer]
+
+
+def _count_each(whole: Counter[Kind], part: Counter[Kind], sign: int) -> None:
+    for kind, count in part.items():
+        whole[kind] += sign * count
+        if not whole[kind]:
+            del whole[kind]
+
+
 class Window:
-    """`open` counts the present. Closed bins become points of the charts and figures of the last minute."""
+    """`open` counts the present. Closed bins become points of the charts, and parts of the spans."""
 
     def __init__(self) -> None:
-        self.open = Bin(0.0)
         self.closed = 0  # bins closed so far; a reader that has seen this number has the newest charts
-        self.ttft = self.gap = self.step = Spread()
-        self._bins: deque[Bin] = deque(maxlen=MINUTE_BINS)
+        self._begin(0.0)
+
+    def _begin(self, at: float) -> None:
+        self.open = Bin(at)
+        self.spans = {seconds: Span(seconds) for seconds in SPANS_S}
+        self._recent: deque[Bin] = deque(maxlen=SMOOTH_BINS)
         self._points: deque[Point] = deque(maxlen=CHART_BINS)
-        self._minutes: dict[AdapterId, Minute] = {}
 
     def roll(self, now: float) -> None:
         """Close bins until `now` lies in the open bin."""
         if now - self.open.begun_at < BIN_S:
             return
         if now - self.open.begun_at > BIN_S * CHART_BINS:
-            # The charts show nothing from before the pause.
-            self._bins.clear()
-            self._points.clear()
-            self._minutes.clear()
-            self.ttft = self.gap = self.step = Spread()
-            self.open = Bin(now)
+            self._begin(now)  # the charts show nothing from before the pause
         while now - self.open.begun_at >= BIN_S:
             self._close()
 
     def rates(self, now: float) -> tuple[float, float]:
         """Output and prompt tokens per second, over the last bins."""
-        recent = [self.open, *islice(reversed(self._bins), RATE_BINS)]
+        recent = [self.open, *islice(reversed(self._recent), RATE_BINS)]
         lasted_s = max(now - recent[-1].begun_at, BIN_S)
         return sum(one.tokens for one in recent) / lasted_s, sum(one.prompt_tokens for one in recent) / lasted_s
 
-    def minute_of(self, adapter_id: AdapterId) -> Minute:
-        """An adapter's last minute. It is computed once per bin, for any number of readers."""
-        minute = self._minutes.get(adapter_id)
-        if minute is None:
-            shares = [one.shares[adapter_id] for one in self._bins if adapter_id in one.shares]
-            tokens = sum(share.tokens for share in shares)
-            minute = Minute(spread_of(share.ttft for share in shares), tokens / (BIN_S * max(1, len(self._bins))))
-            self._minutes[adapter_id] = minute
-        return minute
-
-    def charts(self) -> Charts:
-        points = self._points
+    def charts(self, seconds: int = SPANS_S[-1]) -> Charts:
+        points = list(self._points)[-int(seconds / BIN_S) :]
         return Charts(
             ended_at=self.open.begun_at,
             every_s=BIN_S,
@@ -111,8 +180,8 @@ class Window:
 
     def _close(self) -> None:
         done = self.open
-        self._bins.append(done)
-        recent = list(islice(reversed(self._bins), SMOOTH_BINS))
+        self._recent.append(done)
+        recent = self._recent
         self._points.append(
             Point(
                 spread_of(one.ttft for one in recent),
@@ -121,9 +190,7 @@ class Window:
                 sum(one.tokens for one in recent) / (BIN_S * len(recent)),
             )
         )
-        self.ttft = spread_of(one.ttft for one in self._bins)
-        self.gap = spread_of(one.gap for one in self._bins)
-        self.step = spread_of(one.step for one in self._bins)
-        self._minutes.clear()
+        for span in self.spans.values():
+            span.add(done)
         self.closed += 1
         self.open = Bin(done.begun_at + BIN_S)

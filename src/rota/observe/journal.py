@@ -28,10 +28,10 @@ class Journal:
         self._file = file
         self._name_of = name_of
         self._encode = msgspec.json.Encoder().encode
-        self._coming: list[tuple[float, RequestId, AdapterId]] = []  # requests whose time has not come
+        self._coming: list[tuple[float, RequestId, AdapterId, str]] = []  # requests whose time has not come
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
-        heapq.heappush(self._coming, (at, request_id, adapter))
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, tenant: str = "") -> None:
+        heapq.heappush(self._coming, (at, request_id, adapter, tenant))
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -43,8 +43,8 @@ class Journal:
 
     def _write_asks(self, until: float) -> None:
         while self._coming and self._coming[0][0] <= until:
-            at, request_id, adapter = heapq.heappop(self._coming)
-            names = {"adapter_id": adapter, "adapter": self._name_of(adapter)}
+            at, request_id, adapter, tenant = heapq.heappop(self._coming)
+            names = {"adapter_id": adapter, "adapter": self._name_of(adapter), **({"tenant": tenant} if tenant else {})}
             self._write({"event": "asked", "at": at, "request_id": request_id, **names})
 
     def _write(self, line: dict[str, Any]) -> None:

@@ -108,7 +108,7 @@ class Metrics:
         for engine_id in engines:
             self._engine(engine_id)
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         label = self._labels[adapter] = self._label(adapter)
         meters = self._places.take(label, at)
         meters.open += 1

@@ -12,8 +12,8 @@ from rota.core.ids import AdapterId, RequestId
 class Observer(Protocol):
     """Observers make summaries, journals, metrics and pictures."""
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
-        """A request arrives at `at`; a simulation may say so a little before that time."""
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, tenant: str = "") -> None:
+        """A request arrives at `at`; a simulation may say so a little before that time. A sole tenant has no name."""
         ...
 
     def observe(self, events: Iterable[Event]) -> None: ...

@@ -94,7 +94,7 @@ class Recorder:
     _coming: TokenTimes = field(default_factory=TokenTimes)
     _ended: list[Finished] = field(default_factory=list)
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         gaps = self.gaps.get(adapter)
         if gaps is None:
             gaps = self.gaps[adapter] = array("d")

@@ -27,7 +27,7 @@ from rota.server.body_limit import BodyLimit
 from rota.server.counts import Counts
 from rota.server.docs_page import install_docs_page
 from rota.server.embeddings.routes import install_embeddings_routes
-from rota.server.errors import install_error_handlers
+from rota.server.errors import OnError, install_error_handlers, unheard
 from rota.server.front import Front, GrammarCheck
 from rota.server.messages.errors import messages_error
 from rota.server.messages.routes import install_messages_routes
@@ -69,11 +69,13 @@ def create_app(
     enders: Sequence[OnEnd] = (),
     companions: Sequence[Companion] = (),
     grammars: GrammarCheck | None = None,
+    on_error: OnError = unheard,
 ) -> FastAPI:
     """An application that starts and stops the service with itself.
 
     `watchers` are further observers. `enders` are told of every request's end, as the request log is. `companions` run
     beside the service, and are cancelled when it stops. Without `grammars`, requests with a grammar are refused.
+    `on_error` hears of every error that a client is told.
     """
     config = config or ServerConfig()
     on_end = _each(log_end, *enders)
@@ -100,12 +102,13 @@ def create_app(
         TextWorkers(tokenizer),
         grammars,
         parsers=Parsers(config.tool_call_parser, config.reasoning_parser),
+        on_error=on_error,
     )
 
     app = _application(front, companions)
     app.state.connections = metrics.connections  # for the server that listens
     app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
-    install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error})
+    install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
     app.state.metrics_app = metrics_app(scrapes, service, registry, access.for_probes, config)  # for a second port
     _install_routes(app, front, adapters, queries, metrics)

@@ -96,6 +96,21 @@ def error_body(fault: Fault) -> dict[str, Any]:
     return _body(fault.message, ERROR_KINDS[fault.code].type, fault.param, fault.code.value)
 
 
+# Hears of every error that a client is told: its kind, and a sentence that quotes nothing of the client's.
+OnError = Callable[[str, str], None]
+
+
+def unheard(_kind: str, _sentence: str) -> None:
+    """Hears of errors, and does nothing."""
+
+
+def note(on_error: OnError, fault: Fault) -> None:
+    """The sentence of a client's mistake may quote a prompt, so the meaning of its kind stands for it."""
+    kind = ERROR_KINDS[fault.code]
+    is_ours = kind.status >= 500 or fault.code is FaultCode.ADAPTER_FAILED
+    on_error(fault.code.value, fault.message if is_ours else kind.meaning.replace("`", ""))
+
+
 # A body in the shape of a route, from a status and a sentence.
 OwnBody = Callable[[int, str], dict[str, Any]]
 
@@ -104,6 +119,7 @@ def install_error_handlers(
     app: FastAPI,
     shown: Callable[[Request, Fault], Fault] = lambda _, fault: fault,
     own_bodies: Mapping[str, OwnBody] | None = None,
+    on_error: OnError = unheard,
 ) -> None:
     """`shown` gives a fault as the client of a request may see it. `own_bodies` are of paths that begin so."""
 
@@ -120,6 +136,7 @@ def install_error_handlers(
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:
         kind = ERROR_KINDS[error.fault.code]
+        note(on_error, error.fault)
         return written(request, error_body(shown(request, error.fault)), kind.status, _headers(error, kind))
 
     @app.exception_handler(HTTPException)
@@ -141,6 +158,7 @@ def install_error_handlers(
     @app.exception_handler(Exception)
     async def internal_error(request: Request, error: Exception) -> Response:
         message = f"The server failed with {type(error).__name__}; its log has the details."
+        on_error("internal_error", message)
         return written(request, _body(message, "server_error"), 500, {})
 
 

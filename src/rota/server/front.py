@@ -13,6 +13,7 @@ from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.access.keys import Key
 from rota.server.call_options import CallOptions
+from rota.server.errors import OnError, unheard
 from rota.server.gateway_headers import first_token_in, tenant_in
 from rota.server.names import checked_name, keep_name, name_in
 from rota.server.open_answers import Call, OpenAnswers
@@ -61,6 +62,8 @@ class Front:
     grammars: GrammarCheck | None = None
     # Which parsers read the model's answers.
     parsers: Parsers = AS_THE_TEMPLATE_SAYS
+    # Hears of the errors that end streams.
+    on_error: OnError = unheard
 
     def identify(self, http: HttpRequest) -> Call:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""

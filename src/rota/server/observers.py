@@ -25,7 +25,7 @@ class Observers:
     def asked(self, request: Request) -> None:
         for observer in self._observers:
             try:
-                observer.asked(request.request_id, request.adapter_id, request.arrived_at)
+                observer.asked(request.request_id, request.adapter_id, request.arrived_at, request.tenant.name)
             # Broad: an error in an observer, of any kind, must not keep a request from the engine.
             except Exception as error:
                 self._note(observer.asked, error)

@@ -10,7 +10,7 @@ from fastapi import Response
 
 from rota.core.errors import RequestError
 from rota.server.answer import Answer, ParsedCall, Part
-from rota.server.errors import ClientGone
+from rota.server.errors import ClientGone, note
 from rota.server.front import Front
 from rota.server.grammars import check_grammars
 from rota.server.names import HEADER
@@ -36,7 +36,7 @@ async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Sh
     try:
         parts = await answer.next()
         if is_streamed:
-            return EventStream(_packets(answer, shape, parts), end, headers, shape.media_type)
+            return EventStream(_packets(front, answer, shape, parts), end, headers, shape.media_type)
         while not answer.is_finished:
             parts += await answer.next()
     except BaseException:  # also CancelledError: every way out must close the answer
@@ -46,7 +46,7 @@ async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Sh
     return Response(shape.whole(answer, parts), media_type="application/json", headers=headers)
 
 
-async def _packets(answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIterator[bytes]:
+async def _packets(front: Front, answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIterator[bytes]:
     """One packet per step, with the tokens of all choices."""
     try:
         while True:
@@ -57,6 +57,7 @@ async def _packets(answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIter
             parts = await answer.next()
         yield shape.ending(answer)
     except RequestError as error:
+        note(front.on_error, error.fault)
         yield shape.failure(error.fault)
     except ClientGone:
         return

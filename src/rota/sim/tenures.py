@@ -29,7 +29,7 @@ class Tenures:
     last_at: float = 0.0
     _open: dict[tuple[EngineId, Slot], SlotChanged] = field(default_factory=dict)
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         """A request that only waits holds no slot."""
 
     def observe(self, events: Iterable[Event]) -> None:

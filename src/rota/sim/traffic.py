@@ -111,7 +111,7 @@ class Traffic:
         request_id = RequestId(f"{client}-{ask.number:07d}")
         tenant = self._tenant_of(client, ask)
         for observer in (self._recorder, *self._observers):
-            observer.asked(request_id, ask.adapter_id, at)
+            observer.asked(request_id, ask.adapter_id, at, tenant.name)
         if tenant.name:
             self._recorder.note_tenant(request_id, tenant.name)
         if ask.leaves_after_s is not None:

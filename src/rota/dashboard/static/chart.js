@@ -1,9 +1,8 @@
-// A chart of the last minutes, drawn as SVG without a library: one minute at first, up to five later.
+// A chart of the window, drawn as SVG without a library.
 
 import { find, make, tell, write } from "./dom.js";
 import { count, seconds } from "./format.js";
 
-const [FEWEST, MOST] = [30, 150];
 const [WIDTH, HEIGHT] = [600, 140];
 
 function svg(tag, attributes) {
@@ -52,9 +51,9 @@ class Chart {
   }
 
   /** Draws one line per series. The newest point is always at the right edge. */
-  show(series, everyS) {
+  show(series, everyS, windowS) {
     this.everyS = everyS;
-    const points = (this.points = Math.min(MOST, Math.max(FEWEST, series[0].length)));
+    const points = (this.points = Math.round(windowS / everyS));
     this.series = series.map((values) => [...Array(Math.max(0, points - values.length)).fill(null), ...values].slice(-points));
     const known = this.series.flat().filter((value) => value !== null && value > 0);
     const { y, marks } = this.scale(known.length ? known : [0.01, 0.1]);
@@ -66,7 +65,7 @@ class Chart {
     });
     this.svg.replaceChildren(...shapes);
     this.marks.replaceChildren(...marks.map((mark) => this.markAt(mark, y(mark))));
-    write(this.begin, `${seconds(points * everyS).replace(" 0 s", "").replace(".0", "")} ago`);
+    write(this.begin, `${windowS / 60} min ago`);
   }
 
   markAt(mark, y) {
@@ -123,11 +122,11 @@ export class Charts {
     for (const chart of [this.ttft, this.gap, this.tokens, this.step]) find("charts").append(chart.element);
   }
 
-  show({ charts }) {
+  show({ charts, window_s: windowS }) {
     if (!charts) return;
     for (const name of ["ttft", "gap", "step"]) {
-      this[name].show([charts[name].map((one) => one.p99), charts[name].map((one) => one.p50)], charts.every_s);
+      this[name].show([charts[name].map((one) => one.p99), charts[name].map((one) => one.p50)], charts.every_s, windowS);
     }
-    this.tokens.show([charts.tokens_per_s], charts.every_s);
+    this.tokens.show([charts.tokens_per_s], charts.every_s, windowS);
   }
 }

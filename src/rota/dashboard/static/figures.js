@@ -1,4 +1,4 @@
-// The figures at the top: what an operator wants to know first.
+// The figures at the top: what an operator wants to know first. The first four are of now, the others of the window.
 
 import { count, percent, seconds } from "./format.js";
 import { find, make, write } from "./dom.js";
@@ -8,7 +8,7 @@ const FIGURES = [
   ["Waiting", (f) => count(f.waiting), longestWait],
   ["Parked", (f) => count(f.parked), () => "adapter out of its slot"],
   ["KV in use", (f) => (f.blocks ? percent(f.blocks_used / f.blocks) : "–"), kvNote, (f) => (f.blocks ? f.blocks_used / f.blocks : 0)],
-  ["Output", (f) => count(f.tokens_per_s), (f) => `tokens/s · prompts ${count(f.prompt_tokens_per_s)}/s`],
+  ["Output", (f) => count(f.mean_tokens_per_s), (f) => `tokens/s · now ${count(f.tokens_per_s)} · prompts ${count(f.mean_prompt_tokens_per_s)}`],
   ["First token", (f) => seconds(f.ttft.p50), (f) => `P50 · P99 ${seconds(f.ttft.p99)}`],
   ["Token gap", (f) => seconds(f.gap.p50), (f) => `P50 · P99 ${seconds(f.gap.p99)}`],
   ["Step", (f) => seconds(f.step.p50), (f) => `P50 · P99 ${seconds(f.step.p99)}`],

@@ -34,7 +34,7 @@ export async function reasonIn(reply) {
 /** Follows the server until it is stopped. While the page is hidden it does not follow. */
 export class Live {
   constructor({ onFrame, onLost, onRefused }) {
-    Object.assign(this, { onFrame, onLost, onRefused, isWanted: false, failures: 0 });
+    Object.assign(this, { onFrame, onLost, onRefused, isWanted: false, failures: 0, windowS: 60 });
     document.addEventListener("visibilitychange", () => this.isWanted && this.restart());
   }
 
@@ -48,6 +48,12 @@ export class Live {
     this.restart();
   }
 
+  /** Figures and charts of another time. */
+  look(windowS) {
+    this.windowS = windowS;
+    this.restart();
+  }
+
   restart() {
     this.abort?.abort();
     clearTimeout(this.retry);
@@ -58,7 +64,7 @@ export class Live {
     const abort = (this.abort = new AbortController());
     let watchdog;
     try {
-      const reply = await fetch("dashboard/events", { headers: withKey(), signal: abort.signal, cache: "no-store" });
+      const reply = await fetch(`dashboard/events?window=${this.windowS}`, { headers: withKey(), signal: abort.signal, cache: "no-store" });
       if (reply.status === 401 || reply.status === 403) return this.onRefused(await reasonIn(reply));
       if (!reply.ok) throw new Error(await reasonIn(reply));
       const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();

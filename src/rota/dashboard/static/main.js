@@ -8,6 +8,8 @@ import { Figures } from "./figures.js";
 import { Live, key, reasonIn, withKey } from "./live.js";
 import { Player } from "./player.js";
 import { Strip } from "./strip.js";
+import { Tenants } from "./tenants.js";
+import { Trouble } from "./trouble.js";
 
 const DRAW_MS = 40;
 const FRAME_MS = 200;
@@ -15,7 +17,7 @@ const FRAME_MS = 200;
 const LATE_S = 0.35;
 
 const strip = new Strip();
-const views = [new Figures(), strip, new Charts(), new Adapters()];
+const views = [new Figures(), strip, new Charts(), new Adapters(), new Tenants(), new Trouble()];
 let latest = null;
 let offset = null; // the server's clock less this page's, in seconds
 
@@ -25,6 +27,8 @@ function show(frame) {
   showIdle(frame);
   document.title = frame.model ? `${frame.model} · Rota` : "Rota";
   write(find("model"), frame.model);
+  const minutes = frame.window_s / 60;
+  write(find("span-name"), minutes === 1 ? "the last minute" : `the last ${minutes} minutes`);
 }
 
 function showIdle(frame) {
@@ -94,6 +98,16 @@ const player = new Player({
   },
 });
 
+// One time for tiles, tables and charts.
+const choices = document.querySelectorAll("[data-span]");
+for (const button of choices) {
+  button.addEventListener("click", () => {
+    for (const other of choices) other.setAttribute("aria-pressed", String(other === button));
+    live.look(Number(button.dataset.span));
+    player.news = true;
+  });
+}
+
 find("key").addEventListener("submit", (event) => {
   event.preventDefault();
   key.set(find("key-field").value);
@@ -146,7 +160,7 @@ function drawLoop(at) {
     if (player.news || (player.isPlaying && at - framedAt > FRAME_MS)) {
       framedAt = at;
       player.news = false;
-      show(player.journal.frame(now));
+      show(player.journal.frame(now, live.windowS));
     }
     strip.draw(now);
   } else if (offset !== null) {

@@ -3,7 +3,7 @@
 import { isOn } from "./format.js";
 
 const BIN_S = 2;
-const [CHART_BINS, MINUTE_BINS, SMOOTH_BINS, RATE_BINS] = [150, 30, 5, 3];
+const [SMOOTH_BINS, RATE_BINS] = [5, 3];
 const KEPT_S = 65;
 // A frame holds a little of the future, so that the strip moves smoothly until the next frame, also at 16×.
 const AHEAD_S = 8;
@@ -28,6 +28,21 @@ function spread(values) {
 
 const sum = (items, of) => items.reduce((total, item) => total + of(item), 0);
 
+/** A number that changes now and then. */
+class Steps {
+  constructor() {
+    this.changes = [{ at: -Infinity, value: 0 }];
+  }
+
+  add(at, by) {
+    if (by) this.changes.push({ at, value: this.changes.at(-1).value + by });
+  }
+
+  at(moment) {
+    return this.changes[lastBefore(this.changes, moment, (change) => change.at)].value;
+  }
+}
+
 class Group {
   constructor() {
     this.name = null;
@@ -49,6 +64,9 @@ export class Journal {
     this.tenures = [];
     this.drains = [];
     this.bins = [];
+    this.tenants = new Map();
+    this.errors = [];
+    this.restarts = [];
     this.open = { tenures: new Map(), drains: new Map() };
     this.group(0).name = "base";
     text.split("\n").forEach((line, index) => line.trim() && this.read(line, index + 1));
@@ -86,7 +104,7 @@ export class Journal {
 
   bin(at) {
     const index = Math.max(0, Math.floor((at - this.begin) / BIN_S));
-    while (this.bins.length <= index) this.bins.push({ ttft: [], gap: [], step: [], tokens: 0, prompts: 0, shares: new Map() });
+    while (this.bins.length <= index) this.bins.push({ ttft: [], gap: [], step: [], tokens: 0, prompts: 0, shares: new Map(), tenants: new Map() });
     return this.bins[index];
   }
 
@@ -94,8 +112,9 @@ export class Journal {
     this.group(adapter_id);
   }
 
-  on_asked({ request_id, adapter_id, adapter, at }) {
-    const request = { adapter: adapter_id, at, last: at, isBegun: false, reasons: [] };
+  on_asked({ request_id, adapter_id, adapter, at, tenant = "" }) {
+    const request = { adapter: adapter_id, at, last: at, isBegun: false, reasons: [], tenant };
+    this.holds(tenant, at, adapter_id, 1, 0);
     this.requests.set(request_id, request);
     const group = this.group(adapter_id);
     group.name = adapter;
@@ -108,6 +127,7 @@ export class Journal {
     const group = request && this.group(request.adapter);
     if (!group?.queue.delete(request_id)) return;
     request.reasons = reasons ?? [];
+    this.holds(request.tenant, at, request.adapter, -1, 1);
     group.admitted += 1;
     group.note(at);
   }
@@ -117,15 +137,19 @@ export class Journal {
     if (!request) return;
     const group = this.group(request.adapter);
     group.admitted -= 1;
+    this.holds(request.tenant, at, request.adapter, 1, -1);
     group.queue.set(request_id, request);
     group.note(at);
   }
 
-  on_finished({ request_id, at }) {
+  on_finished({ request_id, at, fault }) {
+    if (fault) this.errors.push({ at, kind: fault.code, sentence: fault.message });
     const request = this.requests.get(request_id);
     if (!request) return;
     const group = this.group(request.adapter);
-    if (!group.queue.delete(request_id)) group.admitted -= 1;
+    const isWaiting = group.queue.delete(request_id);
+    if (!isWaiting) group.admitted -= 1;
+    this.holds(request.tenant, at, request.adapter, isWaiting ? -1 : 0, isWaiting ? 0 : -1);
     this.requests.delete(request_id);
     group.note(at);
   }
@@ -138,14 +162,27 @@ export class Journal {
     for (const id of request_ids) {
       const request = this.requests.get(id);
       if (!request) continue;
-      if (!bin.shares.has(request.adapter)) bin.shares.set(request.adapter, { tokens: 0, ttft: [] });
-      const share = bin.shares.get(request.adapter);
-      share.tokens += 1;
+      const shares = [shareIn(bin.shares, request.adapter), shareIn(bin.tenants, request.tenant)];
+      for (const share of shares) share.tokens += 1;
       if (request.isBegun) bin.gap.push(at - request.last);
-      else for (const list of [bin.ttft, share.ttft]) list.push(at - request.last);
+      else for (const list of [bin.ttft, ...shares.map((share) => share.ttft)]) list.push(at - request.last);
       request.isBegun = true;
       request.last = at;
     }
+  }
+
+  on_engine_restarted({ at, reason, engine_id: engine = 0 }) {
+    this.restarts.push({ at, engine, reason });
+  }
+
+  /** A tenant has so many more or fewer requests that wait, and that are admitted. */
+  holds(tenant, at, adapter, waiting, admitted) {
+    if (!tenant) return;
+    if (!this.tenants.has(tenant)) this.tenants.set(tenant, { waiting: new Steps(), admitted: new Map() });
+    const held = this.tenants.get(tenant);
+    if (!held.admitted.has(adapter)) held.admitted.set(adapter, new Steps());
+    held.waiting.add(at, waiting);
+    held.admitted.get(adapter).add(at, admitted);
   }
 
   on_slot_changed({ at, slot, adapter_id, state, reason, engine_id: engine = 0 }) {
@@ -180,17 +217,22 @@ export class Journal {
   }
 
   /** The part of a frame that changes once per bin, computed once per bin. */
-  minute(closed) {
-    if (this.cached?.closed === closed) return this.cached;
-    const bins = this.bins.slice(Math.max(0, closed - MINUTE_BINS), closed);
+  span(closed, windowS) {
+    if (this.cached?.closed === closed && this.cached.window_s === windowS) return this.cached;
+    const most = windowS / BIN_S;
+    const bins = this.bins.slice(Math.max(0, closed - most), closed);
+    const mean = (of) => sum(bins, of) / (BIN_S * Math.max(1, bins.length));
     const late = bins.slice(-RATE_BINS);
     const rate = (of) => (late.length ? sum(late, of) / (BIN_S * late.length) : 0);
-    const points = this.points.slice(Math.max(0, closed - CHART_BINS), closed);
+    const points = this.points.slice(Math.max(0, closed - most), closed);
     const of = (name) => points.map((point) => point[name]);
     const ended_at = this.begin + BIN_S * closed;
     this.cached = {
       closed,
       bins,
+      window_s: windowS,
+      mean_tokens_per_s: mean((bin) => bin.tokens),
+      mean_prompt_tokens_per_s: mean((bin) => bin.prompts),
       tokens_per_s: rate((bin) => bin.tokens),
       prompt_tokens_per_s: rate((bin) => bin.prompts),
       ...Object.fromEntries(["ttft", "gap", "step"].map((name) => [name, spread(bins.flatMap((bin) => bin[name]))])),
@@ -200,14 +242,15 @@ export class Journal {
     return this.cached;
   }
 
-  frame(now) {
-    const { bins, rows, ...minute } = this.minute(Math.min(this.bins.length, Math.floor((now - this.begin) / BIN_S)));
+  frame(now, windowS = 60) {
+    const closed = Math.min(this.bins.length, Math.floor((now - this.begin) / BIN_S));
+    const { bins, rows, ...span } = this.span(closed, windowS);
     const isNear = (one) => one.begun_at <= now + AHEAD_S && one.ended_at > now - KEPT_S;
     const residents = this.tenures.filter((one) => isOn(one, now));
     const ready = new Set(residents.filter((one) => one.state === "ready").map((one) => one.adapter));
     const adapters = [...this.groups].sort(([a], [b]) => a - b).map(([id, group]) => {
       const { waiting, admitted, oldest } = group.changes[lastBefore(group.changes, now, (change) => change.at)];
-      if (!rows.has(id)) rows.set(id, shareOf(bins, id));
+      if (!rows.has(id)) rows.set(id, shareOf(bins, "shares", id));
       const isReady = id === 0 || ready.has(id);
       const name = group.name ?? `adapter ${id}`;
       const [running, parked] = isReady ? [admitted, 0] : [0, admitted];
@@ -215,8 +258,9 @@ export class Journal {
       return { id, name, path: "", is_loaded: true, waiting, running, parked, ...waits, ...rows.get(id) };
     });
     const total = (name) => sum(adapters, (row) => row[name]);
+    const past = this.restarts.filter((one) => one.at <= now);
     return {
-      ...minute,
+      ...span,
       now,
       phase: "replay",
       phase_reason: "",
@@ -236,12 +280,41 @@ export class Journal {
       drains: this.drains.filter(isNear),
       adapters,
       unlisted: 0,
+      tenants: this.tenantRows(now, bins, ready),
+      unlisted_tenants: 0,
+      errors: this.errorRows(now, windowS),
+      restarts: past.slice(-10),
+      restarts_total: past.length,
     };
+  }
+
+  tenantRows(now, bins, ready) {
+    return [...this.tenants].sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, held]) => {
+      const all = [...held.admitted].map(([id, steps]) => [id, steps.at(now)]);
+      const running = sum(all.filter(([id]) => id === 0 || ready.has(id)), ([, number]) => number);
+      const parked = sum(all, ([, number]) => number) - running;
+      return { name, waiting: held.waiting.at(now), running, parked, ...shareOf(bins, "tenants", name) };
+    });
+  }
+
+  errorRows(now, windowS) {
+    const kinds = new Map();
+    for (const { at, kind, sentence } of this.errors) {
+      if (at > now) break;
+      const row = kinds.get(kind) ?? { kind, recent: 0, total: 0 };
+      kinds.set(kind, { ...row, recent: row.recent + (at > now - windowS), total: row.total + 1, last_at: at, sentence });
+    }
+    return [...kinds.values()].sort((a, b) => b.last_at - a.last_at);
   }
 }
 
-function shareOf(bins, id) {
-  const shares = bins.map((bin) => bin.shares.get(id)).filter(Boolean);
+function shareIn(shares, sharer) {
+  if (!shares.has(sharer)) shares.set(sharer, { tokens: 0, ttft: [] });
+  return shares.get(sharer);
+}
+
+function shareOf(bins, kind, sharer) {
+  const shares = bins.map((bin) => bin[kind].get(sharer)).filter(Boolean);
   const tokens_per_s = sum(shares, (share) => share.tokens) / (BIN_S * Math.max(1, bins.length));
   return { ttft: spread(shares.flatMap((share) => share.ttft)), tokens_per_s };
 }
