@@ -85,8 +85,8 @@ def test_a_stream_has_the_name_first_and_then_the_arguments_as_they_come(ask):
     (first, *others) = [call for delta in deltas for call in delta.get("tool_calls", ())]
 
     assert deltas[0]["role"] == "assistant"
-    assert (first["index"], first["type"], first["function"]) == (0, "function", {"name": "weather", "arguments": ""})
-    assert "".join(call["function"]["arguments"] for call in others) == '{"city": "Rome"}'
+    assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "weather")
+    assert "".join(call["function"]["arguments"] for call in (first, *others)) == '{"city": "Rome"}'
     assert all(call.keys() == {"index", "function"} for call in others)
     assert [event["choices"][0]["finish_reason"] for event in events][-1] == "tool_calls"
     assert "".join(delta.get("content") or "" for delta in deltas) == "Well."

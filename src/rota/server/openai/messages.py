@@ -8,12 +8,15 @@ from rota.text.said import CallPiece, Said
 
 
 def delta_of(said: Said, is_old_form: bool = False) -> dict[str, Any]:
-    """New text as OpenAI streams it: the first piece of a call has its id and name, the others its arguments alone."""
+    """New text as OpenAI streams it: the first piece of a call has its id and name, the others its arguments alone.
+
+    A delta names a call once. The stream helper of the `openai` package would make two calls of two entries.
+    """
     delta: dict[str, Any] = {"content": said.content} if said.content else {}
     if said.reasoning:
         delta |= _reasoning(said)
     if said.calls:
-        delta |= _old_delta(said) if is_old_form else {"tool_calls": [_call_delta(piece) for piece in said.calls]}
+        delta |= _old_delta(said) if is_old_form else {"tool_calls": [_call_delta(piece) for piece in said.whole_calls]}
     return delta
 
 
