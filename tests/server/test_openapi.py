@@ -23,7 +23,10 @@ from tests.waiting import PATIENCE_S
 @pytest.fixture(scope="module")
 def client(tmp_path_factory) -> Iterator[httpx.Client]:
     with serving(
-        tmp_path_factory.mktemp("model"), FakeDevice(capacity=capacity(max_sequence_tokens=40)), adapters=("pirate",)
+        tmp_path_factory.mktemp("model"),
+        FakeDevice(capacity=capacity(max_sequence_tokens=40)),
+        adapters=("pirate",),
+        has_grammars=True,
     ) as client:
         yield client
 
