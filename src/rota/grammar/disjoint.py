@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -17,23 +18,37 @@ from rota.grammar.references import Root
 _MAX_OPTIONS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is certain of all answers that meet a schema. None: nothing."""
+
+    types: set[str] | None
+    values: set[str] | None
+    # By name, the values of properties that every answer has.
+    properties: dict[str, set[str]]
+
+    def exclude(self, other: _Facts) -> bool:
+        shared = self.properties.keys() & other.properties.keys()
+        return (
+            _are_apart(self.types, other.types)
+            or _are_apart(self.values, other.values)
+            or any(_are_apart(self.properties[name], other.properties[name]) for name in shared)
+        )
+
+
 def are_disjoint(root: Root, options: Sequence[Any]) -> bool:
     """Whether it is certain that no answer meets two of the options."""
     schemas = [root.resolved(option) for option in options]
     if len(schemas) > _MAX_OPTIONS or not all(isinstance(schema, dict) for schema in schemas):
         return False
-    return all(_differ(root, first, second) for first, second in combinations(schemas, 2))
+    facts = [_facts(root, schema) for schema in schemas]
+    return all(first.exclude(second) for first, second in combinations(facts, 2))
 
 
-def _differ(root: Root, first: dict[str, Any], second: dict[str, Any]) -> bool:
-    return (
-        _are_apart(_types(first), _types(second))
-        or _are_apart(_values(first), _values(second))
-        or any(
-            _are_apart(_values(_property(root, first, name)), _values(_property(root, second, name)))
-            for name in _required(first) & _required(second)
-        )
-    )
+def _facts(root: Root, schema: dict[str, Any]) -> _Facts:
+    found = {name: _values(_property(root, schema, name)) for name in _required(schema)}
+    known = {name: values for name, values in found.items() if values is not None}
+    return _Facts(_types(schema), _values(schema), known)
 
 
 def _are_apart(first: set[str] | None, second: set[str] | None) -> bool:

@@ -102,10 +102,18 @@ def _check_names(rules: Rules) -> None:
 
 def _terminals(rules: Rules) -> set[str]:
     """The rules without recursion."""
-    found: set[str] = set()
-    while new := {name for name, tokens in rules.items() if name not in found and _named(tokens) <= found}:
-        found |= new
-    return found
+    missing = {name: _named(tokens) for name, tokens in rules.items()}
+    users: dict[str, list[str]] = {name: [] for name in rules}
+    for name, named in missing.items():
+        for one in named:
+            users[one].append(name)
+    ready = [name for name, named in missing.items() if not named]
+    for name in ready:  # it grows meanwhile
+        for user in users[name]:
+            missing[user].discard(name)
+            if not missing[user]:
+                ready.append(user)
+    return set(ready)
 
 
 def _lark_name(name: str, number: int, is_terminal: bool) -> str:

@@ -49,8 +49,8 @@ class _Reader:
         """Change the schema where that is enough. Raises RequestError for what would not be kept."""
         self._check_place(place, schema)
         drop_what_asks_for_nothing(schema)
-        for name in schema.keys() & REFUSED.keys():
-            raise refusal(self._param, place, f"'{name}' is not supported; {REFUSED[name]}.")
+        if refused := next((name for name in REFUSED if name in schema), None):
+            raise refusal(self._param, place, f"'{refused}' is not supported; {REFUSED[refused]}.")
         if isinstance(schema.get("format"), str) and schema["format"] in REFUSED_FORMATS:
             raise refusal(self._param, place, f"the format '{schema['format']}' is not supported; use pattern.")
         if any(len(text) > MAX_LITERAL for text in _literals(schema)):
