@@ -31,7 +31,7 @@ def closed(properties: dict[str, Any], **others: Any) -> dict[str, Any]:
         (closed({"a/b": {"if": NULL}}), "json, at /properties/a~1b: 'if' is not supported"),
         ({"anyOf": [NULL, {"contains": NULL}]}, "json, at /anyOf/1: 'contains' is not supported"),
         ({"dependentRequired": {"a": ["b"]}}, "json: 'dependentRequired' is not supported"),
-        ({"propertyNames": NULL}, "json: 'propertyNames' is not supported; use patternProperties"),
+        ({"propertyNames": {"pattern": "^a"}}, "json: 'propertyNames' is not supported; use patternProperties"),
         ({"unevaluatedProperties": {"a": 1}}, "json: 'unevaluatedProperties' is not supported"),
         ({"x-guidance": {"lenient": True}}, "json: 'x-guidance' is not supported; leave it out."),
         ({"type": "string", "format": "iri"}, "json: the format 'iri' is not supported; use pattern."),
@@ -83,6 +83,13 @@ CAT, DOG = (closed({"kind": {"const": name}, name: NULL}) for name in ("cat", "d
     [
         ({"$ref": "#/$defs/node", **TREE}, ['{"children":[{"children":[]}]}'], ["{}", '{"children":[1]}']),
         ({"type": "array", "items": NULL, "uniqueItems": False, "not": False}, ["[null,null]"], ["[1]"]),
+        ({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": NULL}, ['{"a":null}'], ["1"]),
+        (
+            {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": NULL},
+            ['{"a":null}', '{"a":null,"b":null}', "{}"],
+            ['{"c":null}', '{"a":1}'],
+        ),
+        ({"type": "integer", "minimum": -(2**53), "maximum": 2**53}, ["12", "-9007199254740992"], ["9007199254740993"]),
         ({"type": "integer", "format": "int32"}, ["12"], ['"a"']),
         ({"type": "string", "format": "password"}, ['"a"'], ["1"]),
         ({"type": "string", "format": "date"}, ['"2026-11-16"'], ['"2026-13-16"', '"a"']),

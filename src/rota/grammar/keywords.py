@@ -34,6 +34,7 @@ REFUSED = {
 }
 # Values of those keywords that ask for nothing.
 _NOTHING: tuple[Any, ...] = (None, False, {})
+_ANY_NAME = {"type": "string"}  # names are texts; zod says so of every record
 
 KEPT_FORMATS = frozenset(
     ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown")
@@ -73,6 +74,8 @@ def drop_what_asks_for_nothing(schema: dict[str, Any]) -> None:
     for name in REFUSED.keys() & schema.keys():
         if schema[name] in _NOTHING and not (name == "not" and schema[name] == {}):
             del schema[name]
+    if schema.get("propertyNames") in (True, _ANY_NAME):
+        del schema["propertyNames"]
     if isinstance(format := schema.get("format"), str) and format not in KEPT_FORMATS | REFUSED_FORMATS:
         del schema["format"]
 

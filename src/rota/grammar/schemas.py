@@ -49,6 +49,7 @@ class _Reader:
         """Change the schema where that is enough. Raises RequestError for what would not be kept."""
         self._check_place(place, schema)
         drop_what_asks_for_nothing(schema)
+        _list_names(self.root, schema)
         if refused := next((name for name in REFUSED if name in schema), None):
             raise refusal(self._param, place, f"'{refused}' is not supported; {REFUSED[refused]}.")
         if isinstance(schema.get("format"), str) and schema["format"] in REFUSED_FORMATS:
@@ -79,6 +80,21 @@ class _Reader:
                 self.root.target(schema["$ref"])
             except UnknownReferenceError as error:
                 raise refusal(self._param, (*place, "$ref"), str(error)) from None
+
+
+def _list_names(root: Root, schema: dict[str, Any]) -> None:
+    """An object whose names are among a few, as pydantic writes it, becomes one that lists them."""
+    match root.resolved(schema.get("propertyNames")):
+        case {"enum": [*names]} if all(isinstance(name, str) for name in names):
+            pass
+        case {"const": str(name)}:
+            names = [name]
+        case _:
+            return
+    if not schema.keys() & {"properties", "patternProperties"}:
+        del schema["propertyNames"]
+        schema["properties"] = dict.fromkeys(names, schema.get("additionalProperties", True))
+        schema["additionalProperties"] = False
 
 
 def _literals(schema: dict[str, Any]) -> Iterator[str]:
