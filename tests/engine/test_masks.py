@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from rota.engine.sampling.biases import Biases, add_biases
 from rota.engine.sampling.masks import Limits, Masks, mask_logits, packed
@@ -15,11 +17,19 @@ from tests.engine.triton_interpreter import DEVICE, load
 
 triton_masks = load("rota.engine.sampling.triton_masks")
 triton_biases = load("rota.engine.sampling.triton_biases")
-WAYS = pytest.mark.parametrize("way", [mask_logits, triton_masks.mask_logits], ids=["torch", "triton"])
 
 
-def on_device(masks: Masks) -> Masks:
-    return Masks(masks.lines.to(DEVICE), masks.bits.to(DEVICE))
+def on_device(logits: Tensor, masks: Masks | None, limits: Limits | None) -> Tensor:
+    """The twin for a GPU, with all its tensors there."""
+    given = (
+        None if one is None else type(one)(*(getattr(one, each.name).to(DEVICE) for each in fields(one)))
+        for one in (masks, limits)
+    )
+    masked: Tensor = triton_masks.mask_logits(logits.to(DEVICE), *given)
+    return masked.cpu()
+
+
+WAYS = pytest.mark.parametrize("way", [mask_logits, on_device], ids=["cpu", "triton"])
 
 
 @WAYS
@@ -42,15 +52,15 @@ def test_what_a_mask_does_not_name_is_impossible(way, vocabulary):
             right[row] = -torch.inf
             right[row, list(tokens)] = logits[row, list(tokens)]
 
-    assert torch.equal(way(logits.to(DEVICE), on_device(masks_of(allowed, vocabulary)), None).cpu(), right)
+    assert torch.equal(way(logits, masks_of(allowed, vocabulary), None), right)
 
 
 @WAYS
 def test_logits_and_masks_may_be_parts_of_larger_tensors(way):
     buffer = torch.randn(3, 200)
     masks = masks_of([[1, 99], None, [64]], 100)
-    together = torch.cat([masks.lines, masks.bits.flatten()]).to(DEVICE)
-    found = way(buffer.to(DEVICE)[:, :100], Masks(together[:3], together[3:].view(2, 4)), None).cpu()
+    together = torch.cat([masks.lines, masks.bits.flatten()])
+    found = way(buffer[:, :100], Masks(together[:3], together[3:].view(2, 4)), None)
 
     assert torch.equal(found[1], buffer[1, :100])
     assert found.isfinite().sum(1).tolist() == [2, 100, 1]
@@ -60,7 +70,7 @@ def test_logits_and_masks_may_be_parts_of_larger_tensors(way):
 @WAYS
 def test_masked_logits_are_float32_whatever_the_model_s_precision(way):
     logits = torch.randn(2, 100).to(torch.bfloat16)
-    found = way(logits.to(DEVICE), on_device(masks_of([[5], None], 100)), None).cpu()
+    found = way(logits, masks_of([[5], None], 100), None)
 
     assert found.dtype == torch.float32
     assert found[0, 5] == logits[0, 5].float()
@@ -86,10 +96,9 @@ def test_biases_are_added_to_a_row_s_own_tokens(way):
 def limits_of(rows: list[int], lengths: list[int], vocabulary: int) -> Limits:
     """Row 0 has no limits; row 1 a mask; row 2 one for its first tokens; row 3 has both. Masks: threes and fives."""
     masks = [packed(range(0, vocabulary, 3), vocabulary), packed(range(0, vocabulary, 5), vocabulary)]
-    scopes = torch.tensor([[9.0, 0.0, 0.0], [9.0, 1.0, 0.0], [9.0, 0.0, 7.0], [9.0, 1.0, 7.0]], device=DEVICE)
-    bits = torch.from_numpy(np.stack([np.stack(masks)] * 4)).to(DEVICE)
-    on_device = (torch.tensor(each, dtype=torch.int32, device=DEVICE) for each in (rows, lengths))
-    return Limits(*on_device, scopes[:, 1:], bits)
+    scopes = torch.tensor([[9.0, 0.0, 0.0], [9.0, 1.0, 0.0], [9.0, 0.0, 7.0], [9.0, 1.0, 7.0]])
+    bits = torch.from_numpy(np.stack([np.stack(masks)] * 4))
+    return Limits(*(torch.tensor(each, dtype=torch.int32) for each in (rows, lengths)), scopes[:, 1:], bits)
 
 
 @WAYS
@@ -103,10 +112,10 @@ def test_limits_hold_for_the_rows_that_have_them_and_for_as_long_as_they_do(way,
         right[place, ::step] = logits[place, ::step]
     limits = limits_of(rows, lengths, vocabulary)
 
-    assert torch.equal(way(logits.to(DEVICE), None, limits).cpu(), right)
+    assert torch.equal(way(logits, None, limits), right)
 
     masks = masks_of([None, [0, 15, 30], None, [0, 1, 2, 3], [5, 3], None], vocabulary)
-    both = way(logits.to(DEVICE), on_device(masks), limits).cpu()
+    both = way(logits, masks, limits)
     kept = [torch.nonzero(row > -torch.inf).flatten().tolist() for row in both]
     assert [kept[1], kept[3], kept[4]] == [[0, 15, 30], [0, 3], [5]]
     assert torch.equal(both[[0, 2, 5]], right[[0, 2, 5]])
