@@ -134,7 +134,8 @@ class Sampler:
         for kinds in ((masks, None), (None, limits), (masks, limits)):
             masked = self._mask(logits, *kinds)
         nothing = torch.zeros(1, MAX_LOGIT_BIASES, device=self._device)
-        self._add_biases(masked, ones - 1, Biases(nothing[:, 0], nothing.to(torch.int64), nothing))
+        biases = Biases(self._parameters[:, BIAS_COLUMN], nothing.to(torch.int64), nothing)
+        self._add_biases(masked, ones - 1, biases)
 
     def _logprobs_of(self, logits: Tensor, tokens: Tensor, host_rows: NDArray[np.integer]) -> Logprobs:
         positions = np.flatnonzero(self._needs[host_rows] & LOGPROBS)
