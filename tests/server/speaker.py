@@ -33,14 +33,15 @@ CONTEXT = 4000
 class Speaker:
     """Says `text` to every prompt, then ends its answer."""
 
-    def __init__(self, template: str = TEMPLATE, special: Sequence[str] = ()) -> None:
+    def __init__(self, template: str = TEMPLATE, special: Sequence[str] = (), step_s: float = 0.0) -> None:
         """`special` are special tokens: where the text has one, it is said as one token."""
         self.template = template
         self.text = ""
         self.skipped = 0  # tokens of the prompt behind its mark
         self._special = special
         self._ids: dict[str, int] = {}
-        self.device = FakeDevice(next_token=self._next, capacity=capacity(max_sequence_tokens=CONTEXT))
+        context = capacity(max_sequence_tokens=CONTEXT)
+        self.device = FakeDevice(next_token=self._next, step_s=step_s, capacity=context)
 
     def write(self, folder: Path) -> Path:
         write_byte_tokenizer(folder)

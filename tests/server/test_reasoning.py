@@ -137,6 +137,16 @@ def test_thoughts_that_the_prompt_opens_are_thoughts_from_the_first_token(tmp_pa
     assert (message["reasoning"], message["content"]) == ("So.", "Yes.")
 
 
+def test_a_stream_whose_thoughts_are_left_out_shows_that_it_is_alive(tmp_path):
+    speaker = Speaker(TEMPLATE, step_s=0.01)
+    speaker.text = f"<think>{'So. ' * 15}</think>Yes."
+    fields = {"messages": [HELLO], "include_reasoning": False, "stream": True}
+    with speaking(tmp_path, speaker, stream_keep_alive=0.1) as client:
+        silence, *_ = client.post("/v1/chat/completions", json=fields).text.partition("data: ")
+
+    assert silence
+
+
 def test_a_server_told_to_read_no_thoughts_leaves_them_in_the_content(tmp_path):
     speaker = Speaker(TEMPLATE)
     speaker.text = SAYS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 from fastapi import Request as HttpRequest
@@ -47,11 +48,16 @@ async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Sh
 
 
 async def _packets(front: Front, answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIterator[bytes]:
-    """One packet per step, with the tokens of all choices."""
+    """One packet per step, with the tokens of all choices. Tokens that are not shown are no sign of life."""
+    sent_at = time.monotonic()
     try:
         while True:
-            if packet := shape.packet(answer, parts):
+            packet = shape.packet(answer, parts)
+            if not packet and time.monotonic() - sent_at > front.keep_alive_s:
+                packet = shape.packet(answer, [])
+            if packet:
                 yield packet
+                sent_at = time.monotonic()
             if answer.is_finished:
                 break
             parts = await answer.next()

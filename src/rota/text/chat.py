@@ -101,7 +101,7 @@ class ChatTemplate:
         own = () if self.knows_tools else LITERALS
         return [*self._special_tokens.values(), *self._words.data, *self._words.constants, *own]
 
-    @property
+    @cached_property
     def text(self) -> str:
         """The text of all templates of the folder."""
         return "\n".join(self._templates.values())

@@ -98,8 +98,8 @@ def test_a_calls_first_piece_has_its_id_and_name_and_the_others_its_arguments_as
     text = ["<tool_call>", '{"name": "weather"', ', "arguments": ', '{"ci', 'ty": 1', "}}", "</tool_call>"]
 
     assert [said for said in said_by("hermes", text) if said] == [
-        Said(calls=(CallPiece(index=0, call_id="call_1", name="weather"), CallPiece(index=0, arguments='{"ci'))),
-        Said(calls=(CallPiece(index=0, arguments='ty": 1'),)),
+        Said(calls=(CallPiece(index=0, call_id="call_1", name="weather"),)),
+        Said(calls=(CallPiece(index=0, arguments='{"city": 1'),)),
         Said(calls=(CallPiece(index=0, arguments="}"),)),
     ]
 

@@ -38,9 +38,17 @@ class Calls:
             before = self._pieces.pop().arguments
         self._pieces.append(CallPiece(index=index, arguments=before + arguments))
 
-    def take(self) -> tuple[CallPiece, ...]:
-        """The pieces since the last time."""
-        if not self._pieces:
+    def take(self, is_last: bool = False) -> tuple[CallPiece, ...]:
+        """The pieces since the last time, up to the next beginning of a call; at the end all of them.
+
+        OpenAI sends a call's name before its arguments, and there are clients that expect this.
+        """
+        pieces = self._pieces
+        if not pieces:
             return ()
-        pieces, self._pieces = tuple(self._pieces), []
-        return pieces
+        if len(pieces) == 1 or is_last:
+            self._pieces = []
+            return tuple(pieces)
+        end = next((number for number, piece in enumerate(pieces, 1) if piece.name), len(pieces))
+        self._pieces = pieces[end:]
+        return tuple(pieces[:end])

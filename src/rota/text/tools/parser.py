@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rota.text.markers import Markers
-from rota.text.said import Said
+from rota.text.said import CallPiece, Said
 from rota.text.tools.calls import Calls, Verdict
 
 _BLANKS = " \t\n\r"
@@ -60,19 +60,19 @@ class ToolParser:
             pass
         if self._begin:
             self._text, self._at, self._begin = self._text[self._begin :], self._at - self._begin, 0
-        return self._said()
+        return self._said(self._calls.take())
 
     def finish(self) -> Said:
         """What was held back. No more text comes."""
         self._content.append(self._text if not self._calls.count or self._text.strip(_BLANKS) else "")
         self._text = ""
-        return self._said()
+        return self._said(self._calls.take(is_last=True))
 
-    def _said(self) -> Said:
+    def _said(self, calls: tuple[CallPiece, ...]) -> Said:
         content = ""
         if self._content:
             content, self._content = "".join(self._content), []
-        return Said(content, "", self._calls.take())
+        return Said(content, "", calls)
 
     def _read_between(self) -> bool:
         """At the beginning, and behind calls. Whether there is more to read."""
