@@ -11,7 +11,7 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 
 @dataclass(frozen=True, slots=True)
 class ChatConfig:
-    """Whom the chat talks to, and how."""
+    """Which server the chat talks to, and how."""
 
     base_url: str | None = option(
         None,

@@ -14,6 +14,9 @@ class ForeignFields(Fields):
     length_penalty: Unsupported = unless(1.0)
     early_stopping: Unsupported = None
     detokenize: bool | None = None
+    stream_reasoning: bool | None = None
+    repetition_detection: Unsupported = None
+    thinking_token_budget: Unsupported = None
     stop_regex: Unsupported = None
     logits_processors: Unsupported = None
     custom_logit_processor: Unsupported = None
@@ -21,8 +24,13 @@ class ForeignFields(Fields):
     vllm_xargs: Unsupported = None
     mm_processor_kwargs: Unsupported = None
     media_io_kwargs: Unsupported = None
+    max_dynamic_patch: Unsupported = None
+    min_dynamic_patch: Unsupported = None
+    use_audio_in_video: Unsupported = None
     return_hidden_states: Unsupported = None
     return_routed_experts: Unsupported = None
+    return_cached_tokens_details: Unsupported = None
+    custom_labels: Unsupported = None
     session_params: Unsupported = None
     extra_key: Unsupported = None
     kv_transfer_params: Unsupported = None
@@ -30,9 +38,11 @@ class ForeignFields(Fields):
     bootstrap_port: Unsupported = None
     bootstrap_room: Unsupported = None
     data_parallel_rank: Unsupported = None
+    routed_dp_rank: Unsupported = None
 
     def refuse_unsupported(self, where: str = "") -> None:
         super().refuse_unsupported(where)
-        if self.detokenize is False:
-            message = f"Rota does not support detokenize other than true; {advice_on('detokenize')}."
-            raise RequestError.bad_field("detokenize", message)
+        for name in ("detokenize", "stream_reasoning"):
+            if getattr(self, name) is False:
+                message = f"Rota does not support {name} other than true; {advice_on(name)}."
+                raise RequestError.bad_field(name, message)
