@@ -56,7 +56,13 @@ def test_a_special_token_is_shown_as_it_is_written(client):
         ("detokenize", {}, "tokens", "tokens is missing"),
         ("detokenize", {"tokens": [7, 300]}, "tokens.1", "tokens.1 is the token id 300"),
         ("detokenize", {"tokens": "abc"}, "tokens", "tokens should be a valid"),
-        ("tokenize", {"messages": CHAT, "continue_final_message": True}, "continue_final_message", "not support"),
+        (
+            "tokenize",
+            {"messages": CHAT, "continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message",
+            "add_generation_prompt must be false",
+        ),
+        ("tokenize", {"prompt": "a", "continue_final_message": True}, "continue_final_message", "for messages only"),
         (
             "tokenize",
             {"messages": CHAT, "chat_template": "{{ x }}"},
@@ -81,6 +87,13 @@ def test_fields_that_ask_for_nothing_are_taken(client, prefix):
     text = client.post(f"{prefix}/tokenize", json={"prompt": "a"} | nothing)
 
     assert (chat.json()["count"], text.json()["count"]) == (3, 1)
+
+
+def test_a_conversation_may_end_inside_its_last_message(client):
+    body = client.post("/v1/tokenize", json={"messages": CHAT, "continue_final_message": True}).json()
+    closed = client.post("/v1/tokenize", json={"messages": CHAT}).json()
+
+    assert closed["tokens"] == [*body["tokens"], ord("|")]
 
 
 def test_an_unknown_model_is_404(client):

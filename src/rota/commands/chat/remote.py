@@ -52,7 +52,8 @@ class Remote:
 
     def answer(self, model: str, messages: Sequence[dict[str, str]], options: dict[str, Any]) -> Generator[Piece]:
         """The answer to a conversation as it comes. Raises ChatError; closing the generator ends the answer."""
-        usage = {"include_usage": True, "continuous_usage_stats": True}
+        # No field that only some servers know.
+        usage = {"include_usage": True}
         body = {"model": model, "messages": list(messages), "stream": True, "stream_options": usage, **options}
         with self._open("/v1/chat/completions", body, STREAM_S) as response:
             for line in response:

@@ -14,6 +14,7 @@ from rota.server.call_options import CallOptions
 from rota.server.fields import MAX_COUNT, Count, Unsupported, read_body, unless, within
 from rota.server.openai.answer_form import AnswerForm, answer_form, template_variables
 from rota.server.openai.message_fields import Messages, conversation
+from rota.server.openai.prompt_ending import PromptEnding
 from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
 from rota.server.openai.structured_fields import StructuredFields
 from rota.server.openai.tool_fields import ToolFields
@@ -23,7 +24,7 @@ from rota.server.structured import guided
 from rota.text.speech import Speech
 
 
-class ChatFields(ToolFields, StructuredFields, SamplingFields):
+class ChatFields(ToolFields, StructuredFields, PromptEnding, SamplingFields):
     """A conversation to be continued."""
 
     messages: Messages
@@ -36,10 +37,6 @@ class ChatFields(ToolFields, StructuredFields, SamplingFields):
     # Only values that ask for the default behaviour.
     service_tier: Literal["auto", "default"] | None = None
     modalities: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = None
-    # False: the template does not begin an answer, and the model goes on from the last message.
-    add_generation_prompt: bool | None = None
-    # The answer goes on with the last message, which is then not closed.
-    continue_final_message: bool | None = None
     prompt_cache_retention: str | None = None
     add_special_tokens: Unsupported = None
     echo: Unsupported = None
@@ -64,13 +61,6 @@ class ChatFields(ToolFields, StructuredFields, SamplingFields):
     def reading(self) -> Reading:
         """How the prompt is read. Without a limit, room for one token is left."""
         return Reading(self.truncate_prompt_tokens, self.asked_tokens() or 1)
-
-    def is_continued(self) -> bool:
-        """Whether the answer goes on with the last message."""
-        if self.continue_final_message and self.add_generation_prompt:
-            message = "continue_final_message goes on with the last message, so add_generation_prompt must be false."
-            raise RequestError.bad_field("continue_final_message", message)
-        return bool(self.continue_final_message)
 
     def alternatives(self) -> int | None:
         """How many alternatives come with every token's log-probability. None: no log-probabilities."""
@@ -116,11 +106,10 @@ def chat_call(texts: Texts, fields: ChatFields) -> ChatCall:
     sampling = fields.sampling(fields.output_limit(), logprobs, texts.tokenizer)
     texts.check_count(1, choices)
     is_continued = fields.is_continued()
-    has_generation_prompt = fields.add_generation_prompt is not False and not is_continued
     use = tool_use(fields)
     rendered = texts.rendered(
         conversation(fields.messages),
-        has_generation_prompt,
+        fields.has_generation_prompt(),
         is_continued,
         use.shown or None,
         template_variables(texts.tokenizer.chat, fields),

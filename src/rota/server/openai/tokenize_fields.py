@@ -11,21 +11,20 @@ from rota.core.errors import RequestError
 from rota.server.fields import Fields, Unsupported, read_body
 from rota.server.openai.answer_form import template_variables
 from rota.server.openai.message_fields import Messages, conversation
+from rota.server.openai.prompt_ending import PromptEnding
 from rota.server.openai.tool_fields import ToolFields, Tools
 from rota.server.openai.tool_use import tool_use
 from rota.server.prompts import Texts, TokenList, Tokens, checked_tokens
 
 
-class TokenizeFields(Fields):
+class TokenizeFields(PromptEnding):
     """A text, or a conversation, to be turned into tokens."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
-    continue_final_message: Unsupported = None
     chat_template: Unsupported = None
     tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -73,8 +72,8 @@ def _tokens_of(texts: Texts, fields: TokenizeFields) -> Tokens:
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError.bad_field("prompt", "Send either prompt or messages.")
     if fields.prompt is not None:
-        for name in ("add_generation_prompt", "tools", "chat_template_kwargs"):
-            if getattr(fields, name) is not None:
+        for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
+            if getattr(fields, name) not in (None, False):  # a list or an object may be empty
                 raise RequestError.bad_field(name, f"{name} is for messages only.")
         texts.refuse_too_long(len(fields.prompt), "prompt")
         return texts.tokenizer.encode(fields.prompt, fields.add_special_tokens is not False)
@@ -84,7 +83,8 @@ def _tokens_of(texts: Texts, fields: TokenizeFields) -> Tokens:
     asked = ToolFields(tools=fields.tools, chat_template_kwargs=fields.chat_template_kwargs)
     return texts.rendered(
         conversation(fields.messages or []),
-        fields.add_generation_prompt is not False,
+        fields.has_generation_prompt(),
+        fields.is_continued(),
         tools=tool_use(asked).shown or None,
         variables=template_variables(texts.tokenizer.chat, asked),
     )
