@@ -14,7 +14,7 @@ from rota.core.grammar import Grammar
 from rota.grammar.check import problem
 from rota.grammar.vocabulary import Vocabulary
 from rota.runtime.lifeline import die_with
-from rota.server.text_workers.worker import limit_memory
+from rota.server.memory_limit import limit_memory
 from rota.text.tokenizer import Tokenizer
 
 # The engine and the event loop go first where cores are few.

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.lifeline import die_with
+from rota.server.memory_limit import limit_memory
 from rota.server.prompts import Texts
 from rota.server.text_workers.job import Done, Order
 from rota.text.tokenizer import Tokenizer
@@ -22,8 +23,6 @@ from rota.text.tokenizer import Tokenizer
 READY = b"ready"
 # The engine and the event loop go first where cores are few.
 _NICENESS = 5
-# How much address space one job may take beside what the process had before. The largest bodies need a third of it.
-MEMORY_BYTES = 2 * 2**30
 # A worker that still holds this much after a job has kept memory that nothing will need again.
 _KEPT_BYTES = 2**29
 
@@ -63,15 +62,6 @@ def _done(order: Order, tokenizer: Tokenizer, raw: bytes) -> Done:
     except Exception:
         return Done(traceback=traceback.format_exc(), is_last=True)
     return Done(result=result, is_last=_is_too_large())
-
-
-def limit_memory() -> None:
-    """Let an allocation beyond the limit fail in this process, before the system kills another one."""
-    if sys.platform != "linux":
-        return
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    with suppress(ValueError, OSError):  # a lower limit is in force already
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY_BYTES, resource.RLIM_INFINITY))
 
 
 def _is_too_large() -> bool:
