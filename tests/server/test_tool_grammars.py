@@ -237,7 +237,7 @@ def test_a_newer_model_of_mistral_writes_a_name_and_then_its_arguments(tmp_path)
     tokenizer, call = called(tmp_path, knows, ("[TOOL_CALLS]", "[ARGS]"), tool_choice=named("clock"))
     ids = tokenizer.special_ids(["[TOOL_CALLS]", "[ARGS]"])
 
-    written = f'<[{ids["[TOOL_CALLS]"]}]> "clock" <[{ids["[ARGS]"]}]> %json'
+    written = f'<[{ids["[TOOL_CALLS]"]}]> "clock" <[{ids["[ARGS]"]}]> @tag_0'
 
     assert written in json.loads(grammar_in(call).text)["grammars"][0]["lark_grammar"]
     assert call.asks.text.shown == {*ids.values()}
