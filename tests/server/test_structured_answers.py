@@ -96,6 +96,13 @@ def test_a_stream_says_the_same_as_a_whole_answer(client: httpx.Client) -> None:
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
 
 
+def test_a_large_schema_is_read_in_a_worker_and_kept_too(client: httpx.Client) -> None:
+    names = [f"n{number}" for number in range(100)]
+    schema = {"properties": {name: {"type": "null"} for name in names}, "type": "object", "additionalProperties": False}
+    (choice,) = chat(client, guided_json={**schema, "required": names[:2]}, temperature=0).json()["choices"]
+    assert re.match(r'\{\s*"n0"\s*:\s*null\s*,\s*"n1"', choice["message"]["content"])
+
+
 def test_a_seed_repeats_an_answer(client: httpx.Client) -> None:
     first, second = (chat(client, response_format=FORMAT, seed=9).json()["choices"] for _ in range(2))
     assert first == second
