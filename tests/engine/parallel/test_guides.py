@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 
 from rota.core.grammar import Grammar
 from rota.core.ids import AdapterId
+from rota.core.request import Pooling
 from tests.builders import request
 from tests.engine.fake_grammars import FakeGrammars, obeys
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.parallel.ranks import OverlappedDevice
 from tests.engine.parallel.story import ADAPTERS, WAYS, GroupServer, play
+from tests.worlds import endings
+
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +30,24 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def test_two_ranks_under_grammars_answer_as_one_does(folder, group_of):
-    guided = {"grammar": Grammar("mod 7")}
+KINDS: dict[str, dict[str, Any]] = {
+    "free": {},
+    "guided": {"grammar": Grammar("mod 7")},
+    "limited": {
+        "logit_bias": ((9, 4.0), (10, -4.0)),
+        "allowed_token_ids": tuple(range(0, 250, 2)),
+        "bad_words": ((8,), (12, 14)),
+        "min_new_tokens": 3,
+        "stop_token_ids": frozenset(range(0, 250, 8)),
+    },
+}
+
+
+def test_two_ranks_under_grammars_and_limits_answer_as_one_does(folder, group_of):
     requests = [
-        request(f"{way} {bool(more)}", 5 + 9 * place, 10, adapter=AdapterId(place % 4), **fields, **more)
-        for place, (way, (fields, _)) in enumerate(WAYS.items())
-        for more in (guided, {})
+        request(f"{way} {kind}", 5 + 9 * place, 7, adapter=AdapterId(place), **WAYS[way][0], **KINDS[kind])
+        for place, way in enumerate(("greedy", "penalised", "all of it"))
+        for kind in KINDS
     ]
     alone = GroupServer(folder / "model", None)
     alone.engine.use_grammars(FakeGrammars())
@@ -41,4 +58,17 @@ def test_two_ranks_under_grammars_answer_as_one_does(folder, group_of):
 
     assert two.tokens == one.tokens
     assert two.failures == 0
-    assert all(obeys(tokens, 7) for id, tokens in two.tokens.items() if id.endswith("True"))
+    assert all(obeys(tokens, 7) for id, tokens in two.tokens.items() if id.endswith("guided"))
+    assert all(token % 2 == 0 for id, tokens in two.tokens.items() if id.endswith("limited") for token in tokens)
+
+
+def test_two_ranks_pool_as_one_does(folder, group_of):
+    requests = [
+        request(f"{pooling} {length}", length, pooling=pooling) for pooling in POOLINGS for length in (1, 9, 50)
+    ]
+    one, two = (
+        endings(GroupServer(folder / "model", ranks, kv_blocks=64).serve(requests)) for ranks in (None, group_of(2))
+    )
+
+    for id, end in one.items():
+        assert two[id].embedding == pytest.approx(end.embedding, abs=1e-4)
