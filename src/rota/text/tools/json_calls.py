@@ -55,7 +55,7 @@ class _CallObject:
         self._calls = calls
         self._wants = "key or }"
         self._value: JsonValue | None = None
-        self._text = ""  # of the value that is read, if it is not sent
+        self._pieces: list[str] = []  # of the value that is read, if it is not sent
         self._key = ""
         self._known: dict[str, str] = {}
         self._is_begun = False
@@ -106,7 +106,7 @@ class _CallObject:
         if self._is_sending:
             self._calls.add(piece)
             return Verdict.SENT
-        self._text += piece
+        self._pieces.append(piece)
         return Verdict.HELD
 
     @property
@@ -115,7 +115,7 @@ class _CallObject:
 
     def _end_value(self) -> bool:
         """Whether the key or value that has been read belongs to a call."""
-        text, self._text = self._text, ""
+        text, self._pieces = "".join(self._pieces), []
         if self._wants == "key":
             key = json.loads(text)
             self._key, self._wants = "arguments" if key in _ARGUMENTS else key, ":"

@@ -50,22 +50,26 @@ class ToolParser:
         self._reader: Reader | None = None
         self._read: Callable[[], bool] = self._read_between
         self._content: list[str] = []
+        self._held: list[str] = []  # has been read, and may be part of a call
         self._text = ""
-        self._begin = 0  # of the text that is held back
+        self._begin = 0  # of the text that has been read and is held back
         self._at = 0  # what is read next
 
     def push(self, text: str) -> Said:
         self._text = self._text + text if self._text else text
         while self._at < len(self._text) and self._read():
             pass
-        if self._begin:
-            self._text, self._at, self._begin = self._text[self._begin :], self._at - self._begin, 0
+        if self._at:
+            if self._begin < self._at:
+                self._held.append(self._text[self._begin : self._at])
+            self._text, self._begin, self._at = self._text[self._at :], 0, 0
         return self._said(self._calls.take())
 
     def finish(self) -> Said:
         """What was held back. No more text comes."""
-        self._content.append(self._text if not self._calls.count or self._text.strip(_BLANKS) else "")
-        self._text = ""
+        text = "".join(self._held) + self._text
+        if not self._calls.count or text.strip(_BLANKS):
+            self._content.append(text)
         return self._said(self._calls.take(is_last=True))
 
     def _said(self, calls: tuple[CallPiece, ...]) -> Said:
@@ -98,7 +102,7 @@ class ToolParser:
             self._enter(found[1])
             return True
         self._release(len(self._text) - self._markers.held(self._text, self._begin))
-        self._at = len(self._text)
+        self._at = self._begin
         return False
 
     def _read_calls(self) -> bool:
@@ -106,9 +110,9 @@ class ToolParser:
         self._at, verdict = self._reader.read(self._text, self._at)
         match verdict:
             case Verdict.SENT:
-                self._begin = self._at
+                self._account()
             case Verdict.DONE:
-                self._begin = self._at
+                self._account()
                 self._read = self._read_between
             case Verdict.BROKEN:
                 self._release(self._at)
@@ -120,7 +124,16 @@ class ToolParser:
         self._reader = self._form.reader(self._calls)
         self._read = self._read_calls
 
+    def _account(self) -> None:
+        """All text that has been read is part of calls."""
+        self._begin = self._at
+        if self._held:
+            self._held.clear()
+
     def _release(self, end: int) -> None:
         """All text up to here is content."""
+        if self._held:
+            self._content += self._held
+            self._held.clear()
         self._content.append(self._text[self._begin : end])
         self._begin = end

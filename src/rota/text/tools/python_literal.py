@@ -20,7 +20,7 @@ class PythonLiteral:
     def __init__(self) -> None:
         self.is_complete = False
         self._is_broken = False
-        self._text = ""
+        self._pieces: list[str] = []
         self._closing: list[str] = []  # of the brackets that are open
         self._quote = ""  # of the string that is open
         self._is_escaped = False
@@ -30,14 +30,15 @@ class PythonLiteral:
         start = at
         while at < len(text) and not (self.is_complete or self._is_broken):
             at = self._read_string(text, at) if self._quote else self._read_sign(text, at)
-        self._text += text[start:at]
+        self._pieces.append(text[start:at])
         return at
 
     def as_json(self) -> str | None:
         """The value as JSON. None: it is no value that JSON has."""
+        text = "".join(self._pieces).strip()
         for read in (json.loads, _literal):  # most values are written the same in both, and JSON is read faster
             try:
-                return json.dumps(read(self._text.strip()), allow_nan=False)
+                return json.dumps(read(text), allow_nan=False)
             except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                 continue
         return None
