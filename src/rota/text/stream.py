@@ -70,17 +70,12 @@ class TextStream:
 
     def push(self, tokens: Sequence[int]) -> Piece:
         self._count += len(tokens)
-        text = self._detokenizer.push([token for token in tokens if token not in self._hidden])
-        return self._piece(self._watcher.push(text, self._may_stop))
+        if not self._hidden.isdisjoint(tokens):
+            tokens = [token for token in tokens if token not in self._hidden]
+        text = self._watcher.push(self._detokenizer.push(tokens), self._count > self._min_tokens)
+        return Piece(text, self._watcher.matched is not None)
 
     def finish(self) -> Piece:
         """The last piece: the text that was held back."""
-        text = self._watcher.push(self._detokenizer.finish(), self._may_stop)
-        return self._piece(text + self._watcher.finish())
-
-    @property
-    def _may_stop(self) -> bool:
-        return self._count > self._min_tokens
-
-    def _piece(self, text: str) -> Piece:
-        return Piece(text, self._watcher.matched is not None)
+        text = self._watcher.push(self._detokenizer.finish(), self._count > self._min_tokens)
+        return Piece(text + self._watcher.finish(), self._watcher.matched is not None)
