@@ -66,19 +66,18 @@ def _allowed(tokenizer: Tokenizer, tokens: list[int]) -> tuple[int, ...]:
 
 
 def _spellings(tokenizer: Tokenizer, words: list[str]) -> Iterable[tuple[int, ...]]:
-    """Each word as tokens, at the beginning of a text and behind a space."""
+    """Each word as tokens, at the beginning of a text and behind a space, each spelling once."""
     if len(words) > MAX_BAD_WORDS:
         message = f"bad_words holds {len(words)} words; at most {MAX_BAD_WORDS} are allowed."
         raise RequestError.bad_field("bad_words", message)
-    spellings: dict[tuple[int, ...], None] = {}
     for index, word in enumerate(words):
-        place = f"bad_words.{index}"
-        if not (bare := word.lstrip()) or len(word) > MAX_WORD_LENGTH:
+        if not word.strip() or len(word) > MAX_WORD_LENGTH:
+            place = f"bad_words.{index}"
             message = f"{place} must have 1 to {MAX_WORD_LENGTH} characters, and not only spaces."
             raise RequestError.bad_field(place, message)
-        for text in (bare, f" {bare}"):
-            spellings[tokenizer.encode(text, add_special_tokens=False)] = None
-    return spellings
+    spelled = tokenizer.encode_each([text for word in words for text in (word.lstrip(), f" {word.lstrip()}")])
+    # A tokenizer may make no token of a word that it does not know.
+    return dict.fromkeys(tokens for tokens in spelled if tokens)
 
 
 def checked_id(tokenizer: Tokenizer, token: int, place: str) -> int:

@@ -83,6 +83,10 @@ class Tokenizer:
         """The tokens of a text, with the special tokens that the model folder puts around it."""
         return self._encode(text, add_special_tokens)
 
+    def encode_each(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
+        """The tokens of each text, without special tokens around it."""
+        return [tuple(one.ids) for one in self._encodings(texts, add_special_tokens=False)]
+
     def warm_up(self) -> None:
         """Do the work that the first text and the first conversation would wait for. It may take a second."""
         _ = self.longest_token
@@ -130,9 +134,12 @@ class Tokenizer:
         return ControlTokens(self._library, self._chat.literals)
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+        return tuple(self._encodings([text], add_special_tokens)[0].ids)
+
+    def _encodings(self, texts: Sequence[str], add_special_tokens: bool) -> list[Any]:
         try:
             # This call of the library lets other threads run meanwhile, and keeps no offsets.
-            return tuple(self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
+            return list(self._library.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens))
         except TypeError as error:  # JSON can hold "\ud800", but UTF-8 cannot
             raise RequestError.bad_field(
                 "prompt", "The text holds half a surrogate pair, which is not Unicode; send the text without it."
