@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
@@ -46,7 +46,13 @@ class Fields(BaseModel):
 
     def refuse_unsupported(self, where: str = "") -> None:
         """Raises RequestError for a value without support that would change the answer. `where` ends in a dot."""
-        refuse_unsupported_values(self, _unsupported_fields(type(self)), where)
+        for name, harmless in _unsupported_fields(type(self)).items():
+            value = getattr(self, name)
+            if value in _NOTHING or value in harmless:
+                continue
+            allowed = f" other than {' or '.join(map(repr, harmless))}" if harmless else ""
+            message = f"Rota does not support {where}{name}{allowed}; {advice_on(name)}."
+            raise RequestError.bad_field(where + name, message)
 
 
 @functools.cache
@@ -58,17 +64,6 @@ def _unsupported_fields(kind: type[BaseModel]) -> dict[str, tuple[Any, ...]]:
             taken: Any = field.json_schema_extra["enum"] if isinstance(field.json_schema_extra, dict) else _NOTHING
             found[name] = tuple(taken[len(_NOTHING) :])
     return found
-
-
-def refuse_unsupported_values(fields: BaseModel, harmless: Mapping[str, tuple[Any, ...]], where: str = "") -> None:
-    """Refuse fields without support. `harmless` holds, by name, the values that ask for nothing."""
-    for name, values in harmless.items():
-        value = getattr(fields, name)
-        if value in _NOTHING or value in values:
-            continue
-        allowed = f" other than {' or '.join(map(repr, values))}" if values else ""
-        message = f"Rota does not support {where}{name}{allowed}; {advice_on(name)}."
-        raise RequestError.bad_field(where + name, message)
 
 
 def unless(*values: Any) -> Any:
