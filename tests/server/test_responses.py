@@ -149,6 +149,12 @@ def test_what_cannot_be_done_is_refused_by_its_own_name(server, fields, param, w
     assert word in error_of(response)["message"]
 
 
+def test_a_number_without_end_is_refused_and_not_left_out(server):
+    response = server.post("/v1/responses", content=b'{"input": "ab", "temperature": Infinity}')
+
+    assert (response.status_code, error_of(response)["param"]) == (400, "temperature")
+
+
 def test_a_conversation_longer_than_the_context_is_413(server):
     response = ask(server, input="x" * CONTEXT)
 

@@ -15,7 +15,7 @@ from rota.server.errors import ClientGone, note
 from rota.server.front import Front
 from rota.server.grammars import check_grammars
 from rota.server.names import HEADER
-from rota.server.shape import Shape
+from rota.server.shape import OnlyWhole, Shape
 from rota.server.sse import EventStream
 
 
@@ -44,7 +44,9 @@ async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Sh
         end()
         raise
     end()
-    return Response(shape.whole(answer, parts), media_type="application/json", headers=headers)
+    is_large = isinstance(shape, OnlyWhole)
+    body = await asyncio.to_thread(shape.whole, answer, parts) if is_large else shape.whole(answer, parts)
+    return Response(body, media_type="application/json", headers=headers)
 
 
 async def _packets(front: Front, answer: Answer, shape: Shape, parts: list[Part]) -> AsyncIterator[bytes]:

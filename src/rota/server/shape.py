@@ -63,7 +63,7 @@ class DataEvents(ABC):
 
 
 class OnlyWhole(ABC):
-    """The answers of a route that streams nothing."""
+    """The answers of a route that streams nothing. They may be large, and are written in a thread."""
 
     media_type = "application/json"
 

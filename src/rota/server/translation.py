@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import msgspec
 
 from rota.core.errors import Fault, RequestError
 from rota.server.openai.chat_fields import ChatCall, read_chat
@@ -23,8 +22,9 @@ class Translation:
     def read(self, texts: Texts) -> ChatCall:
         """Read it as a chat's. Raises RequestError with the client's names."""
         try:
-            # Encoded again: the body's checks are there, also of what one field means for another.
-            call = read_chat(texts, msgspec.json.encode(self.body))
+            # Encoded again: the body's checks are there, also of what one field means for another. Infinity stays what
+            # it is, so that it is refused.
+            call = read_chat(texts, json.dumps(self.body).encode())
         except RequestError as error:
             raise RequestError(self._with_client_names(error.fault)) from None
         sampling = call.sampling

@@ -12,7 +12,7 @@ import msgspec
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.server.answer import Answer, Part
 from rota.server.embeddings.call import PooledCall
-from rota.server.embeddings.vectors import Vector, as_base64, cosine, normalised
+from rota.server.embeddings.vectors import Vector, as_base64, cosine, encoded, normalised
 from rota.server.shape import OnlyWhole
 
 
@@ -42,7 +42,8 @@ def _checked(vector: Vector | None) -> Vector:
 
 class EmbeddingShape(VectorShape):
     def body(self, vectors: Sequence[Vector]) -> dict[str, Any]:
-        written = [as_base64(vector) if self._read.is_base64 else vector for vector in vectors]
+        # Encoded one by one: the lock is free between two of them, for the tokens of other clients.
+        written = [as_base64(vector) if self._read.is_base64 else encoded(vector) for vector in vectors]
         data = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(written)]
         return {"object": "list", "data": data, "model": self._model}
 
