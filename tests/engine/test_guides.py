@@ -112,8 +112,8 @@ def test_clients_that_leave_disturb_nobody(made, at_depth_1, depth):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_grammar_that_is_complete_ends_the_answer(made, depth):
     grammar = Grammar("mod 7 then end 5")
-    stops = {"stop_token_ids": frozenset({2})}
-    guided = request("guided", 9, 30, grammar=grammar, **stops)
+    # It ends also where more tokens were asked for.
+    guided = request("guided", 9, 30, grammar=grammar, stop_token_ids=frozenset({2}), min_new_tokens=10)
     _, _, events = served(made, depth, [guided, request("free", 9, 30)])
     answer = outputs(events)["guided"]
 

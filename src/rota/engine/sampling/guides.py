@@ -20,7 +20,7 @@ from rota.core.plan import Seat
 from rota.core.request import SamplingParams
 from rota.engine.device import send
 from rota.engine.sampling.bad_words import BadWords, needs_memory
-from rota.engine.sampling.masks import BITS, Masks, packed, words_of
+from rota.engine.sampling.masks import BITS, Masks, Words, packed, words_of
 
 NO_GRAMMARS = "This engine was started without grammars, so it cannot follow one."
 # A grammar that was never seen takes milliseconds, mostly outside Python's lock.
@@ -32,10 +32,13 @@ MOST_PREPARED = 128
 class Guide:
     """Of one answer, from its seat on."""
 
-    def __init__(self, making: Future[Matcher] | None, words: BadWords | None) -> None:
+    def __init__(self, making: Future[Matcher] | None, words: BadWords | None, stops: Words, early: int) -> None:
+        """`stops` are the tokens that may not be among the next `early` ones, unless only they may come."""
         self._making = making  # until it is asked for
         self._matcher: Matcher | None = None
         self._words = words
+        self._stops = stops
+        self._early = early
         self._failure = ""
         self.behind = 0  # tokens that are drawn, or will be, and not known yet
 
@@ -60,6 +63,7 @@ class Guide:
     def accept(self, token: int) -> None:
         """The answer's next token is known; a token below zero is none."""
         self.behind -= 1
+        self._early -= 1
         if token < 0:
             return
         if self.matcher is not None:
@@ -67,10 +71,14 @@ class Guide:
         if self._words is not None:
             self._words.accept(token)
 
-    @property
-    def forbidden(self) -> list[int]:
-        """Tokens that may not follow, whatever the grammar says."""
-        return [] if self._words is None else self._words.forbidden
+    def restrict(self, bits: Words) -> None:
+        """Take from a mask what the grammar does not know of."""
+        if self._words is not None and (forbidden := self._words.forbidden):
+            bits &= ~packed(forbidden, len(bits) * BITS)
+        if self._early > 0:
+            later = bits & ~self._stops
+            if later.any():  # else the grammar is complete: the answer ends, however short it is
+                bits[:] = later
 
 
 # The guides of a step, each with its row's position among those that sample.
@@ -152,15 +160,17 @@ class Guides:
             assert self._grammars is not None
             self._grammars.fill(matchers, bits.data)
         for line, guide in enumerate(guides):
-            if forbidden := guide.forbidden:
-                bits[line] &= ~packed(forbidden, self._words * BITS)
+            guide.restrict(bits[line])
         sent = send(numbers, self._device)
         return Masks(sent[:rows], sent[rows:].view(len(wanted), self._words))
 
     def _guide(self, params: SamplingParams, answer: Sequence[int]) -> Guide:
         making = self._builders.submit(self._matcher, params.grammar, answer) if params.grammar is not None else None
         words = BadWords(params.bad_words, answer) if needs_memory(params.bad_words) else None
-        return Guide(making, words)
+        # Without a grammar the device itself holds stop tokens back.
+        early = params.min_new_tokens - len(answer) if params.grammar is not None else 0
+        stops = packed(params.stop_token_ids if early > 0 else (), self._words * BITS)
+        return Guide(making, words, stops, early)
 
     def _try(self, grammar: Grammar) -> None:
         assert self._grammars is not None

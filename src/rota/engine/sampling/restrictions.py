@@ -67,7 +67,12 @@ class Restrictions:
 
 
 def has_limits(params: SamplingParams) -> bool:
-    return has_mask(params) or params.min_new_tokens > 0
+    return has_mask(params) or least_tokens(params) > 0
+
+
+def least_tokens(params: SamplingParams) -> int:
+    """Before so many tokens no stop token may come. Under a grammar, which may be complete, a guide sees to it."""
+    return 0 if params.grammar is not None else params.min_new_tokens
 
 
 def has_mask(params: SamplingParams) -> bool:

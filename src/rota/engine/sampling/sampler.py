@@ -21,7 +21,7 @@ from rota.engine.sampling.draw import argmax, choose, keep_top_sigmas, mix
 from rota.engine.sampling.guides import needs_guide
 from rota.engine.sampling.masks import Limits, MaskLogits, Masks, mask_logits, words_of
 from rota.engine.sampling.penalties import Penalties
-from rota.engine.sampling.restrictions import Restrictions, has_limits, has_mask
+from rota.engine.sampling.restrictions import Restrictions, has_limits, has_mask, least_tokens
 from rota.engine.step.sampled import Logprobs, Sampled
 
 # A line of parameters. A float32 counts exactly up to 2**24, more than any vocabulary.
@@ -147,7 +147,8 @@ class Sampler:
         params = seat.sampling
         top_k = self._vocabulary if params.top_k is None else min(params.top_k, self._vocabulary)
         penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-        until = seat.prompt_length + params.min_new_tokens if params.min_new_tokens else 0
+        least = least_tokens(params)
+        until = seat.prompt_length + least if least else 0
         others = (has_mask(params), until, len(params.logit_bias), params.top_n_sigma or 0.0)
         return (params.temperature, float(top_k), params.top_p, params.min_p, *penalties, *others)
 
