@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rota.core.config import Capacity
+from rota.core.grammar import Grammar
 from rota.core.messages import Message
 from rota.core.plan import StepPlan, StepResult
-from rota.runtime.world import Device
+from rota.runtime.world import Device, FollowsGrammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ class Timed:
 
     def listen(self, post: Callable[[Message], None]) -> None:
         self.device.listen(post)
+
+    def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
+        return isinstance(self.device, FollowsGrammars) and self.device.prepare(grammar, then)
 
     def clear(self) -> None:
         """Forget the steps so far."""
