@@ -11,7 +11,7 @@ import pytest
 
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
-from rota.grammar.texts import json_schema
+from rota.grammar.texts import Tag, json_schema, tagged
 from rota.server.openai.chat_fields import ChatCall, ChatFields, chat_call
 from rota.server.openai.tool_fields import ToolFields
 from rota.server.openai.tool_grammar import form_of_calls, tool_grammar
@@ -162,6 +162,15 @@ def test_an_answer_of_a_given_form_may_be_a_call_instead():
     assert takes(grammar, "null")
     assert takes(grammar, CALL)
     assert not begins(grammar, "Hello")
+
+
+def test_a_call_may_stand_in_the_place_of_tagged_text():
+    wanted = tagged([Tag(begin="<t>", schema={"type": "null"}, end="</t>", trigger="<t>")], "structural_tag")
+    grammar = grammar_of(wanted=wanted, tools=tools(strict=True))
+
+    assert takes(grammar, "So <t>null</t>.")
+    assert takes(grammar, CALL)
+    assert not begins(grammar, "So <t>1")
 
 
 def test_a_call_that_must_be_made_goes_before_the_form_of_an_answer():

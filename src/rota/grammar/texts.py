@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -54,8 +55,10 @@ def ebnf(text: str, param: str) -> Grammar:
 
 def either(one: Grammar, other: Grammar) -> Grammar:
     """An answer that matches one of two grammars."""
-    parts = [{"name": "either", "lark_grammar": "start: @one | @other"}, *_named(one, "one"), *_named(other, "other")]
-    return replace(one, text=written(parts, one.param))
+    head = {"name": "either", "lark_grammar": "start: @one | @other"}
+    parts = _named(one, "one")
+    others = _renamed(_named(other, "other"), {part["name"] for part in parts})
+    return replace(one, text=written([head, *parts, *others], one.param))
 
 
 def after_thinking(grammar: Grammar, end: str, specials: Mapping[str, int] | None = None, start: str = "") -> Grammar:
@@ -81,6 +84,22 @@ def _named(grammar: Grammar, name: str) -> list[dict[str, Any]]:
     """The parts of a grammar, to be parts of another one that calls it by this name."""
     head, *others = json.loads(grammar.text)["grammars"]
     return [{**head, "name": name}, *others]
+
+
+def _renamed(parts: list[dict[str, Any]], taken: Set[str]) -> list[dict[str, Any]]:
+    """The same parts, in which a name that is taken is another one."""
+    names = [part["name"] for part in parts if part["name"] in taken]
+    if not names:
+        return parts
+    used = re.compile(rf"@({'|'.join(map(re.escape, names))})\b")
+    return [
+        {
+            **part,
+            "name": f"other_{part['name']}" if part["name"] in taken else part["name"],
+            **({"lark_grammar": used.sub(r"@other_\1", part["lark_grammar"])} if "lark_grammar" in part else {}),
+        }
+        for part in parts
+    ]
 
 
 def _within_slashes(pattern: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from rota.core.errors import RequestError
 from rota.core.grammar import Grammar
@@ -41,28 +42,36 @@ def tool_grammar(use: ToolUse, form: str, wanted: Grammar | None, specials: Mapp
     if not use.callable or (use.is_free and wanted is None):
         return wanted
     written = written_in(form, specials.keys())
-    tags = [_tag(one, written, use.must_call) for one in use.callable]
     is_bare = use.must_call or wanted is not None
-    calls = tagged(
-        tags,
-        use.param,
-        at_least=1 if is_bare else 0,
-        at_most=use.at_most,
-        text_between=not is_bare,
-        specials=specials,
-    )
+    with _naming_the_function(use):
+        calls = tagged(
+            [_tag(one, written, use.must_call) for one in use.callable],
+            use.param,
+            at_least=1 if is_bare else 0,
+            at_most=use.at_most,
+            text_between=not is_bare,
+            specials=specials,
+        )
     return calls if wanted is None or use.must_call else either(calls, wanted)
+
+
+@contextmanager
+def _naming_the_function(use: ToolUse) -> Iterator[None]:
+    """An error in one of the schemas is raised with its place in the body."""
+    try:
+        yield
+    except RequestError:
+        for one in use.callable:
+            if use.must_call or one.is_strict:
+                json_schema(closed(one.parameters), one.param)
+        raise
 
 
 def _tag(one: Callable, written: Written, is_forced: bool) -> Tag:
     """A call of one function. Its arguments are any object, unless more was asked for."""
-    is_kept = is_forced or one.is_strict
-    schema = closed(one.parameters) if is_kept else {"type": "object"}
-    if is_kept:
-        json_schema(schema, one.param)  # an error names the function
     return Tag(
         begin=f"{written.begin}{one.name}{written.middle}",
-        schema=schema,
+        schema=closed(one.parameters) if is_forced or one.is_strict else {"type": "object"},
         end=written.end,
         trigger=written.trigger,
     )
