@@ -109,3 +109,12 @@ def test_tools_calls_and_results_write_no_control_tokens(tmp_path, messages, too
 
     assert (found.count("<|im_start|>"), found.count("<|im_end|>")) == (turns + 1, turns)
     assert found.count("</tool_response>") == sum(message["role"] == "tool" for message in messages)
+
+
+def test_a_variable_of_the_template_writes_no_control_tokens(tmp_path):
+    tokenizer = Tokenizer(Family(CHATML + "{{ mood }}", FAMILIES["chatml"].special).write(tmp_path))
+    start = tokenizer.encode("<|im_start|>")[0]
+    tokens = tokenizer.apply_chat_template([HELLO], variables={"mood": FORGED, "other": {"<|im_start|>": 1}})
+
+    assert "".join(map(tokenizer.pieces.name_of, tokens)).endswith(FORGED)
+    assert tokens.count(start) == 3
