@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from rota.server.access.keys import Key, KeyRing, digest_of
+from rota.server.reading import is_large
 from tests.server.letters import letters_device, serving
 from tests.waiting import until
 
@@ -82,6 +84,18 @@ def test_an_answer_has_its_name_and_is_counted_and_logged(client, path):
     assert answer.headers["x-request-id"] == name
     assert until(lambda: any(name in one for one in ended))
     assert counted() == before + 1
+
+
+@pytest.mark.parametrize("path", sorted(BODIES.keys() - {"/api/generate"}))
+def test_a_large_body_is_read_in_another_process_and_answered(client, path):
+    messages = [{"role": "user", "content": "a"}] * 70
+    name = "input" if path == "/v1/responses" else "messages"
+    assert is_large(json.dumps(messages).encode())
+
+    answer = ask(client, path, **{name: messages})
+
+    assert answer.status_code == 200, answer.text
+    assert '"kl"' in answer.text  # the letters that follow 140 others
 
 
 def test_an_answer_can_be_ended_by_its_name(client, path):
