@@ -108,6 +108,15 @@ def send(values: NDArray[np.generic], device: torch.device) -> Tensor:
     return staged.to(device, non_blocking=True)
 
 
+def staging(length: int, device: torch.device) -> Tensor:
+    """[length] int32 on the host, to be written and then sent: what is large is not copied once more to pin it.
+
+    Torch copies a megabyte with all its threads, and those take milliseconds to wake beside threads of other libraries
+    (masks of 64 rows on an H200, 2026-11-16: up to 8 ms).
+    """
+    return torch.empty(length, dtype=torch.int32, pin_memory=device.type == "cuda")
+
+
 def fetch(values: Tensor) -> Tensor:
     """Start copying a tensor to pinned host memory; read it only after an event recorded behind this call."""
     if values.device.type == "cpu":

@@ -18,7 +18,7 @@ from rota.core.grammar import Grammar, Grammars, Matcher
 from rota.core.ids import Row
 from rota.core.plan import Seat
 from rota.core.request import SamplingParams
-from rota.engine.device import send
+from rota.engine.device import staging
 from rota.engine.sampling.bad_words import BadWords, needs_memory
 from rota.engine.sampling.masks import BITS, Masks, Words, packed, words_of
 
@@ -151,7 +151,9 @@ class Guides:
 
     def _masks(self, wanted: Sequence[tuple[int, Guide]], rows: int) -> Masks:
         """One copy to the device: each row's line, or -1, and the lines behind them."""
-        numbers = np.full(rows + len(wanted) * self._words, -1, np.int32)
+        staged = staging(rows + len(wanted) * self._words, self._device)
+        numbers = staged.numpy()
+        numbers.fill(-1)
         numbers[[at for at, _ in wanted]] = np.arange(len(wanted))
         bits = numbers[rows:].reshape(len(wanted), self._words)
         guides = [guide for _, guide in wanted]
@@ -161,7 +163,7 @@ class Guides:
             self._grammars.fill(matchers, bits.data)
         for line, guide in enumerate(guides):
             guide.restrict(bits[line])
-        sent = send(numbers, self._device)
+        sent = staged.to(self._device, non_blocking=True)
         return Masks(sent[:rows], sent[rows:].view(len(wanted), self._words))
 
     def _guide(self, params: SamplingParams, answer: Sequence[int]) -> Guide:
