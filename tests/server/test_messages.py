@@ -67,6 +67,19 @@ def test_a_message_is_answered_with_a_message(client, device):
     }
 
 
+def test_what_agent_programs_send_beside_is_taken(client):
+    edit = {"type": "clear_thinking_20251015", "keep": "all"}
+    fields = {
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "context_management": {"edits": [edit]},
+        "metadata": {"user_id": "u"},
+    }
+
+    assert ask(client, **fields).status_code == 200
+    assert client.post("/v1/messages?beta=true", json={"messages": HELLO, "max_tokens": 1}).status_code == 200
+    assert ask(client, context_management={"edits": [edit | {"keep": 1}]}).status_code == 400
+
+
 def test_an_answer_says_which_text_ended_it(client):
     body = ask(client, stop_sequences=["z", "f"], max_tokens=20).json()
 

@@ -23,7 +23,7 @@ SCHEMA = {
 }
 CHAT_TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}
 FLAT_TOOL = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
-OWN_TOOL = {"name": "weather", "input_schema": SCHEMA}
+OWN_TOOL = {"name": "weather", "input_schema": SCHEMA, "cache_control": {"type": "ephemeral"}}
 HELLO = [{"role": "user", "content": "Hello"}]
 SAID = '<think>I ask.</think>Well.<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 

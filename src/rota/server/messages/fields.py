@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from rota.core.request import MAX_SEED
-from rota.server.fields import CacheSalt, Count, Fields, Unsupported, within
+from rota.server.fields import CacheSalt, Count, Fields, Unsupported, unless, within
 from rota.server.messages.content import Content, TextBlocks
 from rota.server.sampling import Stop
+
+_KEEP_THOUGHTS = {"type": "clear_thinking_20251015", "keep": "all"}
 
 
 class MessageFields(Fields):
@@ -79,7 +81,8 @@ class PromptFields(Fields):
     cache_control: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mcp_servers: Unsupported = None
-    context_management: Unsupported = None
+    # What agent programs send: the thoughts of all turns are kept, and they always are.
+    context_management: Unsupported = unless({"edits": []}, {"edits": [_KEEP_THOUGHTS]})
 
 
 class MessagesFields(PromptFields):
