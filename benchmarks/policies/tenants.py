@@ -73,7 +73,7 @@ class ByClient(Recorder):
 
     names: tuple[str, ...] = ()
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         super().asked(request_id, adapter, at)
         self.note_tenant(request_id, self.names[int(request_id.partition("-")[0])])
 

@@ -198,7 +198,7 @@ def in_terminal(*arguments: str) -> Iterator[Terminal]:
 
 
 def test_in_a_terminal_a_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path):
-    device = letters_device(step_s=0.02)
+    device = letters_device(step_s=0.1)  # an answer of 20 seconds: a busy machine must not end it first
     with (
         serving(tmp_path, device, adapters=("poet",)) as client,
         in_terminal("--base-url", str(client.base_url)) as own,

@@ -22,7 +22,7 @@ class Pauses:
         self._last_at: dict[RequestId, float] = {}
         self.longest: dict[RequestId, float] = {}
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         """A request that waits for its first token does not pause."""
 
     def observe(self, events: Sequence[Event]) -> None:

@@ -28,7 +28,7 @@ class Witness:
 
     events: list[Event] = field(default_factory=list)
 
-    def asked(self, request_id: RequestId, adapter: AdapterId, at: float) -> None:
+    def asked(self, request_id: RequestId, adapter: AdapterId, at: float, _tenant: str = "") -> None:
         """Only events are kept."""
 
     def observe(self, events: Iterable[Event]) -> None:
