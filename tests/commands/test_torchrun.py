@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -18,17 +19,17 @@ from tests.runtime.ranks.rank_devices import pid_of
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, line_of, until
 
+# Below those that systems give to connections: another process would soon have the second port.
+PORTS = range(20_000, 32_000, 2)
+
 
 def two_free_ports() -> int:
     """The first of two neighbours: torchrun would hold it, and ranks meet at the second."""
     while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
+        port = random.choice(PORTS)
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("", port))
+            second.bind(("", port + 1))
             return port
 
 

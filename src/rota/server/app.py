@@ -146,6 +146,8 @@ def _lifespan(front: Front, companions: Sequence[Companion]) -> Callable[[FastAP
         front.streams.start()
         if front.grammars:
             front.grammars.start()
+            if front.workers:
+                front.workers.start()  # schemas may be large
         warm_up = asyncio.create_task(asyncio.to_thread(front.tokenizer.warm_up))
         beside = [asyncio.create_task(run()) for run in companions]
         yield

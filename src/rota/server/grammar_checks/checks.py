@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import TypeVar
 
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.grammar import Grammar
 from rota.server.access.keys import ANYONE
 from rota.server.errors import RetryLater
-from rota.server.grammar_checks.process import CheckProcess, Verdict
+from rota.server.grammar_checks.process import CheckProcess
+from rota.server.grammar_checks.verdict import Verdict
 from rota.server.text_workers.waiting import Bounds, Waiting
 
-# While one is ended and starts again, the other goes on.
+# One key never holds both.
 PROCESSES = 2
-LIMIT_S = 1.0
 # Verdicts are kept by the digests of their grammars, so they are small.
 KEPT = 4096
 OF_KEY, OF_ALL = Bounds(32, 2 * 2**20), Bounds(256, 16 * 2**20)
 _RETRY_AFTER_S = 1
 
 Digest = bytes
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +52,15 @@ class GrammarChecks:
         self,
         folder: Path,
         processes: int = PROCESSES,
-        limit_s: float = LIMIT_S,
         of_key: Bounds = OF_KEY,
         of_all: Bounds = OF_ALL,
         kept: int = KEPT,
     ) -> None:
-        self._processes = [CheckProcess(folder, limit_s) for _ in range(processes)]
-        self._idle = list(reversed(self._processes))
+        self._processes = [CheckProcess(folder) for _ in range(processes)]
+        # The rest have not been needed yet. One joins the idle when it is ready, so nobody waits for the start of a
+        # second process while the first could check.
+        self._unstarted = list(reversed(self._processes))
+        self._idle: list[CheckProcess] = []
         self._waiting: Waiting[Job] = Waiting(self._most_running, of_key, of_all)
         self._asked: dict[Digest, asyncio.Future[Verdict]] = {}
         self._kept = kept
@@ -69,7 +74,8 @@ class GrammarChecks:
 
     def start(self) -> None:
         """Make a process ready in the background, so that the first grammar does not wait for it."""
-        self._processes[0].start()
+        if self._unstarted:
+            self._make_ready(self._unstarted.pop())
 
     async def check(self, grammar: Grammar, key: str) -> None:
         """Raises RequestError for a grammar that no answer can follow, or that cannot be checked in time."""
@@ -103,30 +109,46 @@ class GrammarChecks:
             raise RetryLater(Fault(FaultCode.QUEUE_FULL, message), _RETRY_AFTER_S)
         self._asked[digest] = asyncio.get_running_loop().create_future()
         self._waiting.add(Job(key=key, text=text, digest=digest, verdict=self._asked[digest]))
+        if not self._idle:
+            self.start()
         self._start_jobs()
         return self._asked[digest]
+
+    def _make_ready(self, process: CheckProcess) -> None:
+        """Also if it cannot start: then it says so to whoever asks."""
+        if process.pid is not None:
+            self._is_ready(process)
+        elif not self._is_closed:
+            self._then(process.start(), lambda _: self._is_ready(process))
+
+    def _is_ready(self, process: CheckProcess) -> None:
+        self._idle.append(process)
+        self._start_jobs()
 
     def _start_jobs(self) -> None:
         while self._idle and not self._is_closed and (job := self._waiting.take()):
             process = self._idle.pop()
-            for other in self._idle[-1:]:
-                other.start()  # so that it is ready when it is needed
-            process.check(job.text).add_done_callback(partial(self._tell, asyncio.get_running_loop(), process, job))
+            self._then(process.check(job.text), partial(self._finish, process, job))
 
-    def _tell(self, loop: asyncio.AbstractEventLoop, process: CheckProcess, job: Job, done: Future[Verdict]) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._finish, process, job, done)
+    def _then(self, done: Future[Result], tell: Callable[[Future[Result]], None]) -> None:
+        """Calls `tell` on the event loop, if that still runs."""
+        loop = asyncio.get_running_loop()
+
+        def hand_over(done: Future[Result]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(tell, done)
+
+        done.add_done_callback(hand_over)
 
     def _finish(self, process: CheckProcess, job: Job, done: Future[Verdict]) -> None:
         self._waiting.finished(job.key)
-        self._idle.append(process)
         del self._asked[job.digest]
         if error := done.exception():
             job.verdict.set_exception(error)
         else:
             self._keep(job.digest, done.result())
             job.verdict.set_result(done.result())
-        self._start_jobs()
+        self._make_ready(process)
 
     def _keep(self, digest: Digest, verdict: Verdict) -> None:
         if verdict.is_final:

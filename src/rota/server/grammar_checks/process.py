@@ -1,39 +1,31 @@
-"""The server's side of a process that checks grammars: a thread asks it, and ends it when it takes too long."""
+"""The server's side of a process that checks grammars: a thread asks it, and replaces it if it dies."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from rota.runtime.children import start_child
+from rota.server.grammar_checks.copies import LIMIT_S
+from rota.server.grammar_checks.verdict import DIED, Verdict, overdue
 from rota.server.grammar_checks.worker import check_main
+from rota.server.worker_process import WorkerProcess
 
 # Python, its libraries and the tokenizer are loaded in seconds; a busy machine may need many.
 _START_S = 60.0
-
-
-class Verdict:
-    """What became of a check."""
-
-    def __init__(self, problem: str = "", *, is_final: bool = True) -> None:
-        """`is_final`: another check of the same grammar would say the same."""
-        self.problem, self.is_final = problem, is_final
+# The process keeps to its limit by itself. Only one that is stopped answers later than this.
+STUCK_S = LIMIT_S + 1.2
 
 
 class CheckProcess:
     """One process. Its thread lives as long: Linux ends the process with it."""
 
-    def __init__(self, folder: Path, limit_s: float) -> None:
-        self._folder, self._limit_s = folder, limit_s
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._thread = ThreadPoolExecutor(1, "rota-grammar-check")
-        self._process: SpawnProcess | None = None
-        self._connection: Connection | None = None
+        self._process: WorkerProcess | None = None
         self._refusal = ""
         self._closing = threading.Event()
 
@@ -41,10 +33,9 @@ class CheckProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    def start(self) -> None:
-        """Make it ready in the background. Without this call the first check waits for it."""
-        with suppress(RuntimeError):  # it has been closed
-            self._thread.submit(self._ready)
+    def start(self) -> Future[object]:
+        """Make it ready in the background, if it is not. A check that comes before waits for it."""
+        return self._thread.submit(self._ready)
 
     def check(self, text: str) -> Future[Verdict]:
         """Start a check; does not block."""
@@ -63,48 +54,36 @@ class CheckProcess:
         try:
             if (connection := self._ready()) is None:
                 return Verdict(self._refusal, is_final=False)
-            return Verdict(self._answered(connection, text))
-        except TimeoutError:
-            self._end()
-            self.start()
-            return Verdict(f"it took longer than {self._limit_s:g} seconds to check. Make it smaller.", is_final=False)
+            connection.send_bytes(text.encode())
+            if connection.poll(STUCK_S):
+                return Verdict.decoded(connection.recv_bytes())
         except (EOFError, OSError):
             self._end()
-            return Verdict("the process that checked it died; it may need too much memory.", is_final=False)
-
-    def _answered(self, connection: Connection, text: str) -> str:
-        connection.send_bytes(text.encode())
-        if not connection.poll(self._limit_s):
-            raise TimeoutError
-        return connection.recv_bytes().decode()
+            return DIED
+        self._end()
+        return overdue(STUCK_S)
 
     def _ready(self) -> Connection | None:
         """The connection to the process, started if need be; None if the model has no grammars."""
-        if self._connection or self._refusal or self._closing.is_set():
-            return self._connection
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(
-            target=check_main, args=(theirs, self._folder, os.getpid()), name="rota-grammar-check", daemon=True
-        )
-        start_child(process)
-        theirs.close()  # else the end of the process would not end the connection
-        self._process, self._connection = process, ours
+        if self._process is None and not self._refusal and not self._closing.is_set():
+            self._start()
+        return self._process.connection if self._process else None
+
+    def _start(self) -> None:
+        self._process = process = WorkerProcess(check_main, self._folder, "rota-grammar-check")
         if self._closing.is_set():
             process.kill()
-        if not ours.poll(_START_S):
-            raise TimeoutError
-        if refusal := ours.recv_bytes().decode():
-            self._refusal = refusal
+        try:
+            if not process.connection.poll(_START_S):
+                raise EOFError
+            self._refusal = process.connection.recv_bytes().decode()
+        except (EOFError, OSError):
+            self._end()  # else the next check would read its first message
+            raise
+        if self._refusal:
             self._end()
-        return self._connection
 
     def _end(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
         if self._process:
-            with suppress(OSError):
-                self._process.kill()
-            self._process.join()
+            self._process.end()
             self._process = None

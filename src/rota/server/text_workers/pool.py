@@ -19,7 +19,7 @@ from rota.text.tokenizer import Tokenizer
 
 Result = TypeVar("Result")
 
-# More would take cores from the engine. Each is started when it is first needed.
+# More would take cores from the engine. The second is started when it is first needed.
 WORKERS = 2
 # The largest body of messages takes some seconds, and many on a busy machine. A template that never ends must not
 # hold a worker for long.
@@ -65,6 +65,12 @@ class TextWorkers:
     @property
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers if worker.pid is not None]
+
+    def start(self) -> None:
+        """Make one worker ready in the background, so that the first large body does not wait for it."""
+        worker = self._new_worker()
+        worker.start()
+        self._idle.append(worker)
 
     async def run(
         self,

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
 import pickle
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rota.core.errors import Fault, FaultCode
-from rota.runtime.children import start_child
 from rota.server.text_workers.job import Done, Order
 from rota.server.text_workers.worker import worker_main
+from rota.server.worker_process import WorkerProcess
 
 LOG = logging.getLogger("rota.server")
 
@@ -25,18 +22,16 @@ LOG = logging.getLogger("rota.server")
 _START_S = 60.0
 
 OnDone = Callable[[Done], None]
-Task = tuple[Order, bytes, OnDone]
 
 
 class TextWorker:
-    """One worker process, started with its first job. The thread lives as long: Linux ends the process with it."""
+    """One worker process. Its thread lives as long: Linux ends the process with it."""
 
     def __init__(self, folder: Path, job_s: float) -> None:
         self._folder = folder
         self._job_s = job_s
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._process: SpawnProcess | None = None
-        self._connection: Connection | None = None
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._process: WorkerProcess | None = None
         self._is_closed = False
         self._is_overdue = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="rota-text-worker", daemon=True)
@@ -48,7 +43,11 @@ class TextWorker:
 
     def give(self, order: Order, raw: bytes, on_done: OnDone) -> None:
         """Start a job; does not block. `on_done` is called in the worker's thread."""
-        self._tasks.put((order, raw, on_done))
+        self._tasks.put(partial(self._run, order, raw, on_done))
+
+    def start(self) -> None:
+        """Make it ready in the background, so that its first job does not wait for it."""
+        self._tasks.put(self._ready)
 
     def close(self) -> None:
         """End the process, also in the middle of a job, and wait until it has gone."""
@@ -60,17 +59,26 @@ class TextWorker:
 
     def _serve(self) -> None:
         while (task := self._tasks.get()) and not self._is_closed:
-            order, raw, on_done = task
-            done = self._do(order, raw)
-            if done.is_last:
-                self._end()
-            on_done(done)
+            task()
         self._end()
+
+    def _run(self, order: Order, raw: bytes, on_done: OnDone) -> None:
+        done = self._do(order, raw)
+        if done.is_last:
+            self._end()
+        on_done(done)
+
+    def _ready(self) -> None:
+        try:
+            self._start()
+        except (EOFError, OSError):
+            self._end()  # a job will try again, and say so
 
     def _do(self, order: Order, raw: bytes) -> Done:
         try:
-            connection = self._connection or self._start()
-            with self._ended_after(self._job_s):
+            process = self._process or self._start()
+            connection = process.connection
+            with self._ended_after(process, self._job_s):
                 # Each of these calls may block. They fail when the process ends.
                 connection.send_bytes(pickle.dumps(order))
                 connection.send_bytes(raw)
@@ -84,10 +92,8 @@ class TextWorker:
             return self._failed(FaultCode.TEXT_WORKER_DIED, message)
 
     @contextmanager
-    def _ended_after(self, limit_s: float) -> Iterator[None]:
+    def _ended_after(self, process: WorkerProcess, limit_s: float) -> Iterator[None]:
         """Kills the process if the block takes too long."""
-        process = self._process
-        assert process, "it was started"
 
         def end() -> None:
             self._is_overdue.set()
@@ -106,27 +112,15 @@ class TextWorker:
             LOG.warning("A text worker is replaced: %s", message)
         return Done(fault=Fault(code, message), is_last=True)
 
-    def _start(self) -> Connection:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        process = context.Process(
-            target=worker_main, args=(theirs, self._folder, os.getpid()), name="rota-text-worker", daemon=True
-        )
-        start_child(process)
-        theirs.close()  # else the end of the process would not end the connection
-        self._process = process
+    def _start(self) -> WorkerProcess:
+        self._process = WorkerProcess(worker_main, self._folder, "rota-text-worker")
         if self._is_closed:
-            process.kill()
-        with self._ended_after(_START_S):
-            self._connection.recv_bytes()  # it is ready
-        return self._connection
+            self._process.kill()
+        with self._ended_after(self._process, _START_S):
+            self._process.connection.recv_bytes()  # it is ready
+        return self._process
 
     def _end(self) -> None:
-        if self._connection:
-            self._connection.close()
-            self._connection = None
         if self._process:
-            with suppress(OSError):
-                self._process.kill()
-            self._process.join()
+            self._process.end()
             self._process = None

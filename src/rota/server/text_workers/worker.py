@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import resource
-import signal
 import sys
 import traceback
-from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rota.core.errors import Fault, FaultCode, RequestError
-from rota.runtime.lifeline import die_with
 from rota.server.memory_limit import limit_memory
 from rota.server.prompts import Texts
 from rota.server.text_workers.job import Done, Order
@@ -21,33 +17,21 @@ from rota.text.tokenizer import Tokenizer
 
 # The first message of a worker.
 READY = b"ready"
-# The engine and the event loop go first where cores are few.
-_NICENESS = 5
 # A worker that still holds this much after a job has kept memory that nothing will need again.
 _KEPT_BYTES = 2**29
 
 
-def worker_main(connection: Connection, folder: Path, parent: int) -> None:
-    """Serve until the connection ends: then the server has gone."""
-    die_with(parent)
-    # Ctrl-C and SIGHUP reach the whole group, but only the server decides what they mean. SIGTERM must end this
-    # process: Python sends it to what is left at the server's exit, and waits.
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    # One text at a time needs no threads, and each thread would reserve memory.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+def worker_main(connection: Connection, folder: Path) -> None:
+    """Its first message says that it is ready."""
     tokenizer = Tokenizer(folder)
     limit_memory()
-    with suppress(OSError):
-        os.nice(_NICENESS)
-    with suppress(EOFError, ConnectionError):
-        connection.send_bytes(READY)
-        while True:
-            order: Order = pickle.loads(connection.recv_bytes())
-            done = _done(order, tokenizer, connection.recv_bytes())
-            connection.send_bytes(pickle.dumps(done, pickle.HIGHEST_PROTOCOL))
-            if done.is_last:
-                return
+    connection.send_bytes(READY)
+    while True:
+        order: Order = pickle.loads(connection.recv_bytes())
+        done = _done(order, tokenizer, connection.recv_bytes())
+        connection.send_bytes(pickle.dumps(done, pickle.HIGHEST_PROTOCOL))
+        if done.is_last:
+            return
 
 
 def _done(order: Order, tokenizer: Tokenizer, raw: bytes) -> Done:
