@@ -1,0 +1,34 @@
+"""Matrices as a folder stores them in few bits, before they take the form that a device multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scaled:
+    """A matrix in eight-bit floats: weight = code * scale, with one scale for each output."""
+
+    codes: Tensor  # [outputs, inputs] float8_e4m3fn
+    scales: Tensor  # [outputs] float32
+
+    def weights(self) -> Tensor:
+        """[outputs, inputs] float32: the matrix itself."""
+        return self.codes.to(torch.float32) * self.scales[:, None]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Codes:
+    """A matrix in four bits: weight = (code - zero) * scale, with a scale and a zero for each group of inputs."""
+
+    codes: Tensor  # [outputs, inputs] uint8, 0 … 15
+    scales: Tensor  # [outputs, groups] float32
+    zeros: Tensor  # [outputs, groups] float32; need not be whole
+    groups: Tensor  # [inputs] int64: the group of each input; sorted unless the inputs were reordered by importance
+
+    def weights(self) -> Tensor:
+        """[outputs, inputs] float32: the matrix itself."""
+        return (self.codes.float() - self.zeros[:, self.groups]) * self.scales[:, self.groups]
