@@ -72,22 +72,24 @@ class Session:
 
     def _measure_group(self, members: Sequence[Run]) -> None:
         is_here = members[0].is_timed or self.in_process
-        options = self.options | {"max_loras_per_batch": members[0].slots}
-        asked = Asked(self.folder, options, self.shape.config["vocab_size"], members[0].adapters)
+        wanted = self.options | {"max_loras_per_batch": members[0].slots} | dict(members[0].options)
+        options = {name: value for name, value in wanted.items() if value is not None}
+        asked = Asked(self.folder, options, self.shape.config["vocab_size"], members[0].adapters, members[0].name)
         server: Server = InProcessServer(asked) if is_here else HttpServer(asked, self.out)
         try:
-            self._warm_up(server, members[0].slots)
+            self._warm_up(server, members[0])
             for run in members:
                 self._measure_one(server, run, options)
         finally:
             server.stop()
 
-    def _warm_up(self, server: Server, slots: int) -> None:
-        facts = {"via": server.via, "slots": slots, "weights": self.weights, "start_s": round(server.start_s, 1)}
-        say(f"ready after {server.start_s:.1f} s ({server.via}, {slots} slots)")
+    def _warm_up(self, server: Server, first: Run) -> None:
+        facts = {"via": server.via, "slots": first.slots, "weights": self.weights, "start_s": round(server.start_s, 1)}
+        facts |= {"adapters": first.adapters, "first": first.name}
+        say(f"ready after {server.start_s:.1f} s ({server.via}, {first.slots} slots, {first.adapters} adapters)")
         server.run(self.shape.fit(warm_up()), self.seed, WARM_UP_LIMIT_S)
         write_result(
-            self.out, f"start-{server.via}-{slots}", {**self.facts, **facts, "peak_rss_gb": server.peak_rss_gb()}
+            self.out, f"start-{server.via}-{first.name}", {**self.facts, **facts, "peak_rss_gb": server.peak_rss_gb()}
         )
 
     def _measure_one(self, server: Server, run: Run, options: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ class HttpServer:
         self._folder = out / "servers"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._vocabulary = asked.vocabulary
-        name = f"slots-{asked.options['max_loras_per_batch']}"
+        name = asked.label
         paths = [f"{adapter}={path}" for adapter, path in asked.adapters.items()]
         options = {"model_path": str(asked.model), "port": 0, "lora_paths": paths, **asked.options}
         config = self._folder / f"{name}.toml"
@@ -43,7 +43,7 @@ class HttpServer:
         with self._log.open("wb") as log:
             command = [sys.executable, "-c", "from rota.cli import main; main()", "serve", "--quiet", "--config"]
             self._process = subprocess.Popen(tied([*command, config]), stdout=log, stderr=log)
-        self._url = self._wait_until_ready(started_at + START_S)
+        self.url = self._wait_until_ready(started_at + START_S)
         self.start_s = time.monotonic() - started_at
 
     def run(self, scenario: Scenario, seed: int, limit_s: float) -> Outcome:
@@ -53,9 +53,7 @@ class HttpServer:
 
         file = self._folder / f"{scenario.name}.toml"
         file.write_text(scenario_toml(scenario), "utf-8")
-        config = BenchConfig(
-            base_url=self._url, scenario=str(file), seed=seed, vocab_size=min(32_000, self._vocabulary)
-        )
+        config = BenchConfig(base_url=self.url, scenario=str(file), seed=seed, vocab_size=min(32_000, self._vocabulary))
         run = asyncio.run(asyncio.wait_for(bench(config, lambda _: lambda: None), limit_s))
         return Outcome(run.recorder, dict(run.problems))
 

@@ -113,7 +113,7 @@ def _starts(folder: Path) -> list[str]:
     sglang, vllm, must, aim = START
     rows = [
         [
-            f"{start['via']}, {start['slots']} slots, weights {start['weights']}",
+            f"{start['via']}, {start['slots']} slots, {start['adapters']} adapters, weights {start['weights']}",
             number(start["start_s"]),
             number(start["peak_rss_gb"]),
             "aim" if start["start_s"] <= aim else "must" if start["start_s"] <= must else "MISSED",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rota.core.errors import ConfigError
 from rota.workload.scenario import Client, Scenario, read_scenario
@@ -18,20 +18,28 @@ FEW, ENOUGH = 3, 8  # slots; six adapters fit into eight
 START_S = 25.0
 
 
+Slots = int | Literal["auto"]
+Options = tuple[tuple[str, Any], ...]
+# As a user starts it who has read no page on flags.
+BY_DEFAULT: Options = (("max_lora_rank", None),)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One workload; `lasts_s` is about what it takes where it runs well."""
 
     name: str
     scenario: Scenario
-    slots: int
+    slots: Slots
     lasts_s: float
     is_timed: bool = False  # needs to see single steps, so the engine is in this process
+    known: int = ADAPTERS  # adapters that its server knows, if its clients do not ask for more
+    options: Options = ()  # beside those of every server; None leaves one out
 
     @property
     def adapters(self) -> int:
         """How many adapters its server knows."""
-        return max(ADAPTERS, self.scenario.adapters)
+        return max(self.known, self.scenario.adapters)
 
 
 def all_runs() -> list[Run]:
@@ -52,6 +60,9 @@ def all_runs() -> list[Run]:
         Run("cancel-storm", _cancels(), FEW, 34),
         Run("many-200", _read("many-200", ENOUGH, requests=200), ENOUGH, 40),
         *_length_runs(),
+        Run("default-six", _closed(6), "auto", 24, known=6, options=BY_DEFAULT),
+        Run("distinct-64", _closed(64, distribution="distinct"), 64, 24),
+        *_saturation_runs(),
     ]
 
 
@@ -110,10 +121,19 @@ def probe(adapters: int = 6) -> Scenario:
     return Scenario(name="probe", slots=FEW, clients=(client,))
 
 
-def _closed(adapters: int, ratio: float = 1.0) -> Scenario:
+def _closed(adapters: int, ratio: float = 1.0, **changes: Any) -> Scenario:
     lengths = (int(512 * ratio), 512)
     client = Client(requests=256, concurrency=64, prompt_tokens=lengths, output_tokens=lengths, adapters=adapters)
-    return Scenario(name="closed-loop", slots=ENOUGH, clients=(client,))
+    return Scenario(name="closed-loop", slots=ENOUGH, clients=(replace(client, **changes),))
+
+
+def _saturation_runs() -> list[Run]:
+    """As many at a time as rows allow: what a device does at most."""
+    rows = 384
+    options = (("max_running_requests", rows),)
+    loads = {"base": _closed(0, requests=2 * rows, concurrency=rows)}
+    loads |= {"16": _closed(ADAPTERS, requests=2 * rows, concurrency=rows)}
+    return [Run(f"saturation-{word}", load, ADAPTERS, 32, options=options) for word, load in loads.items()]
 
 
 def _long_rows(count: int) -> Scenario:
@@ -178,13 +198,13 @@ def within(runs: Sequence[Run], seconds: float, in_process: bool) -> list[Run]:
 
 
 def group(runs: Sequence[Run], in_process: bool) -> list[list[Run]]:
-    """Runs that can share a server: as many slots and adapters, and the engine in the same place.
+    """Runs that can share a server: as many slots and adapters, the same options, and the engine in the same place.
 
     Engines in this process come last, since it never gives back all of the device's memory.
     """
-    groups: dict[tuple[bool, int, int], list[Run]] = {}
+    groups: dict[tuple[bool, Slots, int, Options], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.is_timed or in_process, run.slots, run.adapters), []).append(run)
+        groups.setdefault((run.is_timed or in_process, run.slots, run.adapters, run.options), []).append(run)
     return [groups[key] for key in sorted(groups, key=lambda key: key[0])]
 
 

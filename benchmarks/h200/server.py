@@ -21,6 +21,7 @@ class Asked:
     options: dict[str, Any]
     vocabulary: int
     adapter_count: int = ADAPTERS
+    label: str = "server"  # of its files
 
     @property
     def model(self) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.h200 import starts
 from benchmarks.h200.__main__ import main
 from benchmarks.h200.assets import make_assets
 from benchmarks.h200.loads import beside_loads
@@ -62,9 +63,20 @@ def test_a_run_over_http_starts_a_server_and_stops_it(assets, tmp_path):
     assert found["summary"]["failed"] == 0
     assert found["problems"] == {}
     assert found["summary"]["base"]["requests"] == found["summary"]["tuned"]["requests"] == 4
-    start = json.loads((tmp_path / "start-http-8.json").read_text())
+    start = json.loads((tmp_path / "start-http-isolation-alone.json").read_text())
     assert start["start_s"] > 0.0
     assert start["peak_rss_gb"] > 0.05
+
+
+def test_starts_are_measured_and_so_is_the_end_of_an_engine(assets, tmp_path):
+    starts.main(
+        ["--shape", "tiny", "--folder", str(assets), "--out", str(tmp_path), "--adapters", "3", "--rounds", "1"]
+    )
+
+    (found,) = json.loads((tmp_path / "starts.json").read_text())["starts"]
+    assert found["adapters"] == 3
+    assert 0 < found["ready_s"] < found["first_answer_s"]
+    assert found["answers_again_s"] > 0.1, "an engine takes longer to start again than to answer"
 
 
 def test_a_server_that_does_not_start_is_a_failure_that_is_told(assets, tmp_path, capsys):
