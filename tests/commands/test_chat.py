@@ -174,9 +174,9 @@ class Terminal:
                 return words in self.seen
             return words in self.seen
 
-        found = until(has_come)
+        assert until(has_come), f"{words!r} did not come; what came is {self.seen!r}"
         self.seen = self.seen.partition(words)[2]
-        return found
+        return True
 
 
 @contextmanager

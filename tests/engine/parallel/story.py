@@ -58,6 +58,10 @@ class GroupServer(Server):
         )
 
 
+# One adapter takes another's slot. On a busy machine requests may end before a turn does, and leave an idle resident.
+CHANGES = (SlotReason.TURN_OVER, SlotReason.RESIDENT_IDLE)
+
+
 @dataclass
 class Told:
     """What a story's requests were told."""
@@ -96,7 +100,7 @@ def told(events: list[Event]) -> Told:
             for id, scores in zip(event.request_ids, event.scores, strict=True):
                 all_told.scores.setdefault(id, []).extend(scores)
     all_told.preemptions = sum(isinstance(event, Preempted) for event in events)
-    all_told.turns = sum(isinstance(event, SlotChanged) and event.reason is SlotReason.TURN_OVER for event in events)
+    all_told.turns = sum(isinstance(event, SlotChanged) and event.reason in CHANGES for event in events)
     all_told.failures = sum(isinstance(event, Finished) and event.fault is not None for event in events)
     return all_told
 

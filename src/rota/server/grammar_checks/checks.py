@@ -57,8 +57,8 @@ class GrammarChecks:
         kept: int = KEPT,
     ) -> None:
         self._processes = [CheckProcess(folder) for _ in range(processes)]
-        # The rest have not been needed yet. One joins the idle when it is ready, so nobody waits for the start of a
-        # second process while the first could check.
+        # The rest have not been needed yet. One joins the idle when it is ready, so no grammar waits for the
+        # start of a second process while the first could check it.
         self._unstarted = list(reversed(self._processes))
         self._idle: list[CheckProcess] = []
         self._waiting: Waiting[Job] = Waiting(self._most_running, of_key, of_all)
@@ -115,7 +115,7 @@ class GrammarChecks:
         return self._asked[digest]
 
     def _make_ready(self, process: CheckProcess) -> None:
-        """Also if it cannot start: then it says so to whoever asks."""
+        """Also if it cannot start: then its checks say so."""
         if process.pid is not None:
             self._is_ready(process)
         elif not self._is_closed:

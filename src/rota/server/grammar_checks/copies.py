@@ -15,7 +15,7 @@ from rota.server.grammar_checks.verdict import DIED, Verdict, overdue
 
 # An engine reads the grammar again, so a grammar may not cost it much.
 MOST_CPU_S = 0.25
-# On a busy machine a check waits for its turn. Whoever asked shall have an answer within a second.
+# On a busy machine a check waits for its turn. The client shall have an answer within a second.
 LIMIT_S = 0.8
 TOO_SLOW = Verdict(f"it takes more than {MOST_CPU_S:g} seconds of processor time to read. Make it smaller.")
 
