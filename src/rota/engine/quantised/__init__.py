@@ -1,1 +1,1 @@
-"""Weights in four bits on a CPU: their format, and torch's products for them."""
+"""Weights in few bits: their forms, and the products of a CPU and of a GPU by them."""
