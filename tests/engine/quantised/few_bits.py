@@ -26,3 +26,12 @@ def random_codes(
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
+
+
+def on_device(codes: Codes, device: str) -> Codes:
+    return Codes(
+        codes=codes.codes.to(device),
+        scales=codes.scales.to(device),
+        zeros=codes.zeros.to(device),
+        groups=codes.groups.to(device),
+    )

@@ -8,17 +8,19 @@ Llama-8B's `down` on an H200 (2026-11-15), without and with a bias of zeros: 32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from rota.engine.model.timed import graph_milliseconds
 
 # For fewer rows cuBLAS is as good. For more rows it is so on the whole: all four matrices of a layer took 131.7 and
 # 134.3 µs for 128 rows, 179.2 and 179.6 for 256.
 FEWEST_ROWS, MOST_ROWS = 24, 128
 # Matrices in a round: L2 must not hold the next matrix.
 MOST_MATRICES = 8
-ROUNDS = 3
 # The second library is taken if it needs less than this share of the time: a difference beyond chance.
 WORTH_IT = 0.98
 
@@ -46,17 +48,4 @@ class GemmChoice:
 
 
 def _milliseconds(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> float:
-    """The best of some rounds, in a graph: a launch takes longer than a small product."""
-    functional.linear(x, weights[0], bias)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # see `capture_graphs`
-        for weight in weights:
-            functional.linear(x, weight, bias)
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(ROUNDS)]
-    graph.replay()
-    for start, end in marks:
-        start.record()
-        graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    return min(start.elapsed_time(end) for start, end in marks)
+    return graph_milliseconds([partial(functional.linear, x, weight, bias) for weight in weights])

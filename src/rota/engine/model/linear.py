@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,6 +32,15 @@ class Projection(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, inputs] -> [rows, outputs]."""
+        ...
+
+
+@runtime_checkable
+class Tunes(Protocol):
+    """A projection that finds its fastest product itself."""
+
+    def tune(self, alike: Sequence[Projection], rows: Sequence[int]) -> None:
+        """Try its products for these numbers of rows, for all projections alike: the same site of every layer."""
         ...
 
 
@@ -95,6 +104,8 @@ def projection(weight: Tensor, bias: Tensor | None = None, gemm: GemmChoice | No
 
 def tune_gemms(projections: Sequence[Projection], rows: Sequence[int]) -> None:
     """Find the fastest product for matrices of one shape, one for each layer; widened matrices are tuned apart."""
+    if projections and isinstance(projections[0], Tunes):
+        projections[0].tune(projections, rows)
     matrices = [one for one in projections if isinstance(one, Linear)]
     for some in (matrices, [one.widened for one in matrices if one.widened is not None]):
         if some and (gemm := some[0].gemm) is not None:

@@ -7,6 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# The largest eight-bit float, E4M3.
+LARGEST = 448.0
+# A row whose numbers are all smaller counts as a row of zeros: 448 / smallest is still finite.
+SMALLEST = 1e-30
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scaled:

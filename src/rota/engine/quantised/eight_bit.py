@@ -7,18 +7,15 @@ A row of x has one scale, its absolute maximum / 448. So nothing needs calibrati
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from rota.engine.quantised.codes import Scaled
+from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled
+from rota.engine.quantised.linear import FewBitsLinear, Product
+from rota.engine.quantised.packing import pack_eight_bits
 
-# The largest number that E4M3 has.
-LARGEST = 448.0
-# A row whose numbers are all smaller counts as a row of zeros: 448 / smallest is still finite.
-SMALLEST = 1e-30
 # Both sizes of a matrix must be a multiple of this for the tensor cores.
 PORTION = 16
 
@@ -42,7 +39,9 @@ def rounded_rows(x: Tensor) -> Scaled:
     exact = x.float()
     largest = exact.abs().amax(1).clamp_(min=SMALLEST)
     scales = (largest / LARGEST).where(largest.isfinite(), torch.nan)
-    return Scaled((exact * (LARGEST / largest)[:, None]).to(torch.float8_e4m3fn), scales)
+    # Torch divides a number by a tensor through a reciprocal, which rounds twice.
+    factors = torch.full_like(largest, LARGEST).div_(largest)
+    return Scaled((exact * factors[:, None]).to(torch.float8_e4m3fn), scales)
 
 
 def product_reference(x: Scaled, matrix: Scaled) -> Tensor:
@@ -51,20 +50,37 @@ def product_reference(x: Scaled, matrix: Scaled) -> Tensor:
     return y.mul_(x.scales[:, None]).mul_(matrix.scales)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class EightBitFloatLinear:
-    """x Wᵀ + b in eight-bit floats; on a CPU the reference, for tests."""
+class EightBitReference:
+    """The product on a CPU, for tests."""
 
-    matrix: Scaled
-    bias: Tensor | None = None
-    widened: ClassVar[None] = None
-    keeps_weight: ClassVar[bool] = False
+    def __init__(self, matrix: Scaled) -> None:
+        self._matrix = matrix
 
     @property
     def size_bytes(self) -> int:
-        bias = 0 if self.bias is None else self.bias.nbytes
-        return self.matrix.codes.nbytes + self.matrix.scales.nbytes + bias
+        return self._matrix.codes.nbytes + self._matrix.scales.nbytes
 
-    def __call__(self, x: Tensor) -> Tensor:
-        y = product_reference(rounded_rows(x), self.matrix)
-        return (y if self.bias is None else y.add_(self.bias)).to(x.dtype)
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        y = product_reference(rounded_rows(x), self._matrix)
+        return (y if bias is None else y.add_(bias)).to(x.dtype)
+
+    def tune(self, products: Sequence[Product], rows: Sequence[int]) -> None:
+        """There is one way."""
+
+
+class EightBitFloatLinear(FewBitsLinear):
+    """x Wᵀ + b in eight-bit floats; few rows of x need not be rounded (`few_rows_kernels.py`)."""
+
+    def __init__(self, matrix: Scaled, bias: Tensor | None = None) -> None:
+        super().__init__(_product(matrix), bias)
+
+
+def _product(matrix: Scaled) -> Product:
+    if matrix.codes.device.type == "cpu":
+        return EightBitReference(matrix)
+    # Triton is not everywhere.
+    from rota.engine.quantised.packed_product import PackedProduct
+    from rota.engine.quantised.scaled_product import ScaledProduct
+
+    packed = pack_eight_bits(matrix)
+    return PackedProduct(packed, ScaledProduct(packed))

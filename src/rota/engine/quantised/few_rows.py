@@ -1,0 +1,71 @@
+"""Launches of the kernels for a packed matrix: a product of few rows, and the matrix written out for many rows.
+
+Launches depend on shapes only, so a CUDA graph can capture them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rota.engine.quantised.few_rows_kernels import few_rows_kernel, write_out_kernel
+from rota.engine.quantised.packing import TILE, Packed
+
+# More rows than this are multiplied in another way.
+MOST_ROWS = 64
+SMALLEST_DOT = 16
+_OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Shapes of the product; `tried.py` tries them out."""
+
+    columns: int  # outputs per program
+    shares: int  # of the inputs; a power of two
+    warps: int = 4
+    stages: int = 4
+
+
+def multiply(x: Tensor, packed: Packed, bias: Tensor | None, ended: Tensor, tuning: Tuning) -> Tensor:
+    """[rows, inputs] -> [rows, outputs] for at most MOST_ROWS rows.
+
+    ended: [tiles or more] int32 zeros, of this matrix alone: two products of one matrix never run at the same time.
+    """
+    rows, tiles = len(x), triton.cdiv(packed.outputs, tuning.columns)
+    assert rows <= MOST_ROWS
+    assert x.stride(1) == 1
+    tile_rows = max(SMALLEST_DOT, triton.next_power_of_2(rows))
+    y = torch.empty(rows, packed.outputs, dtype=x.dtype, device=x.device)
+    partial = y
+    if tuning.shares > 1:
+        shape = (tiles, tuning.shares, tuning.columns, tile_rows)
+        partial = torch.empty(shape, dtype=torch.float32, device=x.device)
+    few_rows_kernel[(tiles, tuning.shares)](
+        x, packed.words, packed.marks, x if bias is None else bias, y, partial, ended, rows, packed.inputs,
+        packed.outputs, packed.padded, packed.steps, x.stride(0), *packed.strides, BITS=packed.bits, STEP=packed.step,
+        PER_GROUP=packed.per_group, COLUMNS=tuning.columns, ROWS=tile_rows,
+        IS_EVEN=packed.inputs % packed.step == 0, SHARES=tuning.shares, HAS_BIAS=bias is not None,
+        OPERAND=_operand(x.dtype), num_warps=tuning.warps, num_stages=tuning.stages,
+    )  # fmt: skip
+    return y
+
+
+def written_out(packed: Packed, dtype: torch.dtype, first: int, end: int) -> Tensor:
+    """[end - first, inputs]: these outputs of a matrix in four bits; `first` is a multiple of TILE."""
+    tiles = triton.cdiv(end - first, TILE)
+    weight = torch.empty(tiles * TILE, packed.inputs, dtype=dtype, device=packed.words.device)
+    write_out_kernel[(tiles, packed.steps)](
+        packed.words, packed.marks, weight, packed.inputs, packed.padded, first, *packed.strides, STEP=packed.step,
+        PER_GROUP=packed.per_group, num_warps=4,
+    )  # fmt: skip
+    return weight[: end - first]
+
+
+def _operand(dtype: torch.dtype) -> tl.dtype:
+    # The interpreter stores bfloat16 as integers and multiplies the integers; only float32 is right there.
+    return tl.float32 if triton.knobs.runtime.interpret else _OPERANDS[dtype]
