@@ -65,7 +65,7 @@ def test_groups_of_different_lengths_are_not_for_the_kernel():
 
 def test_the_fastest_way_is_taken_for_all_matrices_alike(monkeypatch):
     products = [made(128, 512)[0] for _ in range(10)]
-    tunings = module.tunings_for(products[0]._packed)
+    tunings = products[0].tunings
     tries: list[tuple[int, int]] = []
 
     def milliseconds(calls) -> float:
@@ -78,8 +78,8 @@ def test_the_fastest_way_is_taken_for_all_matrices_alike(monkeypatch):
 
     assert set(tries) == {(4, module.MOST_MATRICES), (32, module.MOST_MATRICES)}
     for one in products:
-        assert (one._tunings[4], one._tunings[32]) == (tunings[-1], None)
-        assert one._tunings[16] == tunings[0], "what was not asked for was not tried"
+        assert (one._chosen[4], one._chosen[32]) == (tunings[-1], None)
+        assert one._chosen[16] == tunings[0], "what was not asked for was not tried"
 
 
 def test_shares_fill_the_processors_and_leave_each_program_something_to_do(monkeypatch):

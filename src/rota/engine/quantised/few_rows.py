@@ -26,7 +26,7 @@ class Tuning:
     """Shapes of the product; `tried.py` tries them out."""
 
     columns: int  # outputs per program
-    shares: int  # of the inputs; a power of two
+    shares: int  # of the inputs
     warps: int = 4
     stages: int = 4
 
@@ -47,9 +47,9 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None, ended: Tensor, tuni
         partial = torch.empty(shape, dtype=torch.float32, device=x.device)
     few_rows_kernel[(tiles, tuning.shares)](
         x, packed.words, packed.marks, x if bias is None else bias, y, partial, ended, rows, packed.inputs,
-        packed.outputs, packed.padded, packed.steps, x.stride(0), *packed.strides, BITS=packed.bits, STEP=packed.step,
-        PER_GROUP=packed.per_group, COLUMNS=tuning.columns, ROWS=tile_rows,
-        IS_EVEN=packed.inputs % packed.step == 0, SHARES=tuning.shares, HAS_BIAS=bias is not None,
+        packed.outputs, packed.padded, packed.steps, tuning.shares, x.stride(0), *packed.strides,
+        BITS=packed.bits, STEP=packed.step, PER_GROUP=packed.per_group, COLUMNS=tuning.columns, ROWS=tile_rows,
+        IS_EVEN=packed.inputs % packed.step == 0, IS_SHARED=tuning.shares > 1, HAS_BIAS=bias is not None,
         OPERAND=_operand(x.dtype), num_warps=tuning.warps, num_stages=tuning.stages,
     )  # fmt: skip
     return y

@@ -38,7 +38,7 @@ def _split(mark):
     return (mark & -256).to(tl.float32, bitcast=True), mark & 255
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "shares"])
 def few_rows_kernel(
     x,  # -> [rows, inputs]
     words,  # -> int32, in the order that the strides say
@@ -52,6 +52,7 @@ def few_rows_kernel(
     outputs,
     padded,  # outputs that `words` and `marks` have
     steps,
+    shares,
     x_stride,
     tile_stride,
     output_stride,
@@ -62,7 +63,7 @@ def few_rows_kernel(
     COLUMNS: tl.constexpr,  # outputs per program
     ROWS: tl.constexpr,
     IS_EVEN: tl.constexpr,  # whether steps end where the inputs end
-    SHARES: tl.constexpr,
+    IS_SHARED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     OPERAND: tl.constexpr,
 ):
@@ -70,7 +71,7 @@ def few_rows_kernel(
     row, input = tl.arange(0, ROWS), tl.arange(0, STEP)
     output = tile * COLUMNS + tl.arange(0, COLUMNS)
     stored = tl.minimum(output, padded - 1)
-    share_steps = tl.cdiv(steps, SHARES)
+    share_steps = tl.cdiv(steps, shares)
     first = share * share_steps
     x_at = x + row[:, None].to(tl.int64) * x_stride + (first * STEP + input)[None, :]
     words_at = _words_at(words, stored, first, tile_stride, output_stride, step_stride, STEP * BITS // 32)
@@ -93,21 +94,31 @@ def few_rows_kernel(
 
     if BITS == 8:
         total *= tl.load(marks + stored)[:, None]
-    if SHARES == 1:
+    if IS_SHARED:
+        of_tile = partial + tile.to(tl.int64) * (shares * COLUMNS * ROWS)
+        total, is_last = _shared(of_tile, ended + tile, total, row < rows, share, shares, COLUMNS, ROWS)
+    if not IS_SHARED or is_last:
         _store(y, total, bias, row, output, rows, outputs, HAS_BIAS)
-    else:
-        place = tl.arange(0, COLUMNS)[:, None] * ROWS + row[None, :]
-        of_tile = partial + tile * (SHARES * COLUMNS * ROWS) + place
-        is_row = (row < rows)[None, :]
-        tl.store(of_tile + share * (COLUMNS * ROWS), total, mask=is_row)
-        tl.debug_barrier()  # all threads have stored before one counts
-        if tl.atomic_add(ended + tile, 1, sem="acq_rel") == SHARES - 1:
-            total = tl.zeros([COLUMNS, ROWS], tl.float32)
-            # Some loads at a time: one by one they would wait for each other, and all of them take too many registers.
-            for nth in tl.range(SHARES, loop_unroll_factor=8192 // (COLUMNS * ROWS)):
-                total += tl.load(of_tile + nth * (COLUMNS * ROWS), mask=is_row, other=0.0, cache_modifier=".cg")
-            tl.store(ended + tile, 0)
-            _store(y, total, bias, row, output, rows, outputs, HAS_BIAS)
+
+
+@triton.jit
+def _shared(partial, ended, total, is_row, share, shares, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+    """Puts a share down; if it is the last one, the sum of all shares, and True."""
+    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+    tl.store(partial + share * (COLUMNS * ROWS) + place, total, mask=is_row[None, :])
+    tl.debug_barrier()  # all threads have stored before one counts
+    is_last = tl.atomic_add(ended, 1, sem="acq_rel") == shares - 1
+    if is_last:
+        # Some loads at a time: one by one they would wait for each other, and all of them take too many registers.
+        AT_ONCE: tl.constexpr = min(8, 8192 // (COLUMNS * ROWS))
+        total = tl.zeros([COLUMNS, ROWS], tl.float32)
+        for first in range(0, shares, AT_ONCE):
+            for nth in tl.static_range(AT_ONCE):
+                is_there = is_row[None, :] & (first + nth < shares)
+                at = partial + (first + nth) * (COLUMNS * ROWS) + place
+                total += tl.load(at, mask=is_there, other=0.0, cache_modifier=".cg")
+        tl.store(ended, 0)
+    return total, is_last
 
 
 @triton.jit

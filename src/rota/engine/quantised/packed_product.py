@@ -37,8 +37,9 @@ class PackedProduct:
         self._packed = packed
         self._many_rows = many_rows
         self._ended = torch.zeros(triton.cdiv(packed.outputs, TILE), dtype=torch.int32, device=packed.words.device)
-        tunings = tunings_for(packed)
-        self._tunings = {rows: tunings[0] if rows <= FEW_ROWS[packed.bits] else None for rows in TRIED_ROWS}
+        self.tunings = tunings_for(packed)
+        likeliest = self.tunings[0]
+        self._chosen = {rows: likeliest if rows <= FEW_ROWS[packed.bits] else None for rows in TRIED_ROWS}
 
     @property
     def size_bytes(self) -> int:
@@ -48,6 +49,7 @@ class PackedProduct:
         return self.computed(x, bias, self._tuning_for(x))
 
     def computed(self, x: Tensor, bias: Tensor | None, tuning: Tuning | None) -> Tensor:
+        """By our kernel in one of its `tunings`; None: as more rows are multiplied."""
         if tuning is None:
             return self._many_rows(x, bias)
         return multiply(x, self._packed, bias, self._ended, tuning)
@@ -58,16 +60,16 @@ class PackedProduct:
         for count in sorted({_tried(one) for one in rows if one <= MOST_ROWS}):
             best = self._fastest(alike[:MOST_MATRICES], count)
             for one in alike:
-                one._tunings[count] = best
+                one._chosen[count] = best
 
     def _fastest(self, alike: Sequence[PackedProduct], rows: int) -> Tuning | None:
         x = torch.ones(rows, self._packed.inputs, dtype=torch.bfloat16, device=self._ended.device)
-        ways: list[Tuning | None] = [*tunings_for(self._packed), None]
+        ways: list[Tuning | None] = [*self.tunings, None]
         return min(ways, key=lambda way: graph_milliseconds([partial(one.computed, x, None, way) for one in alike]))
 
     def _tuning_for(self, x: Tensor) -> Tuning | None:
         """None: the other way; the kernel multiplies numbers of 16 bits."""
-        return self._tunings[_tried(len(x))] if len(x) <= MOST_ROWS and x.element_size() == 2 else None
+        return self._chosen[_tried(len(x))] if len(x) <= MOST_ROWS and x.element_size() == 2 else None
 
 
 class WrittenOutProduct:
