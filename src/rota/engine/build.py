@@ -37,13 +37,14 @@ FEW_BLOCKS = 16
 
 
 @torch.inference_mode()
-def build_engine(config: EngineConfig, group: Group | None = None) -> Engine:
+def build_engine(config: EngineConfig, group: Group | None = None, choices: Choices | None = None) -> Engine:
     """Read a model folder and return an engine that is ready for its first plan.
 
-    One rank of several meets the others first, or takes part in the `group` that is given.
+    One rank of several meets the others first, or takes part in the `group` that is given. `choices` are made unless
+    they are given too.
     """
     processors = set_threads(sharers(config))
-    chosen = choose(config)
+    chosen = choices or choose(config)
     group = group or join(config.rank, config.model.tensor_parallel_size, chosen.device, config.meeting)
     # Ranks with less memory decide: all must hold the same slots and blocks.
     chosen = chosen.with_slots(group.least(chosen.slots), config.lora.max_lora_rank)
@@ -114,8 +115,8 @@ def _weights(config: EngineConfig, chosen: Choices) -> Weights:
     whole, device, dtype, shard = chosen.whole, chosen.device, chosen.dtype, chosen.shard
     annex = annex_rows(chosen.spec, chosen.annexed, chosen.slots, config.lora.max_lora_rank)
     if config.model.load_format == "dummy":
-        return dummy_weights(whole, device, dtype, annex=annex, four_bit=chosen.four_bit, shard=shard)
-    return load_weights(chosen.folder, whole, device, dtype, config.quiet, annex, chosen.four_bit, shard)
+        return dummy_weights(whole, device, dtype, annex=annex, maker=chosen.maker, shard=shard)
+    return load_weights(chosen.folder, whole, device, dtype, config.quiet, annex, chosen.maker, shard)
 
 
 def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:

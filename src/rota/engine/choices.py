@@ -19,6 +19,7 @@ from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.precision import choose_dtype, choose_quantization
 from rota.engine.quantised.files import GroupsFile
+from rota.engine.quantised.maker import Maker
 from rota.engine.quantised.matrices import FourBit
 from rota.engine.weights.load import weight_bytes
 
@@ -33,7 +34,7 @@ class Choices:
     spec: ModelSpec  # of this rank's part
     device: torch.device
     dtype: torch.dtype
-    four_bit: FourBit | None
+    maker: Maker | None  # of matrices in few bits
     backend: str
     lora_backend: str
     has_graphs: bool
@@ -41,8 +42,9 @@ class Choices:
     annexed: tuple[str, ...] = ()  # sites where the adapters' A lie below the model's matrices
 
     def with_slots(self, slots: int, max_rank: int) -> Choices:
-        """With so many slots for adapters of this rank, and annexes where they pay."""
-        annexed = annexed_sites(self.spec, slots, max_rank, self.dtype) if self.lora_backend == "triton" else ()
+        """With so many slots for adapters of this rank, and annexes where they pay; a maker's matrices have none."""
+        has_annexes = self.lora_backend == "triton" and self.maker is None
+        annexed = annexed_sites(self.spec, slots, max_rank, self.dtype) if has_annexes else ()
         return replace(self, slots=slots, annexed=annexed)
 
 
@@ -62,7 +64,8 @@ def choose(config: EngineConfig) -> Choices:
     backend = choose_backend(config.model, device)
     has_graphs = backend != "torch" and config.model.enable_cuda_graphs
     lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
-    memory = _memory_with_weights(whole, dtype, device, sharers(config), shard)
+    maker = FourBit(quantization, groups) if quantization is not None else None
+    memory = _memory_with_weights(whole, dtype, device, sharers(config), shard, maker)
     return Choices(
         folder=folder,
         whole=whole,
@@ -70,7 +73,7 @@ def choose(config: EngineConfig) -> Choices:
         spec=spec,
         device=device,
         dtype=dtype,
-        four_bit=FourBit(quantization, groups) if quantization is not None else None,
+        maker=maker,
         backend=backend,
         lora_backend=lora_backend,
         has_graphs=has_graphs,
@@ -93,10 +96,15 @@ def sharers(config: EngineConfig) -> int:
 
 
 def _memory_with_weights(
-    spec: ModelSpec, dtype: torch.dtype, device: torch.device, replicas: int = 1, shard: Shard = WHOLE
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    device: torch.device,
+    replicas: int = 1,
+    shard: Shard = WHOLE,
+    maker: Maker | None = None,
 ) -> DeviceMemory:
     """The device's memory once the weights are loaded."""
-    size = weight_bytes(spec, dtype, shard)
+    size = weight_bytes(spec, dtype, shard, maker)
     memory = device_memory(device, size, replicas=replicas)
     if device.type == "cpu":
         return memory

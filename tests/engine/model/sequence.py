@@ -13,7 +13,7 @@ from rota.engine.families.table import make_model, read_spec
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.ops.protocol import Operations
-from rota.engine.quantised.matrices import FourBit
+from rota.engine.quantised.maker import Maker
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 from rota.engine.weights.load import load_weights
 
@@ -32,10 +32,10 @@ class Sequences:
         rows: int = 1,
         operations: str = "cpu",
         dtype: torch.dtype = torch.float32,
-        four_bit: FourBit | None = None,
+        maker: Maker | None = None,
     ) -> None:
         spec = read_spec(folder)
-        weights = load_weights(folder, spec, CPU, dtype, quiet=True, four_bit=four_bit)
+        weights = load_weights(folder, spec, CPU, dtype, quiet=True, maker=maker)
         attention = TorchAttention(spec.attention_scale)
         self.model = make_model(spec, weights, Kernels(FAMILIES_OF_OPERATIONS[operations], attention))
         size = (rows * PAGES, spec.kv_heads, BLOCK_SIZE, spec.head_dim)

@@ -14,6 +14,7 @@ from rota.engine.families.table import read_spec
 from rota.engine.parallel.shard import Cut
 from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.groups import MIDDLE, in_eight_bits, in_four_bits
+from rota.engine.quantised.maker import Parts
 from rota.engine.quantised.matrices import FEW_ROWS, FourBit, Kind
 from rota.engine.quantised.names import CODES, GROUPS_FILE, MINIMA, SCALES
 from rota.engine.weights.load import load_weights
@@ -54,7 +55,7 @@ def error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_of_any_family_is_served_in_four_bits(tmp_path, kind, family, dtype):
     make_rounded_model(tmp_path, family)
-    sequences = Sequences(tmp_path, dtype=dtype, four_bit=FourBit(kind, GroupsFile(tmp_path)))
+    sequences = Sequences(tmp_path, dtype=dtype, maker=FourBit(kind, GroupsFile(tmp_path)))
     found = [sequences.step(chunks={0: PROMPT[:20]})]
     found += [sequences.step(decodes={0: token}) for token in PROMPT[20:]]
 
@@ -70,7 +71,7 @@ def test_a_matrix_whose_sizes_make_no_groups_stays_as_it_is(tmp_path, kind):
         torch.device("cpu"),
         torch.float32,
         True,
-        four_bit=FourBit(kind, GroupsFile(tmp_path)),
+        maker=FourBit(kind, GroupsFile(tmp_path)),
     )
     x = torch.randn(2, 112)
     expected = x @ model.state_dict()["model.layers.0.mlp.down_proj.weight"].T
@@ -79,7 +80,7 @@ def test_a_matrix_whose_sizes_make_no_groups_stays_as_it_is(tmp_path, kind):
 
 def test_more_than_a_few_rows_are_multiplied_by_the_matrix_itself(tmp_path):
     weight = torch.randn(32, 64)
-    made = FourBit("weight-only", GroupsFile(tmp_path)).site(["none"], None, lambda: weight)
+    made = FourBit("weight-only", GroupsFile(tmp_path)).site(Parts(names=["none"], weight=lambda: weight))
     few = FEW_ROWS[torch.float32]
     many = torch.randn(few + 1, 64)
 
@@ -97,7 +98,7 @@ def test_groups_that_a_file_has_are_taken_as_they_are(tmp_path):
         raise AssertionError("four bits alone need no other")
 
     x = torch.randn(3, 64)
-    made = FourBit("dynamic", found).site(["w"], None, weight)
+    made = FourBit("dynamic", found).site(Parts(names=["w"], weight=weight))
     assert error(made(x), x @ groups.weights().T) < 0.02
     assert found.is_there
     assert found.find("another") is None
@@ -122,7 +123,7 @@ def test_bytes_are_counted_once(tmp_path):
     spec, cpu = read_spec(tmp_path), torch.device("cpu")
     plain = load_weights(tmp_path, spec, cpu, torch.float32, quiet=True).size_bytes
     files = GroupsFile(tmp_path)
-    both = load_weights(tmp_path, spec, cpu, torch.float32, True, four_bit=FourBit("weight-only", files))
+    both = load_weights(tmp_path, spec, cpu, torch.float32, True, maker=FourBit("weight-only", files))
     made = [one for layer in both.layers for one in (layer.qkv, layer.output, layer.gate_up, layer.down)]
     extra = sum(one._product.size_bytes for one in [*made, both.head])
 
@@ -154,7 +155,7 @@ def test_ranks_products_in_four_bits_add_up(kind, tmp_path):
 
     def product(first: int, end: int) -> Tensor:
         part = groups.weights()[:, first:end].contiguous()
-        made = four_bit.site(["w"], None, lambda: part, lambda _: Cut(1, first, end, 128))
+        made = four_bit.site(Parts(names=["w"], weight=lambda: part, cut_of=lambda _: Cut(1, first, end, 128)))
         return made(x[:, first:end].contiguous())
 
     assert error(product(0, 64) + product(64, 128), x @ groups.weights().T) < 0.02

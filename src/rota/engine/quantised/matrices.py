@@ -9,7 +9,7 @@ in bfloat16 with AMX 20, 20 and 19, in float32 26, 49 and 69.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -19,6 +19,7 @@ from rota.engine.model.linear import Projection, projection
 from rota.engine.parallel.shard import Cut
 from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.groups import GROUP, Groups, in_eight_bits, in_four_bits, stacked
+from rota.engine.quantised.maker import Parts
 from rota.engine.quantised.products import DynamicProduct, WeightOnlyProduct
 
 Kind = Literal["dynamic", "weight-only"]
@@ -27,12 +28,8 @@ Kind = Literal["dynamic", "weight-only"]
 FEW_ROWS = {torch.bfloat16: 4, torch.float16: 4, torch.float32: 8}
 # The outputs of a weight-only product are a multiple of this.
 PORTION = 16
-# Which stretch of the tensor of this name is read; None: all of it.
-CutOf = Callable[[str], Cut | None]
-
-
-def uncut(_name: str) -> None:
-    """Every tensor is read whole."""
+# A group's codes, its scale and its middle, as the products hold them.
+BYTES_OF_GROUP = GROUP // 2 + 6
 
 
 class FourBitLinear:
@@ -76,27 +73,31 @@ class FourBit:
         self._kind = kind
         self._file = file
 
-    def fits(self, outputs: int, inputs: int) -> bool:
+    def fits(self, _names: Sequence[str], outputs: int, inputs: int) -> bool:
         """Whether a matrix can be in four bits."""
         return inputs % GROUP == 0 and (self._kind == "dynamic" or outputs % PORTION == 0)
 
-    def site(
-        self, names: Sequence[str], bias: Tensor | None, weight: Callable[[], Tensor], cut_of: CutOf = uncut
-    ) -> FourBitLinear:
-        """A matrix whose parts have these names, each cut; `weight` reads the matrix if it is needed."""
-        found = [groups for name in names if (groups := self._file.find(name, cut_of(name))) is not None]
-        whole = weight() if self._kind == "weight-only" or len(found) < len(names) else None
+    def size_bytes(self, outputs: int, inputs: int, dtype_bytes: int) -> int:
+        whole = outputs * inputs * dtype_bytes if self._kind == "weight-only" else 0
+        return outputs * inputs // GROUP * BYTES_OF_GROUP + whole
+
+    def site(self, parts: Parts) -> FourBitLinear:
+        """The matrix is read only if the file lacks a part's groups, or if the product needs both."""
+        names = parts.names
+        found = [groups for name in names if (groups := self._file.find(name, parts.cut_of(name))) is not None]
+        whole = parts.weight() if self._kind == "weight-only" or len(found) < len(names) else None
         groups = stacked(found) if len(found) == len(names) else in_four_bits(_present(whole))
-        return self._linear(groups, bias, whole)
+        return self.linear(groups, parts.bias, whole)
 
     def head(self, name: str, weight: Tensor, cut: Cut | None = None) -> FourBitLinear:
         """In eight bits: the head decides between tokens, and needs the precision."""
         groups = self._file.find(name, cut) or in_eight_bits(weight)
-        return self._linear(groups, None, weight, is_doubled=groups.inputs == 2 * weight.shape[1])
+        return self.linear(groups, None, weight, is_doubled=groups.inputs == 2 * weight.shape[1])
 
-    def _linear(
+    def linear(
         self, groups: Groups, bias: Tensor | None, whole: Tensor | None, is_doubled: bool = False
     ) -> FourBitLinear:
+        """The product by these groups; a weight-only one needs the whole matrix too."""
         if self._kind == "dynamic":
             return FourBitLinear(DynamicProduct(groups), bias, is_doubled)
         weight = _present(whole)

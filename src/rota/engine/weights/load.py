@@ -15,9 +15,9 @@ from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.progress import BYTES, Progress, tell_progress
-from rota.engine.quantised.matrices import FourBit
+from rota.engine.quantised.maker import Maker
 from rota.engine.weights.finite import FiniteCheck
-from rota.engine.weights.matrices import NO_ANNEX, AnnexRows, Fill, MatrixBuilder
+from rota.engine.weights.matrices import NO_ANNEX, AnnexRows, MatrixBuilder, Source, weight_names
 from rota.engine.weights.shards import Shards
 
 
@@ -45,9 +45,20 @@ class Weights:
     annexes: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def weight_bytes(spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE) -> int:
-    """The size of a model's weights, or of a rank's part of them."""
-    return _build(spec, torch.device("meta"), dtype, lambda *_: None, shard=shard).size_bytes
+def weight_bytes(spec: ModelSpec, dtype: torch.dtype, shard: Shard = WHOLE, maker: Maker | None = None) -> int:
+    """The size of a model's weights, or of a rank's part of them, in the form that the maker gives them."""
+    plain = _build(spec, torch.device("meta"), dtype, Source(lambda *_: None), shard=shard).size_bytes
+    return plain if maker is None else plain - _saved_bytes(shard.local(spec), dtype, maker)
+
+
+def _saved_bytes(spec: ModelSpec, dtype: torch.dtype, maker: Maker) -> int:
+    """How much less the layers' matrices take than plain ones; the head is left out."""
+    return sum(
+        site.outputs * site.inputs * dtype.itemsize - maker.size_bytes(site.outputs, site.inputs, dtype.itemsize)
+        for layer in range(spec.layers)
+        for site in site_shapes(spec)
+        if maker.fits(weight_names(site, layer), site.outputs, site.inputs)
+    )
 
 
 def load_weights(
@@ -57,7 +68,7 @@ def load_weights(
     dtype: torch.dtype,
     quiet: bool = False,
     annex: AnnexRows = NO_ANNEX,
-    four_bit: FourBit | None = None,
+    maker: Maker | None = None,
     shard: Shard = WHOLE,
 ) -> Weights:
     """Copy a folder's safetensors to the device; names and shapes are checked before the first copy, values after.
@@ -65,7 +76,7 @@ def load_weights(
     `spec` is the whole model's. A rank reads only its part.
     """
     with Shards(folder) as shards:
-        _build(spec, torch.device("meta"), dtype, shards.check)
+        _build(spec, torch.device("meta"), dtype, Source(shards.check))
         shards.check_all_known()
         finite = FiniteCheck()
         with Progress(f"Loading {folder.name}", weight_bytes(spec, dtype, shard), BYTES, quiet) as progress:
@@ -78,7 +89,8 @@ def load_weights(
                 finite.note(name, target)
                 progress.update(target.nbytes)
 
-            weights = _build(spec, device, dtype, fill, annex, four_bit, shard)
+            source = Source(fill, cut_of=functools.partial(shard.cut, spec=spec))
+            weights = _build(spec, device, dtype, source, annex, maker, shard)
             for name in finite.not_finite():
                 raise shards.not_finite_error(name, dtype)
             return weights
@@ -90,7 +102,7 @@ def dummy_weights(
     dtype: torch.dtype,
     seed: int = 0,
     annex: AnnexRows = NO_ANNEX,
-    four_bit: FourBit | None = None,
+    maker: Maker | None = None,
     shard: Shard = WHOLE,
 ) -> Weights:
     """Random weights of the model's shape, drawn on the device; activations neither vanish nor explode.
@@ -117,21 +129,21 @@ def dummy_weights(
         if not shard.holds(name):
             target.zero_()
 
-    return _build(spec, device, dtype, fill, annex, four_bit, shard)
+    source = Source(fill, cut_of=functools.partial(shard.cut, spec=spec))
+    return _build(spec, device, dtype, source, annex, maker, shard)
 
 
 def _build(
     whole: ModelSpec,
     device: torch.device,
     dtype: torch.dtype,
-    fill: Fill,
+    source: Source,
     annex: AnnexRows = NO_ANNEX,
-    four_bit: FourBit | None = None,
+    maker: Maker | None = None,
     shard: Shard = WHOLE,
 ) -> Weights:
     spec, tokens = shard.local(whole), shard.tokens(whole.vocab_size)
-    cut_of = functools.partial(shard.cut, spec=whole)
-    builder = MatrixBuilder(device, dtype, fill, spec.layers, annex, four_bit, cut_of)
+    builder = MatrixBuilder(device, dtype, source, spec.layers, annex, maker)
     embedding = builder.tensor("model.embed_tokens.weight", spec.vocab_size, spec.hidden_size)
     layers = tuple(_build_layer(spec, builder, index) for index in range(spec.layers))
     norm = builder.tensor("model.norm.weight", spec.hidden_size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from rota.engine.model.gemm_choice import GemmChoice
 from rota.engine.model.linear import Linear, Matrix, Projection, projection
 from rota.engine.model.sites import SiteShape, module_name
 from rota.engine.parallel.shard import Cut
-from rota.engine.quantised.matrices import CutOf, FourBit, uncut
+from rota.engine.quantised.maker import CutOf, Find, Maker, Parts, nothing_stored, uncut
 
 # Writes the tensor of this name into a part of a matrix.
 Fill = Callable[[str, Tensor], None]
@@ -22,27 +23,38 @@ NO_ANNEX: AnnexRows = {}
 ALIGNMENT = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the numbers of a model's matrices, or of a rank's parts of them, come from."""
+
+    fill: Fill
+    find: Find = nothing_stored
+    cut_of: CutOf = uncut
+
+
+def weight_names(site: SiteShape, layer: int) -> list[str]:
+    """The names of the weights of a site's parts."""
+    return [f"{module_name(layer, part)}.weight" for part, _ in site.parts]
+
+
 class MatrixBuilder:
-    """Makes a model's matrices, in four bits if configured, and counts their bytes, without those of annexes."""
+    """Makes a model's matrices, by a maker if there is one, and counts their bytes, without those of annexes."""
 
     def __init__(
         self,
         device: torch.device,
         dtype: torch.dtype,
-        fill: Fill,
+        source: Source,
         layers: int,
         annex: AnnexRows,
-        four_bit: FourBit | None = None,
-        cut_of: CutOf = uncut,
+        maker: Maker | None = None,
     ) -> None:
-        """`cut_of` says which stretch of each tensor of the whole model a rank's matrices are made of."""
         self._device = device
         self._dtype = dtype
-        self._fill = fill
+        self._source = source
         self._layers = layers
         self._annex_rows = annex
-        self._four_bit = four_bit
-        self._cut_of = cut_of
+        self._maker = maker
         self._blocks: dict[str, Tensor] = {}
         self._gemms: dict[tuple[int, ...], GemmChoice] = {}
         self.annexes: dict[str, Tensor] = {}  # by site, [layers, rows, inputs]: the adapters' rows
@@ -55,8 +67,9 @@ class MatrixBuilder:
 
     def site(self, shape: SiteShape, layer: int, has_bias: bool) -> Projection:
         """The matrices of a site's parts, one below the other; with an annex, the adapters' rows lie below them."""
-        if self._four_bit is not None and self._four_bit.fits(shape.outputs, shape.inputs):
-            return self._counted(self._four_bit_site(self._four_bit, shape, layer, has_bias))
+        names = weight_names(shape, layer)
+        if self._maker is not None and self._maker.fits(names, shape.outputs, shape.inputs):
+            return self._counted(self._made(self._maker, names, shape, layer, has_bias))
         rows = self._annex_rows.get(shape.name, 0)
         weight = self._block(shape, rows)[layer] if rows else self._empty(shape.outputs, shape.inputs)
         # The bias is zero at the adapters' rows.
@@ -72,7 +85,7 @@ class MatrixBuilder:
 
     def head(self, name: str, *shape: int) -> Projection:
         """The matrix that turns hidden states into logits."""
-        return self._counted(self._head(name, self._read(name, *shape), self._cut_of(name)))
+        return self._counted(self._head(name, self._read(name, *shape), self._source.cut_of(name)))
 
     def tied_head(self, name: str, rows: Tensor, cut: Cut) -> Projection:
         """These rows of the embedding as head; their bytes are already counted."""
@@ -81,17 +94,17 @@ class MatrixBuilder:
         return made
 
     def _head(self, name: str, weight: Tensor, cut: Cut | None) -> Projection:
-        if self._four_bit is not None and self._four_bit.fits(*weight.shape):
-            return self._four_bit.head(name, weight, cut)
+        if self._maker is not None and self._maker.fits([name], *weight.shape):
+            return self._maker.head(name, weight, cut)
         return projection(weight)
 
-    def _four_bit_site(self, four_bit: FourBit, shape: SiteShape, layer: int, has_bias: bool) -> Projection:
+    def _made(self, maker: Maker, names: Sequence[str], shape: SiteShape, layer: int, has_bias: bool) -> Projection:
         def weight() -> Tensor:
             return self._fill_parts(shape, layer, "weight", self._empty(shape.outputs, shape.inputs))
 
         bias = self._fill_parts(shape, layer, "bias", self._empty(shape.outputs)) if has_bias else None
-        names = [f"{module_name(layer, part)}.weight" for part, _ in shape.parts]
-        return four_bit.site(names, bias, weight, self._cut_of)
+        source = self._source
+        return maker.site(Parts(names=names, bias=bias, weight=weight, cut_of=source.cut_of, find=source.find))
 
     def _counted(self, made: Projection) -> Projection:
         self.size_bytes += made.size_bytes
@@ -108,7 +121,7 @@ class MatrixBuilder:
 
     def _fill_parts(self, shape: SiteShape, layer: int, what: str, target: Tensor) -> Tensor:
         for (name, _), part in zip(shape.parts, torch.split(target, list(shape.widths)), strict=True):
-            self._fill(f"{module_name(layer, name)}.{what}", part)
+            self._source.fill(f"{module_name(layer, name)}.{what}", part)
         return target
 
     def _gemm_for(self, weight: Tensor, bias: Tensor | None) -> GemmChoice | None:
@@ -121,7 +134,7 @@ class MatrixBuilder:
 
     def _read(self, name: str, *shape: int) -> Tensor:
         target = self._empty(*shape)
-        self._fill(name, target)
+        self._source.fill(name, target)
         return target
 
     def _empty(self, *shape: int) -> Tensor:
