@@ -28,12 +28,16 @@ class ModelConfig:
         "Precision of weights and KV; 'auto' takes what the model folder says, or the nearest that the device "
         "multiplies in hardware: on a CPU without bf16 arithmetic that is float32.",
     )
-    quantization: Literal["auto", "int4", "none"] = option(
+    quantization: Literal["auto", "fp8", "int4", "none"] = option(
         "auto",
-        "'int4' computes the layers in four bits, in groups of 32 (CPU only). On x86 it holds both precisions, and "
-        "computes steps of up to 4 tokens in four bits (8 in float32), with activations in bf16. On ARM it holds four "
-        "bits alone, and rounds the activations of each token to eight bits. 'auto' takes int4 for the built-in model, "
-        "if dtype is 'auto'.",
+        "Weights in fewer bits. 'auto' serves a folder that says FP8, AWQ or GPTQ as it is, and takes int4 on a CPU "
+        "where four bits are stored (the built-in model, AWQ, GPTQ), if dtype is 'auto'. 'fp8' rounds the layers of a "
+        "plain folder to eight-bit floats while it is loaded, and the activations of each token; adapters, head and "
+        "embedding keep their precision (GPU of compute capability 8.9 or more). 'int4' computes the layers in four "
+        "bits, in groups of 32 (on a CPU; a GPU has four bits from AWQ and GPTQ folders alone). On x86 it holds both "
+        "precisions, and computes steps of up to 4 tokens in four bits (8 in float32), with activations in bf16. On "
+        "ARM it holds four bits alone, and rounds the activations of each token to eight bits. 'none' gives stored "
+        "weights the precision of dtype.",
     )
     cpu_threads: int | Literal["auto"] = option(
         "auto",

@@ -10,17 +10,25 @@ import torch
 from rota.core.config import EngineConfig, ModelConfig
 from rota.core.errors import ConfigError
 from rota.engine.cpu.processor import this_processor
-from rota.engine.device import DeviceMemory, choose_backend, choose_device, choose_lora_backend, device_memory
+from rota.engine.device import (
+    DeviceMemory,
+    choose_backend,
+    choose_device,
+    choose_lora_backend,
+    device_capability,
+    device_memory,
+)
 from rota.engine.families.table import read_spec
+from rota.engine.few_bits import choose_maker
 from rota.engine.folders.builtin import builtin_model_folder
 from rota.engine.lora.annex import annexed_sites
 from rota.engine.lora.bank import count_slots
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
-from rota.engine.precision import choose_dtype, choose_quantization
+from rota.engine.precision import choose_dtype
 from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.maker import Maker
-from rota.engine.quantised.matrices import FourBit
+from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import weight_bytes
 
 
@@ -59,12 +67,11 @@ def choose(config: EngineConfig) -> Choices:
     device = choose_device(config.model, config.device_number)
     processor = this_processor()
     dtype = choose_dtype(config.model, spec.dtype, device, processor)
-    groups = GroupsFile(folder)
-    quantization = choose_quantization(config.model, groups.is_there, device, processor)
+    layout, capability = read_layout(folder), device_capability(device)
+    maker = choose_maker(config.model, layout, GroupsFile(folder), dtype, processor, capability)
     backend = choose_backend(config.model, device)
     has_graphs = backend != "torch" and config.model.enable_cuda_graphs
     lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
-    maker = FourBit(quantization, groups) if quantization is not None else None
     memory = _memory_with_weights(whole, dtype, device, sharers(config), shard, maker)
     return Choices(
         folder=folder,

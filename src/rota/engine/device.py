@@ -48,6 +48,11 @@ def choose_device(config: ModelConfig, number: int = 0) -> torch.device:
     return device
 
 
+def device_capability(device: torch.device) -> tuple[int, int] | None:
+    """What a GPU's instructions are called; None for a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+
+
 def choose_backend(config: ModelConfig, device: torch.device) -> str:
     """The configured kernels; 'auto' takes Triton on a GPU and torch on a CPU."""
     asked = config.attention_backend

@@ -54,11 +54,12 @@ def choose_dtype(
 
 
 def choose_quantization(
-    config: ModelConfig, is_builtin: bool, device: torch.device, processor: Processor
+    config: ModelConfig, is_stored: bool, device: torch.device, processor: Processor
 ) -> Kind | None:
-    """The 4-bit product for a model's layers; None if the weights stay as they are.
+    """A CPU's 4-bit product for a model's layers; None if the weights stay as they are.
 
-    'auto' takes a 4-bit product only for the built-in model: its file has four bits, and its adapters were tested so.
+    'auto' takes a 4-bit product only where four bits are stored: in the built-in model's file, whose adapters were
+    tested so, and in AWQ and GPTQ folders.
     Where the config names a precision, 'auto' takes none: rounded weights would not be of that precision.
     """
     can_do = device.type == "cpu" and processor.four_bit is not None
@@ -70,7 +71,7 @@ def choose_quantization(
         )
         raise ConfigError(f"quantization is 'int4', but {reason}. Use --quantization none.")
     is_wanted = config.quantization == "int4" or (
-        config.quantization == "auto" and config.dtype == "auto" and is_builtin
+        config.quantization == "auto" and config.dtype == "auto" and is_stored
     )
     return processor.four_bit if is_wanted and can_do else None
 

@@ -137,7 +137,6 @@ def test_another_architecture_is_refused_with_those_that_run(tmp_path, architect
         ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings' must be true or false, not 'yes'"),
         ({"num_key_value_heads": 3}, "multiple of key-value heads"),
         ({"hidden_act": "gelu"}, "activation 'gelu'; Rota has only 'silu'"),
-        ({"quantization_config": {"bits": 4}}, "quantised weights"),
         ({"torch_dtype": "float64"}, "dtype 'float64'; Rota runs bfloat16, float16, float32"),
         ({"rope_scaling": 3}, "'rope_scaling' must be an object, not 3"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope scaling 'longrope', which Rota does not have"),

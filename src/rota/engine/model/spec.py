@@ -60,11 +60,6 @@ class ModelSpec:
 
 def common_fields(config: ConfigFile, architecture: str, rotary: RotarySpec | None = None) -> dict[str, Any]:
     """The fields that all families read alike; a family adds its own, or replaces one."""
-    if config.get("quantization_config"):
-        raise ModelError(
-            f"{config.path} describes quantised weights, which Rota does not read; use the model's bfloat16, float16 "
-            "or float32 version."
-        )
     hidden_size, heads = config.whole("hidden_size"), config.whole("num_attention_heads")
     kv_heads = config.whole("num_key_value_heads", heads)
     head_dim = config.whole("head_dim", hidden_size // heads)

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rota.engine.quantised.codes import Codes
+
 GROUP = 32
 # The code that means a group's middle.
 MIDDLE = 8
@@ -59,6 +61,17 @@ def stacked(parts: Sequence[Groups]) -> Groups:
         torch.cat([part.scales for part in parts]),
         torch.cat([part.middles for part in parts]),
     )
+
+
+def as_groups(codes: Codes) -> Groups | None:
+    """Codes of any group size as groups of 32; None if 32 adjacent inputs are not of one group."""
+    if codes.groups.numel() % GROUP:
+        return None
+    runs = codes.groups.view(-1, GROUP)
+    if not torch.equal(runs, runs[:, :1].expand_as(runs)):
+        return None
+    scales, zeros = codes.scales[:, runs[:, 0]], codes.zeros[:, runs[:, 0]]
+    return Groups(packed(codes.codes), scales, (MIDDLE - zeros) * scales)
 
 
 def packed(codes: Tensor) -> Tensor:

@@ -10,12 +10,24 @@ from torch import Tensor
 
 from rota.engine.model.linear import Projection
 from rota.engine.parallel.shard import Cut
-from rota.engine.quantised.codes import Codes, Scaled
 
-# A matrix in few bits, as the folder has it.
-Stored = Scaled | Codes
 # Which stretch of the tensor of this name is read; None: all of it.
 CutOf = Callable[[str], Cut | None]
+
+
+class Stored(Protocol):
+    """A matrix in few bits, as a folder has it: `Scaled`, `Codes`, or another form that no product takes."""
+
+    @property
+    def codes(self) -> Tensor:
+        """[outputs, inputs], of eight-bit floats or of integers."""
+        ...
+
+    def weights(self) -> Tensor:
+        """[outputs, inputs] float32: the matrix itself."""
+        ...
+
+
 # That stretch as the folder stores it, on the device; None if it is stored plain.
 Find = Callable[[str], Stored | None]
 

@@ -16,9 +16,11 @@ from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.progress import BYTES, Progress, tell_progress
 from rota.engine.quantised.maker import Maker
-from rota.engine.weights.finite import FiniteCheck
+from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.matrices import NO_ANNEX, AnnexRows, MatrixBuilder, Source, weight_names
+from rota.engine.weights.reading import Reading
 from rota.engine.weights.shards import Shards
+from rota.engine.weights.stored import StoredMatrices
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +75,17 @@ def load_weights(
 ) -> Weights:
     """Copy a folder's safetensors to the device; names and shapes are checked before the first copy, values after.
 
+    A matrix that the folder stores in few bits is given to the maker so, and has the model's precision without one.
     `spec` is the whole model's. A rank reads only its part.
     """
     with Shards(folder) as shards:
-        _build(spec, torch.device("meta"), dtype, Source(shards.check))
+        stored = StoredMatrices(shards, read_layout(folder), device)
+        _build(spec, torch.device("meta"), dtype, Source(stored.check))
         shards.check_all_known()
-        finite = FiniteCheck()
         with Progress(f"Loading {folder.name}", weight_bytes(spec, dtype, shard), BYTES, quiet) as progress:
-
-            def fill(name: str, target: Tensor) -> None:
-                if shard.holds(name):
-                    shards.copy(name, target, shard.cut(name, spec))
-                else:
-                    target.zero_()
-                finite.note(name, target)
-                progress.update(target.nbytes)
-
-            source = Source(fill, cut_of=functools.partial(shard.cut, spec=spec))
-            weights = _build(spec, device, dtype, source, annex, maker, shard)
-            for name in finite.not_finite():
-                raise shards.not_finite_error(name, dtype)
+            reading = Reading(shards, stored, spec, shard, dtype, progress.update)
+            weights = _build(spec, device, dtype, reading.source, annex, maker, shard)
+            reading.check_finite()
             return weights
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +20,7 @@ from rota.engine.weights.finite import is_finite
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 READABLE = ("F32", "F16", "BF16")
+NOT_FINITE = "has values that are NaN or infinite, so the model cannot answer"
 
 
 class Shards:
@@ -53,6 +55,10 @@ class Shards:
 
     def check(self, name: str, target: Tensor) -> None:
         """Raise unless the tensor exists, has the target's shape, and is in a precision that Rota reads."""
+        self.check_form(name, [tuple(target.shape)], READABLE)
+
+    def check_form(self, name: str, shapes: Sequence[tuple[int, ...]], kinds: Sequence[str]) -> None:
+        """Raise unless the tensor exists, has one of the shapes, and is of one of the kinds."""
         if name not in self._places:
             raise ModelError(f"{self._folder} lacks the tensor '{name}', which its config.json calls for.")
         path = self._folder / self._places[name]
@@ -63,14 +69,15 @@ class Shards:
             raise ModelError(
                 f"{path} lacks the tensor '{name}', which {INDEX} says is there; download both again."
             ) from error
-        if tuple(found.get_shape()) != tuple(target.shape):
+        if tuple(found.get_shape()) not in shapes:
             raise ModelError(
                 f"{path}: the tensor '{name}' has the shape {found.get_shape()}, but config.json makes it "
-                f"{list(target.shape)}; config.json and weights are not of the same model."
+                f"{' or '.join(str(list(shape)) for shape in shapes)}; config.json and weights are not of the same "
+                "model."
             )
-        if found.get_dtype() not in READABLE:
+        if found.get_dtype() not in kinds:
             raise ModelError(
-                f"{path}: the tensor '{name}' is stored as {found.get_dtype()}; Rota reads {', '.join(READABLE)}."
+                f"{path}: the tensor '{name}' is stored as {found.get_dtype()}; Rota reads {', '.join(kinds)}."
             )
         self._checked.add(name)
 
@@ -88,17 +95,26 @@ class Shards:
         """Copy a checked tensor, or a stretch of it, into the target, to its device and precision."""
         target.copy_(read_cut(self._files[self._places[name]], name, cut))
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._files[self._places[name]].get_slice(name).get_shape())
+
+    def read(self, name: str, *stretches: slice) -> Tensor:
+        """A checked tensor, or stretches of its first axes, as it is stored."""
+        file = self._files[self._places[name]]
+        found: Tensor = file.get_slice(name)[stretches] if stretches else file.get_tensor(name)
+        return found
+
+    def error(self, name: str, problem: str) -> ModelError:
+        """What is wrong with a tensor that is there."""
+        return ModelError(f"{self._folder / self._places[name]}: the tensor '{name}' {problem}.")
+
     def not_finite_error(self, name: str, dtype: torch.dtype) -> ModelError:
         """Why a tensor in this precision has values that are not finite."""
-        path = self._folder / self._places[name]
-        if is_finite(self._files[self._places[name]].get_tensor(name)):
-            return ModelError(
-                f"{path}: the tensor '{name}' has values too large for {dtype}; serve the model in bfloat16 or float32."
-            )
-        return ModelError(
-            f"{path}: the tensor '{name}' has values that are NaN or infinite, so the model cannot answer; get other "
-            "weights."
-        )
+        too_large = f"has values too large for {dtype}; serve the model in bfloat16 or float32"
+        if name not in self._places:
+            return ModelError(f"{self._folder}: the matrix '{name}' {too_large}.")
+        is_fine = is_finite(self._files[self._places[name]].get_tensor(name))
+        return self.error(name, too_large if is_fine else f"{NOT_FINITE}; get other weights")
 
     def _read_index(self) -> dict[str, str]:
         index = ConfigFile(self._folder / INDEX)

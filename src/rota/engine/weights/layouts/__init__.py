@@ -1,0 +1,1 @@
+"""Layouts: how folders store matrices in few bits."""

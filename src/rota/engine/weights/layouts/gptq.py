@@ -1,0 +1,81 @@
+"""GPTQ's four bits: eight inputs in a word, the zeros of eight outputs in a word, and the group of each input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from rota.engine.model.config_file import ConfigFile
+from rota.engine.quantised.codes import Codes
+from rota.engine.weights.layouts.fields import only, read_bits, read_group_size
+from rota.engine.weights.layouts.layout import INTEGERS, PLAIN, Rule, Stretch, Tensors, Window
+from rota.engine.weights.layouts.modules import all_but, read_modules
+from rota.engine.weights.layouts.nibbles import IN_WORD, MASK, unpacked
+from rota.engine.weights.layouts.packed import order_of
+
+WEIGHT, ZEROS, SCALES, ORDER = "qweight", "qzeros", "scales", "g_idx"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptqLayout:
+    """weight = (code - zero) * scale; all tensors are [inputs or groups, outputs]."""
+
+    holds: Callable[[str], bool]
+    group_size: int | None
+    lowers_zeros: bool  # stores zero - 1
+    method: ClassVar[str] = "GPTQ"
+    bits: ClassVar[Literal[4]] = 4
+
+    def rules(self, outputs: int, inputs: int) -> tuple[Rule, ...]:
+        groups = -(-inputs // (self.group_size or inputs))
+        return (
+            Rule(suffix=WEIGHT, kinds=INTEGERS, shapes=((-(-inputs // IN_WORD), outputs),)),
+            Rule(suffix=ZEROS, kinds=INTEGERS, shapes=((groups, -(-outputs // IN_WORD)),)),
+            Rule(suffix=SCALES, kinds=PLAIN, shapes=((groups, outputs),)),
+            Rule(suffix=ORDER, kinds=INTEGERS, shapes=((inputs,),)),
+        )
+
+    def read(self, tensors: Tensors, window: Window) -> Codes:
+        count = tensors.shape(SCALES)[0]
+        groups, held = _kept(order_of(tensors, ORDER, window.inputs, count))
+        words = tensors.read(WEIGHT, window.inputs.held_by(IN_WORD), window.outputs)
+        codes = window.inputs.within(unpacked(words, 0), 0, IN_WORD)
+        return Codes(
+            codes=codes.T.contiguous(),
+            scales=tensors.scale(SCALES, held, window.outputs).T.contiguous(),
+            zeros=self._zeros(tensors, window, held),
+            groups=groups,
+        )
+
+    def _zeros(self, tensors: Tensors, window: Window, held: Stretch) -> Tensor:
+        words = tensors.read(ZEROS, held, window.outputs.held_by(IN_WORD))
+        zeros = window.outputs.within(unpacked(words, 1), 1, IN_WORD)
+        # AutoGPTQ adds the 1 in four bits, so a stored 15 is a zero of 0.
+        return ((zeros + 1) & MASK if self.lowers_zeros else zeros).T.float()
+
+
+def _kept(groups: Tensor) -> tuple[Tensor, Stretch]:
+    """The groups from the first to the last that these inputs have, counted from the first."""
+    first, last = int(groups.min()), int(groups.max())
+    return groups - first, Stretch(first, last + 1)
+
+
+def read_gptq(config: ConfigFile) -> GptqLayout:
+    """From a config's section `quantization_config`."""
+    read_bits(config, "GPTQ", "bits")
+    formats = ("gptq", "gptq_v2")
+    only(config, "checkpoint_format", formats, "GPTQ weights in another packing", f"those in {' or '.join(formats)}")
+    only(config, "is_marlin_format", (False,), "GPTQ weights packed for Marlin", "those packed by AutoGPTQ")
+    only(config, "lm_head", (False,), "a head in GPTQ's four bits", "a plain lm_head")
+    only(config, "dynamic", ({},), "GPTQ weights that differ by module", "those with one config for all modules")
+    only(config, "pack_dtype", ("int32",), "GPTQ weights in other words than int32", "those in int32")
+    config.flag("desc_act")
+    config.flag("sym")
+    return GptqLayout(
+        holds=all_but(read_modules(config, "modules_to_not_convert")),
+        group_size=read_group_size(config, "group_size"),
+        lowers_zeros=config.get("checkpoint_format", "gptq") == "gptq",
+    )

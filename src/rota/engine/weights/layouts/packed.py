@@ -1,0 +1,76 @@
+"""compressed-tensors' four bits: eight inputs in a word, and the zeros of eight outputs in a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rota.engine.quantised.codes import Codes
+from rota.engine.weights.layouts.layout import INTEGERS, PLAIN, Rule, Stretch, Tensors, Window
+from rota.engine.weights.layouts.nibbles import IN_WORD, groups_of, unpacked
+
+PACKED, SCALE, ZERO, SHAPE, ORDER = "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"
+# The code that means zero in a symmetric matrix.
+MIDDLE = 8.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayout:
+    """weight = (code - zero) * scale; a symmetric matrix has no zeros, they are 8."""
+
+    method: str
+    holds: Callable[[str], bool]
+    group_size: int | None
+    is_symmetric: bool
+    has_order: bool  # the inputs of a group lie apart
+    bits: ClassVar[Literal[4]] = 4
+
+    def rules(self, outputs: int, inputs: int) -> tuple[Rule, ...]:
+        groups = -(-inputs // (self.group_size or inputs))
+        words = -(-inputs // IN_WORD)
+        rules = [
+            Rule(suffix=PACKED, kinds=INTEGERS, shapes=((outputs, words),)),
+            Rule(suffix=SCALE, kinds=PLAIN, shapes=((outputs, groups),)),
+            Rule(suffix=SHAPE, kinds=("I64", "I32"), shapes=((2,),)),
+        ]
+        if not self.is_symmetric:
+            rules.append(Rule(suffix=ZERO, kinds=INTEGERS, shapes=((-(-outputs // IN_WORD), groups),)))
+        if self.has_order:
+            rules.append(Rule(suffix=ORDER, kinds=INTEGERS, shapes=((inputs,),)))
+        return tuple(rules)
+
+    def read(self, tensors: Tensors, window: Window) -> Codes:
+        shape = tensors.read(SHAPE).tolist()
+        outputs, width = tensors.shape(PACKED)
+        if shape[0] != outputs or -(-shape[1] // IN_WORD) != width:
+            raise tensors.error(SHAPE, f"says {shape}, which is not the shape of the matrix")
+        words = tensors.read(PACKED, window.outputs, window.inputs.held_by(IN_WORD))
+        codes = window.inputs.within(unpacked(words, 1), 1, IN_WORD).contiguous()
+        groups, held = self._groups(tensors, window, codes.device)
+        scales = tensors.scale(SCALE, window.outputs, held)
+        return Codes(codes=codes, scales=scales, zeros=self._zeros(tensors, window, held, scales), groups=groups)
+
+    def _groups(self, tensors: Tensors, window: Window, device: torch.device) -> tuple[Tensor, Stretch]:
+        count = tensors.shape(SCALE)[1]
+        if self.has_order:
+            return order_of(tensors, ORDER, window.inputs, count), Stretch(0, count)
+        size = self.group_size or window.inputs.end
+        return groups_of(window.inputs.first, window.inputs.end, size, device), window.inputs.held_by(size)
+
+    def _zeros(self, tensors: Tensors, window: Window, held: Stretch, scales: Tensor) -> Tensor:
+        if self.is_symmetric:
+            return torch.full_like(scales, MIDDLE)
+        words = tensors.read(ZERO, window.outputs.held_by(IN_WORD), held)
+        return window.outputs.within(unpacked(words, 0), 0, IN_WORD).float()
+
+
+def order_of(tensors: Tensors, suffix: str, inputs: Stretch, count: int) -> Tensor:
+    """[inputs] int64: the group of each input as the folder says it, of so many."""
+    groups = tensors.read(suffix, inputs).long()
+    if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < count:
+        raise tensors.error(suffix, f"names groups that are not among the {count} of the matrix")
+    return groups

@@ -1,0 +1,142 @@
+"""Makers for weights in few bits: what a folder stores is taken as it is, and plain weights are rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rota.engine.model.linear import Projection, projection
+from rota.engine.parallel.shard import Cut
+from rota.engine.quantised import eight_bit
+from rota.engine.quantised.codes import Codes, Scaled
+from rota.engine.quantised.eight_bit import EightBitFloatLinear, in_eight_bit_floats
+from rota.engine.quantised.gpu_four_bit import GpuFourBitLinear
+from rota.engine.quantised.groups import as_groups, stacked
+from rota.engine.quantised.maker import Parts, Stored
+from rota.engine.quantised.matrices import FourBit
+from rota.engine.quantised.rounding import in_codes
+from rota.engine.weights.side_by_side import SideBySide
+from rota.engine.weights.stored import WEIGHT
+
+Holds = Callable[[str], bool]
+# Of scales and zeros.
+FLOAT_BYTES = 4
+
+
+def everything(_module: str) -> bool:
+    """Every matrix is rounded, also those that no folder stores in few bits."""
+    return True
+
+
+class PlainHead:
+    """The head decides between tokens, and keeps its precision."""
+
+    def head(self, _name: str, weight: Tensor, _cut: Cut | None = None) -> Projection:
+        return projection(weight)
+
+
+class EightBitFloats(PlainHead):
+    """Matrices in eight-bit floats; those of one scale for each output are taken as they are stored."""
+
+    def __init__(self, holds: Holds = everything) -> None:
+        self._holds = holds
+
+    def fits(self, names: Sequence[str], outputs: int, inputs: int) -> bool:
+        return eight_bit.fits(outputs, inputs) and _hold(self._holds, names)
+
+    def size_bytes(self, outputs: int, inputs: int, _dtype_bytes: int) -> int:
+        return outputs * (inputs + FLOAT_BYTES)
+
+    def site(self, parts: Parts) -> EightBitFloatLinear:
+        """Plain weights are read matrix by matrix, so that no more than one lies on the device in full."""
+        found = _found(parts)
+        if found is None:
+            return EightBitFloatLinear(in_eight_bit_floats(parts.weight()), parts.bias)
+        scaled = [one if isinstance(one, Scaled) else in_eight_bit_floats(one.weights()) for one in found]
+        # Torch joins bytes on every device, but not eight-bit floats.
+        codes = torch.cat([one.codes.view(torch.uint8) for one in scaled]).view(torch.float8_e4m3fn)
+        return EightBitFloatLinear(Scaled(codes, torch.cat([one.scales for one in scaled])), parts.bias)
+
+
+class FourBitCodes(PlainHead):
+    """A GPU's matrices in four bits, of groups of this size (None: all inputs)."""
+
+    def __init__(self, holds: Holds, group_size: int | None, dtype: torch.dtype) -> None:
+        self._holds = holds
+        self._group_size = group_size
+        self._dtype = dtype
+
+    def fits(self, names: Sequence[str], _outputs: int, _inputs: int) -> bool:
+        return _hold(self._holds, names)
+
+    def size_bytes(self, outputs: int, inputs: int, _dtype_bytes: int) -> int:
+        groups = -(-inputs // (self._group_size or inputs))
+        return outputs * (inputs // 2 + 2 * FLOAT_BYTES * groups)
+
+    def site(self, parts: Parts) -> Projection:
+        """Random weights, which no folder stores, are rounded."""
+        found = _codes(parts)
+        if found is None:
+            weight = parts.weight()
+            found = [in_codes(weight, self._group_size or weight.shape[1])]
+        if all(torch.equal(one.groups, found[0].groups) for one in found):
+            return self._linear(joined(found), parts.bias)
+        # Inputs that each part has in an order of its own: as many products as parts.
+        widths = [len(one.codes) for one in found]
+        biases = [None] * len(found) if parts.bias is None else parts.bias.split(widths)
+        return SideBySide([self._linear(one, bias) for one, bias in zip(found, biases, strict=True)])
+
+    def _linear(self, codes: Codes, bias: Tensor | None) -> GpuFourBitLinear:
+        return GpuFourBitLinear(codes, bias, self._dtype)
+
+
+class FourBitGroups(PlainHead):
+    """A CPU's matrices in four bits, from a folder that stores them so; what makes no groups of 32 becomes plain."""
+
+    def __init__(self, holds: Holds, four_bit: FourBit, dtype: torch.dtype) -> None:
+        self._holds = holds
+        self._four_bit = four_bit
+        self._dtype = dtype
+
+    def fits(self, names: Sequence[str], outputs: int, inputs: int) -> bool:
+        return _hold(self._holds, names) and self._four_bit.fits(names, outputs, inputs)
+
+    def size_bytes(self, outputs: int, inputs: int, dtype_bytes: int) -> int:
+        return self._four_bit.size_bytes(outputs, inputs, dtype_bytes)
+
+    def site(self, parts: Parts) -> Projection:
+        found = _codes(parts)
+        if found is None:  # random weights
+            return self._four_bit.site(parts)
+        whole = torch.cat([one.weights().to(self._dtype) for one in found])
+        groups = [each for one in found if (each := as_groups(one)) is not None]
+        if len(groups) < len(found):
+            return projection(whole, parts.bias)
+        return self._four_bit.linear(stacked(groups), parts.bias, whole)
+
+
+def joined(parts: Sequence[Codes]) -> Codes:
+    """Matrices whose inputs have the same groups, one below the other."""
+    return Codes(
+        codes=torch.cat([one.codes for one in parts]),
+        scales=torch.cat([one.scales for one in parts]),
+        zeros=torch.cat([one.zeros for one in parts]),
+        groups=parts[0].groups,
+    )
+
+
+def _hold(holds: Holds, names: Sequence[str]) -> bool:
+    """A site whose parts are stored in different ways stays plain."""
+    return all(holds(name.removesuffix(WEIGHT)) for name in names)
+
+
+def _found(parts: Parts) -> list[Stored] | None:
+    found = [one for name in parts.names if (one := parts.find(name)) is not None]
+    return found if len(found) == len(parts.names) else None
+
+
+def _codes(parts: Parts) -> list[Codes] | None:
+    found = _found(parts)
+    return None if found is None else [one for one in found if isinstance(one, Codes)]

@@ -1,0 +1,1 @@
+"""Weights that folders store in few bits."""
