@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +13,9 @@ from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
 from rota.engine.build import build_engine
+from rota.engine.choices import choose
 from rota.engine.engine import Engine
+from rota.engine.quantised.maker import Maker
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
@@ -34,6 +37,7 @@ class Server:
         depth: Literal[1, 2] = 2,
         turn_ms: float = 5.0,
         max_open: int = 100,
+        maker: Maker | None = None,
     ) -> None:
         self._max_open = max_open
         self.config = EngineConfig(
@@ -49,7 +53,8 @@ class Server:
             ),
             quiet=True,
         )
-        self.engine: Engine = build_engine(self.config)
+        choices = choose(self.config)
+        self.engine: Engine = build_engine(self.config, choices=replace(choices, maker=maker or choices.maker))
         self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)
         self.doorbell = Doorbell()
 

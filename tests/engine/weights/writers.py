@@ -204,8 +204,6 @@ EIGHT_BITS = {
         floats("block", block_structure=[48, 48]), lambda weight: scale_by_block(weight, "weight_scale")
     ),
 }
-IN_BLOCKS = ("fine-grained", "compressed-tensors, blocks")
-REORDERED = ("GPTQ, by importance", "compressed-tensors, by importance")
 FOUR_BITS = {
     "AWQ": Written(AWQ, awq),
     "AWQ, one group": Written({**AWQ, "group_size": -1}, lambda weight: awq(weight, weight.shape[1])),
@@ -222,7 +220,7 @@ FOUR_BITS = {
         ints(group_size=None, strategy="channel"), lambda weight: packed(weight, group=weight.shape[1])
     ),
 }
-LAYOUTS = {
-    **{f"8: {name}": one for name, one in EIGHT_BITS.items()},
-    **{f"4: {name}": one for name, one in FOUR_BITS.items()},
-}
+EIGHT, FOUR = (tuple(f"{bits}: {name}" for name in made) for bits, made in ((8, EIGHT_BITS), (4, FOUR_BITS)))
+LAYOUTS = dict(zip((*EIGHT, *FOUR), (*EIGHT_BITS.values(), *FOUR_BITS.values()), strict=True))
+IN_BLOCKS = ("8: fine-grained", "8: compressed-tensors, blocks")
+REORDERED = ("4: GPTQ, by importance", "4: compressed-tensors, by importance")

@@ -21,8 +21,8 @@ from rota.engine.weights.side_by_side import SideBySide
 from rota.engine.weights.stored import WEIGHT
 
 Holds = Callable[[str], bool]
-# Of scales and zeros.
-FLOAT_BYTES = 4
+# A scale, and a group's scale and zero in one word.
+SCALE_BYTES = 4
 
 
 def everything(_module: str) -> bool:
@@ -47,7 +47,7 @@ class EightBitFloats(PlainHead):
         return eight_bit.fits(outputs, inputs) and _hold(self._holds, names)
 
     def size_bytes(self, outputs: int, inputs: int, _dtype_bytes: int) -> int:
-        return outputs * (inputs + FLOAT_BYTES)
+        return outputs * (inputs + SCALE_BYTES)
 
     def site(self, parts: Parts) -> EightBitFloatLinear:
         """Plain weights are read matrix by matrix, so that no more than one lies on the device in full."""
@@ -73,7 +73,7 @@ class FourBitCodes(PlainHead):
 
     def size_bytes(self, outputs: int, inputs: int, _dtype_bytes: int) -> int:
         groups = -(-inputs // (self._group_size or inputs))
-        return outputs * (inputs // 2 + 2 * FLOAT_BYTES * groups)
+        return outputs * (inputs // 2 + SCALE_BYTES * groups)
 
     def site(self, parts: Parts) -> Projection:
         """Random weights, which no folder stores, are rounded."""
