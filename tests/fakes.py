@@ -67,7 +67,8 @@ class FakeDevice:
     """Computes at `submit`, as a real device's queue would, and lets `collect` wait `step_s` a step.
 
     It reads the context only through the page table and fails on a slot that nobody wrote. `plans` keeps
-    what it was told. An adapter whose path says "broken" cannot be read.
+    what it was told. An adapter whose path says "broken" cannot be read, and its headers tell; one whose path says
+    "rotten" cannot be read either, and they do not.
     """
 
     capacity: Capacity = field(default_factory=capacity)
@@ -90,7 +91,7 @@ class FakeDevice:
     def submit(self, plan: StepPlan) -> FakeTicket:
         self.plans.append(plan)
         if self._post:
-            for adapter in plan.fetches:
+            for adapter in plan.reads:
                 self._post(self.fetch(adapter))
             for load in plan.loads:
                 self._post(AdapterReady(load.adapter_id, self.now()))
@@ -123,9 +124,14 @@ class FakeDevice:
             at=self.now(), tokens=ticket.tokens, logprobs=ticket.logprobs, scores=ticket.scores, pooled=ticket.pooled
         )
 
+    def check(self, adapter: Adapter) -> str:
+        return f"{adapter.path} is broken." if "broken" in adapter.path else ""
+
     def fetch(self, adapter: Adapter) -> Message:
-        if "broken" in adapter.path:
-            return AdapterFailed(adapter.adapter_id, self.now(), f"{adapter.path} is broken.")
+        if reason := self.check(adapter):
+            return AdapterFailed(adapter.adapter_id, self.now(), reason)
+        if "rotten" in adapter.path:
+            return AdapterFailed(adapter.adapter_id, self.now(), f"{adapter.path} is rotten.")
         return AdapterFetched(adapter.adapter_id, self.now())
 
     def _sit_down(self, seat: Seat) -> None:

@@ -28,6 +28,7 @@ BORDERS = {
     "runtime/supervisor.py": "the supervisor's thread ends, and requests that are open must hear why",
     "observe/logs.py": "the server's process ends, and its log must say why",
     "engine/lora/files/reader.py": "a thread reads adapters, and one that cannot be read must not end it",
+    "engine/lora/files/header_check.py": "an adapter that cannot be checked is refused, and the others are known",
     "engine/lora/loader.py": "a thread copies adapters, and one that cannot be copied must not end it",
     "engine/precompile.py": "a thread compiles, and the thread that joins it raises its error",
     "engine/folders/hub.py": "a hub's library fails in ways that it does not list",

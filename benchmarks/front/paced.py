@@ -33,7 +33,7 @@ class PacedDevice:
         self._post = post
 
     def submit(self, plan: StepPlan) -> Due:
-        for adapter in plan.fetches:
+        for adapter in plan.reads:
             self._post(AdapterFetched(adapter.adapter_id, time.monotonic()))
         for load in plan.loads:
             self._post(AdapterReady(load.adapter_id, time.monotonic()))

@@ -149,7 +149,7 @@ def test_an_adapter_that_a_new_engine_cannot_read_is_refused_and_the_next_engine
 
         folder.mkdir()
         os.kill(service.engine_pid, signal.SIGKILL)
-        listener.wait_for_adapter(adapter, AdapterAdded, times=2)
+        listener.wait_for_adapter(adapter, AdapterAdded, times=3)
         service.send(submit("later", adapter=adapter))
         assert listener.wait_for_ending("later").reason is FinishReason.LENGTH
 

@@ -111,15 +111,15 @@ def test_a_lost_adapter_answers_with_the_reason_and_is_logged_and_counted(stage,
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["code"], error["param"]) == ("adapter_failed", "model")
-    assert error["message"].startswith("Adapter 'pirate' could not be read again when the engine was restarted: ")
+    assert error["message"].startswith("Adapter 'pirate' could not be read: ")
     assert "is broken." in error["message"]
     assert stage.ask("letters").status_code == 200
     assert "pirate" in stage.names()
     scrape = stage.scrape()
     assert (scrape("rota_adapters_loaded"), scrape("rota_adapter_losses_total", engine="0")) == (0, 1)
     lines = {record.getMessage(): record.fields for record in caplog.records if hasattr(record, "fields")}
-    assert lines["An adapter could not be read again."]["adapter"] == "pirate"
-    assert "is broken." in lines["An adapter could not be read again."]["why"]
+    assert lines["An adapter could not be read."]["adapter"] == "pirate"
+    assert "is broken." in lines["An adapter could not be read."]["why"]
     assert "SIGKILL" in lines["The engine died and is started again."]["why"]
 
 

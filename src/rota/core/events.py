@@ -83,7 +83,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class AdapterAdded:
-    """An adapter was read and checked; requests may ask for it."""
+    """An adapter was checked; requests may ask for it. Most adapters were read too, and the others are read later."""
 
     adapter_id: AdapterId
     at: float
@@ -92,7 +92,7 @@ class AdapterAdded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterRefused:
-    """An adapter could not be added, or not be read again by a new engine."""
+    """An adapter could not be added, or not be read later: after the start, or again by a new engine."""
 
     adapter_id: AdapterId
     at: float

@@ -34,11 +34,13 @@ class AbortAll:
 
 @dataclass(frozen=True, slots=True)
 class AddAdapter:
-    """A client adds an adapter. It is read and checked before requests may ask for it."""
+    """A client adds an adapter. It is read and checked before requests may ask for it, unless it is read later."""
 
     adapter: Adapter
     at: float
-    is_known: bool = False  # others serve it: an engine that dies while it reads the adapter will read it again
+    is_known: bool = False  # it was checked before: an engine that dies while it reads the adapter will read it again
+    is_read_later: bool = False  # requests may ask for it at once; it is read for the first of them, or before, idly
+    refusal: str = ""  # why it cannot be served, if a look at its config and headers has told
 
 
 @dataclass(frozen=True, slots=True)

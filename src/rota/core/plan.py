@@ -10,6 +10,7 @@ newest token there. A plan does not repeat what a row already knows, so it is as
     scorings prompt tokens whose log-probabilities were asked for; the chunks of this step give them
     pools    chunks whose hidden states were asked for
     fetches  adapters to read from disk into host memory; loads: from there into a slot; drops: out of host memory
+    idle_fetches  adapters to read too, for which no request waits: they must not delay `fetches`
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ class StepPlan:
     chunks: tuple[Chunk, ...] = ()
     decodes: tuple[Row, ...] = ()
     fetches: tuple[Adapter, ...] = ()
+    idle_fetches: tuple[Adapter, ...] = ()
     loads: tuple[Load, ...] = ()
     drops: tuple[AdapterId, ...] = ()
     scorings: tuple[Scoring, ...] = ()
@@ -112,7 +114,12 @@ class StepPlan:
     @property
     def has_work(self) -> bool:
         """Is there anything for the device to do?"""
-        return bool(self.chunks or self.decodes or self.fetches or self.loads or self.drops)
+        return bool(self.chunks or self.decodes or self.reads or self.loads or self.drops)
+
+    @property
+    def reads(self) -> tuple[Adapter, ...]:
+        """Every adapter that the device shall read from disk."""
+        return self.fetches + self.idle_fetches
 
     @property
     def tokens(self) -> int:

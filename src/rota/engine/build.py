@@ -21,6 +21,7 @@ from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
 from rota.engine.lora.annex import annex_rows
 from rota.engine.lora.bank import Bank
+from rota.engine.lora.files.header_check import HeaderCheck
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import project_with_lora
 from rota.engine.lora.stacked import StackedProjector
@@ -135,7 +136,8 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
         project = TritonProjector(bank.device)
     read = checkpoint_reader(bank, chosen.whole, lora.adapter_root, chosen.shard)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
-    return Adapters(bank, read, project, rows, overlaps, chosen.shard.size)
+    check = HeaderCheck(chosen.whole, lora.max_lora_rank, lora.adapter_root)
+    return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check)
 
 
 def _kernels(chosen: Choices) -> tuple[Operations, Attention]:

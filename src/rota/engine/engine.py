@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from rota.core.adapter import Adapter
 from rota.core.config import Capacity
 from rota.core.grammar import Grammar, Grammars
 from rota.core.ids import BASE, BlockId, RequestId, Row
@@ -170,6 +171,10 @@ class Engine:
         """Send messages about adapters through `post`, from the loader's threads."""
         if self._adapters is not None:
             self._adapters.listen(post)
+
+    def check(self, adapter: Adapter) -> str:
+        """Why an adapter cannot be served, as far as its config and headers tell; empty if it can. Blocks."""
+        return self._adapters.check(adapter) if self._adapters is not None else ""
 
     def close(self) -> None:
         """End the threads that load adapters and prepare grammars, and leave the group."""

@@ -117,7 +117,7 @@ KEY_LIMITS = _metric(
 )
 
 ADAPTERS = _metric("gauge", "adapters_loaded", "Adapters that requests may ask for.")
-LOST = _metric("gauge", "adapters_lost", "Adapters that a restarted engine could not read again.")
+LOST = _metric("gauge", "adapters_lost", "Adapters that could not be read after the start or a restart.")
 LOSSES = _metric(
     "counter", "adapter_losses_total", "How often a restarted engine could not read an adapter again.", "engine"
 )

@@ -9,9 +9,10 @@ from typing import Generic, Protocol
 
 from rota.core.messages import AbortAll, Message
 from rota.core.plan import StepPlan, StepResult
+from rota.runtime.adapter_checks import AdapterChecks
 from rota.runtime.preparation import Preparation
 from rota.runtime.pulse import BEAT_S, Pulse
-from rota.runtime.world import Device, FollowsGrammars, Ticket
+from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket
 
 
 class Inbox(Protocol):
@@ -44,6 +45,7 @@ class LiveWorld(Generic[Ticket]):
         self._pulse = pulse
         self._caller = caller
         self._is_closed = False
+        self._checks = AdapterChecks(device.check) if isinstance(device, ChecksAdapters) else None
         self._preparation = Preparation(device.prepare, inbox.post) if isinstance(device, FollowsGrammars) else None
         device.listen(inbox.post)
 
@@ -58,6 +60,8 @@ class LiveWorld(Generic[Ticket]):
         if messages is None:
             self._is_closed = True
             messages = [AbortAll(self.now())]
+        if self._checks is not None:
+            messages = self._checks.sift(messages)
         return self._preparation.sift(messages) if self._preparation is not None else messages
 
     def _wait(self, until: float) -> list[Message] | None:

@@ -1,4 +1,4 @@
-"""A preloaded service is ready once its first adapters are read, and fails to start if one of them is bad."""
+"""A preloaded service is ready once its first adapters are checked, and fails to start if one of them is bad."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from rota.runtime.service import Deliver, Phase, Service, ServiceState
 
 
 class PreloadedService:
-    """Another service with adapters from the start; earlier requests wait until the adapters are read."""
+    """Another service with adapters from the start; earlier requests wait until the adapters are known.
+
+    The adapters are read while the service serves: those that requests ask for first, then the others in their order.
+    """
 
     def __init__(self, service: Service, adapters: Sequence[Adapter]) -> None:
         self._service = service
@@ -41,7 +44,7 @@ class PreloadedService:
         self._service.start(note)
         with suppress(RequestError):  # it is already down, and `wait_until_ready` says so
             for adapter in self._adapters:
-                self._service.send(AddAdapter(adapter, time.monotonic()))
+                self._service.send(AddAdapter(adapter, time.monotonic(), is_read_later=True))
 
     def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
         capacity = self._service.wait_until_ready(timeout_s)
@@ -50,7 +53,9 @@ class PreloadedService:
             if self._refusal:
                 raise AdapterError(self._refusal)
             if self._missing:
-                raise EngineDiedError(f"{len(self._missing)} adapters are still being read after {timeout_s} seconds.")
+                raise EngineDiedError(
+                    f"{len(self._missing)} adapters are still being checked after {timeout_s} seconds."
+                )
         return capacity
 
     def send(self, message: Message) -> None:

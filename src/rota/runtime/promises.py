@@ -65,7 +65,8 @@ class Promises:
 
     def introductions(self) -> list[AddAdapter]:
         """The first messages to a new engine: every adapter that was added and not removed."""
-        return [AddAdapter(adapter, time.monotonic()) for adapter in self._known.values()]
+        now = time.monotonic()
+        return [AddAdapter(adapter, now, is_known=True, is_read_later=True) for adapter in self._known.values()]
 
     def break_all(self, reason: str) -> list[Event]:
         """The engine is dead: end all open requests, and return the events that say so.

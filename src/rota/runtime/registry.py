@@ -14,8 +14,9 @@ class Registry:
     """The base model and its adapters.
 
     A name that is loaded again gets a new id, so that KV of the old weights is never used for the new weights. A name
-    is known from `add` on: requests wait while its adapter is being read. An adapter is lost if a restarted engine
-    cannot read it again. Its name stays, and its requests are refused with the reason.
+    is known from `add` on: requests wait while its adapter is being read. An adapter is lost if it cannot be read when
+    its turn comes, after the start or after a restart of the engine. Its name stays, and its requests are refused with
+    the reason.
     """
 
     def __init__(self, base_name: str, base_path: str) -> None:
@@ -137,7 +138,6 @@ class Registry:
         """Raises ADAPTER_FAILED with the reason if an adapter is lost."""
         if reason := self._lost.get(adapter.adapter_id):
             message = (
-                f"Adapter '{adapter.name}' could not be read again when the engine was restarted: {reason} Load it "
-                "again under this name, or unload it."
+                f"Adapter '{adapter.name}' could not be read: {reason} Load it again under this name, or unload it."
             )
             raise RequestError(Fault(FaultCode.ADAPTER_FAILED, message, param))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar, runtime_checkable
 
+from rota.core.adapter import Adapter
 from rota.core.config import Capacity
 from rota.core.grammar import Grammar
 from rota.core.messages import Message
@@ -49,6 +50,15 @@ class Device(Protocol[Ticket]):
     def submit(self, plan: StepPlan) -> Ticket: ...
 
     def collect(self, ticket: Ticket) -> StepResult: ...
+
+
+@runtime_checkable
+class ChecksAdapters(Protocol):
+    """A device that can say what speaks against an adapter without reading it."""
+
+    def check(self, adapter: Adapter) -> str:
+        """Why the adapter cannot be served, in a sentence; empty if nothing is known. From any thread; blocks."""
+        ...
 
 
 @runtime_checkable

@@ -21,6 +21,7 @@ from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.fetching import Fetching
 from rota.scheduler.group import Group, Standing
+from rota.scheduler.idle_reads import IdleReads
 from rota.scheduler.moves import arrive, vacate
 from rota.scheduler.reads import finish_read, forget_copy
 
@@ -28,9 +29,10 @@ from rota.scheduler.reads import finish_read, forget_copy
 class AdapterLifecycle:
     """Every request to add or remove an adapter is answered by an event: added, refused or removed."""
 
-    def __init__(self, books: Books, fetching: Fetching, policy: SlotPolicy) -> None:
+    def __init__(self, books: Books, fetching: Fetching, idle_reads: IdleReads, policy: SlotPolicy) -> None:
         self._books = books
         self._fetching = fetching
+        self._idle_reads = idle_reads
         self._policy = policy
         self._unanswered: set[AdapterId] = set()  # the clients that added them wait for an answer
         self._to_fetch: deque[Group] = deque()
@@ -52,8 +54,8 @@ class AdapterLifecycle:
 
     def apply(self, message: AdapterMessage) -> None:
         match message:
-            case AddAdapter(adapter, at):
-                self._add(adapter, at)
+            case AddAdapter():
+                self._add(message)
             case RemoveAdapter(adapter_id, at, is_forced):
                 self._remove(adapter_id, at, is_forced)
             case AdapterFetched(adapter_id, at):
@@ -64,14 +66,25 @@ class AdapterLifecycle:
             case AdapterFailed():
                 self._failed(message)
 
-    def _add(self, adapter: Adapter, at: float) -> None:
-        if reason := self._reason_against(adapter):
+    def _add(self, message: AddAdapter) -> None:
+        adapter, at = message.adapter, message.at
+        if reason := message.refusal or self._reason_against(adapter):
             self._refuse(adapter.adapter_id, at, reason)
             return
         group = Group(adapter)
         self._books.groups[adapter.adapter_id] = group
-        self._unanswered.add(adapter.adapter_id)
-        self._to_fetch.append(group)
+        if message.is_read_later:
+            self._know(group, at)
+            self._idle_reads.expect(group)
+        else:
+            self._unanswered.add(adapter.adapter_id)
+            self._to_fetch.append(group)
+
+    def _know(self, group: Group, at: float) -> None:
+        """Requests may ask for an adapter from now on."""
+        group.standing = Standing.KNOWN
+        self._books.note_users(group)
+        self._books.outbox.append(AdapterAdded(group.adapter_id, at, self._books.engine_id))
 
     def _refuse(self, adapter_id: AdapterId, at: float, reason: str) -> None:
         self._books.outbox.append(
@@ -93,6 +106,7 @@ class AdapterLifecycle:
 
     def _fetched(self, adapter_id: AdapterId, at: float) -> None:
         group = self._books.groups[adapter_id]
+        self._idle_reads.forget(adapter_id)
         finish_read(self._books, adapter_id, at)
         if adapter_id in self._unanswered:
             self._unanswered.remove(adapter_id)
@@ -122,11 +136,15 @@ class AdapterLifecycle:
         if adapter_id in books.slots.residencies:
             vacate(books, group, at, SlotReason.FAILED, detail=reason)
         self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, reason, "model"), at)
-        if adapter_id in self._unanswered:
-            self._unanswered.remove(adapter_id)
+        # What was never read is not known, also if requests could ask for it.
+        is_new = group.standing is Standing.NEW or (
+            group.standing is Standing.KNOWN and self._idle_reads.has(adapter_id)
+        )
+        if is_new or adapter_id in self._unanswered:
+            self._unanswered.discard(adapter_id)
             self._refuse(adapter_id, at, reason)
-        if group.standing is Standing.NEW:
-            del books.groups[adapter_id]
+        if is_new:
+            self._forget(group)
         elif group.standing is Standing.KNOWN:
             group.standing = Standing.FAILED  # or a pinned adapter would be read and fail for ever
             books.note_users(group)
@@ -157,9 +175,14 @@ class AdapterLifecycle:
                 return
             vacate(books, group, at, SlotReason.UNLOADED)
         self._drop(group.adapter_id, at)
-        del books.groups[group.adapter_id]
-        self._policy.forget(group.adapter_id)
+        self._forget(group)
         books.outbox.append(AdapterRemoved(group.adapter_id, at, books.engine_id))
+
+    def _forget(self, group: Group) -> None:
+        del self._books.groups[group.adapter_id]
+        self._books.absent.remove(group)
+        self._idle_reads.forget(group.adapter_id)
+        self._policy.forget(group.adapter_id)
 
     def _drop(self, adapter_id: AdapterId, at: float) -> None:
         """The adapter is not in host memory, and not on its way there, from the next step on."""

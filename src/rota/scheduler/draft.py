@@ -46,6 +46,7 @@ class Draft:
     chunks: list[Chunk] = field(default_factory=list)
     decodes: list[Row] = field(default_factory=list)
     fetches: list[Adapter] = field(default_factory=list)
+    idle_fetches: list[Adapter] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
     drops: list[AdapterId] = field(default_factory=list)
     scorings: list[Scoring] = field(default_factory=list)
@@ -69,6 +70,7 @@ class Draft:
             chunks=tuple(self.chunks),
             decodes=tuple(self.decodes),
             fetches=tuple(self.fetches),
+            idle_fetches=tuple(self.idle_fetches),
             loads=tuple(self.loads),
             drops=tuple(self.drops),
             scorings=tuple(self.scorings),

@@ -11,9 +11,14 @@ from rota.scheduler.draft import Draft
 
 def order_read(books: Books, draft: Draft, adapter: Adapter) -> None:
     """An adapter will be read from disk with the next step; the caller has made room."""
-    books.hosts.begin_fetch(adapter.adapter_id)
     draft.fetches.append(adapter)
-    _tell(books, adapter.adapter_id, HostState.READING, draft.now)
+    _begin_read(books, draft, adapter)
+
+
+def order_idle_read(books: Books, draft: Draft, adapter: Adapter) -> None:
+    """The same for an adapter that no request waits for."""
+    draft.idle_fetches.append(adapter)
+    _begin_read(books, draft, adapter)
 
 
 def finish_read(books: Books, adapter_id: AdapterId, at: float) -> None:
@@ -27,6 +32,11 @@ def forget_copy(books: Books, adapter_id: AdapterId, at: float) -> None:
     if books.hosts.has(adapter_id) or books.hosts.is_fetching(adapter_id):
         _tell(books, adapter_id, HostState.GONE, at)
     books.hosts.forget(adapter_id)
+
+
+def _begin_read(books: Books, draft: Draft, adapter: Adapter) -> None:
+    books.hosts.begin_fetch(adapter.adapter_id)
+    _tell(books, adapter.adapter_id, HostState.READING, draft.now)
 
 
 def _tell(books: Books, adapter_id: AdapterId, state: HostState, at: float) -> None:

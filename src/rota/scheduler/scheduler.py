@@ -25,6 +25,7 @@ from rota.scheduler.books import Books
 from rota.scheduler.delays import Delays
 from rota.scheduler.draft import Draft, Flight
 from rota.scheduler.fetching import Fetching
+from rota.scheduler.idle_reads import IdleReads
 from rota.scheduler.lateness import Lateness
 from rota.scheduler.moves import Moves
 from rota.scheduler.newcomers import Newcomers
@@ -82,7 +83,8 @@ class Scheduler:
         moves = Moves(self._books, is_overlapped, is_eager=config.overlap_depth > 1)
         shares = SlotShares(self._books, admission, candidates, moves)
         self._turns = Turns(self._books, admission, fetching, candidates, moves, shares, slot_policy)
-        self._adapters = AdapterLifecycle(self._books, fetching, slot_policy)
+        self._idle_reads = IdleReads(self._books)
+        self._adapters = AdapterLifecycle(self._books, fetching, self._idle_reads, slot_policy)
         self._standings = Standings(self._books, candidates, slot_policy)
         self._flights: dict[int, Flight] = {}
         self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish)
@@ -156,6 +158,7 @@ class Scheduler:
         self._lateness.hurry(now)
         self._adapters.give_orders(draft)
         self._turns.take(draft)
+        self._idle_reads.order(draft)
         self._sharing.make_room(draft)
         self._urgency.make_room(draft)
         self._seating.sit_down(draft)

@@ -34,7 +34,7 @@ class AdapterManager:
         self._patience_s = patience_s
         self._loading: dict[AdapterId, Outcome] = {}
         self._unloading: dict[AdapterId, Outcome] = {}
-        self._served: set[AdapterId] = set()  # were read once
+        self._served: set[AdapterId] = set()  # were added once
 
     @property
     def loaded(self) -> list[Adapter]:
@@ -93,7 +93,7 @@ class AdapterManager:
                     _resolve(self._unloading, adapter_id)
 
     def _refused(self, event: AdapterRefused) -> None:
-        """A restarted engine reads its adapters again, and the folder of one may be gone."""
+        """An engine reads adapters after its start, and the folder of one may be gone or its weights bad."""
         adapter_id = event.adapter_id
         adapter = self._registry.by_id(adapter_id)
         if adapter is None or adapter_id not in self._served:
@@ -106,7 +106,7 @@ class AdapterManager:
     def _warn(self, event: AdapterRefused) -> None:
         adapter = self._registry.by_id(event.adapter_id)
         fields = {"adapter": adapter.name if adapter else "", "engine": event.engine_id, "why": event.reason}
-        LOG.warning("An adapter could not be read again.", extra={"fields": fields})
+        LOG.warning("An adapter could not be read.", extra={"fields": fields})
 
 
 def _future_for(outcomes: dict[AdapterId, Outcome], adapter: Adapter) -> Outcome:

@@ -108,7 +108,7 @@ class VirtualWorld(Mail):
         return max((at for one, at in self._copied_at.items() if one in used), default=0.0)
 
     def _order_adapters(self, plan: StepPlan) -> None:
-        for adapter in plan.fetches:
+        for adapter in plan.reads:
             at = self._now + self._fetch_s
             self.post(at, AdapterFetched(adapter.adapter_id, at))
         for load in plan.loads:

@@ -236,3 +236,42 @@ def test_adapters_that_could_not_be_fetched_are_forgotten(loader, mailbox):
 
     assert len(loader._copies) <= 2
     assert len(loader._adapters) <= 2
+
+
+def test_an_idle_fetch_delays_no_other(loader, disk, mailbox, adapters):
+    disk.gate.clear()
+    loader.fetch(adapters["a"], is_idle=True)
+    assert disk.is_reading.wait(PATIENCE_S)
+    disk.is_reading.clear()
+    loader.fetch(adapters["b"])
+    assert disk.is_reading.wait(PATIENCE_S), "the second read has begun though the first has not ended"
+    disk.gate.set()
+
+    assert set(mailbox.wait_for(2)) == {(AdapterFetched, 1), (AdapterFetched, 2)}
+
+
+def test_a_load_of_an_adapter_that_is_fetched_idly_waits_for_that_read(loader, disk, mailbox, adapters):
+    disk.gate.clear()
+    loader.fetch(adapters["a"], is_idle=True)
+    pending = loader.load(AdapterId(1), Slot(0))
+    disk.gate.set()
+    pending.wait()
+
+    assert mailbox.wait_for(2) == [(AdapterFetched, 1), (AdapterReady, 1)]
+    assert disk.reads == ["a"]
+
+
+def test_closing_during_an_idle_fetch_ends_it_with_a_message(bank, disk, mailbox, adapters):
+    loader = AdapterLoader(bank, disk.read, mailbox.post, overlaps=True)
+    disk.gate.clear()
+    loader.fetch(adapters["a"], is_idle=True)
+    assert disk.is_reading.wait(PATIENCE_S)
+    loader.fetch(adapters["b"], is_idle=True)
+    closing = threading.Thread(target=loader.close)
+    closing.start()
+    assert until(lambda: loader._idle_reader._is_closing)
+    disk.gate.set()
+    closing.join(PATIENCE_S)
+
+    assert mailbox.wait_for(2) == [(AdapterFetched, 1), (AdapterFailed, 2)]
+    assert disk.reads == ["a"]

@@ -42,8 +42,10 @@ class Adapters:
         rows: int,
         overlaps: bool,
         ranks: int = 1,
+        check: Callable[[Adapter], str] = lambda _: "",
     ) -> None:
         self.bank = bank
+        self._check = check
         self._project = project
         self._factors = [{site: bank.factors(layer, site) for site in SITES} for layer in range(bank.layers)]
         self._post: Callable[[Message], None] | None = None
@@ -59,6 +61,10 @@ class Adapters:
         """Send messages about adapters to `post`; it replaces the one given before."""
         self._post = post
 
+    def check(self, adapter: Adapter) -> str:
+        """Why an adapter cannot be served, from its config and headers; empty if it can. From any thread; blocks."""
+        return self._check(adapter)
+
     def close(self) -> None:
         """End the loader's threads; no plan may be accepted afterwards."""
         self._loader.close()
@@ -69,7 +75,7 @@ class Adapters:
 
     def accept(self, plan: StepPlan) -> None:
         """Start the plan's fetches and loads; a GPU does not wait, nor does a CPU unless loading must not overlap."""
-        if plan.fetches or plan.loads or plan.drops:
+        if plan.reads or plan.loads or plan.drops:
             self._order(plan)
         for seat in plan.seats:
             self._adapter_of_row[seat.row] = seat.adapter_id
@@ -116,6 +122,8 @@ class Adapters:
             loader.drop(adapter_id)
         for adapter in plan.fetches:
             loader.fetch(adapter)
+        for adapter in plan.idle_fetches:
+            loader.fetch(adapter, is_idle=True)
         if not plan.loads:
             return
         is_free: torch.cuda.Event | None = None

@@ -1,9 +1,9 @@
 """The loader brings adapters from disk to host memory, and from there into slots, while steps run.
 
-Three threads, so that a slow disk never delays a copy, and a copy under way never delays the order of the next one:
-the first reads (`AdapterReader`), the second queues copies, the third waits for their end. An adapter's copy in host
-memory is a future. A load continues when the future is done: at once if the adapter was read earlier, else after the
-read.
+Several threads, so that a slow disk never delays a copy, and a copy under way never delays the order of the next one:
+one reads for requests and one idly (`AdapterReader`), one queues copies, one waits for their end. An adapter's copy in
+host memory is a future. A load continues when the future is done: at once if the adapter was read earlier, else after
+the read.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class AdapterLoader:
         self._refused: SimpleQueue[AdapterId] = SimpleQueue()
         prepare = partial(_prepare, bank.device) if bank.device.type == "cuda" else None
         self._reader = AdapterReader(read, prepare)
+        # Reads that no request waits for have a thread of their own: they must not delay the others.
+        self._idle_reader = AdapterReader(read, prepare)
         self._copier = ThreadPoolExecutor(1, "adapter-copier")
         self._watcher = ThreadPoolExecutor(1, "adapter-watcher")
         self._stream: torch.cuda.Stream | None = None
@@ -80,11 +82,15 @@ class AdapterLoader:
             # The zeros of the bank were queued on the current stream.
             self._stream.wait_stream(torch.cuda.current_stream(bank.device))
 
-    def fetch(self, adapter: Adapter) -> None:
-        """Read an adapter into host memory, unless it is already there; does not wait."""
+    def fetch(self, adapter: Adapter, is_idle: bool = False) -> None:
+        """Read an adapter into host memory, unless it is already there; does not wait.
+
+        An idle fetch never makes another wait.
+        """
         self._forget_refused()
         self._adapters[adapter.adapter_id] = adapter
-        self._copy_of(adapter).add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
+        reader = self._idle_reader if is_idle else self._reader
+        self._copy_of(adapter, reader).add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
 
     def load(self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None) -> PendingCopy:
         """Copy an adapter into a slot, as soon as `is_free` has passed; it must have been fetched once.
@@ -97,7 +103,7 @@ class AdapterLoader:
         def load_when_read(copy: Future[Copy]) -> None:
             self._copier.submit(self._load, adapter, copy.result(), slot, is_free, pending)
 
-        self._copy_of(adapter).add_done_callback(load_when_read)
+        self._copy_of(adapter, self._reader).add_done_callback(load_when_read)
         if not self._overlaps:
             pending.wait()
         return pending
@@ -110,13 +116,14 @@ class AdapterLoader:
         """Finish the read and the copies under way, refuse the reads that have not begun, and end all threads."""
         # In this order: a read that ends hands its copy to the copier, and the copier tells the watcher.
         self._reader.close()
+        self._idle_reader.close()
         self._copier.shutdown()
         self._watcher.shutdown()
 
-    def _copy_of(self, adapter: Adapter) -> Future[Copy]:
+    def _copy_of(self, adapter: Adapter, reader: AdapterReader) -> Future[Copy]:
         copy = self._copies.get(adapter.adapter_id)
         if copy is None or (copy.done() and isinstance(copy.result(), Refused)):
-            copy = self._copies[adapter.adapter_id] = self._reader.submit(adapter)
+            copy = self._copies[adapter.adapter_id] = reader.submit(adapter)
         return copy
 
     def _forget_refused(self) -> None:

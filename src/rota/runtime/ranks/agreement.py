@@ -48,7 +48,7 @@ class Agreement:
     def order(self, plan: StepPlan) -> StepPlan:
         """Expect the outcomes of a plan, before any rank has the plan; gives the plan with what must be forgotten."""
         with self._lock:
-            for adapter in plan.fetches:
+            for adapter in plan.reads:
                 self._reads.setdefault(adapter.adapter_id, deque()).append(Order())
             for load in plan.loads:
                 self._copies.setdefault(load.adapter_id, deque()).append(Order())

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Generic
 
+from rota.core.adapter import Adapter
 from rota.core.config import Capacity
 from rota.core.errors import EngineDiedError
 from rota.core.grammar import Grammar
@@ -14,7 +15,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.runtime.ranks.agreement import Agreement
 from rota.runtime.ranks.listener import Listener
 from rota.runtime.ranks.meeting import Meeting
-from rota.runtime.world import Device, FollowsGrammars, Ticket
+from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket
 
 
 class Leader(Generic[Ticket]):
@@ -48,6 +49,10 @@ class Leader(Generic[Ticket]):
     def listen(self, post: Callable[[Message], None]) -> None:
         self._agreement.listen(post)
         self._device.listen(partial(self._agreement.note, 0))
+
+    def check(self, adapter: Adapter) -> str:
+        """Rank 0's files speak for all: a rank that cannot read the adapter says so when it does."""
+        return self._device.check(adapter) if isinstance(self._device, ChecksAdapters) else ""
 
     def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
         """Rank 0 alone follows grammars."""

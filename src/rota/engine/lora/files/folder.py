@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from types import TracebackType
 from rota.core.errors import AdapterError, ModelError
 from rota.engine.lora.files.beneath import LONGEST_PATH, beneath
 from rota.engine.lora.files.peft_config import PeftConfig, read_config
-from rota.engine.lora.files.tensor_file import Stored, TensorFile
+from rota.engine.lora.files.tensor_file import Stored, TensorFile, header_bytes
 from rota.engine.model.config_file import ConfigFile
 
 CONFIG = "adapter_config.json"
@@ -62,13 +63,15 @@ class AdapterFolder:
         self.factors: dict[str, Factors] = {}
         self.other_tensors: list[Stored] = []  # tensors that are not factors
 
+    def fingerprint(self) -> bytes:
+        """A digest of the config and of all headers. Folders that share it can be served by the same models."""
+        digest = hashlib.blake2b(self._config_path().read_bytes(), digest_size=32)
+        for name in self._file_names():
+            digest.update(header_bytes(self._checked(self.path / name)))
+        return digest.digest()
+
     def __enter__(self) -> AdapterFolder:
-        if not self.path.is_dir():
-            raise OutsideError if self._key_root else AdapterError(f"There is no adapter folder at {self.path}.")
-        config = self._checked(self.path / CONFIG)
-        if not config.is_file():
-            raise AdapterError(f"{self.path} is not an adapter folder: it has no {CONFIG}. Give a folder PEFT saved.")
-        self.config = read_config(config)
+        self.config = read_config(self._config_path())
         with self._stack:
             for name in self._file_names():
                 self._open(name)
@@ -79,6 +82,14 @@ class AdapterFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def _config_path(self) -> Path:
+        if not self.path.is_dir():
+            raise OutsideError if self._key_root else AdapterError(f"There is no adapter folder at {self.path}.")
+        config = self._checked(self.path / CONFIG)
+        if not config.is_file():
+            raise AdapterError(f"{self.path} is not an adapter folder: it has no {CONFIG}. Give a folder PEFT saved.")
+        return config
 
     def _file_names(self) -> list[str]:
         # Each is followed before it is looked at. Else the answer would tell whether a file outside exists.

@@ -113,3 +113,11 @@ class TensorFile:
 
     def _corrupt(self, why: str) -> AdapterError:
         return AdapterError(f"{self.path} is truncated or corrupt: {why}; copy the file again.")
+
+
+def header_bytes(path: Path) -> bytes:
+    """A file's size and its header, unread: two files that share them hold tensors of the same names and shapes."""
+    with path.open("rb") as file:
+        length = file.read(8)
+        header = file.read(min(int.from_bytes(length, "little"), LONGEST_HEADER))
+        return os.fstat(file.fileno()).st_size.to_bytes(8, "little") + length + header
