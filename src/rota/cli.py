@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 import typer
 
 from rota import __version__
 from rota.bench.config import BenchConfig
-from rota.commands.adapters import adapters_app
-from rota.commands.bench import bench_command
-from rota.commands.chat.command import chat_command
-from rota.commands.demo import demo_command
 from rota.commands.flags import followers_in, spread_lists
-from rota.commands.serve import Serve, serve_command, serve_model
-from rota.commands.simulate import simulate_command
+from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import RotaError
 from rota.core.options import options_of
 from rota.llm.config import ENGINE_CONFIGS
+
+if TYPE_CHECKING:
+    from rota.commands.serve import Serve
+
+
+def serve_model(config: EngineConfig, server: ServerConfig) -> None:
+    from rota.commands.serve import serve_model
+
+    serve_model(config, server)
 
 
 def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None:
@@ -27,26 +32,69 @@ def main(arguments: list[str] | None = None, serve: Serve = serve_model) -> None
     try:
         # Without --api-key: in `--api-key KEY MODEL` the model is not a second key.
         options = options_of(*ENGINE_CONFIGS, BenchConfig).values()
-        make_app(serve, followers_in(typed, options))(spread_lists(typed, options))
+        make_app(serve, followers_in(typed, options), typed[0] if typed else "")(spread_lists(typed, options))
     except RotaError as error:
         print(f"rota: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 
-def make_app(serve: Serve, followers: Collection[str] = ()) -> typer.Typer:
+def make_app(serve: Serve, followers: Collection[str] = (), typed: str = "") -> typer.Typer:
+    """The commands. If one of them was `typed`, only that one: the others would be imported for nothing."""
     app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
     @app.callback()
     def rota(version: bool = _VERSION) -> None:
         """Rota serves many LoRA fine-tunes of one base model, and every adapter gets its turn."""
 
-    app.command(name="serve")(serve_command(serve, followers))
-    app.command(name="bench")(bench_command())
-    app.command(name="simulate")(simulate_command())
-    app.command(name="chat")(chat_command())
-    app.command(name="demo")(demo_command(followers=followers))
-    app.add_typer(adapters_app(), name="adapters")
+    for register in [_COMMANDS[typed]] if typed in _COMMANDS else _COMMANDS.values():
+        register(app, serve, followers)
     return app
+
+
+def _serve(app: typer.Typer, serve: Serve, followers: Collection[str]) -> None:
+    from rota.commands.serve import serve_command
+
+    app.command(name="serve")(serve_command(serve, followers))
+
+
+def _bench(app: typer.Typer, *_: object) -> None:
+    from rota.commands.bench import bench_command
+
+    app.command(name="bench")(bench_command())
+
+
+def _simulate(app: typer.Typer, *_: object) -> None:
+    from rota.commands.simulate import simulate_command
+
+    app.command(name="simulate")(simulate_command())
+
+
+def _chat(app: typer.Typer, *_: object) -> None:
+    from rota.commands.chat.command import chat_command
+
+    app.command(name="chat")(chat_command())
+
+
+def _demo(app: typer.Typer, _: Serve, followers: Collection[str]) -> None:
+    from rota.commands.demo import demo_command
+
+    app.command(name="demo")(demo_command(followers=followers))
+
+
+def _adapters(app: typer.Typer, *_: object) -> None:
+    from rota.commands.adapters import adapters_app
+
+    app.add_typer(adapters_app(), name="adapters")
+
+
+_COMMANDS: dict[str, Callable[[typer.Typer, Serve, Collection[str]], None]] = {
+    "serve": _serve,
+    "bench": _bench,
+    "simulate": _simulate,
+    "chat": _chat,
+    "demo": _demo,
+    "adapters": _adapters,
+}
 
 
 def _print_version(is_asked: bool) -> None:

@@ -27,7 +27,8 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
-from rota.server.listen import hold_port, listen
+from rota.server.listen import listen
+from rota.server.port import hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.server.engines import processes

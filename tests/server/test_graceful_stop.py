@@ -31,7 +31,8 @@ from rota.core.config import ServerConfig
 from rota.runtime.closable import ClosableService
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
-from rota.server.listen import hold_port, listen
+from rota.server.listen import listen
+from rota.server.port import hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.engines import processes

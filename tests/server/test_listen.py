@@ -19,7 +19,8 @@ from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice
 from rota.server.app import create_app
-from rota.server.listen import hold_port, listen
+from rota.server.listen import listen
+from rota.server.port import hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.server.engines import as_of_one, engines

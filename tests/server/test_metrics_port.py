@@ -16,7 +16,9 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.app import create_app
-from rota.server.listen import hold_metrics_port, hold_port, listen
+from rota.server.listen import listen
+from rota.server.metrics_port import MetricsPort
+from rota.server.port import hold_metrics_port, hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.observe.picker import Pod
 from tests.server.engines import engines
@@ -35,8 +37,9 @@ def serve_with_keys(folder: Path, act, **options) -> None:
     app = create_app(
         service, Tokenizer(write_byte_tokenizer(folder)), registry, access=Access(registry, KEYS), config=config
     )
-    metrics_port = hold_metrics_port(config)
-    assert metrics_port is not None
+    metrics_holder = hold_metrics_port(config)
+    assert metrics_holder is not None
+    metrics_port = MetricsPort(metrics_holder, config)
     address = metrics_port.sentence.removeprefix("Metrics without a key: ").removesuffix("/metrics")
     failures: list[BaseException] = []
 

@@ -12,8 +12,6 @@ from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
 from rota.runtime.lifeline import tied
 from rota.runtime.patience import Patience
-from rota.runtime.replicas.service import ReplicatedService
-from rota.runtime.routing.router import Router
 from rota.runtime.service import Service, ServiceState
 from rota.runtime.supervisor import SupervisedService
 
@@ -33,6 +31,10 @@ def engine_service(config: EngineConfig, server: ServerConfig, make_device: Make
     ]
     if len(engines) == 1:
         return engines[0]
+    # Imported here: one engine needs no router, and starts without numpy.
+    from rota.runtime.replicas.service import ReplicatedService
+    from rota.runtime.routing.router import Router
+
     return ReplicatedService(engines, Router(len(engines), has_prefix_cache=config.scheduler.enable_prefix_caching))
 
 

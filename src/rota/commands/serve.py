@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,14 @@ from rota.observe.journey import OnEnd
 from rota.runtime.world import Device
 
 if TYPE_CHECKING:
-    from rota.runtime.service import ServiceState
-    from rota.server.access.key_watch import KeySource
+    import socket
+
+    from rota.core.adapter import Adapter
+    from rota.runtime.registry import Registry
+    from rota.runtime.service import Service, ServiceState
+    from rota.server.access.key_source import KeySource
+    from rota.server.access.keys import KeyRing
+    from rota.server.door.door import Door
 
 SERVE_CONFIGS = (*ENGINE_CONFIGS, ServerConfig)
 
@@ -48,7 +55,7 @@ def serve_model(
     from rota.runtime.exchange.place import exchange_place
     from rota.runtime.ranks.attend import attend
     from rota.runtime.ranks.place import torchrun_place
-    from rota.server.access.key_watch import KeySource
+    from rota.server.access.key_source import KeySource
     from rota.server.hangup import hangups
 
     is_on_ray = config.model.data_parallel_backend == "ray"
@@ -77,36 +84,82 @@ def _serve(
     enders: Sequence[OnEnd],
 ) -> None:
     from rota.commands.engines import engine_service
-    from rota.dashboard.feed import Feed
-    from rota.dashboard.routes import install_dashboard
-    from rota.dashboard.stream import Viewers
-    from rota.runtime.closable import ClosableService
-    from rota.runtime.preloaded import PreloadedService
+    from rota.runtime.early import EarlyService
     from rota.runtime.registry import Registry
-    from rota.server.access.access import Access
-    from rota.server.access.exposure import check_exposure, describe, load_refusal
-    from rota.server.access.key_watch import KeyWatch
-    from rota.server.app import create_app
+    from rota.server.access.exposure import check_exposure
     from rota.server.door.door import Door
-    from rota.server.grammar_checks.checks import GrammarChecks
-    from rota.server.listen import hold_metrics_port, hold_port, listen
-    from rota.text.tokenizer import Tokenizer
+    from rota.server.port import hold_metrics_port, hold_port
 
     keys = source.read()
     check_exposure(server, keys)
     door = Door(server)
     # Held before the model is read, so that a port that is taken is refused at once.
-    holder = hold_port(server.host, server.port)
-    metrics_port = hold_metrics_port(server)
+    ports = hold_port(server.host, server.port), hold_metrics_port(server)
     asked_path = config.model.model_path
     config = locate_model(config)
     assert config.model.model_path is not None
     folder = Path(config.model.model_path)
-    name = server.served_model_name or _model_name(asked_path, folder)
-    tokenizer = Tokenizer(folder)
-    registry = Registry(name, str(folder))
+    registry = Registry(server.served_model_name or _model_name(asked_path, folder), str(folder))
     adapters = [registry.add(entry) for entry in first_adapters(config)]
-    service = ClosableService(PreloadedService(engine_service(config, server, make_device), adapters))
+    # What can be refused at once was refused. The engine starts, and the server gets ready beside it.
+    engines = EarlyService(engine_service(config, server, make_device))
+    with engines.begun():
+        _listen(
+            _Start(
+                config=config,
+                server=server,
+                source=source,
+                keys=keys,
+                door=door,
+                ports=ports,
+                registry=registry,
+                adapters=adapters,
+                engines=engines,
+                on_ready=on_ready,
+                enders=enders,
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """What a server has in its hands when its engine starts."""
+
+    config: EngineConfig
+    server: ServerConfig
+    source: KeySource
+    keys: KeyRing
+    door: Door
+    ports: tuple[socket.socket, socket.socket | None]
+    registry: Registry
+    adapters: Sequence[Adapter]
+    engines: Service
+    on_ready: Callable[[str], None] | None
+    enders: Sequence[OnEnd]
+
+
+def _listen(start: _Start) -> None:
+    """Serve until a signal. The web framework and the tokenizer are loaded here, while the engine loads the model."""
+    from rota.dashboard.feed import Feed
+    from rota.dashboard.routes import install_dashboard
+    from rota.dashboard.stream import Viewers
+    from rota.runtime.closable import ClosableService
+    from rota.runtime.preloaded import PreloadedService
+    from rota.server.access.access import Access
+    from rota.server.access.exposure import describe, load_refusal
+    from rota.server.access.key_watch import KeyWatch
+    from rota.server.app import create_app
+    from rota.server.grammar_checks.checks import GrammarChecks
+    from rota.server.listen import listen
+    from rota.server.metrics_port import MetricsPort
+    from rota.text.tokenizer import Tokenizer
+
+    config, server, keys, registry = start.config, start.server, start.keys, start.registry
+    folder = Path(registry.base.path)
+    tokenizer = Tokenizer(folder)
+    holder, metrics_holder = start.ports
+    metrics_port = MetricsPort(metrics_holder, server) if metrics_holder else None
+    service = ClosableService(PreloadedService(start.engines, start.adapters))
     own_name = None if server.allow_anyone else server.host
     access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
@@ -120,14 +173,14 @@ def _serve(
         on_error=feed.note_error,
         policy=config.policy,
         scheduler=config.scheduler,
-        enders=enders,
-        companions=[KeyWatch(source, access).run] if source.path else (),
+        enders=start.enders,
+        companions=[KeyWatch(start.source, access).run] if start.source.path else (),
         grammars=GrammarChecks(folder),
     )
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
-    sentences = [describe(server, keys), metrics_port.sentence if metrics_port else "", door.advice]
-    announce = partial(_announce, name, lambda: [*_described(service.state), *sentences], on_ready)
-    listen(holder, app, service, server, announce, partial(print, flush=True), door, metrics_port)
+    sentences = [describe(server, keys), metrics_port.sentence if metrics_port else "", start.door.advice]
+    announce = partial(_announce, registry.base.name, lambda: [*_described(service.state), *sentences], start.on_ready)
+    listen(holder, app, service, server, announce, partial(print, flush=True), start.door, metrics_port)
 
 
 def _announce(name: str, sentences: Callable[[], list[str]], on_ready: Callable[[str], None] | None, url: str) -> None:

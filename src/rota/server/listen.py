@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from rota.core.config import ServerConfig
-from rota.core.errors import ConfigError, EngineLostError, RotaError
+from rota.core.errors import EngineLostError, RotaError
 from rota.observe.connection_meters import ConnectionMeters
 from rota.runtime.closable import ClosableService
 from rota.runtime.heap import freeze_heap
@@ -21,12 +21,12 @@ from rota.server.door.connection import BoundedConnection
 from rota.server.door.door import Door
 from rota.server.metrics_port import MetricsPort
 from rota.server.notify import notify
+from rota.server.port import METRICS_FLAGS, taken
 
 Say = Callable[[str], None]
 
 # Connections that wait until the server accepts them.
 _BACKLOG = 2048
-_METRICS_FLAGS = "--metrics-host and --metrics-port"
 # How long a client may take to read the end of its answer after all requests have ended.
 _READ_S = 2
 
@@ -64,6 +64,7 @@ class GracefulServer(uvicorn.Server):
         self._app = app
         self._signals = 0
         self.is_serving = False
+        self.accepts = threading.Event()  # connections
         self.lost_reason = ""  # why an engine that served stays down
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -78,6 +79,7 @@ class GracefulServer(uvicorn.Server):
             self._door.open(listener, self, self._meters)
         if self._metrics_port:
             self._metrics_port.open(self._app.state.metrics_app, self)
+        self.accepts.set()
         if self.was_told_to_stop:
             self._begin_stop()
 
@@ -119,32 +121,6 @@ class GracefulServer(uvicorn.Server):
         self.force_exit = self._signals > 2
 
 
-def hold_port(host: str, port: int, flags: str = "--host and --port") -> socket.socket:
-    """A socket that holds a port but accepts no connection yet. Raises ConfigError if the port is taken.
-
-    It does not listen yet. So a client that connects while the model is read is refused at once and does not hang.
-    """
-    is_six = ":" in host
-    holder = socket.socket(socket.AF_INET6 if is_six else socket.AF_INET)
-    try:
-        # Otherwise connections of a server that has just ended block the port for a minute.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if is_six:
-            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        holder.bind((host, port))
-    except (OSError, OverflowError) as error:
-        holder.close()
-        raise _taken(host, port, error, flags) from error
-    return holder
-
-
-def hold_metrics_port(config: ServerConfig) -> MetricsPort | None:
-    """The second port, held, or None without --metrics-port. Raises ConfigError if the port is taken."""
-    if config.metrics_port is None:
-        return None
-    return MetricsPort(hold_port(config.metrics_host, config.metrics_port, _METRICS_FLAGS), config)
-
-
 def listen(
     holder: socket.socket,
     app: FastAPI,
@@ -162,7 +138,7 @@ def listen(
     try:
         holder.listen(_BACKLOG)
     except OSError as error:  # two servers may hold a port on which neither listens; the first to listen gets it
-        raise _taken(config.host, config.port, error) from error
+        raise taken(config.host, config.port, error) from error
     if metrics_port:
         _listen_beside(metrics_port, config)
     door = door or Door(config)
@@ -172,6 +148,7 @@ def listen(
     def wait() -> None:
         try:
             service.wait_until_ready()
+            server.accepts.wait()  # an engine that starts early may be ready first
             freeze_heap()
             server.is_serving = True
             announce(_url(holder, door.scheme))
@@ -193,13 +170,7 @@ def _listen_beside(metrics_port: MetricsPort, config: ServerConfig) -> None:
     try:
         metrics_port.listen()
     except OSError as error:
-        raise _taken(config.metrics_host, config.metrics_port or 0, error, _METRICS_FLAGS) from error
-
-
-def _taken(host: str, port: int, error: Exception, flags: str = "--host and --port") -> ConfigError:
-    return ConfigError(
-        f"Cannot listen on {host}, port {port} ({error}); choose another with {flags} (0: any free port)."
-    )
+        raise taken(config.metrics_host, config.metrics_port or 0, error, METRICS_FLAGS) from error
 
 
 def _url(holder: socket.socket, scheme: str) -> str:

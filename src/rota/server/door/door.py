@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from typing import Any
-
-import uvicorn
-from uvicorn.server import ServerState
+from typing import TYPE_CHECKING, Any
 
 from rota.core.listen_config import ListenConfig
 from rota.observe.connection_meters import ConnectionMeters
-from rota.server.door.acceptor import Acceptor
 from rota.server.door.book import ConnectionBook, OpenConnection
 from rota.server.door.certificate import find_certificate
-from rota.server.door.connection import BoundedConnection
 from rota.server.door.limits import few_connections, find_limits
 from rota.server.door.open_files import ENOUGH, RESERVE, raise_open_files
+
+if TYPE_CHECKING:
+    import uvicorn
+    from uvicorn.server import ServerState
+
+    from rota.server.door.acceptor import Acceptor
+    from rota.server.door.connection import BoundedConnection
 
 
 class Door:
@@ -39,6 +41,10 @@ class Door:
 
     def open(self, listener: socket.socket, server: uvicorn.Server, meters: ConnectionMeters) -> None:
         """Accept connections for a server whose application has started."""
+        from rota.server.door.acceptor import (
+            Acceptor,
+        )  # imported here: it loads the web framework, and a check does not
+
         make = _Connections(self._config, server.config, server.server_state, server.lifespan.state)
         book = ConnectionBook(self._limits, meters)
         self._acceptor = Acceptor(listener, book, make, self._config.head_timeout, self._context)
@@ -62,8 +68,11 @@ class _Connections:
     def __init__(
         self, config: ListenConfig, uvicorn_config: uvicorn.Config, state: ServerState, app_state: dict[str, Any]
     ) -> None:
+        from rota.server.door.connection import BoundedConnection  # as above
+
+        self._make = BoundedConnection
         self._config = config
         self._arguments = (uvicorn_config, state, app_state)
 
     def __call__(self, entry: OpenConnection) -> BoundedConnection:
-        return BoundedConnection(*self._arguments, entry=entry, limits=self._config)
+        return self._make(*self._arguments, entry=entry, limits=self._config)
