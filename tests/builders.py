@@ -80,4 +80,7 @@ def capacity(
         window=window,
         adapter_bytes=adapter_bytes,
         deep_prefix=deep_prefix,
+        slot_rank=16,
+        slots_from="6 adapters at the start",
+        rank_from="the largest at the start",
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -58,17 +59,25 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_read(capsys, monkeypat
     assert f"Cannot listen on 127.0.0.1, port {port} " in capsys.readouterr().err
 
 
+WHY = "(slots: 6 adapters at the start; rank: the largest at the start)."
+
+
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        ((3, 251_658_240), "3 slots for adapters take 252 MB on the device."),
-        ((1, 83_886_080), "One slot for adapters takes 84 MB on the device."),
+        ((3, 251_658_240), f"3 slots for adapters up to rank 16 take 252 MB on the device {WHY}"),
+        ((1, 83_886_080), f"One slot for adapters up to rank 16 takes 84 MB on the device {WHY}"),
         ((0, 0), ""),
     ],
 )
-def test_a_server_says_what_its_slots_cost(found, sentence):
+def test_a_server_says_what_its_slots_cost_and_why(found, sentence):
     slots, adapter_bytes = found
     assert adapter_memory(capacity(slots=slots, adapter_bytes=adapter_bytes)) == sentence
+
+
+def test_a_server_says_where_adapters_lie_below_the_model_s_matrices():
+    said = adapter_memory(replace(capacity(), annexed=("qkv", "o")))
+    assert said.endswith(f"{WHY} Their A lie below the model's matrices at qkv, o.")
 
 
 def test_a_server_without_an_engine_says_nothing_of_slots():

@@ -297,6 +297,14 @@ def test_operators_are_told_what_runs_here(client):
     assert (server["status"], len(server["replicas"])) == ("ready", REPLICAS)
     assert (server["max_running_requests"], server["max_total_num_tokens"]) == (8 * REPLICAS, 1024 * REPLICAS)
     assert (server["max_loras_per_batch"], server["lora_memory_bytes"]) == (2, 2_000_000)
+    assert server["slots"] == {
+        "count": 2,
+        "from": "6 adapters at the start",
+        "rank": 16,
+        "rank_from": "the largest at the start",
+        "bytes": 2_000_000,
+        "annexed": [],
+    }
     assert len(server["internal_states"]) == REPLICAS
     for state in server["internal_states"]:
         assert (state["num_running_reqs"], state["kv_blocks_used"]) == (0, 0)

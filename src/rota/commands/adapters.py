@@ -13,13 +13,8 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
-from rota.core.config import LoraConfig
-from rota.core.options import options_of
-
 if TYPE_CHECKING:
     from rota.engine.lora.files.inspect import AdapterDescription
-
-MAX_RANK = options_of(LoraConfig)["max_lora_rank"]
 
 
 def adapters_app() -> typer.Typer:
@@ -33,7 +28,10 @@ def inspect(
     model: Annotated[
         Path | None, typer.Option(metavar="MODEL", help="The folder of the model that is to serve the adapter.")
     ] = None,
-    max_lora_rank: Annotated[int, typer.Option(help=MAX_RANK.help)] = MAX_RANK.default,
+    max_lora_rank: Annotated[
+        int | None,
+        typer.Option(help="The --max-lora-rank of the server; left out: its slots are made for the adapter."),
+    ] = None,
 ) -> None:
     """Say what is in an adapter, and whether MODEL, or any model, can serve it. The exit code is 1 if not."""
     # Imported here, so that `rota --help` does not wait for torch.

@@ -196,11 +196,16 @@ def _described(state: ServiceState) -> list[str]:
 
 
 def adapter_memory(capacity: Capacity | None) -> str:
-    """What the slots cost, in a sentence; empty if they cost nothing."""
+    """What the slots cost and why, in words; empty if they cost nothing."""
     if capacity is None or not capacity.adapter_bytes:
         return ""
-    slots = "One slot for adapters takes" if capacity.slots == 1 else f"{capacity.slots} slots for adapters take"
-    return f"{slots} {capacity.adapter_bytes / 1e6:,.0f} MB on the device."
+    slots, takes = ("One slot", "takes") if capacity.slots == 1 else (f"{capacity.slots} slots", "take")
+    found = (
+        f"{slots} for adapters up to rank {capacity.slot_rank} {takes} {capacity.adapter_bytes / 1e6:,.0f} MB on the "
+        f"device (slots: {capacity.slots_from}; rank: {capacity.rank_from})."
+    )
+    below = f" Their A lie below the model's matrices at {', '.join(capacity.annexed)}." if capacity.annexed else ""
+    return found + below
 
 
 def _model_name(asked_path: str | None, folder: Path) -> str:

@@ -8,10 +8,10 @@ from typing import Literal
 
 from rota.core.errors import ConfigError
 from rota.core.ids import FIRST_ENGINE, EngineId
-from rota.core.listen_config import ListenConfig
 from rota.core.lora_paths import LoraPath, parse_lora_paths
 from rota.core.options import option
 from rota.core.policy_config import PolicyConfig
+from rota.core.show_config import ShowConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,10 +141,21 @@ class LoraConfig:
         "Adapters to start with, one or more: PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and weight.",
     )
     max_loras_per_batch: int | Literal["auto"] = option(
-        "auto", "Adapters on the device at a time, each in a slot; 'auto' takes as many as lora_memory_share holds."
+        "auto",
+        "Adapters on the device at a time, each in a slot. 'auto': one for each adapter at the start and some for "
+        "later ones, at least 8, as far as lora_memory_share holds them; with no adapter at the start, as many as it "
+        "holds.",
     )
-    lora_memory_share: float = option(0.05, "Share of device memory for adapters when max_loras_per_batch is 'auto'.")
-    max_lora_rank: int = option(64, "Largest rank an adapter may have; every slot on the device is this large.")
+    lora_memory_share: float | None = option(
+        None,
+        "Share of device memory for adapters when max_loras_per_batch is 'auto'. Left out: 0.05, or less where KV for "
+        "max_running_requests would not be left.",
+    )
+    max_lora_rank: int | Literal["auto"] = option(
+        "auto",
+        "Largest rank an adapter may have; every slot on the device is this large. 'auto': the largest rank among the "
+        "adapters at the start, or 64 if there are none.",
+    )
     max_loaded_loras: int = option(128, "Adapters kept in host memory; one more takes the place of an idle one.")
     adapter_root: str | None = option(
         None,
@@ -164,9 +175,10 @@ class LoraConfig:
 
     def __post_init__(self) -> None:
         parse_lora_paths(self.lora_paths)
-        _at_least("max_lora_rank", self.max_lora_rank, 1)
+        if self.max_lora_rank != "auto":
+            _at_least("max_lora_rank", self.max_lora_rank, 1)
         _at_least("max_loaded_loras", self.max_loaded_loras, 1)
-        if not 0.0 < self.lora_memory_share < 1.0:
+        if self.lora_memory_share is not None and not 0.0 < self.lora_memory_share < 1.0:
             raise ConfigError(f"lora_memory_share must lie between 0 and 1, not {self.lora_memory_share}.")
         if self.max_loras_per_batch == "auto":
             return
@@ -179,8 +191,8 @@ class LoraConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig(ListenConfig):
-    """Where the server listens, which clients it lets in, how long it waits, and what it logs."""
+class ServerConfig(ShowConfig):
+    """Where the server listens, what it shows, which clients it lets in, and how long it waits."""
 
     served_model_name: str | None = option(None, "The model's name to clients; left out: its folder's name.")
     api_key: tuple[str, ...] = option((), "A key that may do everything; may be repeated.")
@@ -209,44 +221,12 @@ class ServerConfig(ListenConfig):
         "Seconds without a word after which the engine has hung and is started again; never less than ten times the "
         "longest step.",
     )
-    metrics_max_adapters: int = option(
-        50, "Adapters with metrics of their own; further adapters count as 'other' while no place is free."
-    )
-    metrics_max_keys: int = option(
-        50, "Keys with metrics of their own; further keys count as 'other' while no place is free."
-    )
-    picker_metrics: bool = option(
-        True, "Also the totals that the endpoint picker of Kubernetes reads, under vLLM's names, in /metrics."
-    )
-    metrics_port: int | None = option(
-        None, "A second port for /metrics and the health probes alone, without keys and TLS; 0 picks a free one."
-    )
-    metrics_host: str = option(
-        "127.0.0.1", "The address of metrics_port; every client that reaches it sees the names of adapters and keys."
-    )
-    journal_dir: str | None = option(
-        None, "A folder of journals (.jsonl) that the dashboard replays by name: /dashboard?journal=run.jsonl."
-    )
-    otel: bool = option(
-        False,
-        "Send a trace of every request to an OpenTelemetry collector, as the OTEL_* variables say; needs rota[otel].",
-    )
-    log_format: Literal["text", "json"] = option(
-        "text", "How log lines on stderr look; with 'json' every line there is a JSON object, also a library's."
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = option(
-        "info", "The lowest level that is logged; 'info' has a line for every request."
-    )
 
     def __post_init__(self) -> None:
-        ListenConfig.__post_init__(
+        ShowConfig.__post_init__(
             self
         )  # not super(): a dataclass with slots is made anew, and super() has the old class
         _at_least("max_body_mb", self.max_body_mb, 1)
-        _at_least("metrics_max_adapters", self.metrics_max_adapters, 0)
-        _at_least("metrics_max_keys", self.metrics_max_keys, 0)
-        if self.metrics_port and self.metrics_port == self.port:
-            raise ConfigError(f"metrics_port and port are both {self.port}; give metrics_port another number.")
         if not 0.0 < self.stream_keep_alive < math.inf:
             raise ConfigError(f"stream_keep_alive must be a finite number above 0, not {self.stream_keep_alive}.")
         if not 1.0 <= self.engine_silence_s < math.inf:
@@ -255,6 +235,14 @@ class ServerConfig(ListenConfig):
             raise ConfigError(f"drain_timeout must be a finite number of seconds, 0 or more, not {self.drain_timeout}.")
         if self.request_timeout is not None and not 0.0 < self.request_timeout < math.inf:
             raise ConfigError(f"request_timeout must be a finite number above 0, not {self.request_timeout}.")
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAdapters:
+    """The adapters to start with, as far as slots follow them. They are looked at once: a restart changes no slot."""
+
+    count: int = 0
+    rank: int = 0  # the largest; 0: there is none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +257,7 @@ class EngineConfig:
     engine_id: EngineId = FIRST_ENGINE
     exchange_at: str = ""  # the folder where replicas share the prefill delayer's reports; "": there is one replica
     builtin_adapters: tuple[LoraPath, ...] = ()
+    first: FirstAdapters = FirstAdapters()
     quiet: bool = False
     # Of the process that builds this engine: which of the tensor_parallel_size ranks, on which GPU as CUDA counts them,
     # and how many ranks share its machine's processors.
@@ -288,6 +277,10 @@ class Capacity:
     max_sequence_tokens: int
     slots: int = 0  # adapters a step may hold
     adapter_bytes: int = 0  # what the slots take on the device, with a staging buffer if there is one
+    slot_rank: int = 0  # the largest rank that fits into a slot
+    slots_from: str = ""  # why there are so many slots
+    rank_from: str = ""  # why they are so large
+    annexed: tuple[str, ...] = ()  # sites where adapters' A lie below the model's matrices
     vocabulary: int | None = None  # token ids lie below it; None: any id may come
     # Behind this many tokens the attention of a prompt's token takes as long as all else of it; None: not known.
     deep_prefix: int | None = None

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import torch
 
-from rota.core.config import Capacity, EngineConfig, LoraConfig
+from rota.core.config import Capacity, EngineConfig
 from rota.engine.attention.protocol import Attention
 from rota.engine.attention.torch_attention import TorchAttention
+from rota.engine.bank_choice import choose_bank
 from rota.engine.choices import Choices, choose, sharers
 from rota.engine.cpu.threads import Threads, choose_threads, set_threads
 from rota.engine.device import device_memory
@@ -47,8 +48,7 @@ def build_engine(config: EngineConfig, group: Group | None = None, choices: Choi
     processors = set_threads(sharers(config))
     chosen = choices or choose(config)
     group = group or join(config.rank, config.model.tensor_parallel_size, chosen.device, config.meeting)
-    # Ranks with less memory decide: all must hold the same slots and blocks.
-    chosen = chosen.with_slots(group.least(chosen.slots), config.lora.max_lora_rank)
+    chosen = chosen.with_bank(choose_bank(config, chosen, _cache_shape(config, chosen), group))
     budget = config.scheduler.chunked_prefill_size
     one_layer = functools.partial(_one_layer, config, chosen)
     with precompiled(one_layer, budget) if chosen.has_graphs else nullcontext():
@@ -58,6 +58,7 @@ def build_engine(config: EngineConfig, group: Group | None = None, choices: Choi
     taken = weights.size_bytes + adapters.bank.size_bytes
     memory = device_memory(chosen.device, taken, replicas=sharers(config))
     rows, context = config.scheduler.max_running_requests, chosen.spec.context_length
+    # A rank with less memory decides: all must hold the same blocks.
     blocks = group.least(count_blocks(config.cache, shape, memory, chosen.device, context, rows))
     engine = _assemble(config, chosen, weights, adapters, blocks, group)
     engine.warm_up()  # for steps that fit into no graph too
@@ -81,7 +82,7 @@ def _one_layer(config: EngineConfig, chosen: Choices) -> Engine:
     """An engine that needs every kernel of the real engine, but little memory, and no other rank."""
     torch.cuda.set_device(chosen.device)  # of this thread, for Triton's launches
     whole, spec = replace(chosen.whole, layers=1), replace(chosen.spec, layers=1)
-    chosen = replace(chosen, whole=whole, spec=spec, slots=1, backend="triton")
+    chosen = replace(chosen, whole=whole, spec=spec, bank=replace(chosen.bank, slots=1), backend="triton")
     config = replace(config, model=replace(config.model, load_format="dummy"))
     weights = _weights(config, chosen)
     return _assemble(config, chosen, weights, _adapters(config, chosen, weights), FEW_BLOCKS)
@@ -103,8 +104,12 @@ def _assemble(
         block_size=shape.block_size,
         rows=rows,
         max_sequence_tokens=spec.context_length,
-        slots=chosen.slots,
+        slots=chosen.bank.slots,
         adapter_bytes=adapters.bank.size_bytes,
+        slot_rank=chosen.bank.rank,
+        slots_from=chosen.bank.slots_from,
+        rank_from=chosen.bank.rank_from,
+        annexed=chosen.annexed,
         vocabulary=spec.vocab_size,
         deep_prefix=spec.deep_prefix,
         window=spec.widest_window,
@@ -114,7 +119,7 @@ def _assemble(
 
 def _weights(config: EngineConfig, chosen: Choices) -> Weights:
     whole, device, dtype, shard = chosen.whole, chosen.device, chosen.dtype, chosen.shard
-    annex = annex_rows(chosen.spec, chosen.annexed, chosen.slots, config.lora.max_lora_rank)
+    annex = annex_rows(chosen.spec, chosen.annexed, chosen.bank.slots, chosen.bank.rank)
     if config.model.load_format == "dummy":
         return dummy_weights(whole, device, dtype, annex=annex, maker=chosen.maker, shard=shard)
     return load_weights(chosen.folder, whole, device, dtype, config.quiet, annex, chosen.maker, shard)
@@ -127,8 +132,8 @@ def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
 
 def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapters:
     """The bank, the loader and the projector. The bank is made first; the KV cache takes the memory that is left."""
-    lora: LoraConfig = config.lora
-    bank = Bank(chosen.spec, chosen.slots, lora.max_lora_rank, chosen.dtype, chosen.device, weights.annexes)
+    lora, size = config.lora, chosen.bank
+    bank = Bank(chosen.spec, size.slots, size.rank, chosen.dtype, chosen.device, weights.annexes)
     project: Project = StackedProjector(bank) if chosen.device.type == "cpu" else project_with_lora
     if chosen.lora_backend == "triton":
         from rota.engine.lora.triton_ops import TritonProjector
@@ -136,7 +141,7 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
         project = TritonProjector(bank.device)
     read = checkpoint_reader(bank, chosen.whole, lora.adapter_root, chosen.shard)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
-    check = HeaderCheck(chosen.whole, lora.max_lora_rank, lora.adapter_root)
+    check = HeaderCheck(chosen.whole, chosen.bank.rank, lora.adapter_root)
     return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check)
 
 

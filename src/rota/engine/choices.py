@@ -22,7 +22,7 @@ from rota.engine.families.table import read_spec
 from rota.engine.few_bits import choose_maker
 from rota.engine.folders.builtin import builtin_model_folder
 from rota.engine.lora.annex import annexed_sites
-from rota.engine.lora.bank import count_slots
+from rota.engine.lora.bank_size import NO_BANK, BankSize
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.precision import choose_dtype
@@ -46,14 +46,18 @@ class Choices:
     backend: str
     lora_backend: str
     has_graphs: bool
-    slots: int
+    memory: DeviceMemory  # once the weights are loaded
+    bank: BankSize = NO_BANK
     annexed: tuple[str, ...] = ()  # sites where the adapters' A lie below the model's matrices
 
-    def with_slots(self, slots: int, max_rank: int) -> Choices:
-        """With so many slots for adapters of this rank, and annexes where they pay; a maker's matrices have none."""
+    def annexes(self, slots: int, rank: int) -> tuple[str, ...]:
+        """The sites at which so many slots of this rank get an annex; a maker's matrices have none."""
         has_annexes = self.lora_backend == "triton" and self.maker is None
-        annexed = annexed_sites(self.spec, slots, max_rank, self.dtype) if has_annexes else ()
-        return replace(self, slots=slots, annexed=annexed)
+        return annexed_sites(self.spec, slots, rank, self.dtype) if has_annexes else ()
+
+    def with_bank(self, size: BankSize) -> Choices:
+        """With a bank of this size, and annexes where they pay."""
+        return replace(self, bank=size, annexed=self.annexes(size.slots, size.rank))
 
 
 def choose(config: EngineConfig) -> Choices:
@@ -72,7 +76,6 @@ def choose(config: EngineConfig) -> Choices:
     backend = choose_backend(config.model, device)
     has_graphs = backend != "torch" and config.model.enable_cuda_graphs
     lora_backend = choose_lora_backend(config.lora, backend, device, has_graphs)
-    memory = _memory_with_weights(whole, dtype, device, sharers(config), shard, maker)
     return Choices(
         folder=folder,
         whole=whole,
@@ -84,7 +87,7 @@ def choose(config: EngineConfig) -> Choices:
         backend=backend,
         lora_backend=lora_backend,
         has_graphs=has_graphs,
-        slots=count_slots(config.lora, spec, dtype, memory, device),
+        memory=_memory_with_weights(whole, dtype, device, sharers(config), shard, maker),
     )
 
 

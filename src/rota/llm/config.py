@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.lora_paths import LoraPath, parse_lora_paths
 from rota.core.options import build
 from rota.core.policy_config import PolicyConfig
 from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
 from rota.engine.folders.hub import model_folder
+from rota.engine.lora.files.ranks import largest_rank
 from rota.engine.progress import listen_for_progress
 from rota.policy.policy_options import policy_config
 from rota.runtime.progress import tell_progress
@@ -38,11 +39,21 @@ def engine_config(options: Mapping[str, Any], quiet: bool) -> EngineConfig:
 def locate_model(config: EngineConfig) -> EngineConfig:
     """The same config with the model's folder. Without a model: the built-in model's folder and its adapters."""
     if config.model.model_path is not None:
-        return replace(config, model=replace(config.model, model_path=str(model_folder(config.model.model_path))))
-    folder = builtin_model_folder(config.quiet)
+        folder, builtin = model_folder(config.model.model_path), config.builtin_adapters
+    else:
+        found = builtin_adapters().items()
+        folder = builtin_model_folder(config.quiet)
+        builtin = tuple(LoraPath(name=name, path=str(path), is_builtin=True) for name, path in found)
     model = replace(config.model, model_path=str(folder))
-    builtin = tuple(LoraPath(name=name, path=str(path), is_builtin=True) for name, path in builtin_adapters().items())
-    return replace(config, model=model, builtin_adapters=builtin)
+    config = replace(config, model=model, builtin_adapters=builtin)
+    return with_first(config, first_adapters(config))
+
+
+def with_first(config: EngineConfig, entries: Collection[LoraPath]) -> EngineConfig:
+    """The same config with slots for these adapters. Their folders are looked at once, here: a restart does not."""
+    is_asked = config.lora.max_lora_rank == "auto"
+    rank = largest_rank(entries, config.lora.adapter_root) if is_asked else 0
+    return replace(config, first=FirstAdapters(len(entries), rank))
 
 
 def first_adapters(config: EngineConfig) -> list[LoraPath]:

@@ -16,7 +16,7 @@ from rota.core.options import refuse_unknown
 from rota.core.request import Request, SamplingParams
 from rota.engine.progress import Progress
 from rota.llm.completion import Completion, PartialCompletion
-from rota.llm.config import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model
+from rota.llm.config import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model, with_first
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import Emit, run
@@ -57,6 +57,9 @@ class LLM:
                 "leave it out, or start a server with `rota serve --data-parallel-size`."
             )
         config = locate_model(config)
+        wanted = {entry.name: entry for entry in first_adapters(config)}
+        wanted |= {name: LoraPath(name=name, path=str(path)) for name, path in (adapters or {}).items()}
+        config = with_first(config, wanted.values())
         assert config.model.model_path is not None
         self._quiet = quiet
         self._config = config
@@ -65,8 +68,6 @@ class LLM:
         self._scheduler = Scheduler.from_config(config, self._device.capacity)
         self._registry = Registry(Path(config.model.model_path).resolve().name, config.model.model_path)
         self._doorbell = Doorbell()
-        wanted = {entry.name: entry for entry in first_adapters(config)}
-        wanted |= {name: LoraPath(name=name, path=str(path)) for name, path in (adapters or {}).items()}
         for entry in wanted.values():
             self._load(entry)
 

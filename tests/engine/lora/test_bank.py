@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.core.config import LoraConfig
-from rota.core.errors import ConfigError
 from rota.core.ids import Slot
-from rota.engine.device import DeviceMemory
 from rota.engine.lora import bank as bank_module
-from rota.engine.lora.bank import Bank, count_slots, pays_staging, slot_bytes
+from rota.engine.lora.bank import Bank, pays_staging, slot_bytes
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.host import HostAdapter, run_length, stacked_sites
 from rota.engine.model.rotary import RotarySpec
@@ -174,21 +170,6 @@ def test_slots_take_what_the_factors_take():
     assert taken == 5 * slot_bytes(SMALL, MAX_RANK, torch.bfloat16) == bank.size_bytes
 
 
-def slots(device: torch.device = CPU, taken: float = 0.0, **fields: Any) -> int:
-    """How many slots there are in the memory of a hundred, of which a share is taken."""
-    total = 100 * slot_bytes(SMALL, 64, torch.float32)
-    memory = DeviceMemory(total, int(taken * total))
-    return count_slots(LoraConfig(**fields), SMALL, torch.float32, memory, device)
-
-
-def test_as_many_slots_as_asked_or_as_the_share_holds():
-    assert slots(max_loras_per_batch=40) == 40
-    assert slots() == 5
-    assert slots(max_lora_rank=32) == 10
-    assert slots(lora_memory_share=0.2) == 20
-    assert slots(lora_memory_share=0.2, max_loaded_loras=7) == 7
-
-
 def test_a_bank_takes_exactly_its_places_unless_it_has_a_stage():
     place = slot_bytes(SMALL, MAX_RANK, torch.float32)
     sizes = {
@@ -219,15 +200,3 @@ def test_a_stage_pays_on_a_gpu_whose_copies_would_be_small():
 def test_no_stage_pays_where_the_driver_takes_all_copies_in_one_call(monkeypatch):
     monkeypatch.setattr(bank_module, "can_batch", lambda device: device.type == "cuda")
     assert not pays_staging(SMALL, 64, torch.bfloat16, torch.device("cuda"))
-
-
-@pytest.mark.usefixtures("one_copy_a_call")
-def test_where_a_stage_pays_the_memory_share_holds_it_too():
-    assert slots(torch.device("cuda")) == 4
-
-
-def test_slots_that_do_not_fit_are_refused():
-    with pytest.raises(ConfigError, match=r"No adapter fits: lora_memory_share 0\.005 of the cpu's memory is"):
-        slots(lora_memory_share=0.005)
-    with pytest.raises(ConfigError, match=r"max_loras_per_batch is 40, .* at rank 64, but only .*; 25 would fit"):
-        slots(max_loras_per_batch=40, taken=0.75)

@@ -257,7 +257,7 @@ def test_a_rank_over_the_limit_is_refused_with_both(spec, model, tmp_path):
     reason = refusal(tmp_path, spec, max_rank=8)
 
     assert f"{tmp_path / 'adapter_config.json'} gives 'model.layers.0.self_attn.v_proj' rank 9" in reason
-    assert "over the limit of 8; raise --max-lora-rank" in reason
+    assert "over the limit of 8 that slots were made for; start the server with --max-lora-rank 9, or" in reason
 
 
 def test_weights_that_overflow_the_models_precision_are_refused(spec, folder):

@@ -8,10 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.core.config import LoraConfig
-from rota.core.errors import ConfigError
 from rota.core.ids import Slot
-from rota.engine.device import DeviceMemory
 from rota.engine.lora.batched_copy import Stretch, can_batch, copy_stretches
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.layout import SiteFactors
@@ -19,7 +16,6 @@ from rota.engine.lora.lines import copy_lines, line_count, lines_of
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 
-MEBIBYTE = 1 << 20
 REMEMBERED_STRETCHES = 256
 # A copy from host memory takes a GPU about a microsecond besides its bytes: the time of 64 KiB at 50 GB/s. Where lines
 # are shorter, one copy into a staging buffer is faster than a copy for each line. Such a buffer is small: a model with
@@ -39,26 +35,6 @@ def pays_staging(spec: ModelSpec, max_rank: int, dtype: torch.dtype, device: tor
         return False
     lines = line_count(site_shapes(spec), spec.layers)
     return device.type != "cpu" and slot_bytes(spec, max_rank, dtype) < lines * SHORT_LINE_BYTES
-
-
-def count_slots(
-    config: LoraConfig, spec: ModelSpec, dtype: torch.dtype, memory: DeviceMemory, device: torch.device
-) -> int:
-    """Slots whose residents may run: the configured number, or as many as the memory share holds."""
-    size = slot_bytes(spec, config.max_lora_rank, dtype)
-    more = int(pays_staging(spec, config.max_lora_rank, dtype, device))  # a staging buffer is as large as a slot
-    if config.max_loras_per_batch != "auto":
-        _check_fits(config.max_loras_per_batch, config.max_lora_rank, more, size, memory)
-        return config.max_loras_per_batch
-    share = config.lora_memory_share * memory.total
-    slots = min(int(share // size) - more, config.max_loaded_loras)
-    if slots < 1:
-        raise ConfigError(
-            f"No adapter fits: lora_memory_share {config.lora_memory_share:g} of the {device.type}'s memory is "
-            f"{_mib(share)}, and an adapter of rank {config.max_lora_rank} takes {_mib((1 + more) * size)}. Raise "
-            "lora_memory_share, lower max_lora_rank, or set max_loras_per_batch."
-        )
-    return slots
 
 
 class Bank:
@@ -193,19 +169,6 @@ class Bank:
 
 def _stretches(tensors: Sequence[Tensor]) -> list[Stretch]:
     return [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
-
-
-def _check_fits(slots: int, max_rank: int, more: int, size: int, memory: DeviceMemory) -> None:
-    free = memory.total - memory.taken
-    if (slots + more) * size > free:
-        raise ConfigError(
-            f"max_loras_per_batch is {slots}, which take {_mib((slots + more) * size)} at rank {max_rank}, but only "
-            f"{_mib(free)} of {_mib(memory.total)} are free; {max(0, free // size - more)} would fit."
-        )
-
-
-def _mib(size: float) -> str:
-    return f"{size / MEBIBYTE:.0f} MiB"
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

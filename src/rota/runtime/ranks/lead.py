@@ -29,7 +29,7 @@ _HERE = "127.0.0.1"
 # Ranks may have found different amounts of these; the ledgers then use the least. All else must be equal.
 _LEAST = ("blocks", "slots")
 # Told to users, and used by no ledger.
-_OF_RANK_0 = ("adapter_bytes",)
+_OF_RANK_0 = ("adapter_bytes", "slots_from", "rank_from")
 
 
 def build_ranks(make_device: MakeDevice, config: EngineConfig, patience: Patience | None = None) -> Device[Any]:

@@ -60,6 +60,8 @@ class ServerInfoBody(BaseModel):
     max_loras_per_batch: int | None
     # What the slots take on the device, in use or not.
     lora_memory_bytes: int | None
+    # The places for adapters: how many, of which rank, why, and the sites where A lie below the model's matrices.
+    slots: dict[str, Any] | None
     loaded_adapters: dict[str, str]
     # SGLang's name for the requests and blocks of each engine.
     internal_states: list[dict[str, Any]]

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 
+from rota.core.config import Capacity
 from rota.core.events import Inspected
 from rota.observe.metrics import Metrics
 from rota.runtime.service import ServiceState
@@ -51,6 +52,19 @@ def _capacity(front: Front, state: ServiceState) -> dict[str, Any]:
         "kv_block_size": capacity and capacity.block_size,
         "max_loras_per_batch": capacity and capacity.slots,
         "lora_memory_bytes": capacity and capacity.adapter_bytes,
+        "slots": capacity and _slots(capacity),
+    }
+
+
+def _slots(capacity: Capacity) -> dict[str, Any]:
+    """The places for adapters on the device. Which adapters are in them now is told of each engine."""
+    return {
+        "count": capacity.slots,
+        "from": capacity.slots_from,
+        "rank": capacity.slot_rank,
+        "rank_from": capacity.rank_from,
+        "bytes": capacity.adapter_bytes,
+        "annexed": capacity.annexed,
     }
 
 

@@ -17,8 +17,11 @@ from rota.engine.model.spec import ModelSpec
 from rota.engine.weights.finite import is_finite
 
 
-def refusals(folder: AdapterFolder, spec: ModelSpec | None, max_rank: int) -> Iterator[str]:
-    """At most one sentence of each kind, none if the model can serve the adapter; without a spec, if any model can."""
+def refusals(folder: AdapterFolder, spec: ModelSpec | None, max_rank: int | None) -> Iterator[str]:
+    """At most one sentence of each kind, none if the model can serve the adapter; without a spec, if any model can.
+
+    Without a `max_rank` slots are made for the adapter.
+    """
     yield from folder.config.refusals
     yield from islice(_other_tensors(folder), 1)
     yield from islice(_unpaired_factors(folder), 1)
@@ -60,12 +63,16 @@ def _unpaired_factors(folder: AdapterFolder) -> Iterator[str]:
             yield f"{_place(folder, module)}: '{module}' has a {there} without its {missing}."
 
 
-def _ranks(folder: AdapterFolder, max_rank: int) -> Iterator[str]:
+def _ranks(folder: AdapterFolder, max_rank: int | None) -> Iterator[str]:
     config = folder.config
     for module, factors in folder.factors.items():
         rank = config.rank_of(module)
-        if rank > max_rank:
-            yield f"{config.path} gives '{module}' rank {rank}, over the limit of {max_rank}; raise --max-lora-rank."
+        if max_rank is not None and rank > max_rank:
+            largest = max(map(config.rank_of, folder.factors))
+            yield (
+                f"{config.path} gives '{module}' rank {rank}, over the limit of {max_rank} that slots were made for; "
+                f"start the server with --max-lora-rank {largest}, or with this adapter among its --lora-paths."
+            )
         for stored, axis in ((factors.a, 0), (factors.b, 1)):
             if stored is not None and (len(stored.shape) != 2 or stored.shape[axis] != rank):
                 yield (

@@ -29,7 +29,7 @@ class AdapterDescription:
     reasons: tuple[str, ...]  # why the model cannot serve it; empty if it can
 
 
-def describe(path: str | Path, spec: ModelSpec | None, max_rank: int) -> AdapterDescription:
+def describe(path: str | Path, spec: ModelSpec | None, max_rank: int | None = None) -> AdapterDescription:
     """Describe a PEFT folder, with reasons why the model of `spec` cannot serve it; blocks on the disk.
 
     Without a spec, the reasons hold for any model. Raises AdapterError only if the folder or its files cannot be read.

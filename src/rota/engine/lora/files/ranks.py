@@ -1,0 +1,37 @@
+"""The largest rank of adapters is read from their configs alone, before torch is there and any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rota.core.errors import ModelError
+from rota.core.lora_paths import LoraPath
+from rota.engine.model.config_file import ConfigFile
+
+# The rank of an adapter whose config was not seen: nearly all that are published have this one or a smaller one.
+UNKNOWN_RANK = 64
+
+
+def largest_rank(entries: Iterable[LoraPath], adapter_root: str | None) -> int:
+    """The largest rank among these adapters; 0 if there are none. Blocks on the disk.
+
+    A folder that cannot be read here counts as one of unknown rank: if it is bad, the engine refuses it with the
+    reason, and on a cluster it may lie on the engine's machine alone.
+    """
+    return max((_rank_in(_folder(entry, adapter_root)) or UNKNOWN_RANK for entry in entries), default=0)
+
+
+def _folder(entry: LoraPath, adapter_root: str | None) -> Path:
+    return Path(entry.path) if adapter_root is None or entry.is_builtin else Path(adapter_root) / entry.path
+
+
+def _rank_in(folder: Path) -> int | None:
+    """The largest that an adapter_config.json names, whether a module has it or not."""
+    path = folder / "adapter_config.json"
+    try:
+        config = ConfigFile(path)
+        pattern = config.section("rank_pattern")
+        return max([config.whole("r", 8), *(ConfigFile(path, pattern).whole(key) for key in pattern)])
+    except ModelError:
+        return None
