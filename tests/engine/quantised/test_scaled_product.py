@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rota.engine.quantised.eight_bit import rounded_rows
-from rota.engine.quantised.packing import in_word_order
+from rota.engine.quantised.eight_bit import in_eight_bit_floats, product_reference, rounded_rows
+from rota.engine.quantised.packing import in_word_order, pack_eight_bits
+from tests.engine.quantised.few_bits import relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 
 scaled_product = load("rota.engine.quantised.scaled_product")
@@ -41,3 +42,17 @@ def test_a_row_that_is_not_finite_has_no_scale(bad):
     assert found.scales[1].isnan()
     assert torch.equal(found.scales[::2], expected.scales[::2])
     assert torch.equal(found.codes[::2].float(), expected.codes[::2].float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 17, 130])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_torch_s_product_multiplies_rows_and_a_matrix_in_the_same_order(rows, dtype, has_bias):
+    torch.manual_seed(0)
+    matrix = in_eight_bit_floats(torch.randn(48, 272).to(DEVICE))
+    x = torch.randn(rows, 272).to(DEVICE, dtype)
+    bias = torch.randn(48).to(DEVICE, dtype) if has_bias else None
+    found = scaled_product.ScaledProduct(pack_eight_bits(matrix))(x, bias)
+    expected = product_reference(rounded_rows(x), matrix) + (0.0 if bias is None else bias.float())
+    assert found.dtype is dtype
+    assert relative_error(found, expected) < 6e-3
