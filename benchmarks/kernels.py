@@ -1,6 +1,6 @@
 """Checks the Triton kernels against float32 arithmetic on a CUDA machine, then times them beside their floors.
 
-    PYTHONPATH=src python benchmarks/kernels.py [--sweep] [--output results.json]
+    PYTHONPATH=src python benchmarks/kernels.py [--kv-cache-dtype fp8] [--sweep] [--output results.json]
 
 Times are medians over replays of a CUDA graph whose calls take turns on enough buffers that L2 holds none of
 them. A floor is the bytes that must move, at 4.2 TB/s (H200). Exit status 1: some kernel's result is wrong.
@@ -30,6 +30,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from rota.engine.attention.triton_attention import TritonAttention
 from rota.engine.attention.triton_tuning import DecodeTuning, PrefillTuning
+from rota.engine.layer_cache import LayerCache, from_eight_bits, in_eight_bits_together, writable
 from rota.engine.ops import fused, reference
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
@@ -39,6 +40,7 @@ TOUCHED = 256 << 20  # bytes between two uses of a buffer: four times the L2
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16  # Llama-8B
 HIDDEN, INTERMEDIATE = 4096, 14336
 BOUNDS = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+EIGHT_BITS_BOUND = 2e-2  # of what is written
 
 # A captured graph knows no more than this about the lengths it will see.
 LONGEST_DECODE = 8192
@@ -57,9 +59,23 @@ PREFILLS = {"8 x 512": (8, 512, 0), "1 x 4096": (1, 4096, 0), "1 x 2048 after 20
 # --- steps -------------------------------------------------------------------------------------------------
 
 
-def cache(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def cache(blocks: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype, eight: bool) -> LayerCache:
     shape = (blocks, kv_heads, block_size, head_dim)
     keys, values = (torch.empty(shape, dtype=dtype, device=DEVICE).normal_() for _ in range(2))
+    if not eight:
+        return LayerCache(keys, values)
+    keys, values, scales = in_eight_bits_together(keys, values)
+    return LayerCache(keys.contiguous(), values.contiguous(), scales)
+
+
+def read(kept: LayerCache) -> tuple[Tensor, Tensor]:
+    """Keys and values of a cache, whatever it holds them in, in float32."""
+    if kept.scales is None:
+        return kept.keys.float(), kept.values.float()
+    keys, values = (
+        from_eight_bits(codes, kept.scales[..., place], torch.float32)
+        for place, codes in enumerate((kept.keys, kept.values))
+    )
     return keys, values
 
 
@@ -119,13 +135,14 @@ def worst(errors: list[float]) -> float:
     return max(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
-def check_attention(dice: random.Random) -> tuple[str, float, float]:
+def check_attention(eight: bool, dice: random.Random) -> tuple[str, float, float]:
     """One random shape: (what, the worse error of decode and prefill, its bound)."""
     kv_heads, group, block_size = dice.choice([1, 2, 8]), dice.choice([1, 3, 4, 8]), dice.choice([8, 16, 32])
     head_dim, dtype = dice.choice([64, 80, 96, 128]), dice.choice(list(BOUNDS))
     lengths = [dice.randint(1, 700) for _ in range(dice.randint(1, 9))]
     blocks = sum(-(-length // block_size) for length in lengths)
-    keys, values = cache(blocks, kv_heads, block_size, head_dim, dtype)
+    kept = cache(blocks, kv_heads, block_size, head_dim, dtype, eight)
+    keys, values = read(kept)
     tables = page_tables(lengths, block_size, dice.sample(range(blocks), blocks))
     scale, errors = head_dim**-0.5, []
     attention = TritonAttention(scale, DecodeTuning(processors=dice.choice([None, 1, 5]), spare=dice.choice([0, 256])))
@@ -135,7 +152,7 @@ def check_attention(dice: random.Random) -> tuple[str, float, float]:
         errors.append(relative_error(found, attend(query, k, v, start, scale)))
 
     query = torch.randn(len(lengths), kv_heads * group, head_dim, device=DEVICE).to(dtype)
-    found = attention.decode(query, keys, values, step(tables, lengths, dice.choice([16, 700, 8192])))
+    found = attention.decode(query, kept, step(tables, lengths, dice.choice([16, 700, 8192])))
     for row, length in enumerate(lengths):
         compare(found[row : row + 1], query[row : row + 1], row, length - 1, length)
 
@@ -143,15 +160,16 @@ def check_attention(dice: random.Random) -> tuple[str, float, float]:
     chunks = [length - start for start, length in zip(starts, lengths, strict=True)]
     query = torch.randn(sum(chunks), kv_heads * group, head_dim, device=DEVICE).to(dtype)
     part = prefill_part(starts, chunks)
-    found = attention.prefill(query, keys, values, step(tables, [], 0, part))
+    found = attention.prefill(query, kept, step(tables, [], 0, part))
     for row, (first, start, count) in enumerate(zip(part.offsets.tolist(), starts, chunks, strict=False)):
         mine = slice(first, first + count)
         compare(found[mine], query[mine], row, start, start + count)
     what = f"attention {kv_heads}x{group} heads of {head_dim}, blocks of {block_size}, {len(lengths)} rows, {dtype}"
+    what += ", keys in eight bits" if eight else ""
     return what, worst(errors), BOUNDS[dtype]
 
 
-def check_operations(dtype: torch.dtype, head_dim: int, with_norms: bool) -> tuple[str, float, float]:
+def check_operations(eight: bool, dtype: torch.dtype, head_dim: int, with_norms: bool) -> tuple[str, float, float]:
     """Every operation beside its float32 twin: (what, the worst error, its bound)."""
     heads, kv_heads, tokens, width, block_size = 6, 2, 37, 1536, 16
 
@@ -163,20 +181,26 @@ def check_operations(dtype: torch.dtype, head_dim: int, with_norms: bool) -> tup
     rotary = draw(99, head_dim).float()
     positions = torch.randint(99, (tokens,), device=DEVICE)
     slots = torch.randperm(9 * block_size, device=DEVICE)[:tokens]
-    caches = cache(9, kv_heads, block_size, head_dim, dtype)
     where = token_step(positions, slots)
 
     def results(ops: ModuleType, cast: torch.dtype) -> list[Tensor]:
-        keys, values = (each.to(cast, copy=True) for each in caches)
         norms = (norm[0].to(cast), norm[1].to(cast), 1e-5) if with_norms else None
-        query = ops.rotate_and_store(qkv.to(cast), rotary, where, keys, values, norms)
+        kept = cache(9, kv_heads, block_size, head_dim, cast, eight)
+        for each in (kept.keys, kept.values):
+            writable(each).zero_()
+        query = ops.rotate_and_store(qkv.to(cast), rotary, where, kept, norms)
         normed = ops.rms_norm(x.to(cast), weight.to(cast), 1e-5)
         added = ops.add_rms_norm(x.to(cast, copy=True), residual.to(cast, copy=True), weight.to(cast), 1e-5)
-        return [query, keys, values, normed, *added, ops.silu_multiply(gate_up.to(cast))]
+        return [query, *read(kept), normed, *added, ops.silu_multiply(gate_up.to(cast))]
 
     pairs = zip(results(fused, dtype), results(reference, torch.float32), strict=True)
     what = f"operations, head_dim {head_dim}, {'with' if with_norms else 'no'} norms, {dtype}"
-    return what, worst([relative_error(*pair) for pair in pairs]), BOUNDS[dtype]
+    # A number that the two round to different codes is a step apart.
+    return (
+        what,
+        worst([relative_error(*pair) for pair in pairs]),
+        max(BOUNDS[dtype], EIGHT_BITS_BOUND if eight else 0.0),
+    )
 
 
 # --- times -------------------------------------------------------------------------------------------------
@@ -216,13 +240,13 @@ def measured(calls: list[Callable[[], Any]]) -> float:
         return math.inf
 
 
-def decode_calls(lengths: list[int]) -> tuple[Callable[[TritonAttention], list[Callable[[], Any]]], float]:
+def decode_calls(eight: bool, lengths: list[int]) -> tuple[Callable[[TritonAttention], list[Callable[[], Any]]], float]:
     """(attention -> calls on different blocks, floor in microseconds)."""
-    read = sum(lengths) * KV_HEADS * HEAD_DIM * 2 * 2
-    moved = read + 2 * len(lengths) * HEADS * HEAD_DIM * 2
-    sets = min(64, 1 + TOUCHED // read)
+    held = sum(lengths) * KV_HEADS * 2 * (HEAD_DIM + 4 if eight else HEAD_DIM * 2)
+    moved = held + 2 * len(lengths) * HEADS * HEAD_DIM * 2
+    sets = min(64, 1 + TOUCHED // held)
     pages = sum(-(-length // BLOCK_SIZE) for length in lengths)
-    keys, values = cache(sets * pages, KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.bfloat16)
+    kept = cache(sets * pages, KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.bfloat16, eight)
     free = torch.randperm(sets * pages).tolist()
     steps = [
         step(page_tables(lengths, BLOCK_SIZE, free[turn * pages :]), lengths, LONGEST_DECODE) for turn in range(sets)
@@ -230,18 +254,18 @@ def decode_calls(lengths: list[int]) -> tuple[Callable[[TritonAttention], list[C
     query = torch.randn(len(lengths), HEADS, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
 
     def calls(attention: TritonAttention) -> list[Callable[[], Any]]:
-        return [partial(attention.decode, query, keys, values, each) for each in steps]
+        return [partial(attention.decode, query, kept, each) for each in steps]
 
     return calls, moved / BANDWIDTH * 1e6
 
 
 def prefill_calls(
-    chunks: int, length: int, prefix: int
+    eight: bool, chunks: int, length: int, prefix: int
 ) -> tuple[Callable[[TritonAttention], list[Callable[[], Any]]], list[Callable[[], Any]], float]:
     """(attention -> calls, torch's flash attention on contiguous tensors, floating-point operations)."""
     lengths = [prefix + length] * chunks
     pages = sum(-(-total // BLOCK_SIZE) for total in lengths)
-    keys, values = cache(pages, KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.bfloat16)
+    kept = cache(pages, KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.bfloat16, eight)
     tables = page_tables(lengths, BLOCK_SIZE, torch.randperm(pages).tolist())
     only = step(tables, [], 0, prefill_part([prefix] * chunks, [length] * chunks))
     query = torch.randn(chunks * length, HEADS, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
@@ -255,13 +279,13 @@ def prefill_calls(
             return F.scaled_dot_product_attention(q, k, v, attn_mask=edge, is_causal=edge is None)
 
     def calls(attention: TritonAttention) -> list[Callable[[], Any]]:
-        return [partial(attention.prefill, query, keys, values, only)]
+        return [partial(attention.prefill, query, kept, only)]
 
     pairs = chunks * (length * prefix + length * (length + 1) / 2)
     return calls, [flash], 4.0 * pairs * HEADS * HEAD_DIM
 
 
-def operation_calls(tokens: int) -> dict[str, tuple[list[Callable[[], Any]], float]]:
+def operation_calls(eight: bool, tokens: int) -> dict[str, tuple[list[Callable[[], Any]], float]]:
     """name -> (calls on different buffers, bytes moved by one)."""
 
     def buffers(width: int) -> list[Tensor]:
@@ -270,7 +294,7 @@ def operation_calls(tokens: int) -> dict[str, tuple[list[Callable[[], Any]], flo
 
     weight = torch.ones(HIDDEN, device=DEVICE, dtype=torch.bfloat16)
     blocks = -(-tokens // BLOCK_SIZE)
-    keys, values = cache(blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.bfloat16)
+    kept = cache(blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.bfloat16, eight)
     rotary = torch.randn(8192, HEAD_DIM, device=DEVICE)
     positions, slots = torch.arange(tokens, device=DEVICE), torch.randperm(blocks * BLOCK_SIZE, device=DEVICE)[:tokens]
     where = token_step(positions, slots)
@@ -285,7 +309,7 @@ def operation_calls(tokens: int) -> dict[str, tuple[list[Callable[[], Any]], flo
         ),
         "silu_multiply": ([partial(fused.silu_multiply, gate_up) for gate_up in gates], 3 * INTERMEDIATE * size),
         "rotate_and_store": (
-            [partial(fused.rotate_and_store, qkv, rotary, where, keys, values, None) for qkv in qkvs],
+            [partial(fused.rotate_and_store, qkv, rotary, where, kept, None) for qkv in qkvs],
             2 * qkv_width * size + 4 * HEAD_DIM * tokens,
         ),
     }  # fmt: skip
@@ -294,11 +318,11 @@ def operation_calls(tokens: int) -> dict[str, tuple[list[Callable[[], Any]], flo
 # --- the report --------------------------------------------------------------------------------------------
 
 
-def run_checks(report: dict[str, Any]) -> bool:
+def run_checks(report: dict[str, Any], eight: bool) -> bool:
     dice, all_right = random.Random(0), True
     torch.manual_seed(0)
-    checks: list[Callable[[], tuple[str, float, float]]] = [partial(check_attention, dice)] * 12
-    checks += [partial(check_operations, *shape) for shape in product(BOUNDS, (80, 128), (False, True))]
+    checks: list[Callable[[], tuple[str, float, float]]] = [partial(check_attention, eight, dice)] * 12
+    checks += [partial(check_operations, eight, *shape) for shape in product(BOUNDS, (80, 128), (False, True))]
     for check in checks:
         try:
             what, error, bound = check()
@@ -311,22 +335,22 @@ def run_checks(report: dict[str, Any]) -> bool:
     return all_right
 
 
-def run_times(report: dict[str, Any]) -> None:
+def run_times(report: dict[str, Any], eight: bool) -> None:
     print(f"\n{'decode attention':24}{'us':>9}{'floor':>9}{'ratio':>8}")
     for name, lengths in DECODES.items():
-        calls, floor = decode_calls(lengths)
+        calls, floor = decode_calls(eight, lengths)
         time = measured(calls(TritonAttention(HEAD_DIM**-0.5)))
         report["decode"][name] = {"us": time, "floor_us": floor}
         print(f"{name:24}{time:9.1f}{floor:9.1f}{time / floor:8.2f}", flush=True)
     print(f"\n{'prefill attention':24}{'us':>9}{'TFLOP/s':>9}{'torch':>8}")
     for name, shape in PREFILLS.items():
-        prefill, flash, work = prefill_calls(*shape)
+        prefill, flash, work = prefill_calls(eight, *shape)
         time, torch_time = measured(prefill(TritonAttention(HEAD_DIM**-0.5))), measured(flash)
         report["prefill"][name] = {"us": time, "tflops": work / time / 1e6, "torch_tflops": work / torch_time / 1e6}
         print(f"{name:24}{time:9.1f}{work / time / 1e6:9.0f}{work / torch_time / 1e6:8.0f}", flush=True)
     print(f"\n{'operation':24}{'us':>9}{'floor':>9}{'ratio':>8}")
     for tokens in (64, 4096):
-        for name, (calls_, moved) in operation_calls(tokens).items():
+        for name, (calls_, moved) in operation_calls(eight, tokens).items():
             time, floor = measured(calls_), moved / BANDWIDTH * 1e6
             report["operations"][f"{name} {tokens}"] = {"us": time, "floor_us": floor}
             print(f"{name + ' ' + str(tokens):24}{time:9.1f}{floor:9.1f}{time / floor:8.2f}", flush=True)
@@ -347,20 +371,23 @@ def compare(
     return table
 
 
-def run_sweep(report: dict[str, Any]) -> None:
+def run_sweep(report: dict[str, Any], eight: bool) -> None:
     scale = HEAD_DIM**-0.5
-    decodes = {name: decode_calls(lengths)[0] for name, lengths in DECODES.items()}
+    decodes = {name: decode_calls(eight, lengths)[0] for name, lengths in DECODES.items()}
     shapes = [
         (tile, warps, stages)
         for tile, warps, stages in product((32, 64, 128), (2, 4, 8), (2, 3, 4))
         if tile * stages <= 384
     ]
     report["sweep"]["decode"] = compare(
-        "decode tile/warps/stages",
+        "decode tile/warps/stages/r",
         decodes,
-        {f"{t}/{w}/{s}": TritonAttention(scale, DecodeTuning(tile=t, warps=w, stages=s)) for t, w, s in shapes},
+        {
+            f"{t}/{w}/{s}/{r}": TritonAttention(scale, DecodeTuning(tile=t, warps=w, stages=s, registers=r))
+            for (t, w, s), r in product(shapes, (168, 200, 248) if eight else (168,))
+        },
     )
-    prefills = {name: prefill_calls(*shape)[0] for name, shape in PREFILLS.items()}
+    prefills = {name: prefill_calls(eight, *shape)[0] for name, shape in PREFILLS.items()}
     blocks = [*product((128,), (32, 64, 128), (8,), (2, 3, 4)), *product((64,), (32, 64), (4,), (2, 3)),
               *product((128,), (64,), (4,), (2, 3)), *product((256,), (64,), (8,), (2,))]  # fmt: skip
     report["sweep"]["prefill"] = compare(
@@ -373,20 +400,23 @@ def run_sweep(report: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sweep", action="store_true", help="also compare tile, warp and stage choices")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto", help="what keys and values are in")
     parser.add_argument("--output", type=Path, help="write everything as JSON here")
     options = parser.parse_args()
+    eight = options.kv_cache_dtype == "fp8"
     if not torch.cuda.is_available():
         print("benchmarks/kernels.py needs a CUDA machine; tests/engine run the same kernels on a CPU.")
         return 2
     report: dict[str, Any] = {
         "machine": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
+        "kv_cache_dtype": options.kv_cache_dtype,
         "checks": [], "decode": {}, "prefill": {}, "operations": {}, "sweep": {},
     }  # fmt: skip
     print(f"{report['machine']}, torch {report['torch']}, triton {report['triton']}\n")
-    all_right = run_checks(report)
-    run_times(report)
+    all_right = run_checks(report, eight)
+    run_times(report, eight)
     if options.sweep:
-        run_sweep(report)
+        run_sweep(report, eight)
     if options.output:
         options.output.write_text(json.dumps(report, indent=1))
     return 0 if all_right else 1

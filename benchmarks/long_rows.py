@@ -29,6 +29,7 @@ from torch import Tensor
 
 from rota.engine.attention.triton_attention import TritonAttention
 from rota.engine.attention.triton_tuning import DecodeTuning, PrefillTuning
+from rota.engine.layer_cache import LayerCache
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
 LAYERS, HEADS, KV_HEADS, HEAD_DIM, BLOCK_SIZE = 32, 32, 8, 128, 16  # Llama-8B
@@ -72,16 +73,17 @@ Kinds = dict[str, Any]  # by name, something that attends
 Call = Callable[[DeviceStep, int], Tensor]  # a layer
 
 
+def _random(shape: tuple[int, ...]) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_()
+
+
 class Caches:
     """One cache for every layer, and page tables that take its blocks in no order."""
 
     def __init__(self, tokens: int, rows: int) -> None:
         self.blocks = tokens // BLOCK_SIZE + rows + 1
         shape = (self.blocks, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-        self.layers = [
-            tuple(torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
-            for _ in range(LAYERS)
-        ]
+        self.layers = [LayerCache(keys=_random(shape), values=_random(shape)) for _ in range(LAYERS)]
 
     def tables(self, lengths: Sequence[int]) -> Tensor:
         pages = [-(-length // BLOCK_SIZE) for length in lengths]
@@ -159,11 +161,11 @@ class WithoutWindows:
     def __init__(self, attention: Any) -> None:
         self._attention = attention
 
-    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, _window: int = 0) -> Tensor:
-        return self._attention.decode(query, keys, values, step)
+    def decode(self, query: Tensor, cache: LayerCache, step: DeviceStep, _window: int = 0) -> Tensor:
+        return self._attention.decode(query, cache.keys, cache.values, step)
 
-    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, _window: int = 0) -> Tensor:
-        return self._attention.prefill(query, keys, values, step)
+    def prefill(self, query: Tensor, cache: LayerCache, step: DeviceStep, _window: int = 0) -> Tensor:
+        return self._attention.prefill(query, cache.keys, cache.values, step)
 
 
 def base_attention(folder: Path) -> ModuleType:
@@ -221,11 +223,11 @@ def measure_prefills(report: Report, caches: Caches, kinds: Kinds, section: str 
 
 
 def decode_call(attention: Any, query: Tensor, caches: Caches) -> Call:
-    return lambda step, layer: attention.decode(query, *caches.layers[layer], step)
+    return lambda step, layer: attention.decode(query, caches.layers[layer], step)
 
 
 def prefill_call(attention: Any, query: Tensor, caches: Caches) -> Call:
-    return lambda step, layer: attention.prefill(query, *caches.layers[layer], step)
+    return lambda step, layer: attention.prefill(query, caches.layers[layer], step)
 
 
 def compare(calls: dict[str, Call], new_step: Callable[[], DeviceStep], floor_us: float) -> dict[str, Any]:

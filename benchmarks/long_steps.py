@@ -134,8 +134,8 @@ def start(folder: Path) -> Engine:
         )
     )
     with torch.inference_mode():
-        for keys, values in engine._cache.layers:
-            keys.normal_(), values.normal_()
+        for layer in engine._cache.layers:
+            layer.keys.normal_(), layer.values.normal_()
     print(f"started after {time.monotonic() - begun_at:.1f} s", flush=True)
     return engine
 

@@ -82,12 +82,14 @@ def _seat(row: Row, tokens: list[int], blocks: list[BlockId], sampling: Sampling
 class FewRows(Server):
     """Two slots that change hands nearly every step, and so many rows."""
 
-    def __init__(self, folder: Path, rows: int, depth: Literal[1, 2], **model: Any) -> None:
+    def __init__(
+        self, folder: Path, rows: int, depth: Literal[1, 2], cache: dict[str, Any] | None = None, **model: Any
+    ) -> None:
         self._max_open = 100
         self.plans: list[StepPlan] = []
         self.config = EngineConfig(
             model=ModelConfig(model_path=str(folder), **{"dtype": "float32", "device": "cpu", **model}),
-            cache=CacheConfig(kv_block_size=8, kv_blocks=512),
+            cache=CacheConfig(kv_block_size=8, kv_blocks=512, **(cache or {})),
             scheduler=SchedulerConfig(
                 max_running_requests=rows, chunked_prefill_size=48, overlap_depth=depth, enable_prefix_caching=False
             ),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from rota.core.config import CacheConfig
 from rota.core.errors import ConfigError
 from rota.engine.device import DeviceMemory
-from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
+from rota.engine.kv_cache import CacheShape, KVCache, choose_cache_dtype, count_blocks
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SHAPE = CacheShape(layers=2, kv_heads=2, head_dim=64, block_size=16, dtype=torch.bfloat16)
 MEBIBYTE = 1 << 20
+
+
+EIGHT = replace(SHAPE, dtype=torch.float8_e4m3fn)
 
 
 def count(
@@ -22,8 +27,9 @@ def count(
     device: torch.device = CUDA,
     context: int = 1024,
     rows: int = 100,
+    shape: CacheShape = SHAPE,
 ) -> int:
-    return count_blocks(config or CacheConfig(), SHAPE, DeviceMemory(total, taken), device, context, rows)
+    return count_blocks(config or CacheConfig(), shape, DeviceMemory(total, taken), device, context, rows)
 
 
 def test_a_block_holds_keys_and_values_of_all_layers():
@@ -69,7 +75,7 @@ def test_a_model_of_short_context_needs_room_for_no_more_than_that():
 
 def test_the_scratch_block_lies_behind_those_of_the_ledger():
     cache = KVCache(5, SHAPE, CPU)
-    keys, values = cache.layers[1]
+    keys, values = cache.layers[1].keys, cache.layers[1].values
     assert len(cache.layers) == 2
     assert keys.shape == values.shape == (6, 2, 16, 64)
     assert keys.dtype is torch.bfloat16
@@ -78,3 +84,42 @@ def test_the_scratch_block_lies_behind_those_of_the_ledger():
     assert cache.scratch_block == 5
     keys[5, 1, 15, 63] = 1.0
     assert values.count_nonzero() == 0
+
+
+def test_in_eight_bits_a_block_counts_its_scales_and_memory_holds_nearly_twice_as_many():
+    assert EIGHT.block_bytes == 2 * 2 * 2 * 16 * (64 + 4)
+    assert count(shape=EIGHT) / count() == pytest.approx(2 * 64 / (64 + 4), rel=1e-3)
+    wide = replace(EIGHT, head_dim=128)
+    assert replace(SHAPE, head_dim=128).block_bytes / wide.block_bytes == pytest.approx(1.939, abs=1e-3)
+
+
+def test_a_cache_in_eight_bits_takes_what_its_blocks_count():
+    layers = KVCache(5, EIGHT, CPU).layers
+    assert layers[0].keys.dtype is torch.float8_e4m3fn
+    parts = [part for one in layers for part in (one.keys, one.values, one.scales)]
+    assert sum(part.nbytes for part in parts) == 6 * EIGHT.block_bytes
+
+
+EIGHT_BITS_ASKED = CacheConfig(kv_cache_dtype="fp8")
+
+
+def test_keys_and_values_have_the_model_s_precision_unless_eight_bits_are_asked_for():
+    assert choose_cache_dtype(CacheConfig(), torch.bfloat16, "flashinfer", CUDA) is torch.bfloat16
+    assert choose_cache_dtype(EIGHT_BITS_ASKED, torch.bfloat16, "torch", CPU) is torch.float8_e4m3fn
+
+
+def test_flashinfer_is_refused_keys_in_eight_bits_with_what_works():
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype is 'fp8'.*FlashInfer.*--attention-backend triton"):
+        choose_cache_dtype(EIGHT_BITS_ASKED, torch.bfloat16, "flashinfer", CUDA)
+
+
+@pytest.mark.parametrize(("capability", "works"), [((8, 0), False), ((8, 6), False), ((8, 9), True), ((9, 0), True)])
+def test_a_gpu_without_numbers_of_eight_bits_is_refused_them(capability, works, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    if works:
+        assert choose_cache_dtype(EIGHT_BITS_ASKED, torch.bfloat16, "triton", CUDA) is torch.float8_e4m3fn
+        return
+    with pytest.raises(
+        ConfigError, match=rf"needs .* 8\.9 or higher, but this one has {capability[0]}\.{capability[1]}"
+    ):
+        choose_cache_dtype(EIGHT_BITS_ASKED, torch.bfloat16, "triton", CUDA)

@@ -83,7 +83,7 @@ def test_prompts_of_every_length_attend_in_few_sizes():
     with Compiled() as compiled:
         for length in LENGTHS:
             query = torch.randn(length, 4, 32, dtype=torch.bfloat16)
-            found = attention.prefill(query, cache.keys, cache.values, prefill_step(cache, [(0, 0, length)]))
+            found = attention.prefill(query, cache.layer, prefill_step(cache, [(0, 0, length)]))
             assert found.shape == query.shape
 
     assert 0 < len(compiled.shapes) <= len(SIZES)

@@ -101,6 +101,9 @@ class CacheConfig:
         "Share of device memory for weights and KV together; left out: 0.88 on a GPU, 0.25 of RAM on a CPU.",
     )
     kv_blocks: int | None = option(None, "Number of KV blocks; left out: as many as the memory share holds.")
+    kv_cache_dtype: Literal["auto", "fp8"] = option(
+        "auto", "Precision of keys and values: the model's, or eight bits and a scale for each token and head."
+    )
 
     def __post_init__(self) -> None:
         if self.kv_block_size < 8 or self.kv_block_size & (self.kv_block_size - 1):
@@ -286,6 +289,7 @@ class Capacity:
     deep_prefix: int | None = None
     window: int | None = None  # tokens that the layer with the longest view sees, its own included; None: all of them
     ranks: int = 1  # devices that share the model
+    kv_dtype: str | None = None  # of keys and values; None: not known
 
 
 def _at_least(name: str, value: int | None, low: int) -> None:

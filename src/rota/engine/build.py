@@ -113,6 +113,7 @@ def _assemble(
         vocabulary=spec.vocab_size,
         deep_prefix=spec.deep_prefix,
         window=spec.widest_window,
+        kv_dtype=str(shape.dtype).removeprefix("torch."),
     )
     return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters, group, chosen.shard)
 
@@ -127,7 +128,7 @@ def _weights(config: EngineConfig, chosen: Choices) -> Weights:
 
 def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
     spec = chosen.spec
-    return CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, chosen.dtype)
+    return CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, chosen.cache_dtype)
 
 
 def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapters:

@@ -21,6 +21,7 @@ from rota.engine.device import (
 from rota.engine.families.table import read_spec
 from rota.engine.few_bits import choose_maker
 from rota.engine.folders.builtin import builtin_model_folder
+from rota.engine.kv_cache import choose_cache_dtype
 from rota.engine.lora.annex import annexed_sites
 from rota.engine.lora.bank_size import NO_BANK, BankSize
 from rota.engine.model.spec import ModelSpec
@@ -42,6 +43,7 @@ class Choices:
     spec: ModelSpec  # of this rank's part
     device: torch.device
     dtype: torch.dtype
+    cache_dtype: torch.dtype  # of keys and values
     maker: Maker | None  # of matrices in few bits
     backend: str
     lora_backend: str
@@ -83,6 +85,7 @@ def choose(config: EngineConfig) -> Choices:
         spec=spec,
         device=device,
         dtype=dtype,
+        cache_dtype=choose_cache_dtype(config.cache, dtype, backend, device),
         maker=maker,
         backend=backend,
         lora_backend=lora_backend,

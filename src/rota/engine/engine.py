@@ -98,7 +98,7 @@ class Engine:
         frames = self._frames(most_prompt_tokens)
         self._model.tune(sorted({frame.tokens for frame in frames}))
         most = max(frame.decodes for frame in frames) + MOST_CHUNKS
-        logits = torch.empty(most, self._vocabulary.own, dtype=self._cache.dtype, device=self._device)
+        logits = torch.empty(most, self._vocabulary.own, dtype=self._model.dtype, device=self._device)
         self._computation.capture(frames, logits, quiet, self._group.size)
 
     @torch.inference_mode()
@@ -136,7 +136,7 @@ class Engine:
         self.collect(self.submit(prefill))
         self.token_s = (time.perf_counter() - started_at) / len(prompt)
         self.collect(self.submit(StepPlan(step_id=1, decodes=(Row(0),))))
-        self._drawing.warm_up(self._cache.dtype)
+        self._drawing.warm_up(self._model.dtype)
 
     def use_grammars(self, grammars: Grammars) -> None:
         """Follow the grammars of requests with these from now on."""

@@ -11,12 +11,15 @@ from torch import Tensor
 from rota.core.config import CacheConfig
 from rota.core.errors import ConfigError
 from rota.engine.device import DeviceMemory
+from rota.engine.layer_cache import EIGHT_BITS, LayerCache
 
 GIBIBYTE, MEBIBYTE = 1 << 30, 1 << 20
 # Shares of a device's memory for weights and KV; other programs need a CPU's memory too.
 DEFAULT_FRACTION = {"cuda": 0.88, "cpu": 0.25}
 # A cache that cannot hold a request of this many tokens is refused.
 SENSIBLE_TOKENS = 512
+# Of a GPU whose hardware converts numbers of eight bits; Triton has no such numbers below it.
+SMALLEST_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +33,31 @@ class CacheShape:
     dtype: torch.dtype
 
     @property
+    def has_scales(self) -> bool:
+        return self.dtype is EIGHT_BITS
+
+    @property
     def block_bytes(self) -> int:
-        """Keys and values of all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.block_size * self.dtype.itemsize
+        """Keys and values of all layers, and their scales."""
+        vector = self.head_dim * self.dtype.itemsize + (torch.float32.itemsize if self.has_scales else 0)
+        return 2 * self.layers * self.kv_heads * self.block_size * vector
+
+
+def choose_cache_dtype(config: CacheConfig, dtype: torch.dtype, backend: str, device: torch.device) -> torch.dtype:
+    """The precision of keys and values for a model of this `dtype`, or a refusal if the kernels do not have it."""
+    if config.kv_cache_dtype == "auto":
+        return dtype
+    if backend == "flashinfer":
+        raise ConfigError(
+            "kv_cache_dtype is 'fp8', but Rota does not give FlashInfer keys and values in eight bits; use "
+            "--attention-backend triton, or --kv-cache-dtype auto."
+        )
+    if backend == "triton" and (found := torch.cuda.get_device_capability(device)) < SMALLEST_CAPABILITY:
+        raise ConfigError(
+            f"kv_cache_dtype is 'fp8', which needs a GPU of compute capability 8.9 or higher, but this one has "
+            f"{found[0]}.{found[1]}; use --kv-cache-dtype auto."
+        )
+    return EIGHT_BITS
 
 
 def count_blocks(
@@ -61,19 +86,21 @@ def count_blocks(
 
 
 class KVCache:
-    """Keys and values of every layer, [blocks + 1, kv_heads, block_size, head_dim]; the last block is scratch.
+    """Keys and values of every layer, in blocks + 1 blocks; the last one is scratch.
 
     Padding writes to the scratch block, so the ledger must never give it away.
     """
 
     def __init__(self, blocks: int, shape: CacheShape, device: torch.device) -> None:
         self.device = device
-        self.dtype = shape.dtype
         self.scratch_block = blocks
-        size = (blocks + 1, shape.kv_heads, shape.block_size, shape.head_dim)
-        self.layers: list[tuple[Tensor, Tensor]] = [
-            (_zeros(size, shape.dtype, device), _zeros(size, shape.dtype, device)) for _ in range(shape.layers)
-        ]
+        self.layers = [_layer(blocks + 1, shape, device) for _ in range(shape.layers)]
+
+
+def _layer(blocks: int, shape: CacheShape, device: torch.device) -> LayerCache:
+    vectors = (blocks, shape.kv_heads, shape.block_size)
+    keys, values = (_zeros((*vectors, shape.head_dim), shape.dtype, device) for _ in range(2))
+    return LayerCache(keys, values, _zeros((*vectors, 2), torch.float32, device) if shape.has_scales else None)
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

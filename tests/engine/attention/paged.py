@@ -7,17 +7,23 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from rota.engine.layer_cache import LayerCache, from_eight_bits, in_eight_bits, in_eight_bits_together
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PagedCache:
     keys: Tensor  # [blocks, kv_heads, block_size, head_dim]
     values: Tensor
+    scales: Tensor | None = None  # if keys and values are in eight bits
     tables: Tensor  # [rows + 1, pages] int32
     # [tokens, kv_heads, head_dim] of each row, in float64
     dense_keys: tuple[Tensor, ...]
     dense_values: tuple[Tensor, ...]
+
+    @property
+    def layer(self) -> LayerCache:
+        return LayerCache(self.keys, self.values, self.scales)
 
 
 def paged_cache(
@@ -40,7 +46,34 @@ def paged_cache(
             keys[block, :, : end - begin] = k[begin:end].transpose(0, 1)
             values[block, :, : end - begin] = v[begin:end].transpose(0, 1)
     dense_keys, dense_values = zip(*dense, strict=True)
-    return PagedCache(keys.to(device), values.to(device), tables.to(device), dense_keys, dense_values)
+    return PagedCache(
+        keys=keys.to(device),
+        values=values.to(device),
+        tables=tables.to(device),
+        dense_keys=dense_keys,
+        dense_values=dense_values,
+    )
+
+
+def as_computed(cache: PagedCache) -> PagedCache:
+    return cache
+
+
+def rounded(cache: PagedCache) -> PagedCache:
+    """The same cache in eight bits, beside the sequences as they read then; what nobody wrote stays NaN."""
+    keys, values, scales = in_eight_bits_together(cache.keys, cache.values)
+    dense_keys, dense_values = (
+        tuple(from_eight_bits(*in_eight_bits(row), torch.float64) for row in rows)
+        for rows in (cache.dense_keys, cache.dense_values)
+    )
+    return replace(
+        cache,
+        keys=keys.contiguous(),
+        values=values.contiguous(),
+        scales=scales,
+        dense_keys=dense_keys,
+        dense_values=dense_values,
+    )
 
 
 def decode_step(cache: PagedCache, rows: list[int]) -> DeviceStep:

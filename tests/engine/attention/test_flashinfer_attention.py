@@ -112,7 +112,7 @@ def test_chunks_attend_to_their_cached_prefix_and_causally_to_themselves(kv_head
     cache = paged_cache([40, 3, 130, 1, 77], kv_heads, 64, block_size, torch.bfloat16, DEVICE)
     query = torch.randn(sum(tokens for _, _, tokens in CHUNKS), kv_heads * group, 64).bfloat16().to(DEVICE)
 
-    found = new_attention().prefill(query, cache.keys, cache.values, prefill_step(cache, CHUNKS), window)
+    found = new_attention().prefill(query, cache.layer, prefill_step(cache, CHUNKS), window)
 
     begin = 0
     for row, start, tokens in CHUNKS:
@@ -126,7 +126,7 @@ def test_layers_share_a_step_s_plan_and_steps_take_turns_with_planners():
     query = torch.randn(40, 4, 64).bfloat16().to(DEVICE)
     attention = new_attention()
     steps = [prefill_step(cache, [(0, 0, 40)]) for _ in range(3)]
-    found = [attention.prefill(query, cache.keys, cache.values, step) for step in steps for _ in range(4)]
+    found = [attention.prefill(query, cache.layer, step) for step in steps for _ in range(4)]
 
     assert all(torch.equal(found[0], one) for one in found)
     if not HAS_FLASHINFER:
@@ -137,7 +137,7 @@ def test_layers_of_another_window_have_a_plan_of_their_own():
     cache = paged_cache([40, 9], 2, 64, 16, torch.bfloat16, DEVICE)
     query = torch.randn(40, 4, 64).bfloat16().to(DEVICE)
     attention, step = new_attention(), prefill_step(cache, [(0, 0, 40)])
-    found = [attention.prefill(query, cache.keys, cache.values, step, window) for window in (0, 5, 0, 5)]
+    found = [attention.prefill(query, cache.layer, step, window) for window in (0, 5, 0, 5)]
 
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[1], found[3])
@@ -154,8 +154,8 @@ def test_a_step_that_the_host_knows_nothing_of_and_decodes_are_triton_s():
     in_a_graph = replace(step, prefill=replace(step.prefill, host_rows=(), host_starts=(), host_lengths=()))
     attention = new_attention()
 
-    framed = attention.prefill(query, cache.keys, cache.values, in_a_graph)
-    decoded = attention.decode(query[:2], cache.keys, cache.values, decode_step(cache, [0, 1]))
+    framed = attention.prefill(query, cache.layer, in_a_graph)
+    decoded = attention.decode(query[:2], cache.layer, decode_step(cache, [0, 1]))
 
     assert relative_error(framed, attend(query, cache, 0, 0, SCALE)) < 1e-5
     assert relative_error(decoded[1:], attend(query[1:2], cache, 1, 8, SCALE)) < 1e-5

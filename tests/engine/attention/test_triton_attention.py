@@ -9,7 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.attention.paged import attend, decode_step, paged_cache, prefill_step, relative_error, without_left
+from tests.engine.attention.paged import (
+    as_computed,
+    attend,
+    decode_step,
+    paged_cache,
+    prefill_step,
+    relative_error,
+    rounded,
+    without_left,
+)
 from tests.engine.triton_interpreter import DEVICE, load
 
 triton_attention = load("rota.engine.attention.triton_attention")
@@ -50,15 +59,15 @@ def random_query(tokens: int, heads: int, head_dim: int, dtype: torch.dtype) -> 
     return torch.randn(tokens, heads, head_dim).to(dtype).to(DEVICE)
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize(("cut", "held"), [*((cut, as_computed) for cut in CUTS), ("cut", rounded)])
 @pytest.mark.parametrize(("kv_heads", "group", "head_dim", "block_size", "dtype"), SHAPES)
-def test_a_decode_attends_to_all_its_row_has_cached(kv_heads, group, head_dim, block_size, dtype, cut):
-    cache = paged_cache([1, 17, 150, 64], kv_heads, head_dim, block_size, dtype, DEVICE)
+def test_a_decode_attends_to_all_its_row_has_cached(kv_heads, group, head_dim, block_size, dtype, cut, held):
+    cache = held(paged_cache([1, 17, 150, 64], kv_heads, head_dim, block_size, dtype, DEVICE))
     rows = [2, 0, 3, 1]
     query = random_query(len(rows), kv_heads * group, head_dim, dtype)
     attention = TritonAttention(head_dim**-0.5, CUTS[cut])
 
-    found = attention.decode(query, cache.keys, cache.values, decode_step(cache, rows))
+    found = attention.decode(query, cache.layer, decode_step(cache, rows))
 
     for index, row in enumerate(rows):
         last = cache.dense_keys[row].shape[0] - 1
@@ -66,15 +75,18 @@ def test_a_decode_attends_to_all_its_row_has_cached(kv_heads, group, head_dim, b
         assert relative_error(found[index : index + 1], expected) < BOUNDS[dtype]
 
 
+@pytest.mark.parametrize("held", [as_computed, rounded])
 @pytest.mark.parametrize(("kv_heads", "group", "head_dim", "block_size", "dtype"), SHAPES)
-def test_chunks_attend_to_their_cached_prefix_and_causally_to_themselves(kv_heads, group, head_dim, block_size, dtype):
-    cache = paged_cache([40, 3, 130, 1, 77], kv_heads, head_dim, block_size, dtype, DEVICE)
+def test_chunks_attend_to_their_cached_prefix_and_causally_to_themselves(
+    kv_heads, group, head_dim, block_size, dtype, held
+):
+    cache = held(paged_cache([40, 3, 130, 1, 77], kv_heads, head_dim, block_size, dtype, DEVICE))
     # no prefix, a whole short row, a prefix that ends inside a block, one token, the middle of a row
     chunks = [(0, 0, 40), (1, 0, 3), (2, 101, 29), (3, 0, 1), (4, 31, 20)]
     query = random_query(sum(length for _, _, length in chunks), kv_heads * group, head_dim, dtype)
     attention = TritonAttention(scale=head_dim**-0.5, prefill_tuning=SMALL_PREFILL)
 
-    found = attention.prefill(query, cache.keys, cache.values, prefill_step(cache, chunks))
+    found = attention.prefill(query, cache.layer, prefill_step(cache, chunks))
 
     first = 0
     for row, start, length in chunks:
@@ -83,16 +95,17 @@ def test_chunks_attend_to_their_cached_prefix_and_causally_to_themselves(kv_head
         first += length
 
 
-def test_the_default_tiles_serve_the_shape_they_were_chosen_for():
-    cache = paged_cache([300, 140], 1, 128, 16, torch.bfloat16, DEVICE)
+@pytest.mark.parametrize("held", [as_computed, rounded])
+def test_the_default_tiles_serve_the_shape_they_were_chosen_for(held):
+    cache = held(paged_cache([300, 140], 1, 128, 16, torch.bfloat16, DEVICE))
     attention = TritonAttention(scale=0.1)
     query = random_query(2, 4, 128, torch.bfloat16)
-    found = attention.decode(query, cache.keys, cache.values, decode_step(cache, [0, 1]))
+    found = attention.decode(query, cache.layer, decode_step(cache, [0, 1]))
     assert relative_error(found[:1], attend(query[:1], cache, 0, 299, 0.1)) < 1e-2
     assert relative_error(found[1:], attend(query[1:], cache, 1, 139, 0.1)) < 1e-2
 
     query = random_query(140, 4, 128, torch.bfloat16)
-    found = attention.prefill(query, cache.keys, cache.values, prefill_step(cache, [(0, 200, 100), (1, 100, 40)]))
+    found = attention.prefill(query, cache.layer, prefill_step(cache, [(0, 200, 100), (1, 100, 40)]))
     assert relative_error(found[:100], attend(query[:100], cache, 0, 200, 0.1)) < 1e-2
     assert relative_error(found[100:], attend(query[100:], cache, 1, 100, 0.1)) < 1e-2
 
@@ -103,10 +116,35 @@ def test_a_padding_row_gets_zeros_and_disturbs_nobody(cut):
     query = random_query(2, 4, 64, torch.float32)
     attention = TritonAttention(0.125, CUTS[cut])
 
-    found = attention.decode(query, cache.keys, cache.values, decode_step(cache, [-1, 0]))
+    found = attention.decode(query, cache.layer, decode_step(cache, [-1, 0]))
 
     assert found[0].eq(0).all()
     assert relative_error(found[1:], attend(query[1:], cache, 0, 49, 0.125)) < 1e-5
+
+
+def test_a_key_or_value_that_is_not_a_number_in_eight_bits_shows_in_its_own_row_alone():
+    cache = rounded(paged_cache([50, 40, 30], 1, 64, 16, torch.float32, DEVICE))
+    assert cache.scales is not None
+    cache.scales[cache.tables[0, 1].item(), 0, 3, 0] = torch.nan
+    cache.scales[cache.tables[1, 0].item(), 0, 0, 1] = torch.nan
+    query = random_query(3, 4, 64, torch.float32)
+
+    found = TritonAttention(0.125, SMALL_DECODE).decode(query, cache.layer, decode_step(cache, [0, 1, 2]))
+
+    assert found[:2].isnan().all()
+    assert relative_error(found[2:], attend(query[2:], cache, 2, 29, 0.125)) < 1e-5
+
+
+@pytest.mark.parametrize("size", [2.0**-13, 2.0**18])
+def test_queries_and_values_of_any_size_attend_to_codes_in_float16_s_range(size):
+    """On a GPU codes are multiplied in float16; queries are brought into its range, and values are lifted."""
+    exact = paged_cache([150, 64], 1, 128, 16, torch.bfloat16, DEVICE)
+    dense = tuple(values * size for values in exact.dense_values)
+    cache = rounded(replace(exact, values=exact.values * size, dense_values=dense))
+    query = random_query(2, 4, 128, torch.bfloat16) * 1e6
+    found = TritonAttention(1e-7).decode(query, cache.layer, decode_step(cache, [0, 1]))
+    for row, last in ((0, 149), (1, 63)):
+        assert relative_error(found[row : row + 1], attend(query[row : row + 1], cache, row, last, 1e-7)) < 1e-2
 
 
 def test_layers_share_a_step_s_shares_and_leave_no_trace():
@@ -116,7 +154,7 @@ def test_layers_share_a_step_s_shares_and_leave_no_trace():
     attention = TritonAttention(0.125, CUTS["cut"])
     step = decode_step(cache, [0, 1, 2])
 
-    found = [attention.decode(query, cache.keys, cache.values, step, window) for window in (0, 33, 0, 33, 0)]
+    found = [attention.decode(query, cache.layer, step, window) for window in (0, 33, 0, 33, 0)]
 
     assert torch.equal(found[0], found[2])
     assert torch.equal(found[0], found[4])
@@ -145,17 +183,20 @@ LENGTHS = st.lists(st.integers(1, 260), min_size=1, max_size=5)
 WINDOWS = st.sampled_from([0, 1, 7, 33, 100, 1000])
 
 
-@settings(max_examples=20)
-@given(LENGTHS, WINDOWS, tunings(), st.integers(1, 4), st.sampled_from([0, 8]), st.sampled_from([8, 16]))
+HELD = st.sampled_from([as_computed, rounded])
+
+
+@settings(max_examples=26)
+@given(LENGTHS, WINDOWS, tunings(), st.integers(1, 4), st.sampled_from([0, 8]), st.sampled_from([8, 16]), HELD)
 def test_rows_of_any_lengths_and_window_attend_the_same_however_they_are_cut(
-    lengths, window, tuning, resident, apart, block_size
+    lengths, window, tuning, resident, apart, block_size, held
 ):
-    whole = paged_cache(lengths, 2, 64, block_size, torch.float32, DEVICE)
+    whole = held(paged_cache(lengths, 2, 64, block_size, torch.float32, DEVICE))
     cache = without_left(whole, [length - window for length in lengths] if window else [])
     query = random_query(len(lengths), 6, 64, torch.float32)
     attention = TritonAttention(0.125, DecodeTuning(tile=64, resident=resident, apart=apart, spare_of_few=0, **tuning))
 
-    found = attention.decode(query, cache.keys, cache.values, decode_step(cache, list(range(len(lengths)))), window)
+    found = attention.decode(query, cache.layer, decode_step(cache, list(range(len(lengths)))), window)
 
     for row, length in enumerate(lengths):
         own = slice(row, row + 1)
@@ -165,16 +206,16 @@ def test_rows_of_any_lengths_and_window_attend_the_same_however_they_are_cut(
 CHUNKS = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), min_size=1, max_size=3)
 
 
-@settings(max_examples=15)
-@given(CHUNKS, WINDOWS, tunings(), st.sampled_from([8, 16]))
-def test_chunks_behind_any_prefix_attend_the_same_however_they_are_cut(chunks, window, tuning, block_size):
-    whole = paged_cache([sum(chunk) for chunk in chunks], 2, 64, block_size, torch.float32, DEVICE)
+@settings(max_examples=20)
+@given(CHUNKS, WINDOWS, tunings(), st.sampled_from([8, 16]), HELD)
+def test_chunks_behind_any_prefix_attend_the_same_however_they_are_cut(chunks, window, tuning, block_size, held):
+    whole = held(paged_cache([sum(chunk) for chunk in chunks], 2, 64, block_size, torch.float32, DEVICE))
     cache = without_left(whole, [start - window + 1 for start, _ in chunks] if window else [])
     query = random_query(sum(length for _, length in chunks), 6, 64, torch.float32)
     attention = TritonAttention(0.125, None, PrefillTuning(queries=32, tile=64, warps=4, **tuning))
     step = prefill_step(cache, [(row, start, length) for row, (start, length) in enumerate(chunks)])
 
-    found = attention.prefill(query, cache.keys, cache.values, step, window)
+    found = attention.prefill(query, cache.layer, step, window)
 
     first = 0
     for row, (start, length) in enumerate(chunks):
@@ -184,18 +225,19 @@ def test_chunks_behind_any_prefix_attend_the_same_however_they_are_cut(chunks, w
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU; CI has none")
-def test_a_graph_captured_for_one_partition_serves_another():
+@pytest.mark.parametrize("held", [as_computed, rounded])
+def test_a_graph_captured_for_one_partition_serves_another(held):
     """Captured while every row has a token, as the engine does; then one row is very long, then another, then none."""
     lengths = [600] * 15 + [20_000, 9_000]
-    cache = paged_cache(lengths, 8, 128, 16, torch.bfloat16, DEVICE)
+    cache = held(paged_cache(lengths, 8, 128, 16, torch.bfloat16, DEVICE))
     query = random_query(len(lengths), 32, 128, torch.bfloat16)
     attention = TritonAttention(0.1)
     step = decode_step(cache, list(range(len(lengths))))
     step.decode_lengths.fill_(1)
-    attention.decode(query, cache.keys, cache.values, step)
+    attention.decode(query, cache.layer, step)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        layers = [attention.decode(query, cache.keys, cache.values, step) for _ in range(3)]
+        layers = [attention.decode(query, cache.layer, step) for _ in range(3)]
     for now in (lengths, [600] * 16 + [9_000], [1] * 17, [20 * row + 1 for row in range(17)], lengths):
         step.decode_lengths.copy_(torch.tensor(now))
         graph.replay()

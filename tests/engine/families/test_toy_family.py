@@ -14,6 +14,7 @@ from rota.core.errors import ModelError
 from rota.engine.families.decoder import Decoder
 from rota.engine.families.family import Family
 from rota.engine.families.table import FAMILIES, read_spec
+from rota.engine.layer_cache import LayerCache
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields
 from rota.engine.step.device_step import DeviceStep
@@ -33,7 +34,7 @@ def read(config: ConfigFile) -> ModelSpec:
 class Parrot(Decoder):
     """Says the token it was told again, whatever its layers hold."""
 
-    def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def forward(self, step: DeviceStep, cache: list[LayerCache]) -> Tensor:
         return self.embed(step)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.families.family import Kernels
 from rota.engine.families.table import make_model, read_spec
+from rota.engine.layer_cache import LayerCache
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.ops.protocol import Operations
@@ -39,7 +40,10 @@ class Sequences:
         attention = TorchAttention(spec.attention_scale)
         self.model = make_model(spec, weights, Kernels(FAMILIES_OF_OPERATIONS[operations], attention))
         size = (rows * PAGES, spec.kv_heads, BLOCK_SIZE, spec.head_dim)
-        self.cache = [(torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)) for _ in range(spec.layers)]
+        self.cache = [
+            LayerCache(keys=torch.zeros(size, dtype=dtype), values=torch.zeros(size, dtype=dtype))
+            for _ in range(spec.layers)
+        ]
         order = torch.randperm(rows * PAGES, generator=torch.Generator().manual_seed(1))
         # One more row for padding, which nobody uses here.
         self.tables = torch.cat((order.view(rows, PAGES), torch.zeros(1, PAGES, dtype=torch.int64))).int()

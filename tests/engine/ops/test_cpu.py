@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rota.engine.kv_cache import CacheShape, KVCache
+from rota.engine.layer_cache import EIGHT_BITS, LayerCache, from_eight_bits
 from rota.engine.lora.batch import make_batch
 from rota.engine.model.rotary import RotarySpec, rotary_table
 from rota.engine.ops import reference
@@ -37,6 +39,15 @@ def step_of(positions: list[int], slots: list[int], has_adapters: bool = False) 
     )
 
 
+def layer(keys_and_values: Tensor) -> LayerCache:
+    return LayerCache(keys=keys_and_values[0], values=keys_and_values[1])
+
+
+def in_eight_bits_of(blocks: int) -> LayerCache:
+    shape = CacheShape(layers=1, kv_heads=KV_HEADS, head_dim=HEAD_DIM, block_size=BLOCK_SIZE, dtype=EIGHT_BITS)
+    return KVCache(blocks - 1, shape, torch.device("cpu")).layers[0]
+
+
 def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
@@ -51,8 +62,8 @@ def test_rotating_and_storing_does_what_the_reference_does(dtype, has_norms):
         qkv = torch.randn(len(slots), (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(dtype)
         expected_cache, found_cache = torch.zeros(2, 2, 5, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=dtype)
         step = step_of(positions, slots)
-        expected = reference.rotate_and_store(qkv, rotary, step, *expected_cache, norms)
-        found = operations.rotate_and_store(qkv, rotary, step, *found_cache, norms)
+        expected = reference.rotate_and_store(qkv, rotary, step, layer(expected_cache), norms)
+        found = operations.rotate_and_store(qkv, rotary, step, layer(found_cache), norms)
         assert found.shape == expected.shape == (len(slots), HEADS, HEAD_DIM)
         assert relative_error(found, expected) < BOUNDS[dtype]
         assert relative_error(found_cache, expected_cache) < BOUNDS[dtype]
@@ -69,7 +80,8 @@ def test_what_adapters_store_is_finite_and_otherwise_as_it_was(operations, dtype
     qkv[1, -1], qkv[2], qkv[3, -3 * HEAD_DIM :] = torch.nan, torch.inf, largest
     caches = torch.zeros(2, 2, 5, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=dtype)
     for cache, rows in zip(caches, (well, qkv), strict=True):
-        operations.rotate_and_store(rows, rotary, step_of([3, 4, 5, 6], [0, 1, 2, 3], has_adapters=True), *cache, None)
+        step = step_of([3, 4, 5, 6], [0, 1, 2, 3], has_adapters=True)
+        operations.rotate_and_store(rows, rotary, step, layer(cache), None)
 
     expected, found = caches[0], caches[1]
     assert found.isfinite().all()
@@ -82,7 +94,7 @@ def test_sixteen_bits_of_range_too_short_for_a_model_are_stored_finite_without_a
     rotary = rotary_table(RotarySpec(10_000.0), HEAD_DIM, 64)
     qkv = torch.full((1, (HEADS + 2 * KV_HEADS) * HEAD_DIM), torch.inf, dtype=torch.float16)
     cache = torch.zeros(2, 5, KV_HEADS, BLOCK_SIZE, HEAD_DIM, dtype=torch.float16)
-    CPUOperations().rotate_and_store(qkv, rotary, step_of([3], [0]), *cache, None)
+    CPUOperations().rotate_and_store(qkv, rotary, step_of([3], [0]), layer(cache), None)
     assert cache.isfinite().all()
     assert cache.any()
 
@@ -104,3 +116,34 @@ def test_the_small_operations_do_what_the_reference_does():
     torch.testing.assert_close(operations.silu_multiply(x), reference.silu_multiply(x))
     expected = reference.add_rms_norm(x, residual, weight, 1e-5)
     torch.testing.assert_close(operations.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5), expected)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_a_cache_in_eight_bits_gets_what_the_reference_gives_it(dtype):
+    rotary = rotary_table(RotarySpec(10_000.0), HEAD_DIM, 64)
+    qkv = torch.randn(3, (HEADS + 2 * KV_HEADS) * HEAD_DIM).to(dtype)
+    qkv[0, -HEAD_DIM:] = 0.0
+    step, found, expected = step_of([63, 0, 7], [39, 8, 0]), in_eight_bits_of(5), in_eight_bits_of(5)
+    CPUOperations().rotate_and_store(qkv, rotary, step, found, None)
+    reference.rotate_and_store(qkv, rotary, step, expected, None)
+
+    assert torch.equal(found.scales[..., 1], expected.scales[..., 1])
+    assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+    assert found.scales[4, 1, 7, 1] == 1.0  # of zeros
+    assert found.scales.count_nonzero() == 2 * 3 * KV_HEADS
+    keys = [from_eight_bits(cache.keys, cache.scales[..., 0], torch.float32) for cache in (found, expected)]
+    assert relative_error(*keys) < 0.01  # a key that the two round differently is a step apart
+
+
+@pytest.mark.parametrize("operations", [CPUOperations(), reference], ids=["cpu", "reference"])
+def test_what_adapters_store_in_eight_bits_is_finite_too(operations):
+    """As in other precisions: torch's attention reads it for other sequences, and no mask hides a NaN."""
+    rotary = rotary_table(RotarySpec(10_000.0), HEAD_DIM, 64)
+    qkv = torch.randn(3, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
+    qkv[0, -1], qkv[1], qkv[2, -3 * HEAD_DIM :] = torch.nan, torch.inf, torch.finfo(torch.float32).max
+    cache = in_eight_bits_of(5)
+    operations.rotate_and_store(qkv, rotary, step_of([3, 4, 5], [0, 1, 2], has_adapters=True), cache, None)
+    for place, codes in enumerate((cache.keys, cache.values)):
+        found = from_eight_bits(codes, cache.scales[..., place], torch.float32)
+        assert found.isfinite().all()
+        assert (found.abs() <= 2e30).all()

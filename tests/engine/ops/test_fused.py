@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from rota.engine.kv_cache import CacheShape, KVCache
+from rota.engine.layer_cache import EIGHT_BITS, LayerCache
 from rota.engine.ops import reference
 from rota.engine.step.device_step import DeviceStep, int32
 from tests.engine.triton_interpreter import DEVICE, load
@@ -69,16 +71,17 @@ def test_silu_multiply_gates_the_second_half_with_the_first(width, dtype):
     assert relative_error(fused.silu_multiply(gate_up), reference.silu_multiply(gate_up.float())) < BOUNDS[dtype]
 
 
+SHAPES = [
+    # heads, kv_heads, head_dim, block_size, dtype
+    (9, 3, 64, 16, torch.float32),
+    (32, 8, 128, 16, torch.bfloat16),
+    (2, 2, 80, 8, torch.float16),
+    (3, 1, 96, 32, torch.bfloat16),
+]
+
+
 @pytest.mark.parametrize("with_norms", [False, True])
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "block_size", "dtype"),
-    [
-        (9, 3, 64, 16, torch.float32),
-        (32, 8, 128, 16, torch.bfloat16),
-        (2, 2, 80, 8, torch.float16),
-        (3, 1, 96, 32, torch.bfloat16),
-    ],
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "dtype"), SHAPES)
 def test_queries_and_keys_are_rotated_and_the_cache_gets_keys_and_values(
     heads, kv_heads, head_dim, block_size, dtype, with_norms
 ):
@@ -91,7 +94,8 @@ def test_queries_and_keys_are_rotated_and_the_cache_gets_keys_and_values(
     def outcome(ops, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = torch.zeros(2, 6, kv_heads, block_size, head_dim, dtype=dtype, device=DEVICE)
         norms = (weights[0].to(dtype), weights[1].to(dtype), EPSILON) if with_norms else None
-        return ops.rotate_and_store(qkv.to(dtype), rotary, step, keys, values, norms), keys, values
+        cache = LayerCache(keys=keys, values=values)
+        return ops.rotate_and_store(qkv.to(dtype), rotary, step, cache, norms), keys, values
 
     query, keys, values = outcome(fused, dtype)
     expected_query, expected_keys, expected_values = outcome(reference, torch.float32)
@@ -99,6 +103,53 @@ def test_queries_and_keys_are_rotated_and_the_cache_gets_keys_and_values(
     assert relative_error(query, expected_query) < BOUNDS[dtype]
     assert relative_error(keys, expected_keys) < BOUNDS[dtype]
     assert torch.equal(values.float(), expected_values)
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block_size", "dtype"), SHAPES)
+def test_a_cache_in_eight_bits_gets_codes_and_scales_as_the_reference_gives_them(
+    heads, kv_heads, head_dim, block_size, dtype, with_norms
+):
+    qkv, weights = random(5, (heads + 2 * kv_heads) * head_dim, dtype=dtype), random(2, head_dim, dtype=dtype)
+    qkv[0, -head_dim:], qkv[1, -head_dim:], qkv[2] = 0.0, 1e-6, qkv[2] * 100.0
+    rotary, slots = random(50, head_dim), torch.randperm(6 * block_size)[:5].to(DEVICE)
+    step = step_of(positions=torch.tensor([0, 1, 49, 7, 3], device=DEVICE), slots=slots)
+    norms = (*weights, EPSILON) if with_norms else None
+    found, expected = (in_eight_bits_of(6, kv_heads, block_size, head_dim) for _ in range(2))
+
+    query = fused.rotate_and_store(qkv, rotary, step, found, norms)
+    expected_query = reference.rotate_and_store(qkv, rotary, step, expected, norms)
+
+    assert relative_error(query, expected_query.float()) < BOUNDS[dtype]
+    torch.testing.assert_close(found.scales[..., 1], expected.scales[..., 1])
+    assert (found.scales[..., 1] == 1.0).sum() == 1  # of zeros
+    torch.testing.assert_close(found.scales[..., 0], expected.scales[..., 0], rtol=2e-2, atol=0.0)
+    # A number that the two round to different codes is one step apart, and few are.
+    for steps in (codes_apart(found.values, expected.values), codes_apart(found.keys, expected.keys)):
+        assert steps.max() <= 1
+        assert steps.float().mean() < 0.03
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_vector_that_is_not_finite_is_stored_as_not_a_number_and_only_that_one(bad):
+    """Attention then gives NaN, its own logits are NaN, and its request ends with an error: never with wrong tokens."""
+    qkv = random(2, 5 * 64)  # three query heads, a key and a value
+    qkv[0, 3 * 64 + 7], qkv[1, -1] = bad, bad  # in the first token's key and the second one's value
+    cache, at = in_eight_bits_of(1, 1, 8, 64), torch.tensor([0, 1], device=DEVICE)
+    fused.rotate_and_store(qkv, random(9, 64), step_of(at, at), cache, None)
+    assert cache.scales[0, 0, :2].isnan().tolist() == [[True, False], [False, True]]
+
+
+def in_eight_bits_of(blocks: int, kv_heads: int, block_size: int, head_dim: int) -> LayerCache:
+    shape = CacheShape(layers=1, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size, dtype=EIGHT_BITS)
+    return KVCache(blocks - 1, shape, torch.device(DEVICE)).layers[0]
+
+
+def codes_apart(found: Tensor, expected: Tensor) -> Tensor:
+    """How many steps of the eight-bit numbers lie between: their bits count like signed numbers."""
+    bits = torch.stack((found, expected)).view(torch.uint8).int()
+    ordered = torch.where(bits < 128, bits, 128 - bits)
+    return (ordered[0] - ordered[1]).abs()
 
 
 def step_of(positions: Tensor, slots: Tensor) -> DeviceStep:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.events import Event, Finished, Preempted, Produced, PromptsScored, SlotChanged, SlotReason
@@ -36,9 +36,17 @@ WAYS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
 class GroupServer(Server):
     """Scheduler and loop around the ranks of a group, or around one engine in this process."""
 
-    def __init__(self, folder: Path | None, ranks: Ranks | None, kv_blocks: int = 18, **model: Any) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        ranks: Ranks | None,
+        kv_blocks: int = 18,
+        kv_cache_dtype: Literal["auto", "fp8"] = "auto",
+        **model: Any,
+    ) -> None:
         self._max_open = 100
-        self.config = self.config_of(folder, kv_blocks, **model)
+        config = self.config_of(folder, kv_blocks, **model)
+        self.config = replace(config, cache=replace(config.cache, kv_cache_dtype=kv_cache_dtype))
         device: Any = build_engine(self.config) if ranks is None else ranks.build(self.config)
         self.engine = device
         self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)

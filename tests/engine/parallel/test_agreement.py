@@ -75,6 +75,18 @@ def test_two_ranks_answer_as_one_does(family, tiny_of, group_of):
     assert_agrees(tiny_of(family), group_of(2))
 
 
+@pytest.mark.parametrize("family", ["llama3", "smollm2"])
+def test_two_ranks_with_keys_and_values_in_eight_bits_answer_as_one_does(family, tiny_of, group_of):
+    """Of SmolLM2's one KV head each rank has a copy; of Llama's two each has one."""
+    tiny = tiny_of(family)
+    one, two = (
+        play(GroupServer(tiny.folder, ranks, kv_cache_dtype="fp8"), tiny.adapters, asked(NEW_TOKENS))
+        for ranks in (None, group_of(2))
+    )
+    assert two.tokens == one.tokens
+    assert one.logprobs != tiny.one.logprobs, "eight bits show"
+
+
 def test_four_ranks_answer_as_one_does(tiny_of, group_of):
     many = assert_agrees(tiny_of(HARDEST), group_of(4))
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rota.core.errors import ConfigError
 from rota.engine.attention.triton_attention import TritonAttention
+from rota.engine.layer_cache import LayerCache
 from rota.engine.step.device_step import DeviceStep, PrefillPart, int32
 
 HEAD_DIMS = (64, 128, 256)
@@ -52,18 +53,18 @@ class FlashInferAttention:
         self._step: DeviceStep | None = None
         self._planned: dict[int, Any] = {}  # by window
 
-    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
-        return self._triton.decode(query, keys, values, step, window)
+    def decode(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:
+        return self._triton.decode(query, cache, step, window)
 
-    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
+    def prefill(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:
         assert step.prefill is not None
         if not step.prefill.host_lengths:
-            return self._triton.prefill(query, keys, values, step, window)
+            return self._triton.prefill(query, cache, step, window)
         if self._step is not step:
             self._step, self._planned = step, {}
         if window not in self._planned:
-            self._planned[window] = self._plan(query, keys, step.tables, step.prefill, window)
-        attended: Tensor = self._planned[window].run(query, (keys, values))
+            self._planned[window] = self._plan(query, cache.keys, step.tables, step.prefill, window)
+        attended: Tensor = self._planned[window].run(query, (cache.keys, cache.values))
         return attended
 
     def _plan(self, query: Tensor, keys: Tensor, tables: Tensor, part: PrefillPart, window: int) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.engine.attention.torch_long_row import LONG, LongRow, gather, lines, long_row
+from rota.engine.layer_cache import LayerCache
 from rota.engine.padding import pad_rows, padded_rows
 from rota.engine.step.device_step import DeviceStep
 
@@ -62,47 +63,51 @@ class TorchAttention:
         self._decodes: dict[int, _Decodes] = {}  # by window
         self._chunks: dict[int, list[_Chunk]] = {}
 
-    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
+    def decode(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:
         self._forget_but(step)
         if window not in self._decodes:
-            self._decodes[window] = _prepare(step, keys, query.dtype, self._padding_per_call, self._longest, window)
+            self._decodes[window] = _prepare(
+                step, cache.keys, query.dtype, self._padding_per_call, self._longest, window
+            )
         decodes = self._decodes[window]
         if len(decodes.groups) == 1 and not decodes.long_rows:
-            return self._decode_group(query, keys, values, decodes.groups[0])
+            return self._decode_group(query, cache, decodes.groups[0])
         output = torch.empty_like(query, memory_format=torch.contiguous_format)
         for group in decodes.groups:
-            attended = self._decode_group(query[group.members], keys, values, group)
+            attended = self._decode_group(query[group.members], cache, group)
             output.index_copy_(0, group.members, attended)
         for row in decodes.long_rows:
-            output[row.member] = row.attend(query[row.member], keys, values, self._scale)
+            output[row.member] = row.attend(query[row.member], cache, self._scale)
         return output
 
-    def _decode_group(self, query: Tensor, keys: Tensor, values: Tensor, group: _Group) -> Tensor:
+    def _decode_group(self, query: Tensor, cache: LayerCache, group: _Group) -> Tensor:
         rows, heads, head_dim = query.shape
-        kv_heads = keys.shape[1]
+        kv_heads = cache.keys.shape[1]
+        keys, values = gather(cache, group.pages, rows, query.dtype)
         # The heads that share keys stand where a prompt's tokens would: [rows, kv_heads, heads / kv_heads, head_dim].
         attended = functional.scaled_dot_product_attention(
             query.reshape(rows, kv_heads, heads // kv_heads, head_dim),
-            gather(keys, group.pages, rows)[:, :, : group.longest],
-            gather(values, group.pages, rows)[:, :, : group.longest],
+            keys[:, :, : group.longest],
+            values[:, :, : group.longest],
             attn_mask=group.mask,
             scale=self._scale,
         )
         return attended.reshape(rows, heads, head_dim)
 
-    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
+    def prefill(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:
         self._forget_but(step)
         if window not in self._chunks:
-            self._chunks[window] = list(_chunks(step, keys, query.dtype, window))
+            self._chunks[window] = list(_chunks(step, cache.keys, query.dtype, window))
         chunks = self._chunks[window]
-        parts = [self._prefill_chunk(query[chunk.begin : chunk.end], keys, values, chunk) for chunk in chunks]
+        parts = [self._prefill_chunk(query[chunk.begin : chunk.end], cache, chunk) for chunk in chunks]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _prefill_chunk(self, query: Tensor, keys: Tensor, values: Tensor, chunk: _Chunk) -> Tensor:
+    def _prefill_chunk(self, query: Tensor, cache: LayerCache, chunk: _Chunk) -> Tensor:
+        keys, values = gather(cache, chunk.pages, 1, query.dtype)
         attended = functional.scaled_dot_product_attention(
             pad_rows(query).transpose(0, 1)[None],
-            gather(keys, chunk.pages, 1)[:, :, : chunk.padded],
-            gather(values, chunk.pages, 1)[:, :, : chunk.padded],
+            keys[:, :, : chunk.padded],
+            values[:, :, : chunk.padded],
             attn_mask=chunk.mask,
             is_causal=chunk.mask is None,
             scale=self._scale,

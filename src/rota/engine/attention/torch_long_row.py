@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rota.engine.layer_cache import LayerCache, from_eight_bits
+
 # Tokens. 64k tokens of SmolLM2's heads on one core: 17.6 ms in pieces of 1,024 and 40.4 ms at once; of 512 and 2,048,
 # 27.9 and 39.0 ms (torch 2.13, 2026-11-15, not quiet).
 PIECE = 1024
@@ -34,17 +36,18 @@ class LongRow:
     member: int  # its place among the decodes
     calls: list[_Call]
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    def attend(self, query: Tensor, cache: LayerCache, scale: float) -> Tensor:
         """[heads, head_dim] of query [heads, head_dim]."""
-        kv_heads, head_dim = keys.shape[1], keys.shape[3]
+        kv_heads, head_dim = cache.keys.shape[1], cache.keys.shape[3]
         grouped = query.reshape(1, kv_heads, -1, head_dim)
         parts, logs = [], []
         for call in self.calls:
+            keys, values = gather(cache, call.pages, call.pieces, query.dtype)
             # What torch's attention calls on a CPU; here it also gives the softmax's denominators.
             part, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
                 grouped.expand(call.pieces, -1, -1, -1),
-                gather(keys, call.pages, call.pieces)[:, :, call.begin : call.end],
-                gather(values, call.pages, call.pieces)[:, :, call.begin : call.end],
+                keys[:, :, call.begin : call.end],
+                values[:, :, call.begin : call.end],
                 scale=scale,
             )
             parts.append(part)
@@ -80,8 +83,16 @@ def _calls(table: Tensor, low: int, high: int, keys: Tensor, at_once: int) -> It
         yield _Call(lines(table[None, first : -(-high // block_size)], keys), 1, 0, high - first * block_size)
 
 
-def gather(cache: Tensor, pages: Tensor, rows: int) -> Tensor:
-    """[rows, kv_heads, tokens, head_dim], copied page by page."""
+def gather(cache: LayerCache, pages: Tensor, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Keys and values [rows, kv_heads, tokens, head_dim] of `dtype`, copied page by page."""
+    keys, values = _gathered(cache.keys, pages, rows), _gathered(cache.values, pages, rows)
+    if cache.scales is None:
+        return keys, values
+    scales = cache.scales.flatten(0, 1).index_select(0, pages).view(*keys.shape[:-1], 2)
+    return from_eight_bits(keys, scales[..., 0], dtype), from_eight_bits(values, scales[..., 1], dtype)
+
+
+def _gathered(cache: Tensor, pages: Tensor, rows: int) -> Tensor:
     blocks, kv_heads, block_size, head_dim = cache.shape
     # In words of 8 bytes: torch wakes its other threads by the number of elements, too early for these small copies
     # (8 instead of 16 µs for 200 tokens of SmolLM2).

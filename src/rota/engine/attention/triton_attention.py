@@ -17,7 +17,15 @@ from torch import Tensor
 from rota.engine.attention.triton_decode import combine_heads_kernel, decode_kernel
 from rota.engine.attention.triton_prefill import COMBINED_ROWS, combine_kernel, prefill_kernel
 from rota.engine.attention.triton_shares import Bounds, share_chunks, share_decodes
-from rota.engine.attention.triton_tuning import DecodeTuning, PrefillTuning, bounds_of, choose_programs, slots_of
+from rota.engine.attention.triton_tuning import (
+    DecodeTuning,
+    PrefillTuning,
+    bounds_of,
+    choose_programs,
+    decode_tuning_for,
+    slots_of,
+)
+from rota.engine.layer_cache import LayerCache
 from rota.engine.step.device_step import DeviceStep, PrefillPart
 
 # The smallest number of rows a matrix instruction takes.
@@ -51,7 +59,7 @@ class TritonAttention:
         prefill_tuning: PrefillTuning | None = None,
     ) -> None:
         self._scale = scale * math.log2(math.e)
-        self._decode_tuning = decode_tuning or DecodeTuning()
+        self._decode_tuning = decode_tuning
         self._prefill_tuning = prefill_tuning or PrefillTuning()
         # The interpreter keeps bfloat16 as integers and multiplies those; it is right only in float32.
         self._is_interpreted = triton.knobs.runtime.interpret
@@ -61,13 +69,13 @@ class TritonAttention:
         self._chunks: dict[int, Tensor] = {}
         self._ended: Tensor | None = None  # counters of the decode kernel, which leaves them at zero
 
-    def decode(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
+    def decode(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:
         assert query.shape[0] == step.decodes
-        tuning, device = self._decode_tuning, query.device
+        tuning, device = self._decode_tuning or decode_tuning_for(cache), query.device
         _, heads, head_dim = query.shape
-        kv_heads = keys.shape[1]
+        kv_heads, block_size = cache.keys.shape[1:3]
         group = heads // kv_heads
-        tile = _tile(tuning.tile, keys)
+        tile = _tile(tuning.tile, query.dtype)
         is_apart = step.decodes <= tuning.apart
         bounds = bounds_of(tuning, device, kv_heads, tuning.spare_of_few if is_apart else tuning.spare)
         shares = self._decode_shares(step, window, bounds, tile, kv_heads)
@@ -79,25 +87,26 @@ class TritonAttention:
         shape = {"HEADS": heads, "HEAD_DIM": head_dim, "DIMS": triton.next_power_of_2(head_dim)}
         programs = choose_programs(step.decodes, bounds, slots_of(tuning.resident, tuning, device, kv_heads))
         decode_kernel[(kv_heads, programs)](
-            query, keys, values, step.tables, shares.entries, shares.taken, output, partial, logs, self._ended,
-            self._scale, shares.calls, *_strides(query, keys, values, step.tables),
-            **shape, GROUP=group, GROUP_TILE=max(SMALLEST_DOT, triton.next_power_of_2(group)),
-            GROUP_ROWS=triton.next_power_of_2(group), BLOCK_SIZE=keys.shape[2], TILE=tile, APART=is_apart,
-            OPERAND=self._operand(keys), num_warps=tuning.warps, num_stages=tuning.stages, maxnreg=tuning.registers,
+            query, cache.keys, cache.values, cache.scales, step.tables, shares.entries,
+            shares.taken, output, partial, logs, self._ended, self._scale, shares.calls,
+            *_strides(query, cache, step.tables), **shape, GROUP=group, BLOCK_SIZE=block_size, TILE=tile,
+            APART=is_apart, GROUP_TILE=max(SMALLEST_DOT, triton.next_power_of_2(group)),
+            GROUP_ROWS=triton.next_power_of_2(group), OPERAND=self._operand(query, cache), num_warps=tuning.warps,
+            num_stages=tuning.stages, maxnreg=tuning.registers,
         )  # fmt: skip
         shares.calls += 1
         if is_apart:
             combine_heads_kernel[(heads, step.decodes)](shares.ranges, output, partial, logs, **shape, num_warps=4)
         return output
 
-    def prefill(self, query: Tensor, keys: Tensor, values: Tensor, step: DeviceStep, window: int = 0) -> Tensor:
+    def prefill(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:
         assert step.prefill is not None
         part, tuning, device = step.prefill, self._prefill_tuning, query.device
         tokens, heads, head_dim = query.shape
-        kv_heads = keys.shape[1]
+        kv_heads, block_size = cache.keys.shape[1:3]
         group = heads // kv_heads
-        queries = min(tuning.queries, LARGEST_FLOAT32_BLOCK) if keys.dtype == torch.float32 else tuning.queries
-        tile = _tile(tuning.tile, keys)
+        queries = min(tuning.queries, LARGEST_FLOAT32_BLOCK) if query.dtype == torch.float32 else tuning.queries
+        tile = _tile(tuning.tile, query.dtype)
         bounds = bounds_of(tuning, device, kv_heads, tuning.spare)
         units = triton.cdiv(tokens * group, queries) + part.rows.shape[0]
         shares = self._chunk_shares(step, part, window, bounds, units, group, queries, tile)
@@ -106,10 +115,10 @@ class TritonAttention:
         logs = torch.empty(bounds.pieces, kv_heads, queries, dtype=torch.float32, device=device)
         shape = {"HEADS": heads, "GROUP": group, "HEAD_DIM": head_dim, "DIMS": triton.next_power_of_2(head_dim)}
         prefill_kernel[(kv_heads, bounds.shares(units))](
-            query, keys, values, step.tables, shares, part.rows, part.starts, part.offsets, output, partial, logs,
-            self._scale, window, *_strides(query, keys, values, step.tables), **shape, BLOCK_SIZE=keys.shape[2],
-            QUERIES=queries, TILE=tile, WINDOWED=window > 0, OPERAND=self._operand(keys),
-            num_warps=tuning.warps, num_stages=tuning.stages,
+            query, cache.keys, cache.values, cache.scales, step.tables, shares,
+            part.rows, part.starts, part.offsets, output, partial, logs, self._scale, window,
+            *_strides(query, cache, step.tables), **shape, BLOCK_SIZE=block_size, QUERIES=queries, TILE=tile,
+            WINDOWED=window > 0, OPERAND=self._operand(query, cache), num_warps=tuning.warps, num_stages=tuning.stages,
         )  # fmt: skip
         combine_kernel[(kv_heads, queries // COMBINED_ROWS)](
             shares, part.offsets, output, partial, logs, **shape, QUERIES=queries, ROWS=COMBINED_ROWS, num_warps=4
@@ -159,16 +168,20 @@ class TritonAttention:
         if step is not self._step or is_captured is not self._is_captured:
             self._step, self._is_captured, self._decodes, self._chunks = step, is_captured, {}, {}
 
-    def _operand(self, cache: Tensor) -> tl.dtype:
-        return tl.float32 if self._is_interpreted else _OPERANDS[cache.dtype]
+    def _operand(self, query: Tensor, cache: LayerCache) -> tl.dtype:
+        if self._is_interpreted:
+            return tl.float32
+        return tl.float16 if cache.scales is not None and query.dtype.itemsize == 2 else _OPERANDS[query.dtype]
 
 
-def _tile(tile: int, cache: Tensor) -> int:
+def _tile(tile: int, dtype: torch.dtype) -> int:
     """Float32 takes twice the shared memory and no tensor core: half the tile."""
-    return tile // 2 if cache.dtype == torch.float32 else tile
+    return tile // 2 if dtype == torch.float32 else tile
 
 
-def _strides(query: Tensor, keys: Tensor, values: Tensor, tables: Tensor) -> tuple[int, ...]:
-    assert keys.stride() == values.stride()
+def _strides(query: Tensor, cache: LayerCache, tables: Tensor) -> tuple[int, ...]:
+    keys = cache.keys
+    assert keys.stride() == cache.values.stride()
     assert query.stride(2) == keys.stride(3) == tables.stride(1) == 1
+    assert cache.scales is None or keys.is_contiguous(), "scales lie as their vectors do"
     return (*query.stride()[:2], *keys.stride()[:3], tables.stride(0))

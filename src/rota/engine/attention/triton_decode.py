@@ -19,7 +19,17 @@ import triton
 import triton.language as tl
 
 from rota.engine.attention.triton_shares import entry_of, next_entry
-from rota.engine.attention.triton_tile import absorb, combine, load_tile, locate, log_total
+from rota.engine.attention.triton_tile import (
+    absorb,
+    combine,
+    head_scales,
+    load_scales,
+    load_tile,
+    locate,
+    log_total,
+    operands,
+    settled,
+)
 
 # Pieces that a program combines at a time: with 16 of them it takes 193 registers instead of 128, so that four programs
 # and not six run at once on a processor (80 x 600 tokens: 65 instead of 53 us).
@@ -35,6 +45,7 @@ def _attend(
     end,
     keys,
     values,
+    scales,
     table,
     scale,
     page_stride,
@@ -47,6 +58,7 @@ def _attend(
     OPERAND: tl.constexpr,
 ):
     """Absorb the keys [begin, end) of one row, all of which its token sees."""
+    q, scale = operands(q, scale, scales, OPERAND)
     top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_TILE], tl.float32)
     mixed = tl.zeros([GROUP_TILE, DIMS], tl.float32)
@@ -56,10 +68,11 @@ def _attend(
         inside = positions < end
         k = load_tile(keys, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
         v = load_tile(values, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
+        k_scales, v_scales = load_scales(scales, at, inside, HEAD_DIM, True)
         positions += TILE
         at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
-        top, total, mixed = absorb(q, k, v, inside[None, :], top, total, mixed, scale, True, False)
-    return top, total, mixed
+        top, total, mixed = absorb(q, k, v, k_scales, v_scales, inside[None, :], top, total, mixed, scale, True, False)
+    return top, total, settled(mixed, total, scales)  # zeros for a padded row of length 0
 
 
 @triton.jit
@@ -79,6 +92,7 @@ def decode_kernel(
     query,  # -> [decodes, heads, head_dim]
     keys,  # -> [blocks, kv_heads, block_size, head_dim]
     values,
+    scales,  # -> [blocks, kv_heads, block_size, 2] float32; None: keys and values are in the model's precision
     tables,  # -> [rows + 1, pages] int32
     shares,  # -> the list of `share_decodes`
     taken,  # -> [kv_heads] int32: see `next_entry`
@@ -115,12 +129,11 @@ def decode_kernel(
     decode, row, begin, end, first, pieces, slot = entry_of(shares, index)
     while index < count:
         q_offsets = heads[:, None] * query_head_stride + dims[None, :]
-        q = tl.load(query + decode * query_stride + q_offsets, mask=is_real, other=0.0).to(OPERAND)
+        q = tl.load(query + decode * query_stride + q_offsets, mask=is_real, other=0.0)
         top, total, mixed = _attend(
-            q, begin, end, keys, values, tables + row * table_stride, scale, page_stride, token_stride,
-            GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
+            q, begin, end, keys, values, head_scales(scales, kv_head, BLOCK_SIZE), tables + row * table_stride,
+            scale, page_stride, token_stride, GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
         )  # fmt: skip
-        mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # zeros for a padded row of length 0
         if pieces == 1:
             _store_heads(output, decode * HEADS + heads, dims, mixed, is_real, HEAD_DIM)
         else:

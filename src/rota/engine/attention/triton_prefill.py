@@ -22,7 +22,17 @@ import triton
 import triton.language as tl
 
 from rota.engine.attention.triton_shares import block_span, entry_of
-from rota.engine.attention.triton_tile import absorb, combine, load_tile, locate, log_total
+from rota.engine.attention.triton_tile import (
+    absorb,
+    combine,
+    head_scales,
+    load_scales,
+    load_tile,
+    locate,
+    log_total,
+    operands,
+    settled,
+)
 
 # Packed rows of one unit that a program combines, and pieces at a time: their numbers are in its registers.
 COMBINED_ROWS = 8
@@ -41,6 +51,7 @@ def _sweep(
     mixed,
     keys,
     values,
+    scales,
     table,
     scale,
     page_stride,
@@ -63,9 +74,10 @@ def _sweep(
             visible &= positions[None, :] > last_seen[:, None] - window
         k = load_tile(keys, at, inside, HEAD_DIM, DIMS, MASKED).to(OPERAND)
         v = load_tile(values, at, inside, HEAD_DIM, DIMS, MASKED).to(OPERAND)
+        k_scales, v_scales = load_scales(scales, at, inside, HEAD_DIM, MASKED)
         positions += TILE
         at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
-        top, total, mixed = absorb(q, k, v, visible, top, total, mixed, scale, MASKED, MASKED)
+        top, total, mixed = absorb(q, k, v, k_scales, v_scales, visible, top, total, mixed, scale, MASKED, MASKED)
     return top, total, mixed
 
 
@@ -81,6 +93,7 @@ def _attend(
     window,
     keys,
     values,
+    scales,
     table,
     scale,
     page_stride,
@@ -98,6 +111,7 @@ def _attend(
     # Tiles are counted from `low`, in pieces too.
     low, high = block_span(start, length, block, window, GROUP, QUERIES)
     clear = low + (start + block * QUERIES // GROUP + 1 - low) // TILE * TILE
+    q, scale = operands(q, scale, scales, OPERAND)
     top = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     mixed = tl.zeros([QUERIES, DIMS], tl.float32)
@@ -105,20 +119,23 @@ def _attend(
         # From here on the block's last query sees every key too.
         edge = low + tl.cdiv(tl.maximum(high - window - low, 0), TILE) * TILE
         top, total, mixed = _sweep(
-            begin, tl.minimum(end, edge), q, last_seen, window, top, total, mixed, keys, values, table, scale,
-            page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, True, True, OPERAND,
+            begin, tl.minimum(end, edge), q, last_seen, window, top, total, mixed, keys, values, scales,
+            table, scale, page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE,
+            True, True, OPERAND,
         )  # fmt: skip
         begin = tl.maximum(begin, edge)
         clear = tl.maximum(clear, edge)
     top, total, mixed = _sweep(
-        begin, tl.minimum(end, clear), q, last_seen, window, top, total, mixed, keys, values, table, scale,
-        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, False, False, OPERAND,
+        begin, tl.minimum(end, clear), q, last_seen, window, top, total, mixed, keys, values, scales,
+        table, scale, page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE,
+        False, False, OPERAND,
     )  # fmt: skip
     top, total, mixed = _sweep(
-        tl.maximum(begin, clear), end, q, last_seen, window, top, total, mixed, keys, values, table, scale,
-        page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, True, WINDOWED, OPERAND,
+        tl.maximum(begin, clear), end, q, last_seen, window, top, total, mixed, keys, values, scales,
+        table, scale, page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE,
+        True, WINDOWED, OPERAND,
     )  # fmt: skip
-    return top, total, mixed
+    return top, total, settled(mixed, total, scales)  # in its piece a query may see nothing
 
 
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.
@@ -129,6 +146,7 @@ def prefill_kernel(
     query,  # -> [prefill tokens, heads, head_dim]
     keys,  # -> [blocks, kv_heads, block_size, head_dim]
     values,
+    scales,  # -> [blocks, kv_heads, block_size, 2] float32; None: keys and values are in the model's precision
     tables,  # -> [rows + 1, pages] int32
     shares,  # -> the list of `share_chunks`
     rows,  # -> [chunks] int32
@@ -164,20 +182,19 @@ def prefill_kernel(
     length = tl.load(offsets + chunk + 1) - first_query
     start = tl.load(starts + chunk)
     packed = block * QUERIES + tl.arange(0, QUERIES)
-    token = packed // GROUP
-    head = kv_head * GROUP + packed % GROUP
+    token, head = packed // GROUP, kv_head * GROUP + packed % GROUP
     dims = tl.arange(0, DIMS)
     is_real = (token < length)[:, None] & (dims < HEAD_DIM)[None, :]
     query_row = (first_query + token).to(tl.int64)
     q_offsets = query_row * query_stride + head * query_head_stride
-    q = tl.load(query + q_offsets[:, None] + dims[None, :], mask=is_real, other=0.0).to(OPERAND)
+    q = tl.load(query + q_offsets[:, None] + dims[None, :], mask=is_real, other=0.0)
     table = tables + tl.load(rows + chunk) * table_stride
     keys, values = keys + kv_head * head_stride, values + kv_head * head_stride
     top, total, mixed = _attend(
-        q, start + token, start, length, block, begin, end, window, keys, values, table, scale,
-        page_stride, token_stride, GROUP, HEAD_DIM, DIMS, BLOCK_SIZE, QUERIES, TILE, WINDOWED, OPERAND,
+        q, start + token, start, length, block, begin, end, window, keys, values,
+        head_scales(scales, kv_head, BLOCK_SIZE), table, scale, page_stride, token_stride,
+        GROUP, HEAD_DIM, DIMS, BLOCK_SIZE, QUERIES, TILE, WINDOWED, OPERAND,
     )  # fmt: skip
-    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]  # in its piece a query may see nothing
     if pieces == 1:
         out_offsets = (query_row * HEADS + head) * HEAD_DIM
         tl.store(output + out_offsets[:, None] + dims[None, :], mixed.to(output.dtype.element_ty), mask=is_real)

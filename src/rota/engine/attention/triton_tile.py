@@ -8,6 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Codes in eight bits are multiplied as float16, into which one instruction turns two of them; into bfloat16 it takes
+# four. A value's scale times this is what float16 holds well, for values of 1e-4 to 1e6 at most.
+LIFT = 16.0
+_LIFT = tl.constexpr(LIFT)
+
 
 @triton.jit
 def locate(
@@ -50,20 +55,52 @@ def load_tile(
 
 
 @triton.jit
+def head_scales(scales, kv_head, BLOCK_SIZE: tl.constexpr):
+    """Scales of a cache moved to one kv head; None if it has none."""
+    if scales is None:
+        return None
+    else:
+        return scales + 2 * kv_head * BLOCK_SIZE
+
+
+@triton.jit
+def load_scales(
+    scales,  # -> [blocks, kv_heads, block_size, 2] float32, moved to one kv head; None: the cache has none
+    offsets,  # [TILE] int64, of the vectors in the cache
+    inside,
+    HEAD_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """[TILE] of keys and [TILE] of values, which lie as their vectors do; zero where there is no position."""
+    if scales is None:
+        return None, None
+    else:
+        of_key = scales + offsets // HEAD_DIM * 2
+        if MASKED:
+            return tl.load(of_key, mask=inside, other=0.0), tl.load(of_key + 1, mask=inside, other=0.0)
+        else:
+            return tl.load(of_key), tl.load(of_key + 1)
+
+
+@triton.jit
 def absorb(
     q,  # [ROWS, DIMS]
     k,  # [TILE, DIMS]
     v,  # [TILE, DIMS]
+    k_scales,  # [TILE] float32; None: k and v are no codes in eight bits
+    v_scales,
     visible,  # [ROWS or 1, TILE] bool; read only when MASKED
     top,  # [ROWS] the largest scaled logit so far
     total,  # [ROWS] the sum of 2 ** (logit - top) so far
     mixed,  # [ROWS, DIMS] values weighted the same way
-    scale,  # softmax scale * log2(e): the softmax runs on powers of two, which the hardware has
+    scale,  # softmax scale * log2(e): the softmax runs on powers of two, which the hardware has. With codes: [ROWS]
     MASKED: tl.constexpr,
     BLIND: tl.constexpr,  # whether a row may have seen nothing so far
 ):
     """The running softmax (top, total, mixed) after one more tile of keys and values."""
     logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [ROWS, TILE]
+    if k_scales is not None:
+        logits *= k_scales[None, :]
     if MASKED:
         logits = tl.where(visible, logits, float("-inf"))
     # Scaling the maximum instead of every logit lets `logits * scale - top` become one fused multiply-add.
@@ -71,11 +108,37 @@ def absorb(
     base = new_top
     if BLIND:  # -inf - -inf would be NaN
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(logits * scale - base[:, None])
+    weights = tl.exp2(logits * (scale if k_scales is None else scale[:, None]) - base[:, None])
     fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weights, 1)
+    if v_scales is not None:
+        weights *= (v_scales * _LIFT)[None, :]
     mixed = tl.dot(weights.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
     return new_top, total, mixed
+
+
+@triton.jit
+def operands(q, scale, scales, OPERAND: tl.constexpr):
+    """Queries [ROWS, DIMS] to be multiplied, and the softmax scale.
+
+    Beside codes each row is divided by its largest number, so that float16 holds it, and has a scale of its own [ROWS].
+    """
+    if scales is None:
+        return q.to(OPERAND), scale
+    else:
+        q = q.to(tl.float32)
+        largest = tl.max(tl.abs(q), 1)
+        size = tl.where(largest > 0.0, largest, 1.0)
+        return (q / size[:, None]).to(OPERAND), scale * size
+
+
+@triton.jit
+def settled(mixed, total, scales):
+    """What a running softmax came to; zeros where nothing was seen."""
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    if scales is not None:
+        mixed *= 1.0 / _LIFT
+    return mixed
 
 
 @triton.jit

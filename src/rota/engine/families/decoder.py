@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.engine.families.family import Kernels
+from rota.engine.layer_cache import LayerCache
 from rota.engine.model.linear import Linear, Projection, tune_gemms
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
@@ -32,6 +33,10 @@ class Decoder:
         self.group = kernels.group
         self._windows = [window or 0 for window in spec.windows] or [0] * spec.layers  # as attention takes it
         self._rotaries = self._tables(weights.embedding.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.embedding.dtype
 
     def _tables(self, device: torch.device) -> list[Tensor]:
         """The rotary table of each layer; layers share what they have in common."""
@@ -76,19 +81,19 @@ class Decoder:
         self,
         qkv: Tensor,
         step: DeviceStep,
-        cache: tuple[Tensor, Tensor],
+        cache: LayerCache,
         layer: int,
         norms: HeadNorms | None = None,
     ) -> Tensor:
         """[tokens, queries | keys | values] -> [tokens, heads * head_dim]; writes keys and values to the cache."""
-        query = self.operations.rotate_and_store(qkv, self._rotaries[layer], step, *cache, norms)
+        query = self.operations.rotate_and_store(qkv, self._rotaries[layer], step, cache, norms)
         attention, decodes, window = self._attention, step.decodes, self._windows[layer]
         if step.prefill is None:
-            return attention.decode(query, *cache, step, window).flatten(1)
+            return attention.decode(query, cache, step, window).flatten(1)
         if decodes == 0:
-            return attention.prefill(query, *cache, step, window).flatten(1)
-        decoded = attention.decode(query[:decodes], *cache, step, window)
-        prefilled = attention.prefill(query[decodes:], *cache, step, window)
+            return attention.prefill(query, cache, step, window).flatten(1)
+        decoded = attention.decode(query[:decodes], cache, step, window)
+        prefilled = attention.prefill(query[decodes:], cache, step, window)
         return torch.cat((decoded, prefilled)).flatten(1)
 
     def feed_forward(self, layer: LayerWeights, x: Tensor, step: DeviceStep, index: int) -> Tensor:

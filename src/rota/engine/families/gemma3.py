@@ -11,6 +11,7 @@ from torch.nn import functional
 from rota.core.errors import ModelError
 from rota.engine.families.decoder import Decoder, HeadNorms
 from rota.engine.families.family import Family, Kernels
+from rota.engine.layer_cache import LayerCache
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.rotary import RotarySpec, read_rotary
 from rota.engine.model.spec import ModelSpec, common_fields
@@ -95,7 +96,7 @@ class Gemma3Model(Decoder):
         return super().embed(step) * self._embedding_scale
 
     @torch.inference_mode()
-    def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def forward(self, step: DeviceStep, cache: list[LayerCache]) -> Tensor:
         """Hidden states [tokens, hidden] after the last norm; writes the tokens' keys and values into `cache`."""
         x = self.embed(step)
         for index, (layer, norms, kept) in enumerate(zip(self.weights.layers, self._norms, cache, strict=True)):

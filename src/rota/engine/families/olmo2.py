@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rota.engine.families.decoder import Decoder
 from rota.engine.families.family import Family
+from rota.engine.layer_cache import LayerCache
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields, only_silu
 from rota.engine.step.device_step import DeviceStep
@@ -37,7 +38,7 @@ def read(config: ConfigFile) -> ModelSpec:
 
 class Olmo2Model(Decoder):
     @torch.inference_mode()
-    def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def forward(self, step: DeviceStep, cache: list[LayerCache]) -> Tensor:
         """Hidden states [tokens, hidden] after the last norm; writes the tokens' keys and values into `cache`."""
         x = self.embed(step)
         for index, (layer, layer_cache) in enumerate(zip(self.weights.layers, cache, strict=True)):

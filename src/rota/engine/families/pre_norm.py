@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rota.engine.families.decoder import Decoder, HeadNorms
 from rota.engine.families.family import Kernels
+from rota.engine.layer_cache import LayerCache
 from rota.engine.model.spec import ModelSpec
 from rota.engine.step.device_step import DeviceStep
 from rota.engine.weights.load import LayerWeights, Weights
@@ -29,7 +30,7 @@ class PreNormModel(Decoder):
         self._next_norms = [layer.norms[ATTENTION_NORM] for layer in weights.layers[1:]] + [weights.norm]
 
     @torch.inference_mode()
-    def forward(self, step: DeviceStep, cache: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def forward(self, step: DeviceStep, cache: list[LayerCache]) -> Tensor:
         """Hidden states [tokens, hidden] after the last norm; writes the tokens' keys and values into `cache`."""
         layers = self.weights.layers
         residual = self.embed(step)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rota.engine.layer_cache import LayerCache, in_eight_bits_together, writable
 from rota.engine.ops import reference
 from rota.engine.step.device_step import DeviceStep
 
@@ -51,16 +52,15 @@ class CPUOperations:
         qkv: Tensor,
         rotary: Tensor,
         step: DeviceStep,
-        keys: Tensor,
-        values: Tensor,
+        cache: LayerCache,
         norms: tuple[Tensor, Tensor, float] | None,
     ) -> Tensor:
-        kv_heads, _, head_dim = keys.shape[1:]
+        kv_heads, _, head_dim = cache.keys.shape[1:]
         if self._step is not step:
             self._step, self._rotations = step, {}
         rotation = self._rotations.get(id(rotary))
         if rotation is None:
-            rotation = self._rotations[id(rotary)] = _step_rotation(step, rotary, keys, qkv.dtype)
+            rotation = self._rotations[id(rotary)] = _step_rotation(step, rotary, cache.keys, qkv.dtype)
         heads = qkv.view(qkv.shape[0], -1, 2, head_dim // 2)
         query_key, value = heads[:, :-kv_heads], heads[:, -kv_heads:]
         if norms is not None:
@@ -69,9 +69,15 @@ class CPUOperations:
         rotated = torch.addcmul(query_key * rotation.cosine, query_key.flip(2), rotation.sine).flatten(2)
         # Without adapters the values are finite: the weights are, and these precisions have the range.
         is_finite = step.lora is None and qkv.dtype is not torch.float16
-        for cache, new in ((keys, rotated[:, -kv_heads:]), (values, value)):
-            stored = new if is_finite else reference.storable(new)
-            cache.view(-1, head_dim).index_copy_(0, rotation.places, stored.reshape(-1, head_dim))
+        key, value = rotated[:, -kv_heads:], value.flatten(2)
+        if not is_finite:
+            key, value = reference.storable(key), reference.storable(value)
+        if cache.scales is not None:
+            key, value, scales = in_eight_bits_together(key, value)
+            cache.scales.view(-1, 2).index_copy_(0, rotation.places, scales.flatten(0, 1))
+        for part, new in ((cache.keys, key), (cache.values, value)):
+            lines, stored = writable(part).view(-1, head_dim), writable(new).reshape(-1, head_dim)
+            lines.index_copy_(0, rotation.places, stored)
         return rotated[:, :-kv_heads]
 
 

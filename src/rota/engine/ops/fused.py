@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from rota.engine.layer_cache import LayerCache
 from rota.engine.ops.fused_kernels import rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
 from rota.engine.step.device_step import DeviceStep
 
@@ -52,12 +53,12 @@ def rotate_and_store(
     qkv: Tensor,
     rotary: Tensor,
     step: DeviceStep,
-    keys: Tensor,
-    values: Tensor,
+    cache: LayerCache,
     norms: tuple[Tensor, Tensor, float] | None,
 ) -> Tensor:
     """Rotate queries and keys, write keys and values into the cache, return the queries [tokens, heads, head_dim]."""
-    assert keys.stride() == values.stride()
+    keys = cache.keys
+    assert keys.stride() == cache.values.stride()
     assert qkv.stride(1) == keys.stride(3) == 1
     assert rotary.is_contiguous()
     tokens = qkv.shape[0]
@@ -68,10 +69,10 @@ def rotate_and_store(
     heads_tile = min(HEADS_PER_PROGRAM, triton.next_power_of_2(heads + 2 * kv_heads))
     grid = (tokens, triton.cdiv(heads + 2 * kv_heads, heads_tile))
     rotate_and_store_kernel[grid](
-        qkv, rotary, step.positions, step.addresses, query, keys, values, query_norm, key_norm, epsilon,
-        qkv.stride(0), *keys.stride()[:3], HEADS=heads, KV_HEADS=kv_heads, HALF=head_dim // 2,
-        HALF_TILE=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size, HEADS_TILE=heads_tile,
-        NORMS=norms is not None, num_warps=4,
+        qkv, rotary, step.positions, step.addresses, query, keys, cache.values, cache.scales,
+        query_norm, key_norm, epsilon, qkv.stride(0), *keys.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
+        HALF=head_dim // 2, HALF_TILE=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size,
+        HEADS_TILE=heads_tile, NORMS=norms is not None, num_warps=4,
     )  # fmt: skip
     return query
 

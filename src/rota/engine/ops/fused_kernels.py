@@ -8,6 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rota.engine.layer_cache import LARGEST_CODE, SMALLEST_SCALE
+
+_LARGEST_CODE, _SMALLEST_SCALE = tl.constexpr(LARGEST_CODE), tl.constexpr(SMALLEST_SCALE)
+
 
 @triton.jit
 def rms_norm_kernel(
@@ -68,6 +72,7 @@ def rotate_and_store_kernel(
     query,  # -> [tokens, HEADS, head_dim]
     keys,  # -> [blocks, KV_HEADS, BLOCK_SIZE, head_dim]
     values,
+    scales,  # -> [blocks, KV_HEADS, BLOCK_SIZE, 2] float32; None: keys and values keep the query's precision
     query_norm,  # -> [head_dim], read only with NORMS
     key_norm,
     epsilon,
@@ -110,16 +115,16 @@ def rotate_and_store_kernel(
         high = tl.where(turns, high * shrink * high_weight, high)
 
     angles = rotary + tl.load(positions + token) * (2 * HALF) + pair[None, :]
-    turned_low, turned_high = _turned(low, high, angles, turns, is_pair, query.dtype.element_ty, HALF)
+    low, high = _turned(low, high, angles, turns, is_pair, query.dtype.element_ty, HALF)
 
-    out = query + (token * HEADS + head)[:, None] * (2 * HALF) + pair[None, :]
-    _store_halves(out, turned_low, turned_high, is_query[:, None] & is_pair, HALF)
+    _store_heads(query + token * HEADS * (2 * HALF), head, pair, low, high, is_query, 2 * HALF, HALF)
     address = tl.load(addresses + token)
-    in_cache = (address // BLOCK_SIZE) * page_stride + (address % BLOCK_SIZE) * token_stride
-    key_out = keys + in_cache + (head - HEADS)[:, None] * head_stride + pair[None, :]
-    _store_halves(key_out, turned_low, turned_high, is_key[:, None] & is_pair, HALF)
-    value_out = values + in_cache + (head - HEADS - KV_HEADS)[:, None] * head_stride + pair[None, :]
-    _store_halves(value_out, turned_low, turned_high, is_value[:, None] & is_pair, HALF)
+    at = (address // BLOCK_SIZE) * page_stride + (address % BLOCK_SIZE) * token_stride
+    if scales is not None:
+        low, high, sizes = _in_eight_bits(low, high, keys.dtype.element_ty)
+        _store_scales(scales, sizes, address, head - HEADS, KV_HEADS, BLOCK_SIZE)
+    _store_heads(keys + at, head - HEADS, pair, low, high, is_key, head_stride, HALF)
+    _store_heads(values + at, head - HEADS - KV_HEADS, pair, low, high, is_value, head_stride, HALF)
 
 
 @triton.jit
@@ -131,7 +136,35 @@ def _turned(low, high, angles, turns, is_pair, DTYPE: tl.constexpr, HALF: tl.con
 
 
 @triton.jit
-def _store_halves(pointers, low, high, mask, HALF: tl.constexpr):
+def _in_eight_bits(low, high, DTYPE: tl.constexpr):
+    """Codes of both halves and each head's scale, as in `layer_cache.in_eight_bits`."""
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    largest = tl.max(tl.maximum(_size(low), _size(high)), 1)
+    scales = tl.where(largest == 0.0, 1.0, tl.maximum(largest / _LARGEST_CODE, _SMALLEST_SCALE))
+    # Whatever became of its codes: a vector that is not finite is not a number.
+    scales = tl.where(largest == float("inf"), float("nan"), scales)
+    return (low / scales[:, None]).to(DTYPE), (high / scales[:, None]).to(DTYPE), scales
+
+
+@triton.jit
+def _store_scales(scales, sizes, address, head, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """Heads count from the first key's; a value's scale lies behind its key's."""
+    place = ((address // BLOCK_SIZE) * KV_HEADS + head % KV_HEADS) * BLOCK_SIZE + address % BLOCK_SIZE
+    tl.store(scales + 2 * place + head // KV_HEADS, sizes, mask=(head >= 0) & (head < 2 * KV_HEADS))
+
+
+@triton.jit
+def _size(x):
+    """Absolute values, infinite also where x is not a number: a maximum would skip that one."""
+    size = tl.abs(x)
+    return tl.where(size < float("inf"), size, float("inf"))
+
+
+@triton.jit
+def _store_heads(target, head, pair, low, high, is_mine, stride, HALF: tl.constexpr):
+    """Write both halves of some heads, each at its place."""
+    pointers = target + head[:, None] * stride + pair[None, :]
+    mask = is_mine[:, None] & (pair < HALF)[None, :]
     tl.store(pointers, low, mask=mask)
     tl.store(pointers + HALF, high, mask=mask)
 

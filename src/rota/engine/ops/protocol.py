@@ -6,6 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from rota.engine.layer_cache import LayerCache
 from rota.engine.step.device_step import DeviceStep
 
 
@@ -30,14 +31,14 @@ class Operations(Protocol):
         qkv: Tensor,
         rotary: Tensor,
         step: DeviceStep,
-        keys: Tensor,
-        values: Tensor,
+        cache: LayerCache,
         norms: tuple[Tensor, Tensor, float] | None,
     ) -> Tensor:
         """Rotate queries and keys, write keys and values into the cache, return the queries.
 
         qkv [tokens, (heads + 2 * kv_heads) * head_dim]; rotary [positions, head_dim] float32, cosines then sines of
         head_dim / 2 angles each; norms: weights of an RMS norm over each query head and each key head, and their
-        epsilon, applied before the rotation. Returns [tokens, heads, head_dim].
+        epsilon, applied before the rotation. A cache in eight bits gets keys and values rounded. Returns
+        [tokens, heads, head_dim].
         """
         ...

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rota.engine.layer_cache import LayerCache, in_eight_bits_together, writable
 from rota.engine.step.device_step import DeviceStep
 
 # Far beyond any key or value of a working model, and small enough for products and sums in float32.
@@ -32,11 +33,10 @@ def rotate_and_store(
     qkv: Tensor,
     rotary: Tensor,
     step: DeviceStep,
-    keys: Tensor,
-    values: Tensor,
+    cache: LayerCache,
     norms: tuple[Tensor, Tensor, float] | None,
 ) -> Tensor:
-    kv_heads, block_size, head_dim = keys.shape[1:]
+    kv_heads, block_size, head_dim = cache.keys.shape[1:]
     heads = qkv.view(qkv.shape[0], -1, head_dim)
     query, key, value = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
@@ -44,8 +44,11 @@ def rotate_and_store(
         query, key = rms_norm(query, query_norm, epsilon), rms_norm(key, key_norm, epsilon)
     cosine, sine = rotary[step.positions].unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, head_dim / 2]
     blocks, offsets = step.addresses // block_size, step.addresses % block_size
-    keys[blocks, :, offsets] = storable(_rotate(key, cosine, sine))
-    values[blocks, :, offsets] = storable(value)
+    key, value = storable(_rotate(key, cosine, sine)), storable(value)
+    if cache.scales is not None:
+        key, value, cache.scales[blocks, :, offsets] = in_eight_bits_together(key, value)
+    writable(cache.keys)[blocks, :, offsets] = writable(key)
+    writable(cache.values)[blocks, :, offsets] = writable(value)
     return _rotate(query, cosine, sine)
 
 

@@ -57,6 +57,8 @@ class ServerInfoBody(BaseModel):
     max_running_requests: int | None
     max_total_num_tokens: int | None
     kv_block_size: int | None
+    # As torch names it: the model's, or float8_e4m3fn.
+    kv_cache_dtype: str | None
     max_loras_per_batch: int | None
     # What the slots take on the device, in use or not.
     lora_memory_bytes: int | None

@@ -50,6 +50,7 @@ def _capacity(front: Front, state: ServiceState) -> dict[str, Any]:
         "max_running_requests": capacity and sum(one.rows for one in found),
         "max_total_num_tokens": capacity and sum(one.blocks * one.block_size for one in found),
         "kv_block_size": capacity and capacity.block_size,
+        "kv_cache_dtype": capacity and capacity.kv_dtype,
         "max_loras_per_batch": capacity and capacity.slots,
         "lora_memory_bytes": capacity and capacity.adapter_bytes,
         "slots": capacity and _slots(capacity),
