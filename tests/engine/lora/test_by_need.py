@@ -18,9 +18,11 @@ from rota.engine.bank_choice import choose_bank
 from rota.engine.build import build_engine
 from rota.engine.choices import choose
 from rota.engine.device import DeviceMemory
+from rota.engine.families.table import read_spec
 from rota.engine.kv_cache import CacheShape
 from rota.engine.lora.bank import slot_bytes
 from rota.engine.lora.bank_size import BankSize
+from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.parallel.group import Group
 from rota.llm.config import engine_config, locate_model
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
@@ -102,6 +104,12 @@ def test_an_engine_has_the_slots_that_its_first_adapters_need(model, adapters, n
     capacity = build_engine(config(model, [adapters[name] for name in names], **options)).capacity
     assert (capacity.slots, capacity.slot_rank) == found
     assert capacity.annexed == ()  # there are none on a CPU
+
+
+def test_in_host_memory_an_adapter_takes_the_bytes_of_its_own_rank(model, adapters):
+    spec = read_spec(Path(model.name_or_path))
+    copy = read_checkpoint(adapters["eight"], spec, torch.float32, max_rank=64)
+    assert copy.size_bytes == slot_bytes(spec, 8, torch.float32)
 
 
 def test_a_restart_changes_no_slot_though_an_adapter_is_gone(model, adapters, tmp_path):
