@@ -9,6 +9,7 @@ from rota.engine.model.linear import tune_gemms
 from rota.engine.quantised.eight_bit import in_eight_bit_floats
 from rota.engine.quantised.gpu_four_bit import in_order
 from rota.engine.quantised.packing import pack_eight_bits, pack_four_bits, step_of
+from rota.engine.weights.side_by_side import SideBySide
 from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
 from tests.engine.triton_interpreter import DEVICE, load
 
@@ -71,6 +72,8 @@ def test_the_fastest_way_is_taken_for_all_matrices_alike(monkeypatch):
     def milliseconds(calls) -> float:
         x, _, way = calls[0].args
         tries.append((len(x), len(calls)))
+        if way == tunings[0]:
+            raise module.OutOfResources(200_000, 100_000, "shared memory")
         return 1.0 if way == (tunings[-1] if len(x) == 4 else None) else 2.0
 
     monkeypatch.setattr(module, "graph_milliseconds", milliseconds)
@@ -98,3 +101,12 @@ def test_a_projection_is_tuned_like_any_other(monkeypatch):
     projections = [linear.FewBitsLinear(made(64, 128)[0], None) for _ in range(2)]
     tune_gemms(projections, [1, 64])
     assert tried == [([one._product for one in projections], [1, 64])]
+
+
+def test_parts_side_by_side_are_tuned_part_by_part(monkeypatch):
+    linear = load("rota.engine.quantised.linear")
+    tried = []
+    monkeypatch.setattr(module.PackedProduct, "tune", lambda _, products, rows: tried.append((products, rows)))
+    layers = [[linear.FewBitsLinear(made(64, 128)[0], None) for _ in range(3)] for _ in range(2)]
+    tune_gemms([SideBySide(parts) for parts in layers], [1])
+    assert tried == [([one[nth]._product for one in layers], [1]) for nth in range(3)]

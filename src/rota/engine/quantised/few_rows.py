@@ -18,6 +18,8 @@ from rota.engine.quantised.packing import TILE, Packed
 # More rows than this are multiplied in another way.
 MOST_ROWS = 64
 SMALLEST_DOT = 16
+# Loads that are on their way while a step is multiplied; rows of x take shared memory too.
+STAGES = {16: 4, 32: 4, 64: 3}
 _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -28,7 +30,6 @@ class Tuning:
     columns: int  # outputs per program
     shares: int  # of the inputs
     warps: int = 4
-    stages: int = 4
 
 
 def multiply(x: Tensor, packed: Packed, bias: Tensor | None, ended: Tensor, tuning: Tuning) -> Tensor:
@@ -50,7 +51,7 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None, ended: Tensor, tuni
         packed.outputs, packed.padded, packed.steps, tuning.shares, x.stride(0), *packed.strides,
         BITS=packed.bits, STEP=packed.step, PER_GROUP=packed.per_group, COLUMNS=tuning.columns, ROWS=tile_rows,
         IS_EVEN=packed.inputs % packed.step == 0, IS_SHARED=tuning.shares > 1, HAS_BIAS=bias is not None,
-        OPERAND=_operand(x.dtype), num_warps=tuning.warps, num_stages=tuning.stages,
+        OPERAND=_operand(x.dtype), num_warps=tuning.warps, num_stages=STAGES[tile_rows],
     )  # fmt: skip
     return y
 

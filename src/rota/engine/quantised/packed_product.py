@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 from torch.nn import functional
+from triton.runtime.errors import OutOfResources
 
 from rota.engine.model.timed import graph_milliseconds
 from rota.engine.quantised.few_rows import MOST_ROWS, Tuning, multiply, written_out
@@ -65,7 +67,7 @@ class PackedProduct:
     def _fastest(self, alike: Sequence[PackedProduct], rows: int) -> Tuning | None:
         x = torch.ones(rows, self._packed.inputs, dtype=torch.bfloat16, device=self._ended.device)
         ways: list[Tuning | None] = [*self.tunings, None]
-        return min(ways, key=lambda way: graph_milliseconds([partial(one.computed, x, None, way) for one in alike]))
+        return min(ways, key=lambda way: _milliseconds([partial(one.computed, x, None, way) for one in alike]))
 
     def _tuning_for(self, x: Tensor) -> Tuning | None:
         """None: the other way; the kernel multiplies numbers of 16 bits."""
@@ -99,6 +101,14 @@ def tunings_for(packed: Packed) -> list[Tuning]:
         shares = min(2 ** max(0, round(programs).bit_length() - 1), 2 ** (most.bit_length() - 1))
         found.append(Tuning(columns=columns, shares=shares))
     return list(dict.fromkeys(found))
+
+
+def _milliseconds(calls: Sequence[Callable[[], object]]) -> float:
+    """Infinity for a shape that needs more shared memory than this GPU has."""
+    try:
+        return graph_milliseconds(calls)
+    except OutOfResources:
+        return math.inf
 
 
 def _tried(rows: int) -> int:

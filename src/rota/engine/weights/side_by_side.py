@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rota.engine.model.linear import Projection
+from rota.engine.model.linear import Projection, tune_gemms
 
 
 class SideBySide:
@@ -25,3 +25,8 @@ class SideBySide:
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.cat([one(x) for one in self._projections], 1)
+
+    def tune(self, alike: Sequence[Projection], rows: Sequence[int]) -> None:
+        """Part by part: the same part of every layer."""
+        for parts in zip(*(one._projections for one in alike if isinstance(one, SideBySide)), strict=True):
+            tune_gemms(parts, rows)
