@@ -110,8 +110,9 @@ class Matrices:
             "fp8 scaled alone": {"": scaled},
             "int4 written out": {"": [partial(one.computed, x, None, None) for one in self.four]},
         }
-        if len(x) <= MOST_ROWS:
-            found |= {"fp8 kernel": kernel_calls(eight, x), "int4 kernel": kernel_calls(self.four, x)}
+        for way, bits, products in (("fp8 kernel", 8, eight), ("int4 kernel", 4, self.four)):
+            if len(x) <= MOST_ROWS[bits]:
+                found[way] = kernel_calls(products, x)
         return found
 
     def expected(self, way: str, x: Tensor) -> Tensor:
@@ -136,10 +137,10 @@ def random_codes(site: Site, group: int, device: str) -> Codes:
 
 def kernel_calls(products: Sequence[PackedProduct], x: Tensor) -> dict[str, list[Callable[[], Tensor]]]:
     return {
-        f"{tuning.columns} columns, {tuning.shares} shares": [
+        f"{tuning.columns} columns, {tuning.rows} rows, {tuning.shares} shares": [
             partial(one.computed, x, None, tuning) for one in products
         ]
-        for tuning in products[0].tunings
+        for tuning in products[0].tunings(len(x))
     }  # fmt: skip
 
 

@@ -19,13 +19,14 @@ from triton.compiler import ASTSource
 from rota.engine.quantised.few_rows_kernels import few_rows_kernel
 from rota.runtime.lifeline import tied
 
-CASES = [(4, 128, 16, 90), (4, 64, 64, 90), (8, 128, 16, 90), (4, 128, 16, 80)]
+# Bits, outputs and rows of a program, warps, architecture.
+CASES = [(4, 128, 16, 4, 90), (4, 128, 128, 8, 90), (8, 128, 16, 4, 90), (4, 128, 16, 4, 80)]
 # Pointers and strides that 16 divides, as they are in a model.
 EVEN = ("x", "words", "marks", "bias", "y", "partial", "ended", "inputs", "outputs", "padded", "x_stride",
         "tile_stride", "output_stride", "step_stride")  # fmt: skip
 
 
-def compiled(bits: int, columns: int, rows: int, architecture: int) -> Any:
+def compiled(bits: int, columns: int, rows: int, warps: int, architecture: int) -> Any:
     constants = {
         "BITS": bits, "STEP": 128, "PER_GROUP": 1, "COLUMNS": columns, "ROWS": rows, "IS_EVEN": True,
         "IS_SHARED": True, "HAS_BIAS": False, "OPERAND": tl.bfloat16,
@@ -36,7 +37,9 @@ def compiled(bits: int, columns: int, rows: int, architecture: int) -> Any:
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     even = {(names.index(name),): [["tt.divisibility", 16]] for name in EVEN}
     source = ASTSource(few_rows_kernel, signature, constants, even)
-    return triton.compile(source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": 4, "num_stages": 3})
+    return triton.compile(
+        source, target=GPUTarget("cuda", architecture, 32), options={"num_warps": warps, "num_stages": 3}
+    )
 
 
 def facts(kernel: Any) -> dict[str, int]:

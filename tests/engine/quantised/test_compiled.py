@@ -22,4 +22,4 @@ def test_kernels_compile_without_a_gpu_and_spill_nothing():
         assert found["conversions"] == 0, "codes are unpacked by their bits"
         assert bool(found["hopper_products"]) == (architecture == 90), case
         assert bool(found["older_products"]) == (architecture == 80), case
-        assert found["shared_bytes"] < 100_000, "two programs fit on a processor of a Hopper, one on any other"
+        assert found["shared_bytes"] < 163_000, "an Ampere has as much, and a Hopper more"

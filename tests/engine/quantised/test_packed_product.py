@@ -24,7 +24,7 @@ def made(outputs: int, inputs: int):
     return module.PackedProduct(packed, module.WrittenOutProduct(packed)), codes.weights()
 
 
-@pytest.mark.parametrize("rows", [1, 16, 64, 65, 130])
+@pytest.mark.parametrize("rows", [1, 16, 65, 130, 257])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_any_number_of_rows(monkeypatch, rows, has_bias):
     monkeypatch.setattr(module, "MOST_WRITTEN", 64 * 256)  # the matrix is written out in two portions
@@ -66,7 +66,7 @@ def test_groups_of_different_lengths_are_not_for_the_kernel():
 
 def test_the_fastest_way_is_taken_for_all_matrices_alike(monkeypatch):
     products = [made(128, 512)[0] for _ in range(10)]
-    tunings = products[0].tunings
+    tunings = products[0].tunings(4)
     tries: list[tuple[int, int]] = []
 
     def milliseconds(calls) -> float:
@@ -82,15 +82,15 @@ def test_the_fastest_way_is_taken_for_all_matrices_alike(monkeypatch):
     assert set(tries) == {(4, module.MOST_MATRICES), (32, module.MOST_MATRICES)}
     for one in products:
         assert (one._chosen[4], one._chosen[32]) == (tunings[-1], None)
-        assert one._chosen[16] == tunings[0], "what was not asked for was not tried"
+        assert one._chosen[16] == products[0].tunings(16)[0], "what was not asked for was not tried"
 
 
 def test_shares_fill_the_processors_and_leave_each_program_something_to_do(monkeypatch):
     monkeypatch.setattr(module, "_processors", lambda _: 132)
     matrix = in_eight_bit_floats(torch.zeros(4096, 4096, dtype=torch.bfloat16))
-    large = module.tunings_for(pack_eight_bits(matrix))
+    large = module.tunings_for(pack_eight_bits(matrix), 16)
     assert {(one.columns, one.shares) for one in large} == {(64, 8), (128, 8), (128, 16), (64, 16)}
-    small = module.tunings_for(pack_eight_bits(in_eight_bit_floats(torch.zeros(64, 64))))
+    small = module.tunings_for(pack_eight_bits(in_eight_bit_floats(torch.zeros(64, 64))), 16)
     assert {one.shares for one in small} == {1}
 
 

@@ -45,7 +45,7 @@ def test_a_row_that_is_not_finite_has_no_scale(bad):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 17, 130])
+@pytest.mark.parametrize("rows", [1, 17])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_torch_s_product_multiplies_rows_and_a_matrix_in_the_same_order(rows, dtype, has_bias):
     torch.manual_seed(0)

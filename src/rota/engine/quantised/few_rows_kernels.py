@@ -1,7 +1,7 @@
 """Two kernels read a matrix in few bits: one multiplies few rows by it, one writes it out for many rows.
 
-    program (tile of outputs, share of inputs)        W[tile, share] @ x[:, share].T   ->  partial[tile, share]
-    the last program of a tile to end                 sum(partial[tile])               ->  y[:, tile]
+    program (rows, tile of outputs, share of inputs)  W[tile, share] @ x[rows, share].T  ->  partial[rows, tile, share]
+    the last program of a tile to end                 sum(partial[rows, tile])           ->  y[rows, tile]
 
 Few rows make little work, and shares spread it over all processors. A count of the programs that have ended says which
 one is the last. It adds the shares in their order: one launch, no zeroing, the same sum every time.
@@ -45,8 +45,8 @@ def few_rows_kernel(
     marks,  # -> four bits: [groups, padded outputs] int32; eight bits: [outputs] float32 scales
     bias,  # -> [outputs], read only with HAS_BIAS
     y,  # -> [rows, outputs]
-    partial,  # -> [tiles, shares, COLUMNS, ROWS] float32
-    ended,  # -> [tiles] int32, zeros; zeros again afterwards
+    partial,  # -> [tiles of rows, tiles, shares, COLUMNS, ROWS] float32
+    ended,  # -> [tiles of rows, tiles] int32, zeros; zeros again afterwards
     rows,
     inputs,
     outputs,
@@ -67,8 +67,9 @@ def few_rows_kernel(
     HAS_BIAS: tl.constexpr,
     OPERAND: tl.constexpr,
 ):
-    tile, share = tl.program_id(0), tl.program_id(1)
-    row, input = tl.arange(0, ROWS), tl.arange(0, STEP)
+    # Programs that begin one after the other read the same part of the matrix.
+    row_tile, tile, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, input = row_tile * ROWS + tl.arange(0, ROWS), tl.arange(0, STEP)
     output = tile * COLUMNS + tl.arange(0, COLUMNS)
     stored = tl.minimum(output, padded - 1)
     share_steps = tl.cdiv(steps, shares)
@@ -95,8 +96,9 @@ def few_rows_kernel(
     if BITS == 8:
         total *= tl.load(marks + stored)[:, None]
     if IS_SHARED:
-        of_tile = partial + tile.to(tl.int64) * (shares * COLUMNS * ROWS)
-        total, is_last = _shared(of_tile, ended + tile, total, row < rows, share, shares, COLUMNS, ROWS)
+        nth = row_tile * tl.num_programs(1) + tile
+        of_tile = partial + nth.to(tl.int64) * (shares * COLUMNS * ROWS)
+        total, is_last = _shared(of_tile, ended + nth, total, row < rows, share, shares, COLUMNS, ROWS)
     if not IS_SHARED or is_last:
         _store(y, total, bias, row, output, rows, outputs, HAS_BIAS)
 
@@ -110,7 +112,7 @@ def _shared(partial, ended, total, is_row, share, shares, COLUMNS: tl.constexpr,
     is_last = tl.atomic_add(ended, 1, sem="acq_rel") == shares - 1
     if is_last:
         # Some loads at a time: one by one they would wait for each other, and all of them take too many registers.
-        AT_ONCE: tl.constexpr = min(8, 8192 // (COLUMNS * ROWS))
+        AT_ONCE: tl.constexpr = max(1, min(8, 8192 // (COLUMNS * ROWS)))
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
         for first in range(0, shares, AT_ONCE):
             for nth in tl.static_range(AT_ONCE):

@@ -13,20 +13,22 @@ from torch.nn import functional
 from triton.runtime.errors import OutOfResources
 
 from rota.engine.model.timed import graph_milliseconds
-from rota.engine.quantised.few_rows import MOST_ROWS, Tuning, multiply, written_out
+from rota.engine.quantised.few_rows import Tuning, ended_for, multiply, written_out
 from rota.engine.quantised.linear import Product
 from rota.engine.quantised.packing import TILE, Packed
 
 # What is done with more rows: (x, bias) -> y.
 ManyRows = Callable[[Tensor, Tensor | None], Tensor]
 # These numbers of rows are tried; a number between them does as the next one.
-TRIED_ROWS = (4, 16, 32, MOST_ROWS)
+TRIED_ROWS = {4: (4, 16, 32, 64, 128, 256), 8: (4, 16, 32, 64)}
 # Before trying: up to this many rows our kernel multiplies, by bits.
-FEW_ROWS = {4: MOST_ROWS, 8: 16}
+FEW_ROWS = {4: 128, 8: 16}
 # Matrices in a round: L2 must not hold the next matrix.
 MOST_MATRICES = 8
-# Outputs of a program, and programs for each processor, so that some 30 KiB of the matrix are on their way to each.
-SHAPES = ((64, 4), (128, 2), (128, 4), (64, 8))
+# Programs for each processor, by shape: some 30 KiB of the matrix are on their way to a processor.
+# A shape is outputs, most rows and warps.
+SHAPES = {(64, 64, 4): (4, 8), (128, 64, 4): (2, 4)}
+SHAPES_FOR_MORE_ROWS = {(128, 128, 8): (1, 2), (128, 64, 4): (2,), (256, 64, 8): (1,)}
 MOST_SHARES = 16
 # Weights that are written out at a time: 64 MiB in 16 bits, about an H200's L2.
 MOST_WRITTEN = 2**25
@@ -38,10 +40,9 @@ class PackedProduct:
     def __init__(self, packed: Packed, many_rows: ManyRows) -> None:
         self._packed = packed
         self._many_rows = many_rows
-        self._ended = torch.zeros(triton.cdiv(packed.outputs, TILE), dtype=torch.int32, device=packed.words.device)
-        self.tunings = tunings_for(packed)
-        likeliest = self.tunings[0]
-        self._chosen = {rows: likeliest if rows <= FEW_ROWS[packed.bits] else None for rows in TRIED_ROWS}
+        self._ended = ended_for(packed)
+        few = FEW_ROWS[packed.bits]
+        self._chosen = {rows: self.tunings(rows)[0] if rows <= few else None for rows in TRIED_ROWS[packed.bits]}
 
     @property
     def size_bytes(self) -> int:
@@ -56,22 +57,31 @@ class PackedProduct:
             return self._many_rows(x, bias)
         return multiply(x, self._packed, bias, self._ended, tuning)
 
+    def tunings(self, rows: int) -> list[Tuning]:
+        """Shapes of the kernel that may be the fastest, the likeliest first."""
+        return tunings_for(self._packed, rows)
+
     def tune(self, products: Sequence[Product], rows: Sequence[int]) -> None:
         """Some hundred milliseconds, and the time to compile what was not compiled before."""
         alike = [one for one in products if isinstance(one, PackedProduct)]
-        for count in sorted({_tried(one) for one in rows if one <= MOST_ROWS}):
+        for count in sorted({tried for one in rows if (tried := self._tried(one)) is not None}):
             best = self._fastest(alike[:MOST_MATRICES], count)
             for one in alike:
                 one._chosen[count] = best
 
     def _fastest(self, alike: Sequence[PackedProduct], rows: int) -> Tuning | None:
         x = torch.ones(rows, self._packed.inputs, dtype=torch.bfloat16, device=self._ended.device)
-        ways: list[Tuning | None] = [*self.tunings, None]
+        ways: list[Tuning | None] = [*self.tunings(rows), None]
         return min(ways, key=lambda way: _milliseconds([partial(one.computed, x, None, way) for one in alike]))
 
     def _tuning_for(self, x: Tensor) -> Tuning | None:
         """None: the other way; the kernel multiplies numbers of 16 bits."""
-        return self._chosen[_tried(len(x))] if len(x) <= MOST_ROWS and x.element_size() == 2 else None
+        tried = self._tried(len(x)) if x.element_size() == 2 else None
+        return None if tried is None else self._chosen[tried]
+
+    def _tried(self, rows: int) -> int | None:
+        """The number of rows that is tried for this one; None: too many rows for the kernel."""
+        return next((one for one in TRIED_ROWS[self._packed.bits] if rows <= one), None)
 
 
 class WrittenOutProduct:
@@ -92,14 +102,17 @@ class WrittenOutProduct:
         return y if bias is None else y.add_(bias)
 
 
-def tunings_for(packed: Packed) -> list[Tuning]:
-    """Shapes of the kernel that may be the fastest, the likeliest first."""
+def tunings_for(packed: Packed, rows: int) -> list[Tuning]:
+    """Shapes that fill all processors, and leave each program two steps at least."""
+    most = min(MOST_SHARES, max(1, packed.steps // 2))
     found = []
-    for columns, per_processor in SHAPES:
-        programs = per_processor * _processors(packed.words.device) / triton.cdiv(packed.outputs, columns)
-        most = min(MOST_SHARES, max(1, packed.steps // 2))
-        shares = min(2 ** max(0, round(programs).bit_length() - 1), 2 ** (most.bit_length() - 1))
-        found.append(Tuning(columns=columns, shares=shares))
+    for (columns, tile_rows, warps), programs in (SHAPES if rows <= 64 else SHAPES_FOR_MORE_ROWS).items():
+        tiles = triton.cdiv(packed.outputs, columns) * triton.cdiv(rows, tile_rows)
+        for per_processor in programs:
+            shares = round(per_processor * _processors(packed.words.device) / tiles)
+            found.append(
+                Tuning(columns=columns, shares=_power_of_two(min(most, shares)), rows=tile_rows, warps=warps)
+            )  # fmt: skip
     return list(dict.fromkeys(found))
 
 
@@ -111,8 +124,8 @@ def _milliseconds(calls: Sequence[Callable[[], object]]) -> float:
         return math.inf
 
 
-def _tried(rows: int) -> int:
-    return next(one for one in TRIED_ROWS if rows <= one)
+def _power_of_two(most: int) -> int:
+    return 2 ** (max(1, most).bit_length() - 1)
 
 
 def _processors(device: torch.device) -> int:
