@@ -15,6 +15,7 @@ from rota.core.ids import BASE, AdapterId, BlockId, Row, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.core.plan import Pool, Scoring, Seat, StepPlan, StepResult, TokenLogprobs
 from rota.core.request import SamplingParams
+from rota.core.stages import Stage
 from tests.builders import VOCABULARY, capacity
 
 NextToken = Callable[[Sequence[int]], int]
@@ -78,6 +79,7 @@ class FakeDevice:
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     plans: list[StepPlan] = field(default_factory=list)
+    stages: tuple[Stage, ...] = ()  # of its building
     _rows: dict[Row, FakeRow] = field(default_factory=dict)
     _kv: dict[tuple[BlockId, int], tuple[AdapterId, int]] = field(default_factory=dict)
     _slots: dict[Slot, AdapterId] = field(default_factory=dict)

@@ -22,6 +22,7 @@ SCRIPT = """
 import os, sys, threading, warnings
 from rota.commands.serve import serve_model
 from rota.core.config import ServerConfig
+from rota.core.stages import Stage
 from rota.engine.progress import Progress
 from rota.llm.config import engine_config
 from tests.fakes import FakeDevice
@@ -46,7 +47,7 @@ def make_device(config):
     make_noise("engine")
     if sys.argv[2] == "broken":
         raise ValueError("two\\nlines")
-    return FakeDevice()
+    return FakeDevice(stages=(Stage("imports", 0.0, 1.0), Stage("weights", 1.0, 2.04)))
 
 
 if __name__ == "__main__":
@@ -73,6 +74,10 @@ def objects_in(errors: str) -> list[dict[str, Any]]:
 def test_whoever_writes_while_it_serves_writes_json(tmp_path):
     with serve(tmp_path, "well") as server:
         url = line_of(server, "Rota serves").split()[-1]
+        assert line_of(server, "Ready after").endswith(" s: imports 1.0, weights 2.0.\n")
+        (replica,) = httpx.get(f"{url}/server_info", timeout=PATIENCE_S).json()["replicas"]
+        assert (replica["start"]["seconds"], replica["restart"]) == (3.04, None)
+        assert replica["start"]["stages"][1] == {"name": "weights", "began_s": 1.0, "seconds": 2.04}
         httpx.post(f"{url}/v1/completions", json={"prompt": "abc", "max_tokens": 2}, timeout=PATIENCE_S)
         address = urlsplit(url)
         with socket.create_connection((address.hostname, address.port), timeout=PATIENCE_S) as connection:
@@ -89,6 +94,8 @@ def test_whoever_writes_while_it_serves_writes_json(tmp_path):
         assert ("info", f"Progress of {where}: 1 of 1") in messages
         assert any(level == "warning" and f"UserWarning: a warning of {where}" in text for level, text in messages)
     assert ("info", "request") in messages
+    (ready,) = [line for line in lines if line["message"] == "The server is ready."]
+    assert (ready["stages"], ready["seconds"] > 0.0) == ("imports 1.0, weights 2.0", True)
     assert ("warning", "Invalid HTTP request received.") in messages
     uncaught = [line for line in lines if line["message"] == "Uncaught ZeroDivisionError."]
     assert len(uncaught) == 2

@@ -19,6 +19,7 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Engin
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
 from rota.core.plan import StepPlan
+from rota.core.stages import Stage
 from rota.runtime.patience import Patience
 from rota.runtime.progress import tell_progress
 from rota.runtime.service import Phase
@@ -55,6 +56,19 @@ def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_su
         assert len(listener.threads) == 1
         [restart] = [event for event in listener.events if isinstance(event, EngineRestarted)]
         assert "killed by SIGKILL" in restart.reason
+
+
+def test_the_stages_of_the_first_start_and_of_the_last_restart_are_kept(caplog):
+    stages = (Stage("imports", 0.0, 1.5), Stage("weights", 1.5, 2.0))
+    with supervised(partial(FakeDevice, stages=stages)) as (service, _):
+        service.wait_until_ready(PATIENCE_S)
+        assert (service.state.start, service.state.restart) == (stages, ())
+        os.kill(service.engine_pid, signal.SIGKILL)
+
+        assert until(lambda: service.state.restart == stages)
+        assert service.state.start == stages
+    (line,) = [record for record in caplog.records if record.getMessage() == "The engine serves again."]
+    assert (line.fields["seconds"], line.fields["stages"]) == (3.5, "imports 1.5, weights 2.0")
 
 
 def test_when_no_new_engine_can_be_made_everybody_hears_of_it(monkeypatch, capsys):

@@ -14,7 +14,7 @@ import typer
 
 from rota import __version__
 from rota.commands.flags import config_file, make_command, parameter, quiet_flag, with_file
-from rota.core.config import Capacity, EngineConfig, ServerConfig
+from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from rota.core.adapter import Adapter
     from rota.runtime.registry import Registry
-    from rota.runtime.service import Service, ServiceState
+    from rota.runtime.service import Service
     from rota.server.access.key_source import KeySource
     from rota.server.access.keys import KeyRing
     from rota.server.door.door import Door
@@ -140,6 +140,7 @@ class _Start:
 
 def _listen(start: _Start) -> None:
     """Serve until a signal. The web framework and the tokenizer are loaded here, while the engine loads the model."""
+    from rota.commands.announcement import announce
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import install_dashboard
     from rota.dashboard.stream import Viewers
@@ -178,34 +179,15 @@ def _listen(start: _Start) -> None:
         grammars=GrammarChecks(folder),
     )
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
-    sentences = [describe(server, keys), metrics_port.sentence if metrics_port else "", start.door.advice]
-    announce = partial(_announce, registry.base.name, lambda: [*_described(service.state), *sentences], start.on_ready)
-    listen(holder, app, service, server, announce, partial(print, flush=True), start.door, metrics_port)
+    others = [describe(server, keys), metrics_port.sentence if metrics_port else "", start.door.advice]
 
+    def say_ready(url: str) -> None:
+        # As text the log would say what is printed.
+        announce(registry.base.name, url, service.state, others, is_logged=server.log_format == "json")
+        if start.on_ready:
+            start.on_ready(url)
 
-def _announce(name: str, sentences: Callable[[], list[str]], on_ready: Callable[[str], None] | None, url: str) -> None:
-    print("\n".join([f"Rota serves {name} at {url}", *filter(None, sentences())]), flush=True)
-    if on_ready:
-        on_ready(url)
-
-
-def _described(state: ServiceState) -> list[str]:
-    from rota.commands.engines import described_replicas
-
-    return [adapter_memory(state.capacity), described_replicas(state)]
-
-
-def adapter_memory(capacity: Capacity | None) -> str:
-    """What the slots cost and why, in words; empty if they cost nothing."""
-    if capacity is None or not capacity.adapter_bytes:
-        return ""
-    slots, takes = ("One slot", "takes") if capacity.slots == 1 else (f"{capacity.slots} slots", "take")
-    found = (
-        f"{slots} for adapters up to rank {capacity.slot_rank} {takes} {capacity.adapter_bytes / 1e6:,.0f} MB on the "
-        f"device (slots: {capacity.slots_from}; rank: {capacity.rank_from})."
-    )
-    below = f" Their A lie below the model's matrices at {', '.join(capacity.annexed)}." if capacity.annexed else ""
-    return found + below
+    listen(holder, app, service, server, say_ready, partial(print, flush=True), start.door, metrics_port)
 
 
 def _model_name(asked_path: str | None, folder: Path) -> str:

@@ -32,6 +32,7 @@ from rota.engine.ops.protocol import Operations
 from rota.engine.parallel.group import ONE_RANK, Group
 from rota.engine.parallel.joining import join
 from rota.engine.precompile import precompiled
+from rota.engine.stages import StageRecorder
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 
 # KV blocks of an engine that only compiles kernels.
@@ -39,35 +40,50 @@ FEW_BLOCKS = 16
 
 
 @torch.inference_mode()
-def build_engine(config: EngineConfig, group: Group | None = None, choices: Choices | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    group: Group | None = None,
+    choices: Choices | None = None,
+    stage: StageRecorder | None = None,
+) -> Engine:
     """Read a model folder and return an engine that is ready for its first plan.
 
     One rank of several meets the others first, or takes part in the `group` that is given. `choices` are made unless
-    they are given too.
+    they are given too. `stage` records how long each part takes.
     """
-    processors = set_threads(sharers(config))
-    chosen = choices or choose(config)
-    group = group or join(config.rank, config.model.tensor_parallel_size, chosen.device, config.meeting)
-    chosen = chosen.with_bank(choose_bank(config, chosen, _cache_shape(config, chosen), group))
+    stage = stage or StageRecorder()
+    with stage("device"):
+        processors = set_threads(sharers(config))
+        chosen = choices or choose(config)
+        group = group or join(config.rank, config.model.tensor_parallel_size, chosen.device, config.meeting)
+        chosen = chosen.with_bank(choose_bank(config, chosen, _cache_shape(config, chosen), group))
     budget = config.scheduler.chunked_prefill_size
     one_layer = functools.partial(_one_layer, config, chosen)
-    with precompiled(one_layer, budget) if chosen.has_graphs else nullcontext():
+    with precompiled(one_layer, budget, stage) if chosen.has_graphs else nullcontext(), stage("weights"):
         weights = _weights(config, chosen)
-    adapters = _adapters(config, chosen, weights)
-    shape = _cache_shape(config, chosen)
+    with stage("memory"):
+        adapters = _adapters(config, chosen, weights)
+        engine = _assemble(config, chosen, weights, adapters, _blocks(config, chosen, weights, adapters, group), group)
+    with stage("first step"):
+        engine.warm_up()  # for steps that fit into no graph too
+    if chosen.device.type == "cpu":
+        with stage("tuning"):
+            engine.use_threads(_threads(config, processors, engine))
+    if chosen.has_graphs:
+        engine.capture(budget, config.quiet, stage)
+    with stage("warm-up"):
+        engine.warm_up()  # once more, because the first time of a step is longer than all others
+    engine.stages = stage.stages
+    return engine
+
+
+def _blocks(config: EngineConfig, chosen: Choices, weights: Weights, adapters: Adapters, group: Group) -> int:
+    """How many KV blocks fit beside the weights and the bank, on the rank with least memory."""
     taken = weights.size_bytes + adapters.bank.size_bytes
     memory = device_memory(chosen.device, taken, replicas=sharers(config))
     rows, context = config.scheduler.max_running_requests, chosen.spec.context_length
     # A rank with less memory decides: all must hold the same blocks.
-    blocks = group.least(count_blocks(config.cache, shape, memory, chosen.device, context, rows))
-    engine = _assemble(config, chosen, weights, adapters, blocks, group)
-    engine.warm_up()  # for steps that fit into no graph too
-    if chosen.device.type == "cpu":
-        engine.use_threads(_threads(config, processors, engine))
-    if chosen.has_graphs:
-        engine.capture(budget, config.quiet)
-    engine.warm_up()  # once more, because the first time of a step is longer than all others
-    return engine
+    return group.least(count_blocks(config.cache, _cache_shape(config, chosen), memory, chosen.device, context, rows))
 
 
 def _threads(config: EngineConfig, processors: int, engine: Engine) -> Threads:

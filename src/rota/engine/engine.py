@@ -14,6 +14,7 @@ from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.messages import Message
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
+from rota.core.stages import Stage
 from rota.engine.computation import Computation
 from rota.engine.cpu.threads import Threads
 from rota.engine.drawing import Drawing, Step
@@ -26,6 +27,7 @@ from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.progress import tell_progress
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.vocabulary import Vocabulary
+from rota.engine.stages import StageRecorder
 from rota.engine.step.frames import MOST_CHUNKS, Frame, decode_frames, mixed_frames
 from rota.engine.step.inputs import Rows
 from rota.engine.ticket import Ticket
@@ -63,6 +65,7 @@ class Engine:
         self._drawing = Drawing(model, self._rows, self._vocabulary, sampler, group)
         self._threads: Threads | None = None
         self.token_s = 0.0  # until `warm_up`
+        self.stages: tuple[Stage, ...] = ()  # of its building
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -93,13 +96,16 @@ class Engine:
     # ── before the first step ────────────────────────────────────────────────────────────────────────────────────
 
     @torch.inference_mode()
-    def capture(self, most_prompt_tokens: int, quiet: bool = False) -> None:
+    def capture(self, most_prompt_tokens: int, quiet: bool = False, stage: StageRecorder | None = None) -> None:
         """Replay steps as CUDA graphs from now on; the attention must not read lengths on the host."""
+        stage = stage or StageRecorder()
         frames = self._frames(most_prompt_tokens)
-        self._model.tune(sorted({frame.tokens for frame in frames}))
-        most = max(frame.decodes for frame in frames) + MOST_CHUNKS
-        logits = torch.empty(most, self._vocabulary.own, dtype=self._model.dtype, device=self._device)
-        self._computation.capture(frames, logits, quiet, self._group.size)
+        with stage("tuning"):
+            self._model.tune(sorted({frame.tokens for frame in frames}))
+        with stage("graphs"):
+            most = max(frame.decodes for frame in frames) + MOST_CHUNKS
+            logits = torch.empty(most, self._vocabulary.own, dtype=self._model.dtype, device=self._device)
+            self._computation.capture(frames, logits, quiet, self._group.size)
 
     @torch.inference_mode()
     def precompile(self, most_prompt_tokens: int) -> None:

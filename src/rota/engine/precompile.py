@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from rota.engine.stages import StageRecorder
+
 
 class Precompiles(Protocol):
     def precompile(self, most_prompt_tokens: int) -> None: ...
@@ -18,13 +20,16 @@ class Precompiles(Protocol):
 
 
 @contextmanager
-def precompiled(build: Callable[[], Precompiles], most_prompt_tokens: int) -> Iterator[None]:
+def precompiled(
+    build: Callable[[], Precompiles], most_prompt_tokens: int, stage: StageRecorder | None = None
+) -> Iterator[None]:
     """Compile in a thread beside the body; ends when both have ended. Triton keeps compiled kernels on disk too."""
     failures: list[Exception] = []
+    stage = stage or StageRecorder()
 
     def compile_all() -> None:
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), stage("kernels"):
                 engine = build()
                 engine.precompile(most_prompt_tokens)
                 engine.close()

@@ -16,6 +16,7 @@ from rota.engine.folders.hub import model_folder
 from rota.engine.lora.files.ranks import largest_rank
 from rota.engine.progress import listen_for_progress
 from rota.policy.policy_options import policy_config
+from rota.runtime.process_age import process_began_at
 from rota.runtime.progress import tell_progress
 from rota.runtime.ranks.lead import build_ranks
 from rota.runtime.world import Device
@@ -71,11 +72,14 @@ def build_device(config: EngineConfig) -> Device[Any]:
 def _build_engine(config: EngineConfig) -> Device[Any]:
     """This call loads torch, which a server's own process does not need."""
     from rota.engine.build import build_engine
+    from rota.engine.stages import StageRecorder
     from rota.grammar.grammars import LlGrammars
     from rota.text.tokenizer import Tokenizer
 
     listen_for_progress(tell_progress)  # a follower's progress is a sign of life to its leader
-    engine = build_engine(config)
+    stage = StageRecorder(process_began_at())
+    stage.note_past("imports")
+    engine = build_engine(config, stage=stage)
     if config.rank == 0 and engine.capacity.vocabulary and config.model.model_path:  # other ranks draw no tokens
         engine.use_grammars(LlGrammars(partial(Tokenizer, config.model.model_path), engine.capacity.vocabulary))
     return engine

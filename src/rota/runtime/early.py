@@ -27,7 +27,7 @@ class EarlyService:
         self._service.start(self._note)
         try:
             yield
-        except BaseException:
+        except BaseException:  # Ctrl-C too: an engine must not outlive a start that fails
             self._service.stop()
             raise
 

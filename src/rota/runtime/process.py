@@ -28,6 +28,7 @@ from rota.runtime.ranks.leader import Leader
 from rota.runtime.service import BuildDevice, explain
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
+from rota.runtime.world import stages_of
 from rota.scheduler import Scheduler
 
 # How often the sender tries to connect while the engine's process is starting.
@@ -64,7 +65,7 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
     caller = caller_of(exchange)
     scheduler = Scheduler.from_config(config, device.capacity, exchange)
     freeze_heap()
-    outbox.send([Ready(device.capacity)])
+    outbox.send([Ready(device.capacity, stages_of(device))])
     messages = SocketInbox(inbox, bell=caller.fileno() if caller else None)
     world = LiveWorld(device, messages, Pulse(outbox.tell_alive, device.token_s), caller)
     run(scheduler, world, outbox.send, config.scheduler.overlap_depth)

@@ -14,10 +14,11 @@ from rota.core.errors import EngineDiedError, Fault, FaultCode, RequestError, Ro
 from rota.core.events import Event
 from rota.core.ids import FIRST_ENGINE, EngineId
 from rota.core.messages import Message
+from rota.core.stages import Stage
 from rota.runtime.live import LiveWorld, ThreadInbox
 from rota.runtime.loop import run
 from rota.runtime.promises import Promises
-from rota.runtime.world import Device
+from rota.runtime.world import Device, stages_of
 from rota.scheduler import Scheduler
 
 Deliver = Callable[[list[Event]], None]
@@ -45,6 +46,8 @@ class ServiceState:
     engine_pid: int | None = None  # of an engine that has a process of its own
     engine_id: EngineId = FIRST_ENGINE
     has_served: bool = False  # it was ready once
+    start: tuple[Stage, ...] = ()  # the stages of the first start, once it is over
+    restart: tuple[Stage, ...] = ()  # and of the last restart
     replicas: tuple[ServiceState, ...] = ()  # of a service over several engines
 
     @property
@@ -96,7 +99,8 @@ class StateBoard:
     def set(self, state: ServiceState) -> None:
         with self._changed:
             has_served = self.state.has_served or state.phase is Phase.READY
-            self.state = replace(state, has_served=has_served)
+            start, restart = state.start or self.state.start, state.restart or self.state.restart
+            self.state = replace(state, has_served=has_served, start=start, restart=restart)
             self._changed.notify_all()
 
     def wait_until_ready(self, timeout_s: float | None) -> Capacity:
@@ -159,7 +163,7 @@ class InProcessService:
         try:
             device = self._build_device()
             scheduler = Scheduler.from_config(self._config, device.capacity)
-            self._board.set(ServiceState(phase=Phase.READY, capacity=device.capacity))
+            self._board.set(ServiceState(phase=Phase.READY, capacity=device.capacity, start=stages_of(device)))
             run(scheduler, LiveWorld(device, self._inbox), emit, self._config.scheduler.overlap_depth)
             reason = "The engine was stopped."
         except Exception as error:  # the border of a thread: all waiting clients must hear of any failure

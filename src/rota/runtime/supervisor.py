@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import zmq
@@ -13,12 +14,13 @@ import zmq
 from rota.core.config import Capacity, EngineConfig
 from rota.core.events import EngineRestarted, Event
 from rota.core.messages import Message
+from rota.core.stages import stage_fields
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.promises import Promises
 from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, explain, refuse
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting
-from rota.runtime.wire import Record, Stop
+from rota.runtime.wire import Ready, Record, Stop
 
 LOG = logging.getLogger("rota.engine")
 
@@ -149,10 +151,13 @@ class SupervisedService:
             self._board.set(ServiceState(phase=Phase.STARTING, engine_pid=self._engine.pid))
             return True
 
-    def _on_ready(self, capacity: Capacity) -> None:
-        self._board.set(ServiceState(phase=Phase.READY, capacity=capacity, engine_pid=self._engine.pid))
+    def _on_ready(self, ready: Ready) -> None:
+        pid = self._engine.pid
+        state = ServiceState(phase=Phase.READY, capacity=ready.capacity, engine_pid=pid)
+        first, again = replace(state, start=ready.stages), replace(state, restart=ready.stages)
+        self._board.set(again if self._was_ever_ready else first)
         if self._was_ever_ready:
-            fields = {"engine": self._config.engine_id, "pid": self._engine.pid}
+            fields = {"engine": self._config.engine_id, "pid": pid, **stage_fields(ready.stages)}
             LOG.warning("The engine serves again.", extra={"fields": fields})
         self._was_ever_ready = True
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import zmq
 
-from rota.core.config import Capacity
 from rota.core.events import Event, Produced
 from rota.runtime.patience import KILL_S, LOOK_S, Patience, Silence
 from rota.runtime.wire import Alive, Building, Failed, Ready, receive_all
@@ -19,7 +18,7 @@ from rota.runtime.wire import Alive, Building, Failed, Ready, receive_all
 # Records that a process sent before it died may still be on their way through the socket.
 _LATE_S = 0.05
 
-OnReady = Callable[[Capacity], None]
+OnReady = Callable[[Ready], None]
 OnEvents = Callable[[list[Event]], None]
 OnWaiting = Callable[[str], None]
 
@@ -129,9 +128,9 @@ class Watch:
         events: list[Event] = []
         for record in records:
             match record:
-                case Ready(capacity):
+                case Ready():
                     self._ready_at = time.monotonic()
-                    self._on_ready(capacity)
+                    self._on_ready(record)
                 case Failed(reason):
                     self._last_words = self._last_words or reason
                 case Building() | Alive():

@@ -19,6 +19,7 @@ import zmq
 from rota.core.config import Capacity
 from rota.core.events import Event
 from rota.core.messages import Message
+from rota.core.stages import Stage
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.pulse import BEAT_S
 
@@ -47,6 +48,7 @@ class Ready:
     """The engine serves from now on; its first record behind `Building` if the start went well."""
 
     capacity: Capacity
+    stages: tuple[Stage, ...] = ()  # of its start
 
 
 @dataclass(frozen=True, slots=True)

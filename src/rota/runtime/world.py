@@ -10,6 +10,7 @@ from rota.core.config import Capacity
 from rota.core.grammar import Grammar
 from rota.core.messages import Message
 from rota.core.plan import StepPlan, StepResult
+from rota.core.stages import Stage
 
 Ticket = TypeVar("Ticket")
 
@@ -59,6 +60,19 @@ class ChecksAdapters(Protocol):
     def check(self, adapter: Adapter) -> str:
         """Why the adapter cannot be served, in a sentence; empty if nothing is known. From any thread; blocks."""
         ...
+
+
+@runtime_checkable
+class TellsStages(Protocol):
+    """A device that knows how long the parts of its building took."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]: ...
+
+
+def stages_of(device: object) -> tuple[Stage, ...]:
+    """The stages of a device's building; none if it does not know them."""
+    return device.stages if isinstance(device, TellsStages) else ()
 
 
 @runtime_checkable

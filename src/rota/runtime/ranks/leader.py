@@ -12,10 +12,11 @@ from rota.core.errors import EngineDiedError
 from rota.core.grammar import Grammar
 from rota.core.messages import Message
 from rota.core.plan import StepPlan, StepResult
+from rota.core.stages import Stage
 from rota.runtime.ranks.agreement import Agreement
 from rota.runtime.ranks.listener import Listener
 from rota.runtime.ranks.meeting import Meeting
-from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket
+from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, stages_of
 
 
 class Leader(Generic[Ticket]):
@@ -45,6 +46,11 @@ class Leader(Generic[Ticket]):
     @property
     def token_s(self) -> float:
         return self._device.token_s
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Rank 0's: no rank is ready before the others."""
+        return stages_of(self._device)
 
     def listen(self, post: Callable[[Message], None]) -> None:
         self._agreement.listen(post)

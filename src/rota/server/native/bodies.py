@@ -67,7 +67,8 @@ class ServerInfoBody(BaseModel):
     loaded_adapters: dict[str, str]
     # SGLang's name for the requests and blocks of each engine.
     internal_states: list[dict[str, Any]]
-    # Each engine: its phase and process, its capacity, the adapters in its slots, its requests.
+    # Each engine: its phase and process, its capacity, the adapters in its slots, its start and last restart, its
+    # requests.
     replicas: list[dict[str, Any]]
 
 

@@ -12,6 +12,7 @@ from fastapi import Request as HttpRequest
 
 from rota.core.config import Capacity
 from rota.core.events import Inspected
+from rota.core.stages import Stage, total_s
 from rota.observe.metrics import Metrics
 from rota.runtime.service import ServiceState
 from rota.server.front import Front
@@ -82,6 +83,14 @@ def _described(standing: Inspected) -> dict[str, Any]:
     }
 
 
+def _start(stages: Sequence[Stage]) -> dict[str, Any] | None:
+    """How long a start took, counted from the beginning of the engine's process; None if there was none."""
+    if not stages:
+        return None
+    parts = [{"name": one.name, "began_s": round(one.began_s, 2), "seconds": round(one.took_s, 2)} for one in stages]
+    return {"seconds": round(total_s(stages), 2), "stages": parts}
+
+
 def _replica(engine: ServiceState, metrics: Metrics, standings: Sequence[Inspected]) -> dict[str, Any]:
     capacity = engine.capacity
     standing = next((one for one in standings if one.engine_id == engine.engine_id), None)
@@ -94,5 +103,7 @@ def _replica(engine: ServiceState, metrics: Metrics, standings: Sequence[Inspect
         "max_total_num_tokens": capacity and capacity.blocks * capacity.block_size,
         "max_loras_per_batch": capacity and capacity.slots,
         "adapters_in_slots": metrics.in_slots(engine.engine_id),
+        "start": _start(engine.start),
+        "restart": _start(engine.restart),
         **(_described(standing) if standing else {}),
     }
