@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ def load(name: str) -> ModuleType:
     # Triton looks at this when it decorates a kernel.
     os.environ["TRITON_INTERPRET"] = "1"
     _interpret_standard_library()
+    _round_to_eight_bits_as_torch_does()
     already = [module for module in sys.modules if module.startswith("rota.engine") and _has_compiled(module)]
     for module in already:
         del sys.modules[module]
@@ -37,6 +39,23 @@ def _interpret_standard_library() -> None:
             setattr(tl.standard, name, interpreted)
             if hasattr(tl, name):
                 setattr(tl, name, interpreted)
+
+
+def _round_to_eight_bits_as_torch_does() -> None:
+    """Triton 3.7's interpreter forgets the carry of a number that is rounded up to a power of two: 127 becomes 64."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+    if convert.__module__ != interpreter.__name__:
+        return  # by an earlier call
+
+    def converted(numbers: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if (source, target) != (tl.float32, tl.float8e4nv):
+            return convert(numbers, source, target, rounding)
+        return torch.from_numpy(numbers.copy()).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+    interpreter._convert_float = converted
 
 
 def _has_compiled(module: str) -> bool:

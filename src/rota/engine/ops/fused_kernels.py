@@ -96,8 +96,7 @@ def rotate_and_store_kernel(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS_TILE + tl.arange(0, HEADS_TILE)
     pair = tl.arange(0, HALF_TILE)
-    is_query = head < HEADS
-    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_query, is_key = head < HEADS, (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     is_pair = (pair < HALF)[None, :]
     turns = (is_query | is_key)[:, None]
