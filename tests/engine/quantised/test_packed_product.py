@@ -79,9 +79,9 @@ def test_the_fastest_way_is_taken_for_all_matrices_alike(monkeypatch):
     monkeypatch.setattr(module, "graph_milliseconds", milliseconds)
     products[0].tune(products, [1, 3, 20, 512])
 
-    assert set(tries) == {(4, module.MOST_MATRICES), (32, module.MOST_MATRICES)}
+    assert set(tries) == {(4, module.MOST_MATRICES), (64, module.MOST_MATRICES)}
     for one in products:
-        assert (one._chosen[4], one._chosen[32]) == (tunings[-1], None)
+        assert (one._chosen[4], one._chosen[64]) == (tunings[-1], None)
         assert one._chosen[16] == products[0].tunings(16)[0], "what was not asked for was not tried"
 
 

@@ -19,16 +19,19 @@ from rota.engine.quantised.packing import TILE, Packed
 
 # What is done with more rows: (x, bias) -> y.
 ManyRows = Callable[[Tensor, Tensor | None], Tensor]
-# These numbers of rows are tried; a number between them does as the next one.
-TRIED_ROWS = {4: (4, 16, 32, 64, 128, 256), 8: (4, 16, 32, 64)}
-# Before trying: up to this many rows our kernel multiplies, by bits.
-FEW_ROWS = {4: 128, 8: 16}
+# These numbers of rows are tried; a number between them does as the next one. Each takes kernels to be compiled.
+TRIED_ROWS = {4: (4, 16, 64, 128, 256), 8: (4, 16, 64)}
+# Before trying: up to this many rows our kernel multiplies, by bits. The likeliest shapes fit on any GPU.
+FEW_ROWS = {4: 64, 8: 16}
 # Matrices in a round: L2 must not hold the next matrix.
 MOST_MATRICES = 8
-# Programs for each processor, by shape: some 30 KiB of the matrix are on their way to a processor.
-# A shape is outputs, most rows and warps.
-SHAPES = {(64, 64, 4): (4, 8), (128, 64, 4): (2, 4)}
-SHAPES_FOR_MORE_ROWS = {(128, 128, 8): (1, 2), (128, 64, 4): (2,), (256, 64, 8): (1,)}
+# Programs for each processor, by most rows and by shape: outputs and rows of a program, and warps. Some 30 KiB of the
+# matrix are on their way to a processor. Every program reads its rows of x again: the more rows, the more outputs.
+SHAPES: dict[int, dict[tuple[int, int, int], tuple[int, ...]]] = {
+    16: {(64, 16, 4): (4, 8), (128, 16, 4): (2, 4)},
+    64: {(128, 64, 4): (2, 4), (256, 64, 8): (1, 2)},
+    256: {(128, 128, 8): (1, 2), (128, 64, 4): (2,), (256, 64, 8): (1,)},
+}
 MOST_SHARES = 16
 # Weights that are written out at a time: 64 MiB in 16 bits, about an H200's L2.
 MOST_WRITTEN = 2**25
@@ -105,8 +108,9 @@ class WrittenOutProduct:
 def tunings_for(packed: Packed, rows: int) -> list[Tuning]:
     """Shapes that fill all processors, and leave each program two steps at least."""
     most = min(MOST_SHARES, max(1, packed.steps // 2))
+    shapes = next(some for most_rows, some in SHAPES.items() if rows <= most_rows)
     found = []
-    for (columns, tile_rows, warps), programs in (SHAPES if rows <= 64 else SHAPES_FOR_MORE_ROWS).items():
+    for (columns, tile_rows, warps), programs in shapes.items():
         tiles = triton.cdiv(packed.outputs, columns) * triton.cdiv(rows, tile_rows)
         for per_processor in programs:
             shares = round(per_processor * _processors(packed.words.device) / tiles)
