@@ -1,4 +1,4 @@
-"""Codes are unpacked two at a time, by the bits of the numbers: converting integers runs at an eighth of the speed.
+"""Codes are unpacked two at a time, by the bits of the numbers: converting each integer takes more instructions.
 
     four bits    0x4300 | code  is  128 + code  in bfloat16 (0x6400: 1024 + code in float16), and a subtraction is exact
     eight bits   s eeee mmm, moved to where 16 bits have sign, exponent and mantissa, is the number times 2**-120
