@@ -160,3 +160,13 @@ def test_a_tensor_that_the_layout_does_not_have_is_refused(tmp_path):
     save_file({**tensors, f"{MODULE}.input_scale": torch.tensor(1.0)}, tmp_path / SINGLE)
     with pytest.raises(ModelError, match=f"holds the tensor '{MODULE}.input_scale', which"):
         load_weights(tmp_path, read_spec(tmp_path), torch.device("cpu"), torch.float32, True)
+
+
+def test_biases_of_zeros_that_old_gptq_folders_have_are_passed_over_and_others_are_not(tmp_path):
+    write_model(tmp_path, "4: GPTQ")
+    tensors, spec = load_file(tmp_path / SINGLE), read_spec(tmp_path)
+    save_file({**tensors, f"{MODULE}.bias": torch.zeros(128).half()}, tmp_path / SINGLE)
+    load_weights(tmp_path, spec, torch.device("cpu"), torch.float32, True)
+    save_file({**tensors, f"{MODULE}.bias": torch.ones(128).half()}, tmp_path / SINGLE)
+    with pytest.raises(ModelError, match=f"holds the tensor '{MODULE}.bias', which"):
+        load_weights(tmp_path, spec, torch.device("cpu"), torch.float32, True)

@@ -81,6 +81,7 @@ def load_weights(
     with Shards(folder) as shards:
         stored = StoredMatrices(shards, read_layout(folder), device)
         _build(spec, torch.device("meta"), dtype, Source(stored.check))
+        stored.pass_over_biases()
         shards.check_all_known()
         with Progress(f"Loading {folder.name}", weight_bytes(spec, dtype, shard), BYTES, quiet) as progress:
             reading = Reading(shards, stored, spec, shard, dtype, progress.update)

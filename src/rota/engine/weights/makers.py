@@ -49,7 +49,7 @@ class EightBitFloats(PlainHead):
     def size_bytes(self, outputs: int, inputs: int, _dtype_bytes: int) -> int:
         return outputs * (inputs + SCALE_BYTES)
 
-    def site(self, parts: Parts) -> EightBitFloatLinear:
+    def site(self, parts: Parts) -> Projection:
         """Plain weights are read matrix by matrix, so that no more than one lies on the device in full."""
         found = _found(parts)
         if found is None:

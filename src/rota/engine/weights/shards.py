@@ -81,6 +81,11 @@ class Shards:
             )
         self._checked.add(name)
 
+    def pass_over_zeros(self, name: str) -> None:
+        """Count a tensor as used if it is there, and all of it is zero."""
+        if name in self._places and name not in self._checked and not self.read(name).any():
+            self._checked.add(name)
+
     def check_all_known(self) -> None:
         """Raise if a tensor was not used: to leave out a bias, for example, would give wrong answers silently."""
         spare = [name for name in self._places if name not in self._checked and not _is_redundant(name)]

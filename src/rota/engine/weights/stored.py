@@ -68,6 +68,11 @@ class StoredMatrices:
         for rule in layout.rules(outputs, inputs):
             self._shards.check_form(f"{name.removesuffix(WEIGHT)}.{rule.suffix}", rule.shapes, rule.kinds)
 
+    def pass_over_biases(self) -> None:
+        """Old GPTQ folders have a bias of zeros for every matrix, also where the model has none."""
+        for name in self._shapes:
+            self._shards.pass_over_zeros(f"{name.removesuffix(WEIGHT)}.bias")
+
     def find(self, name: str, cut: Cut | None = None) -> Stored | None:
         """A checked matrix, or a stretch of it, on the device; None if it is stored plain."""
         layout = self._layout_of(name)
