@@ -12,7 +12,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from rota import LLM, SamplingParams
-from rota.core.config import EngineConfig, FirstAdapters
+from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig
 from rota.core.errors import AdapterError
 from rota.engine.bank_choice import choose_bank
 from rota.engine.build import build_engine
@@ -23,9 +23,11 @@ from rota.engine.kv_cache import CacheShape
 from rota.engine.lora.bank import slot_bytes
 from rota.engine.lora.bank_size import BankSize
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.parallel.group import Group
+from rota.engine.model.sites import SITES
+from rota.engine.parallel.group import ONE_RANK, Group
 from rota.llm.config import engine_config, locate_model
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
+from tests.engine.lora.llama import LLAMA_8B
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.parallel.together import together
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -104,6 +106,19 @@ def test_an_engine_has_the_slots_that_its_first_adapters_need(model, adapters, n
     capacity = build_engine(config(model, [adapters[name] for name in names], **options)).capacity
     assert (capacity.slots, capacity.slot_rank) == found
     assert capacity.annexed == ()  # there are none on a CPU
+
+
+def test_on_a_gpu_six_adapters_of_rank_16_lie_where_flags_set_by_hand_would_put_them(model):
+    asked = replace(config(model, []), cache=CacheConfig(mem_fraction_static=0.88), first=FirstAdapters(6, 16))
+    memory = DeviceMemory(140 << 30, 16 << 30)
+    gpu = replace(choose(asked), spec=LLAMA_8B, dtype=torch.bfloat16, lora_backend="triton", memory=memory)
+    shape = CacheShape(LLAMA_8B.layers, LLAMA_8B.kv_heads, LLAMA_8B.head_dim, 16, torch.bfloat16)
+
+    def found(lora: LoraConfig) -> tuple[int, int, tuple[str, ...]]:
+        chosen = gpu.with_bank(choose_bank(replace(asked, lora=lora), gpu, shape, ONE_RANK))
+        return chosen.bank.slots, chosen.bank.rank, chosen.annexed
+
+    assert found(LoraConfig()) == found(LoraConfig(max_loras_per_batch=8, max_lora_rank=16)) == (8, 16, SITES)
 
 
 def test_in_host_memory_an_adapter_takes_the_bytes_of_its_own_rank(model, adapters):
