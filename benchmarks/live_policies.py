@@ -65,7 +65,7 @@ class Client:
         self.service.start(self._deliver)
         self.service.wait_until_ready()
         for adapter in registry.adapters:
-            self.service.send(AddAdapter(adapter, time.monotonic()))
+            self.service.send(AddAdapter(adapter=adapter, at=time.monotonic()))
         self._wait_for(len(registry.adapters))
 
     def ask_all(self, asked: Sequence[Ask], seed: int, prefix: str = "") -> None:

@@ -74,7 +74,7 @@ class Stage:
             adapter = Adapter(
                 adapter_id=AdapterId(number), name=f"adapter{number}", path="", is_pinned=number <= pinned
             )
-            self.scheduler.apply(AddAdapter(adapter, self.now))
+            self.scheduler.apply(AddAdapter(adapter=adapter, at=self.now))
         while self.step(lambda: None).fetches or self._under_way:
             pass
 

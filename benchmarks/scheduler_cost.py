@@ -92,7 +92,9 @@ def every_policy() -> list[float]:
     scheduler = Scheduler(SchedulerConfig(), capacity, policy, LoraConfig(max_loaded_loras=ADAPTERS))
     device = Device(scheduler)
     for number in range(1, ADAPTERS + 1):
-        scheduler.apply(AddAdapter(Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=""), 0.0))
+        scheduler.apply(
+            AddAdapter(adapter=Adapter(adapter_id=AdapterId(number), name=f"adapter{number}", path=""), at=0.0)
+        )
     device.step()
     for number in range(rows):
         scheduler.apply(submit(number, AdapterId(1 + number % IN_TURN)))

@@ -49,7 +49,7 @@ class Engine:
         self.device = Device(self.scheduler)
         for number in range(1, ADAPTERS + 1):
             name = f"adapter{number}"
-            self.scheduler.apply(AddAdapter(Adapter(adapter_id=AdapterId(number), name=name, path=""), 0.0))
+            self.scheduler.apply(AddAdapter(adapter=Adapter(adapter_id=AdapterId(number), name=name, path=""), at=0.0))
         self.device.step()
         for number in range(WAITING):
             self.scheduler.apply(submit(number, AdapterId(1 + number % ADAPTERS)))

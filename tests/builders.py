@@ -56,7 +56,7 @@ def abort(id: str = "r0", at: float = 0.0) -> Abort:
 
 def add_adapter(number: int, at: float = 0.0, **fields: Any) -> AddAdapter:
     named = {"name": f"adapter{number}", "path": f"adapters/{number}", **fields}
-    return AddAdapter(Adapter(adapter_id=AdapterId(number), **named), at)
+    return AddAdapter(adapter=Adapter(adapter_id=AdapterId(number), **named), at=at)
 
 
 def capacity(

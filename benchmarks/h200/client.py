@@ -116,7 +116,9 @@ class ServiceClient:
         """A transient is loaded, asked at once, and told to go; all transients are counted together."""
         now, transient = time.monotonic(), AdapterId(FIRST_TRANSIENT + visit.number)
         path = self.folder / f"adapter{visit.host}"
-        self.send(AddAdapter(Adapter(adapter_id=transient, name=f"transient{visit.number}", path=str(path)), now))
+        self.send(
+            AddAdapter(adapter=Adapter(adapter_id=transient, name=f"transient{visit.number}", path=str(path)), at=now)
+        )
         everybody = AdapterId(self.scenario.adapters + 1)
         self.recorder.transients.add(everybody)
         (ask,) = visit.asks

@@ -75,7 +75,9 @@ class InProcessServer:
         self._told: queue.SimpleQueue[AdapterAdded | AdapterRefused] = queue.SimpleQueue()
         for number, (name, path) in enumerate(self._asked.adapters.items(), start=1):
             self._service.send(
-                AddAdapter(Adapter(adapter_id=AdapterId(number), name=name, path=str(path)), time.monotonic())
+                AddAdapter(
+                    adapter=Adapter(adapter_id=AdapterId(number), name=name, path=str(path)), at=time.monotonic()
+                )
             )
             answer = self._told.get(timeout=PATIENCE_S)
             if isinstance(answer, AdapterRefused):

@@ -91,7 +91,7 @@ class ModelConfig:
         return self.data_parallel_size
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheConfig:
     """How much memory holds keys and values, and in what portions."""
 

@@ -32,7 +32,7 @@ class AbortAll:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddAdapter:
     """A client adds an adapter. It is read and checked before requests may ask for it, unless it is read later."""
 

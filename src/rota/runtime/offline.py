@@ -36,7 +36,7 @@ class OfflineInbox:
         self._unsent = deque(requests)
         self._max_open = max_open
         self._patience_s = patience_s
-        self._messages: list[Message] = [AddAdapter(adapter, time.monotonic()) for adapter in adapters]
+        self._messages: list[Message] = [AddAdapter(adapter=adapter, at=time.monotonic()) for adapter in adapters]
         self._open: set[RequestId | AdapterId] = {adapter.adapter_id for adapter in adapters}
         self._doorbell = doorbell or Doorbell()
 

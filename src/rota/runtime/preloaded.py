@@ -44,7 +44,7 @@ class PreloadedService:
         self._service.start(note)
         with suppress(RequestError):  # it is already down, and `wait_until_ready` says so
             for adapter in self._adapters:
-                self._service.send(AddAdapter(adapter, time.monotonic(), is_read_later=True))
+                self._service.send(AddAdapter(adapter=adapter, at=time.monotonic(), is_read_later=True))
 
     def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
         capacity = self._service.wait_until_ready(timeout_s)

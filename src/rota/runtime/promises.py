@@ -38,7 +38,7 @@ class Promises:
         match message:
             case Submit(request):
                 self._requests[request.request_id] = _Open(len(request.prompt))
-            case AddAdapter(adapter, _, is_known):
+            case AddAdapter(adapter=adapter, is_known=is_known):
                 (self._known if is_known else self._coming)[adapter.adapter_id] = adapter
             case RemoveAdapter(adapter_id):
                 self._leaving[adapter_id] = None
@@ -66,7 +66,9 @@ class Promises:
     def introductions(self) -> list[AddAdapter]:
         """The first messages to a new engine: every adapter that was added and not removed."""
         now = time.monotonic()
-        return [AddAdapter(adapter, now, is_known=True, is_read_later=True) for adapter in self._known.values()]
+        return [
+            AddAdapter(adapter=adapter, at=now, is_known=True, is_read_later=True) for adapter in self._known.values()
+        ]
 
     def break_all(self, reason: str) -> list[Event]:
         """The engine is dead: end all open requests, and return the events that say so.

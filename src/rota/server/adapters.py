@@ -59,7 +59,7 @@ class AdapterManager:
     async def _load(self, asked: LoraPath) -> None:
         adapter = self._registry.add(asked)
         try:
-            self._service.send(AddAdapter(adapter, time.monotonic()))
+            self._service.send(AddAdapter(adapter=adapter, at=time.monotonic()))
         except RequestError:
             self._registry.forget(asked.name)
             raise

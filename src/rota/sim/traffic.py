@@ -49,7 +49,7 @@ class Traffic:
         """Adapters are added at 0, and clients begin at `starts_at`; the front end adds `front_s` to each request."""
         self._starts_at, self._front_s, self._observers = starts_at, front_s, observers
         for number in range(1, self._scenario.adapters + 1):
-            self._mail.post(0.0, AddAdapter(self._adapter(AdapterId(number)), 0.0))
+            self._mail.post(0.0, AddAdapter(adapter=self._adapter(AdapterId(number)), at=0.0))
         for number, client in enumerate(self._scenario.clients):
             wave = asks(client, seed=self._seed * 1000 + number)
             self._waves.append(wave)
@@ -77,7 +77,7 @@ class Traffic:
             self._coming[transient] = visit
             self._recorder.transients.add(transient)
             at = self._starts_at + visit.at
-            self._mail.post(at, AddAdapter(self._adapter(transient), at))
+            self._mail.post(at, AddAdapter(adapter=self._adapter(transient), at=at))
 
     def _note_added(self, transient: AdapterId, at: float) -> None:
         """Once all replicas have read a transient adapter, it gets its requests.

@@ -62,7 +62,9 @@ def serving(service: Service, config: EngineConfig) -> Iterator[Listener]:
     try:
         for number in range(1, ADAPTERS + 1):
             path = Path(config.model.model_path).parent / str(number)
-            service.send(AddAdapter(Adapter(adapter_id=AdapterId(number), name=f"a{number}", path=str(path)), 0.0))
+            service.send(
+                AddAdapter(adapter=Adapter(adapter_id=AdapterId(number), name=f"a{number}", path=str(path)), at=0.0)
+            )
         yield listener
     finally:
         service.stop()

@@ -91,7 +91,7 @@ def test_nobody_waits_for_a_newcomers_answer_before_it_was_ready_once():
     desk, _ = desk_of()
     newcomer = joined(desk)
     desk.send(add_adapter(1))
-    assert newcomer.sent == [AddAdapter(add_adapter(1).adapter, 0.0, is_known=True, is_read_later=True)]
+    assert newcomer.sent == [AddAdapter(adapter=add_adapter(1).adapter, at=0.0, is_known=True, is_read_later=True)]
     assert heard(desk, 0, added(1, 0)) == []
     assert kinds(heard(desk, 1, added(1, 1))) == ["AdapterAdded"]
 
@@ -203,7 +203,7 @@ def test_an_adapter_is_answered_for_by_the_replicas_that_have_a_place():
     assert kinds(heard(desk, 1)) == ["AdapterAdded"]
 
     assert heard(desk, 1, refused(1, 1, "It was killed.")) == []  # it may have died before it read anything
-    assert replicas[1].sent[-1] == AddAdapter(add_adapter(1).adapter, 1.0, is_known=True, is_read_later=True)
+    assert replicas[1].sent[-1] == AddAdapter(adapter=add_adapter(1).adapter, at=1.0, is_known=True, is_read_later=True)
     [lost] = heard(desk, 1, refused(1, 1))
     assert lost.others_serve
 

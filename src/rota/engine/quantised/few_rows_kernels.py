@@ -71,8 +71,7 @@ def few_rows_kernel(
     row_tile, tile, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, input = row_tile * ROWS + tl.arange(0, ROWS), tl.arange(0, STEP)
     output = tile * COLUMNS + tl.arange(0, COLUMNS)
-    stored = tl.minimum(output, padded - 1)
-    share_steps = tl.cdiv(steps, shares)
+    stored, share_steps = tl.minimum(output, padded - 1), tl.cdiv(steps, shares)
     first = share * share_steps
     x_at = x + row[:, None].to(tl.int64) * x_stride + (first * STEP + input)[None, :]
     words_at = _words_at(words, stored, first, tile_stride, output_stride, step_stride, STEP * BITS // 32)
@@ -92,7 +91,6 @@ def few_rows_kernel(
             total = tl.dot(numbers, tl.trans(x_tile), total, input_precision="ieee")
         x_at += STEP
         words_at += step_stride
-
     if BITS == 8:
         total *= tl.load(marks + stored)[:, None]
     if IS_SHARED:

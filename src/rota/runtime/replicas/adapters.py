@@ -179,7 +179,9 @@ class ReplicaAdapters:
             self._entries.pop(adapter_id, None)
 
     def _invite(self, entry: _Entry, replicas: Iterable[int], at: float) -> None:
-        entry.invited |= self._told(replicas, AddAdapter(entry.adapter, at, is_known=True, is_read_later=True))
+        entry.invited |= self._told(
+            replicas, AddAdapter(adapter=entry.adapter, at=at, is_known=True, is_read_later=True)
+        )
 
     def _take_back(self, entry: _Entry, replicas: Iterable[int], message: RemoveAdapter) -> None:
         """Tell replicas of a removal, and wait for the answers of those that are not away."""
