@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rota.engine.model.linear import tune_gemms
+from rota.engine.model.linear import Linear, tune_gemms
 from rota.engine.quantised.eight_bit import in_eight_bit_floats
-from rota.engine.quantised.gpu_four_bit import in_order
+from rota.engine.quantised.gpu_four_bit import WholeProduct, in_order
 from rota.engine.quantised.packing import pack_eight_bits, pack_four_bits, step_of
 from rota.engine.weights.side_by_side import SideBySide
 from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
@@ -110,3 +110,13 @@ def test_parts_side_by_side_are_tuned_part_by_part(monkeypatch):
     layers = [[linear.FewBitsLinear(made(64, 128)[0], None) for _ in range(3)] for _ in range(2)]
     tune_gemms([SideBySide(parts) for parts in layers], [1])
     assert tried == [([one[nth]._product for one in layers], [1]) for nth in range(3)]
+
+
+def test_a_layer_whose_matrix_is_kept_whole_leaves_the_others_to_be_tuned(monkeypatch):
+    linear = load("rota.engine.quantised.linear")
+    tried = []
+    monkeypatch.setattr(module.PackedProduct, "tune", lambda _, products, rows: tried.append((products, rows)))
+    whole, packed = linear.FewBitsLinear(WholeProduct(torch.ones(64, 128)), None), made(64, 128)[0]
+    plain = Linear(torch.ones(64, 128))
+    tune_gemms([plain, whole, linear.FewBitsLinear(packed, None)], [1])
+    assert tried == [([packed], [1])]

@@ -104,8 +104,8 @@ def projection(weight: Tensor, bias: Tensor | None = None, gemm: GemmChoice | No
 
 def tune_gemms(projections: Sequence[Projection], rows: Sequence[int]) -> None:
     """Find the fastest product for matrices of one shape, one for each layer; widened matrices are tuned apart."""
-    if projections and isinstance(projections[0], Tunes):
-        projections[0].tune(projections, rows)
+    if tunes := [one for one in projections if isinstance(one, Tunes)]:
+        tunes[0].tune(projections, rows)
     matrices = [one for one in projections if isinstance(one, Linear)]
     for some in (matrices, [one.widened for one in matrices if one.widened is not None]):
         if some and (gemm := some[0].gemm) is not None:

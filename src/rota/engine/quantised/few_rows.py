@@ -21,6 +21,8 @@ MOST_ROW_TILES = 4
 SMALLEST_DOT = 16
 # Loads that are on their way while a step is multiplied; rows of x take shared memory too.
 STAGES = {16: 4, 32: 4, 64: 3, 128: 3}
+# Sums of shares that a program loads together: 64 for each thread.
+MOST_LOADED = 8192
 _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -53,7 +55,8 @@ def multiply(x: Tensor, packed: Packed, bias: Tensor | None, ended: Tensor, tuni
         x, packed.words, packed.marks, x if bias is None else bias, y, partial, ended, rows, packed.inputs,
         packed.outputs, packed.padded, packed.steps, tuning.shares, x.stride(0), *packed.strides,
         BITS=packed.bits, STEP=packed.step, PER_GROUP=packed.per_group, COLUMNS=tuning.columns, ROWS=tile_rows,
-        IS_EVEN=packed.inputs % packed.step == 0, IS_SHARED=tuning.shares > 1, HAS_BIAS=bias is not None,
+        IS_EVEN=packed.inputs % packed.step == 0, IS_SHARED=tuning.shares > 1,
+        AT_ONCE=max(1, min(8, MOST_LOADED // (tuning.columns * tile_rows))), HAS_BIAS=bias is not None,
         OPERAND=_operand(x.dtype), num_warps=tuning.warps, num_stages=STAGES[tile_rows],
     )  # fmt: skip
     return y

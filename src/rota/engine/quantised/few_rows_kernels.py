@@ -64,6 +64,7 @@ def few_rows_kernel(
     ROWS: tl.constexpr,
     IS_EVEN: tl.constexpr,  # whether steps end where the inputs end
     IS_SHARED: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # shares that are loaded together
     HAS_BIAS: tl.constexpr,
     OPERAND: tl.constexpr,
 ):
@@ -96,13 +97,15 @@ def few_rows_kernel(
     if IS_SHARED:
         nth = row_tile * tl.num_programs(1) + tile
         of_tile = partial + nth.to(tl.int64) * (shares * COLUMNS * ROWS)
-        total, is_last = _shared(of_tile, ended + nth, total, row < rows, share, shares, COLUMNS, ROWS)
+        total, is_last = _shared(of_tile, ended + nth, total, row < rows, share, shares, COLUMNS, ROWS, AT_ONCE)
     if not IS_SHARED or is_last:
         _store(y, total, bias, row, output, rows, outputs, HAS_BIAS)
 
 
 @triton.jit
-def _shared(partial, ended, total, is_row, share, shares, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
+def _shared(
+    partial, ended, total, is_row, share, shares, COLUMNS: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr
+):  # fmt: skip
     """Puts a share down; if it is the last one, the sum of all shares, and True."""
     place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
     tl.store(partial + share * (COLUMNS * ROWS) + place, total, mask=is_row[None, :])
@@ -110,7 +113,6 @@ def _shared(partial, ended, total, is_row, share, shares, COLUMNS: tl.constexpr,
     is_last = tl.atomic_add(ended, 1, sem="acq_rel") == shares - 1
     if is_last:
         # Some loads at a time: one by one they would wait for each other, and all of them take too many registers.
-        AT_ONCE: tl.constexpr = max(1, min(8, 8192 // (COLUMNS * ROWS)))
         total = tl.zeros([COLUMNS, ROWS], tl.float32)
         for first in range(0, shares, AT_ONCE):
             for nth in tl.static_range(AT_ONCE):

@@ -43,4 +43,7 @@ class FewBitsLinear:
         return self._product(x, self._bias)
 
     def tune(self, alike: Sequence[Projection], rows: Sequence[int]) -> None:
-        self._product.tune([one._product for one in alike if isinstance(one, FewBitsLinear)], rows)
+        products = [one._product for one in alike if isinstance(one, FewBitsLinear)]
+        for kind in dict.fromkeys(map(type, products)):
+            same = [one for one in products if type(one) is kind]
+            same[0].tune(same, rows)

@@ -100,13 +100,13 @@ def pack_four_bits(codes: Codes, step: int) -> Packed:
 
 
 def pack_eight_bits(matrix: Scaled) -> Packed:
-    """The words are a view of the codes in their new order."""
+    """The words are the codes in their new order; scales are copied, since torch's product wants them aligned."""
     outputs, inputs = matrix.codes.shape
     words = in_word_order(matrix.codes).view(torch.int32).flatten()
     # A step that divides the inputs needs no masks.
     step = min(inputs & -inputs, LONGEST_STEP)
     return Packed(
-        words=words, marks=matrix.scales, bits=8, outputs=outputs, inputs=inputs, padded=outputs,
+        words=words, marks=matrix.scales.float().clone(), bits=8, outputs=outputs, inputs=inputs, padded=outputs,
         step=step if step >= SHORTEST_STEP else LONGEST_STEP, per_group=1,
     )  # fmt: skip
 
