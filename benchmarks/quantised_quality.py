@@ -1,11 +1,12 @@
 """Measures what FP8 weights change: the built-in model in eight-bit floats against its own weights.
 
-    python benchmarks/quantised_quality.py [--pieces 16] [--prompts 20] [--output FILE]
+    python benchmarks/quantised_quality.py [--pieces 16] [--prompts 20] [--logits] [--output FILE]
 
 Texts are the lessons of the built-in adapters, in pieces of 256 tokens: how far the log-probabilities of the likeliest
 tokens move, and how often the likeliest token stays. Then every adapter takes its own examination, in both forms. On a
 CPU the products are the references, which round weights and activations as a GPU does; few rows, whose activations a
 GPU need not round, are rounded too. Weights are also compared one by one, and with those that a folder in blocks means.
+`--logits` compares whole logits instead, by transformers with weights and activations rounded in the same way.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from unittest import mock
 import torch
 from safetensors import safe_open
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from examples.builtin_adapters.styles import LESSONS, STYLES
 from rota import LLM, SamplingParams
@@ -35,7 +37,7 @@ from rota.engine.choices import choose
 from rota.engine.engine import Engine
 from rota.engine.folders.builtin import CALLER, builtin_adapters, builtin_model_folder
 from rota.engine.model.linear import Projection, projection
-from rota.engine.quantised.eight_bit import in_eight_bit_floats
+from rota.engine.quantised.eight_bit import in_eight_bit_floats, rounded_rows
 from rota.engine.quantised.maker import Parts
 from rota.engine.weights.makers import EightBitFloats
 from rota.text.tokenizer import Tokenizer
@@ -118,6 +120,23 @@ def difference(own: list[TokenLogprobs], other: list[TokenLogprobs]) -> dict[str
     }
 
 
+@torch.inference_mode()
+def logit_errors(texts: list[tuple[int, ...]]) -> dict[str, float]:
+    """The norm of what rounding changes in all logits, by the norm of the logits."""
+    tokens = torch.tensor(texts)
+    network = AutoModelForCausalLM.from_pretrained(builtin_model_folder(quiet=True), dtype=torch.float32)
+    found = {OWN: network(tokens).logits}
+    layers = [module for name, module in network.named_modules() if name.endswith("proj")]
+    for layer in layers:
+        layer.weight.copy_(in_eight_bit_floats(layer.weight).weights())
+    found[WEIGHTS] = network(tokens).logits
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda _, x: (rounded_rows(x[0].flatten(0, 1)).weights().view_as(x[0]),))
+    found[BOTH] = network(tokens).logits
+    own = found.pop(OWN)
+    return {form: round(float((logits - own).norm() / own.norm()), 5) for form, logits in found.items()}
+
+
 def in_blocks(weight: Tensor) -> Tensor:
     """What a folder with a scale for each block of 128 x 128 means."""
     rounded = torch.empty_like(weight)
@@ -152,27 +171,32 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--pieces", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=20, help="of each adapter's examination, 50 at most")
+    parser.add_argument("--logits", action="store_true", help="only whole logits, on the CPU")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    texts, found, seconds = pieces(arguments.pieces), {}, {}
+    texts = pieces(arguments.pieces)
+    report = {"logits": logit_errors(texts)} if arguments.logits else compare(arguments, texts)
+    report = {"machine": platform.machine(), "torch": torch.__version__, **report}
+    print(json.dumps(report, indent=2))
+    if arguments.output:
+        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def compare(arguments: argparse.Namespace, texts: list[tuple[int, ...]]) -> dict[str, Any]:
+    found, seconds = {}, {}
     for form in FORMS[arguments.device]:
         started_at = time.perf_counter()
         llm = model(arguments.device, form)
         found[form] = scores(llm, texts), marks(llm, arguments.prompts)
         seconds[form] = round(time.perf_counter() - started_at, 1)
         print(form, found[form][1], f"{seconds[form]} s", flush=True)
-    report = {
-        "machine": platform.machine(),
-        "torch": torch.__version__,
+    return {
         "texts": {form: difference(found[OWN][0], one) for form, (one, _) in found.items() if form != OWN},
         "adapters pass their checks": {form: one for form, (_, one) in found.items()},
         "prompts for each adapter": arguments.prompts,
         "weights": weight_errors(),
         "seconds": seconds,
     }
-    print(json.dumps(report, indent=2))
-    if arguments.output:
-        arguments.output.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":
