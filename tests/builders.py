@@ -69,6 +69,7 @@ def capacity(
     window: int | None = None,
     adapter_bytes: int = 2_000_000,
     deep_prefix: int | None = None,
+    kv_dtype: str | None = "bfloat16",
 ) -> Capacity:
     return Capacity(
         blocks=blocks,
@@ -83,4 +84,5 @@ def capacity(
         slot_rank=16,
         slots_from="6 adapters at the start",
         rank_from="the largest at the start",
+        kv_dtype=kv_dtype,
     )

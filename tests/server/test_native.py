@@ -296,6 +296,7 @@ def test_operators_are_told_what_runs_here(client):
     assert server["loaded_adapters"] == {"pirate": "/adapters/pirate", "poet": "/adapters/poet"}
     assert (server["status"], len(server["replicas"])) == ("ready", REPLICAS)
     assert (server["max_running_requests"], server["max_total_num_tokens"]) == (8 * REPLICAS, 1024 * REPLICAS)
+    assert (server["kv_block_size"], server["kv_cache_dtype"]) == (16, "bfloat16")
     assert (server["max_loras_per_batch"], server["lora_memory_bytes"]) == (2, 2_000_000)
     assert server["slots"] == {
         "count": 2,
