@@ -46,6 +46,17 @@ def test_the_end_of_a_lost_request_says_how_long_its_prompt_was_and_what_was_cac
     assert (waiting.prompt_tokens, waiting.cached_tokens) == (7, 0)
 
 
+def test_adapters_with_open_requests_are_introduced_first_and_read_later():
+    promises = Promises()
+    for number in (1, 2, 3):
+        promises.note_message(add_adapter(number))
+        promises.note_events([AdapterAdded(AdapterId(number), 1.0)])
+    promises.note_message(submit("open", adapter=AdapterId(3)))
+
+    assert known(promises) == [3, 1, 2]
+    assert all(message.is_read_later and message.is_known for message in promises.introductions())
+
+
 def test_an_adapter_is_introduced_once_it_was_added():
     promises = Promises()
     promises.note_message(add_adapter(1))

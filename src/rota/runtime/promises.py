@@ -20,6 +20,7 @@ class _Open:
     The length of its answer is not here: the receiver of the tokens has counted them.
     """
 
+    adapter_id: AdapterId
     prompt_tokens: int
     cached_tokens: int | None = None  # when it was first admitted
 
@@ -37,7 +38,7 @@ class Promises:
     def note_message(self, message: Message) -> None:
         match message:
             case Submit(request):
-                self._requests[request.request_id] = _Open(len(request.prompt))
+                self._requests[request.request_id] = _Open(request.adapter_id, len(request.prompt))
             case AddAdapter(adapter=adapter, is_known=is_known):
                 (self._known if is_known else self._coming)[adapter.adapter_id] = adapter
             case RemoveAdapter(adapter_id):
@@ -64,11 +65,13 @@ class Promises:
                     self._leaving.pop(adapter_id, None)
 
     def introductions(self) -> list[AddAdapter]:
-        """The first messages to a new engine: every adapter that was added and not removed."""
-        now = time.monotonic()
-        return [
-            AddAdapter(adapter=adapter, at=now, is_known=True, is_read_later=True) for adapter in self._known.values()
-        ]
+        """The first messages to a new engine: every adapter that was added and not removed.
+
+        Adapters with open requests come first: the new engine reads adapters in this order, and clients ask again.
+        """
+        now, in_use = time.monotonic(), {one.adapter_id for one in self._requests.values()}
+        adapters = sorted(self._known.values(), key=lambda adapter: adapter.adapter_id not in in_use)
+        return [AddAdapter(adapter=adapter, at=now, is_known=True, is_read_later=True) for adapter in adapters]
 
     def break_all(self, reason: str) -> list[Event]:
         """The engine is dead: end all open requests, and return the events that say so.
