@@ -27,7 +27,7 @@ class Stage:
         config: SchedulerConfig | None = None,
         pinned: tuple[int, ...] = (),
         engine_id: EngineId = FIRST_ENGINE,
-        **found: int,
+        **found: Any,
     ) -> None:
         self.scheduler = Scheduler(config or SchedulerConfig(), capacity(**found), policy, lora, engine_id)
         self.events: list[Event] = []
