@@ -15,7 +15,7 @@ class HeaderCheck:
     """From any thread. Weights are not read, so values that are not finite are found later.
 
     Adapters of one recipe have the same config and the same headers, to the byte: such a header is checked once. A
-    check takes some milliseconds, and to find that it was made before takes a tenth of one.
+    check takes some milliseconds, and to find that it was made before takes a third of one.
     """
 
     def __init__(self, spec: ModelSpec, max_rank: int, adapter_root: str | None = None) -> None:
