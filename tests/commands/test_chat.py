@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import re
+import signal
 import sys
 import termios
 from collections.abc import Iterator
@@ -187,6 +188,7 @@ def in_terminal(*arguments: str) -> Iterator[Terminal]:
 
     def take_terminal() -> None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that ctrl-C is a signal
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a test run in the background ignores it
 
     files = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "env": os.environ | {"TERM": "dumb"}}
     try:

@@ -37,7 +37,8 @@ main(["serve", sys.argv[1], "--port", "0", "--device", "cpu"])
 
 def printed(program: str, *arguments: str) -> str:
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(tied(command), stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    ran = subprocess.run(tied(command), stdout=subprocess.PIPE, text=True, check=True)
+    return ran.stdout.strip()
 
 
 def test_the_engine_is_started_before_anything_that_only_answers_need_is_imported(tmp_path):

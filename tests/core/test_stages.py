@@ -18,6 +18,10 @@ def test_stages_that_overlap_stand_behind_the_longest_of_them():
     assert described(STAGES) == "imports 3.1, weights 4.0 (meanwhile kernels 2.2), graphs 1.5"
 
 
+def test_a_stage_that_took_next_to_no_time_is_not_told():
+    assert described((*STAGES[:1], Stage("memory", 3.2, 0.04))) == "imports 3.1"
+
+
 def test_a_start_lasts_from_its_process_to_the_end_of_its_last_stage():
     assert total_s(STAGES) == pytest.approx(9.005)
     assert total_s(()) == 0.0

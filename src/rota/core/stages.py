@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 # Two stages that touch for no longer than this ran one after the other.
 _TOUCH_S = 0.01
+# A shorter one would be told as 0.0 seconds.
+SHORTEST_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,11 @@ def stage_fields(stages: Iterable[Stage]) -> dict[str, float | str]:
 
 
 def described(stages: Iterable[Stage]) -> str:
-    """As in `imports 3.1, weights 4.0 (meanwhile kernels 2.2), graphs 1.5`: the longest of several is the one named."""
-    return ", ".join(map(_group, _groups(stages)))
+    """As in `imports 3.1, weights 4.0 (meanwhile kernels 2.2), graphs 1.5`: the longest of several is the one named.
+
+    Stages that took next to no time are left out.
+    """
+    return ", ".join(map(_group, _groups(stage for stage in stages if stage.took_s >= SHORTEST_S)))
 
 
 def _groups(stages: Iterable[Stage]) -> list[list[Stage]]:

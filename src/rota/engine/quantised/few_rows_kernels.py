@@ -90,8 +90,7 @@ def few_rows_kernel(
             is_word = None if IS_EVEN else (step * STEP + tl.arange(0, STEP // 4) * 4 < inputs)[None, :]
             numbers = unpack_eight(tl.load(words_at, mask=is_word), COLUMNS, STEP, OPERAND)
             total = tl.dot(numbers, tl.trans(x_tile), total, input_precision="ieee")
-        x_at += STEP
-        words_at += step_stride
+        x_at, words_at = x_at + STEP, words_at + step_stride
     if BITS == 8:
         total *= tl.load(marks + stored)[:, None]
     if IS_SHARED:
