@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,6 +23,8 @@ ROTA = Path(sys.executable).with_name("rota")
 FOLDER = str(next(iter(builtin_adapters().values())).parent)
 # Clients at once, each for another adapter than the one before.
 CLIENTS = 9
+# One engine is asked so often for an answer that another gave.
+TRIES = 12
 
 
 @contextmanager
@@ -41,12 +44,22 @@ def on_ray(nodes: RayNodes) -> Iterator[str]:
         yield url
 
 
+def is_given_too(alone: str, call: tuple[str, str, Any], found: object) -> bool:
+    """Whether one engine gives the same answer at another time.
+
+    Rows of one call share a step or do not, by the moment they come. Their logits then differ by some ten-thousandths,
+    and of draws by chance a few lie so near to a border: of these calls, one (seed 3, at the third token).
+    """
+    return any(answer(alone, call, FOLDER) == found for _ in range(TRIES))
+
+
 @pytest.mark.long("the built-in model on three nodes and beside them, and every kind of call to both: 4 minutes")
 def test_every_kind_of_call_is_answered_on_three_ray_nodes_as_by_one_engine():
     with ray_nodes(3) as nodes, on_ray(nodes) as url, server() as alone:
         answers = [(call, answer(url, call, FOLDER), answer(alone, call, FOLDER)) for call in CALLS]
 
-        assert [one for one in answers if one[1] != one[2]] == []
+        others = [(call, found) for call, found, expected in answers if found != expected]
+        assert [one for one in others if not is_given_too(alone, *one)] == []
         assert {status for _, (status, _), _ in answers} >= {200, 400, 404, 405, 413}
         replicas = httpx.get(f"{url}/server_info", timeout=PATIENCE_S).json()["replicas"]
         assert len(replicas) == 3
