@@ -24,8 +24,8 @@ def test_steps_and_runs_of_a_tiny_model_are_kept_and_fitted(tmp_path: Path, monk
     kept = steps_of(json.loads((out / "steps" / "tail-3-4.json").read_text())["steps"])
     assert len(kept) > 20
     assert all(step.step_s > 0.0 and step.told_s > 0.0 for step in kept)
-    assert any(step.copies for step in kept), "six adapters on three slots are copied while steps wait"
-    assert json.loads((out / "steps" / "tail-3-4.json").read_text())["copies"]["median"] > 0.0
+    copies = json.loads((out / "steps" / "tail-3-4.json").read_text())["copies"]
+    assert copies["median"] > 0.0, "six adapters on three slots are copied"
     report = (out / "report.md").read_text()
     assert "| tail-3-10 | e2e_s mean |" in report
     assert read_cost(str(out / "h200-llama8b.toml")).graphs is not None

@@ -72,6 +72,11 @@ class GrammarChecks:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes if process.pid is not None]
 
+    @property
+    def idle(self) -> int:
+        """How many processes could check a grammar at once."""
+        return len(self._idle)
+
     def start(self) -> None:
         """Make a process ready in the background, so that the first grammar does not wait for it."""
         if self._unstarted:
