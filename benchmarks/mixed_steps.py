@@ -274,7 +274,7 @@ def fill_slots(engine: Engine, path: Path) -> None:
     told: SimpleQueue[Message] = SimpleQueue()
     engine.listen(told.put)
     adapters = tuple(Adapter(adapter_id=AdapterId(n), name=f"a{n}", path=str(path)) for n in range(1, SIX + 1))
-    loads = tuple(Load(adapter.adapter_id, Slot(slot)) for slot, adapter in enumerate(adapters))
+    loads = tuple(Load(adapter_id=adapter.adapter_id, slot=Slot(slot)) for slot, adapter in enumerate(adapters))
     engine.collect(engine.submit(StepPlan(step_id=0, fetches=adapters, loads=loads)))
     ready = 0
     while ready < SIX:

@@ -29,7 +29,7 @@ class ByHand:
         for number, path in enumerate(adapters, start=1):
             adapter = Adapter(adapter_id=AdapterId(number), name=path.name, path=str(path))
             self._order(StepPlan(step_id=0, fetches=(adapter,)), AdapterFetched)
-            load = Load(AdapterId(number), Slot(number - 1))
+            load = Load(adapter_id=AdapterId(number), slot=Slot(number - 1))
             self._order(StepPlan(step_id=0, loads=(load,)), AdapterReady)
 
     def seat(self, row: int, tokens: Sequence[int], adapter: int, sampling: SamplingParams = GREEDY) -> Seat:

@@ -37,7 +37,9 @@ def test_a_step_counts_copies_of_its_own_adapters_and_of_others():
     def step(number: int, **parts: Any) -> None:
         traced.collect(traced.submit(StepPlan(step_id=number, decodes=(Row(1),), **parts)))
 
-    step(1, seats=seats, loads=(Load(AdapterId(1), Slot(0)), Load(AdapterId(2), Slot(1))))
+    step(
+        1, seats=seats, loads=(Load(adapter_id=AdapterId(1), slot=Slot(0)), Load(adapter_id=AdapterId(2), slot=Slot(1)))
+    )
     device.post(AdapterReady(AdapterId(1), at=0.0, copy_s=0.5))
     step(2)
     device.post(AdapterReady(AdapterId(2), at=0.0, copy_s=0.25))

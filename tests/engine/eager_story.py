@@ -80,7 +80,7 @@ class Story:
             chunks=tuple(Chunk(row=Row(row), start=0, length=len(PROMPT), samples=True) for row in begin),
             decodes=tuple(map(Row, decode)),
             fetches=fetches,
-            loads=tuple(Load(AdapterId(adapter), Slot(slot)) for adapter, slot in (load or {}).items()),
+            loads=tuple(Load(adapter_id=AdapterId(adapter), slot=Slot(slot)) for adapter, slot in (load or {}).items()),
         )
         return self.engine.collect(self.engine.submit(plan)).tokens
 

@@ -281,6 +281,7 @@ class Capacity:
     slots: int = 0  # adapters a step may hold
     adapter_bytes: int = 0  # what the slots take on the device, with a staging buffer if there is one
     slot_rank: int = 0  # the largest rank that fits into a slot
+    pages: int = 0  # that the slots share, as many for an adapter as its rank needs; 0: every slot holds any adapter
     slots_from: str = ""  # why there are so many slots
     rank_from: str = ""  # why they are so large
     annexed: tuple[str, ...] = ()  # sites where adapters' A lie below the model's matrices

@@ -58,6 +58,7 @@ class AdapterFetched:
 
     adapter_id: AdapterId
     at: float
+    pages: int = 0  # that it takes in a slot; 0: every slot holds any adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Seat:
     computed: int = 0  # tokens whose KV the blocks hold already; if all but the last, the row may decode at once
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """An adapter is copied into a slot; the adapter that was there is gone from this step on.
 
@@ -48,6 +48,7 @@ class Load:
     adapter_id: AdapterId
     slot: Slot
     is_awaited: bool = False  # the step itself waits for the copy, and no message reports it
+    pages: tuple[int, ...] = ()  # where its ranks lie, in their order; empty: a slot has a place of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Moves:
         slot = books.slots.begin_load(group.adapter_id)
         books.hosts.use(group.adapter_id)
         books.note_users(group)
-        draft.loads.append(Load(group.adapter_id, slot, is_awaited=not self.is_overlapped))
+        draft.loads.append(Load(adapter_id=group.adapter_id, slot=slot, is_awaited=not self.is_overlapped))
         _tell(books, slot, group.adapter_id, SlotState.LOADING, draft.now, reason)
         if not self.is_overlapped:
             arrive(books, group.adapter_id, draft.now)

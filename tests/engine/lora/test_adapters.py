@@ -52,22 +52,24 @@ def slots_of(adapters: Adapters, *rows: int) -> list[int]:
 
 
 def test_a_row_that_comes_back_goes_through_the_slot_its_adapter_is_in_now(adapters):
-    adapters.accept(StepPlan(step_id=1, loads=(Load(A, Slot(0)),), seats=(seat(0, A),)))
+    adapters.accept(StepPlan(step_id=1, loads=(Load(adapter_id=A, slot=Slot(0)),), seats=(seat(0, A),)))
     assert slots_of(adapters, 0) == [0]
-    adapters.accept(StepPlan(step_id=2, loads=(Load(B, Slot(0)),)))
-    adapters.accept(StepPlan(step_id=3, loads=(Load(A, Slot(2)),)))
+    adapters.accept(StepPlan(step_id=2, loads=(Load(adapter_id=B, slot=Slot(0)),)))
+    adapters.accept(StepPlan(step_id=3, loads=(Load(adapter_id=A, slot=Slot(2)),)))
     assert slots_of(adapters, 0) == [2]
 
 
 def test_whoever_takes_a_slot_an_adapter_left_long_ago_does_not_take_its_rows_along(adapters):
-    adapters.accept(StepPlan(step_id=1, loads=(Load(A, Slot(0)),), seats=(seat(0, A),)))
-    adapters.accept(StepPlan(step_id=2, loads=(Load(A, Slot(2)),)))  # it left slot 0 and came back elsewhere
-    adapters.accept(StepPlan(step_id=3, loads=(Load(B, Slot(0)),), seats=(seat(1, A), seat(2, B))))
+    adapters.accept(StepPlan(step_id=1, loads=(Load(adapter_id=A, slot=Slot(0)),), seats=(seat(0, A),)))
+    adapters.accept(
+        StepPlan(step_id=2, loads=(Load(adapter_id=A, slot=Slot(2)),))
+    )  # it left slot 0 and came back elsewhere
+    adapters.accept(StepPlan(step_id=3, loads=(Load(adapter_id=B, slot=Slot(0)),), seats=(seat(1, A), seat(2, B))))
     assert slots_of(adapters, 0, 1, 2) == [2, 2, 0]
 
 
 def test_a_row_whose_adapter_was_overwritten_must_not_be_in_a_step(adapters):
-    adapters.accept(StepPlan(step_id=1, loads=(Load(A, Slot(0)),), seats=(seat(0, A),)))
-    adapters.accept(StepPlan(step_id=2, loads=(Load(C, Slot(0)),)))
+    adapters.accept(StepPlan(step_id=1, loads=(Load(adapter_id=A, slot=Slot(0)),), seats=(seat(0, A),)))
+    adapters.accept(StepPlan(step_id=2, loads=(Load(adapter_id=C, slot=Slot(0)),)))
     with pytest.raises(AssertionError, match="in no slot"):
         slots_of(adapters, 0)

@@ -40,11 +40,15 @@ def test_a_row_gets_no_token_on_any_rank_if_one_rank_could_not_copy_its_adapter(
     run(device, StepPlan(step_id=1, fetches=(adapter(1, folder), adapter(2, folder))))
     assert until(lambda: sum(isinstance(message, AdapterFetched) for message in messages) == 2)
 
-    run(device, StepPlan(step_id=2, loads=(Load(AdapterId(1), Slot(0)),)))
-    whole = run(device, StepPlan(step_id=3, loads=(Load(AdapterId(2), Slot(1)),), seats=seats, chunks=chunks))
+    run(device, StepPlan(step_id=2, loads=(Load(adapter_id=AdapterId(1), slot=Slot(0)),)))
+    whole = run(
+        device, StepPlan(step_id=3, loads=(Load(adapter_id=AdapterId(2), slot=Slot(1)),), seats=seats, chunks=chunks)
+    )
     ranks.tell("break_copies", broken)
     ranks.answers("broken")
-    lost = run(device, StepPlan(step_id=4, loads=(Load(AdapterId(2), Slot(1)),), seats=seats, chunks=chunks))
+    lost = run(
+        device, StepPlan(step_id=4, loads=(Load(adapter_id=AdapterId(2), slot=Slot(1)),), seats=seats, chunks=chunks)
+    )
     decoded = run(device, StepPlan(step_id=5, decodes=(Row(0), Row(1), Row(2))))
 
     assert NO_TOKEN not in whole

@@ -26,7 +26,7 @@ def fetch(*numbers: int) -> StepPlan:
 
 
 def load(*numbers: int) -> StepPlan:
-    return StepPlan(step_id=0, loads=tuple(Load(AdapterId(number), Slot(0)) for number in numbers))
+    return StepPlan(step_id=0, loads=tuple(Load(adapter_id=AdapterId(number), slot=Slot(0)) for number in numbers))
 
 
 def test_an_adapter_is_fetched_when_every_rank_has_said_so():
