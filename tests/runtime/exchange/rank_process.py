@@ -19,6 +19,8 @@ from rota.runtime.exchange.board import Board
 from tests.runtime.exchange.doomed import Doomed
 from tests.waiting import PATIENCE_S, until
 
+# How long a rank here waits for a living one: longer than a test waits for an answer, so that no answer is owed to it.
+LIVING_S = 2 * PATIENCE_S
 NOTHING_TO_DO = RankReport(is_prefillable=False, is_below_watermark=False, running=0, largest_batch=0, admissible=0)
 
 
@@ -74,7 +76,7 @@ class RankProcess:
 if __name__ == "__main__":
     kind, folder, rank = sys.argv[1:]
     process = RankProcess(kind, Path(folder), int(rank))
-    process.wait_at_most(PATIENCE_S)
+    process.wait_at_most(LIVING_S)
     for line in sys.stdin:
         order, fields = json.loads(line)
         print(json.dumps(getattr(process, order)(**fields)), flush=True)

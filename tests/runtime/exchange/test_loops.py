@@ -16,6 +16,7 @@ from rota.core.events import FinishReason, PrefillsReleased
 from rota.core.ids import EngineId
 from rota.core.policy_config import PolicyConfig
 from rota.policy.prefill_delayer import Alone
+from rota.runtime.exchange import all_gather
 from rota.runtime.exchange.all_gather import AllGather
 from rota.runtime.exchange.board import Board
 from rota.runtime.exchange.place import exchange_place, open_exchange
@@ -24,7 +25,7 @@ from tests.builders import capacity, submit
 from tests.fakes import FakeDevice, continuation
 from tests.runtime.exchange.loops import loops_of
 from tests.runtime.services import Listener
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 from tests.worlds import endings, outputs
 
 KINDS = ["all-gather", "board"]
@@ -41,14 +42,15 @@ def device(rows: int = 6) -> FakeDevice:
     return FakeDevice(found, step_s=STEP_S)
 
 
-def test_an_idle_loop_takes_part_in_every_pass_of_another_and_then_both_sleep():
+def test_an_idle_loop_takes_part_in_every_pass_of_another_and_then_both_sleep(monkeypatch):
+    # A loop that waits for another in vain waits longer than this test does.
+    monkeypatch.setattr(all_gather, "PATIENCE_S", 2 * PATIENCE_S)
     with loops_of(config_of("all-gather"), [device(), device()]) as (idle, busy):
         assert until(lambda: len(idle.reports) == len(busy.reports) == 2)
-        before, began_at = (idle.passes, busy.passes), time.monotonic()
+        before = idle.passes, busy.passes
         busy.send(submit("a", max_new_tokens=100))
         assert until(lambda: "a" in endings(busy.events))
 
-        assert time.monotonic() - began_at < 5.0, "half a second of steps, and nobody was waited for in vain"
         assert until(lambda: idle.passes - before[0] == busy.passes - before[1] > 100)
         at_rest = idle.passes, busy.passes
         time.sleep(1.2)  # longer than two beats: loops that wake for nothing would make passes
