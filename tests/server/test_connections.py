@@ -6,8 +6,8 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import uvicorn
@@ -18,11 +18,25 @@ from rota.server.door.connection import MAX_HEAD_BYTES, BoundedConnection
 from tests.waiting import PATIENCE_S
 
 GET = b"GET / HTTP/1.1\r\nHost: here\r\n"
+Connect = Callable[..., socket.socket]
 
 
-class Hasty(BoundedConnection):
-    head_s = 0.5
-    read_s = 1.0
+class Unhurried(BoundedConnection):
+    """Waits longer than a busy machine holds up a client."""
+
+    head_s = read_s = PATIENCE_S
+
+
+class Hasty(Unhurried):
+    """Waits half a second for headers, and for a client to read."""
+
+    head_s = read_s = 0.5
+
+
+class Watchful(Unhurried):
+    """Waits for a client that reads nothing, longer than a busy machine holds one up, and not for the whole test."""
+
+    read_s = 2.5
 
 
 class Answering:
@@ -50,18 +64,31 @@ def app() -> Answering:
 
 
 @pytest.fixture
-def connect(app: Answering) -> Iterator[socket.socket]:
-    """A connection to a server that waits half a second for headers, and a second for a client to read."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, http=Hasty, ws="none", lifespan="off", log_level="critical"))
+def connect(app: Answering) -> Iterator[Connect]:
+    """Starts a server that has such connections; a client is there already, with the beginning of what it says."""
+    with ExitStack() as stack:
+
+        def begin(kind: type[BoundedConnection], beginning: bytes = b"") -> socket.socket:
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            client = stack.enter_context(socket.create_connection(listener.getsockname(), timeout=PATIENCE_S))
+            client.sendall(beginning)
+            stack.enter_context(served(app, kind, listener))
+            return client
+
+        yield begin
+
+
+@contextmanager
+def served(app: Answering, kind: type[BoundedConnection], listener: socket.socket) -> Iterator[None]:
+    server = uvicorn.Server(uvicorn.Config(app, http=kind, ws="none", lifespan="off", log_level="critical"))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    with closing(socket.create_connection(listener.getsockname(), timeout=PATIENCE_S)) as connection:
-        yield connection
-    app.may_answer.set()
-    server.should_exit = True
-    thread.join()
-    listener.close()
+    try:
+        yield
+    finally:
+        app.may_answer.set()
+        server.should_exit = True
+        thread.join()
 
 
 def receive(connection: socket.socket) -> bytes:
@@ -80,20 +107,18 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("beginning", [b"", GET, GET + b"\r\n" + GET])
 def test_a_connection_whose_headers_do_not_come_is_closed(connect, beginning):
-    connect.sendall(beginning)
-
-    received = read_to_end(connect)
+    received = read_to_end(connect(Hasty, beginning))
 
     assert received.count(b"HTTP/1.1 200 OK") == beginning.count(b"\r\n\r\n")
 
 
 def test_headers_without_end_are_refused(connect):
     line = b"X-More: " + b"a" * 1000 + b"\r\n"
-    connect.sendall(GET)
+    client = connect(Unhurried, GET)
     try:
         for _ in range(10 * MAX_HEAD_BYTES // len(line)):
-            connect.sendall(line)
-        received = read_to_end(connect)
+            client.sendall(line)
+        received = read_to_end(client)
     except ConnectionError:
         return  # it was closed while more was on its way
 
@@ -101,49 +126,50 @@ def test_headers_without_end_are_refused(connect):
 
 
 def test_a_body_that_comes_with_its_headers_is_not_counted_as_theirs(connect):
-    """The server has just been started: all of it is there before the first byte is read."""
+    """All of it is there before the first byte is read."""
     body = b"a" * (MAX_HEAD_BYTES + 1000)
-    connect.sendall(GET + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    client = connect(Unhurried, GET + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
-    assert read_to_end(connect).startswith(b"HTTP/1.1 200 OK")
+    assert read_to_end(client).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_whoever_waits_for_an_answer_is_left_alone_whatever_line_follows_the_request(connect, app):
     app.may_answer.clear()
-    connect.sendall(GET + b"\r\n")
+    client = connect(Hasty, GET + b"\r\n")
     assert app.is_asked.wait(PATIENCE_S)
-    connect.sendall(b"\r\n")
+    client.sendall(b"\r\n")
     # Twice as long as a head may take.
     threading.Timer(2 * Hasty.head_s, app.may_answer.set).start()
 
-    assert connect.recv(65536).startswith(b"HTTP/1.1 200 OK")
+    assert client.recv(65536).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_a_client_that_never_reads_its_answer_is_given_up(connect, app):
-    connect.sendall(GET + b"X-Megabytes: 50\r\n\r\n")
+    client = connect(Hasty, GET + b"X-Megabytes: 50\r\n\r\n")
 
     assert app.has_answered.wait(PATIENCE_S), "whoever writes waits until the client is given up"
-    assert not read_to_end(connect).endswith(b"well\r\n0\r\n\r\n")
+    assert not read_to_end(client).endswith(b"well\r\n0\r\n\r\n")
 
 
 def test_a_client_that_reads_slowly_is_not_given_up(connect):
-    connect.sendall(GET + b"X-Megabytes: 50\r\nConnection: close\r\n\r\n")
+    client = connect(Watchful, GET + b"X-Megabytes: 50\r\nConnection: close\r\n\r\n")
     received = 0
-    for pause in range(1, 9):
-        # Time is what is tested: in all, more than twice as long as a client that reads nothing is waited for.
+    for pause in range(1, 10):
+        # Time is what is tested: in all, longer than a client that reads nothing is waited for.
         time.sleep(0.3)
         while received < pause * 5_000_000:
-            received += len(receive(connect))
-    rest = read_to_end(connect)
+            received += len(receive(client))
+    rest = read_to_end(client)
 
     assert received + len(rest) > 50 * 2**20
     assert rest.endswith(b"well\r\n0\r\n\r\n")
 
 
 def test_a_connection_serves_one_request_after_the_other(connect):
+    client = connect(Unhurried)
     for body in (b"a" * 3 * MAX_HEAD_BYTES, b"", b"b"):
-        connect.sendall(GET + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        client.sendall(GET + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         received = b""
         while b"well" not in received:
-            received += receive(connect)
+            received += receive(client)
         assert received.startswith(b"HTTP/1.1 200 OK")
