@@ -97,7 +97,7 @@ def test_a_replica_passes_answers_on_piece_by_piece_and_ends_its_server_when_it_
     asyncio.run(ask())
     assert marked(mark)
     rota.__del__()
-    assert until(lambda: not marked(mark), within_s=5.0)  # a tracker of Python ends after its server
+    assert until(lambda: not marked(mark))  # a tracker of Python ends after its server
 
 
 def test_a_replica_whose_server_cannot_start_says_why():

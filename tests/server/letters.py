@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,11 @@ def serving(
 
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:
     """The events of a stream, which must end as OpenAI's do."""
-    *events, done = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
+    return events_in(response.text.split("\n\n"))
+
+
+def events_in(lines: Iterable[str]) -> list[dict[str, Any]]:
+    *events, done = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     assert done == "[DONE]"
     return [json.loads(event) for event in events]
 

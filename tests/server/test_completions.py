@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.fakes import FakeDevice
-from tests.server.letters import events_of, letters_device, raw_ask, serving, steps_made
-from tests.waiting import until
+from tests.fakes import FakeDevice, alphabet
+from tests.server.letters import events_in, events_of, letters_device, raw_ask, serving, steps_made
+from tests.waiting import PATIENCE_S, until
 
 Ask = Callable[..., httpx.Response]
 
@@ -116,13 +117,24 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(ask, stop, is_strea
 
 
 def test_a_stream_gives_the_same_text_piece_by_piece(tmp_path):
-    with serving(tmp_path, letters_device(step_s=0.05)) as client:
-        response = client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 12, "stream": True})
-    events = events_of(response)
+    has_come = threading.Event()
+
+    def next_letter(tokens: Sequence[int]) -> int:
+        assert len(tokens) < 6 or has_come.wait(PATIENCE_S), "tokens come as they are made"
+        return alphabet(tokens)
+
+    asked = {"prompt": "abc", "max_tokens": 12, "stream": True}
+    with (
+        serving(tmp_path, FakeDevice(next_token=next_letter)) as client,
+        client.stream("POST", "/v1/completions", json=asked) as response,
+    ):
+        lines = response.iter_lines()
+        first = next(lines)
+        has_come.set()
+        events = events_in([first, *lines])
 
     assert response.headers["content-type"].startswith("text/event-stream")
     assert texts(events) == {0: "defghijklmno"}
-    assert len(events) > 2, "tokens come as they are made"
     assert [event["choices"][0]["finish_reason"] for event in events][-2:] == [None, "length"]
     assert len({event["id"] for event in events}) == 1
 

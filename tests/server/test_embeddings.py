@@ -151,6 +151,6 @@ def test_a_client_that_leaves_ends_its_requests(tmp_path):
     device: FakeDevice = letters_device(step_s=0.2)
     with serving(tmp_path, device) as client:
         with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/embeddings", json={"input": ["abc"] * 64}, timeout=0.1)
+            client.post("/v1/embeddings", json={"input": ["abc"] * 64}, timeout=httpx.Timeout(PATIENCE_S, read=0.1))
 
         assert until(lambda: steps_made(client, device) < 60)

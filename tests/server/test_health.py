@@ -98,7 +98,7 @@ def test_an_engine_that_dies_in_the_middle_of_an_answer_ends_it_with_an_error(se
 
 def test_a_full_queue_is_429_with_a_time_to_come_back(serve):
     """On each replica one request runs and two wait, and one more finds no room."""
-    device = partial(FakeDevice, step_s=0.01, capacity=capacity(rows=1))
+    device = partial(FakeDevice, step_s=0.05, capacity=capacity(rows=1))  # twenty seconds: others can come meanwhile
     client, service = serve(device, EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2)))
     service.wait_until_ready()
     ask = partial(client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 400})
