@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -33,7 +34,7 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
 
 def takes(*kinds: type[BaseModel]) -> dict[str, Any]:
     """A route's `openapi_extra`: the types of its request body."""
-    schemas = [kind.model_json_schema(ref_template=_COMPONENTS) for kind in kinds]
+    schemas = [_schema_of(kind) for kind in kinds]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -42,7 +43,7 @@ def gives(kind: type[BaseModel], event: type[BaseModel] | None = None) -> dict[i
     """A route's `responses`: its response body, and the events of its streams."""
     answer: dict[str, Any] = {"model": kind, "description": kind.__doc__ or ""}
     if event:
-        schema = event.model_json_schema(ref_template=_COMPONENTS)
+        schema = _schema_of(event)
         answer["content"] = {
             "text/event-stream": {
                 "schema": {"type": "string", "description": "Events of JSON, then `data: [DONE]`."},
@@ -50,6 +51,12 @@ def gives(kind: type[BaseModel], event: type[BaseModel] | None = None) -> dict[i
             }
         }
     return {200: answer}
+
+
+@cache
+def _schema_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """Made once, however many applications a process makes. FastAPI copies what it describes."""
+    return kind.model_json_schema(ref_template=_COMPONENTS)
 
 
 def install_openapi(app: FastAPI) -> None:
