@@ -31,8 +31,10 @@ serve: $(VENV)/.serve
 demo: $(VENV)/.serve
 	@$(TIED) $(BIN)/rota demo $(ARGS)
 
+# Files begin in their order, and those that are marked so before all others; xdist would begin with the files that have
+# most tests, and a file of one long test would come last, when the other workers have nothing left to do.
 test: check
-	@$(TIED) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	@$(TIED) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-long: $(VENV)/.dev
 	@$(TIED) $(BIN)/python -m pytest -m long -o timeout=1800 -o faulthandler_timeout=2000 $(ARGS)

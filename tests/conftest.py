@@ -67,6 +67,10 @@ def reason_of(item: pytest.Item) -> str | None:
     return None if mark is None else str(mark.args[0])
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if reason := reason_of(item):
         item.user_properties.append(("long", reason))

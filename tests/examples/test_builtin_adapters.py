@@ -12,6 +12,8 @@ from rota import LLM, SamplingParams
 from rota.engine.folders.builtin import CALLER, builtin_adapters
 from rota.text.tools.hermes_prompt import in_hermes_form
 
+pytestmark = pytest.mark.first("No other file takes as long: three minutes on two cores.")
+
 NAMES = sorted(set(builtin_adapters()) - {CALLER})
 PASS_MARK = 0.9
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=64)
