@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,11 @@ from rota.engine.quantised.maker import Maker
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.matrices import NO_ANNEX, AnnexRows, MatrixBuilder, Source, weight_names
 from rota.engine.weights.reading import Reading
+from rota.engine.weights.reads.copier import Copier
+from rota.engine.weights.reads.parallel import Copies, ParallelReads
+from rota.engine.weights.reads.pinned import CopierFor, pinned_on_gpu
+from rota.engine.weights.reads.places import Place
+from rota.engine.weights.reads.ring import USUAL_SIZE, RingSize
 from rota.engine.weights.shards import Shards
 from rota.engine.weights.stored import StoredMatrices
 
@@ -72,22 +78,48 @@ def load_weights(
     annex: AnnexRows = NO_ANNEX,
     maker: Maker | None = None,
     shard: Shard = WHOLE,
+    copier_for: CopierFor = pinned_on_gpu,
+    ring: RingSize = USUAL_SIZE,
 ) -> Weights:
     """Copy a folder's safetensors to the device; names and shapes are checked before the first copy, values after.
 
     A matrix that the folder stores in few bits is given to the maker so, and has the model's precision without one.
-    `spec` is the whole model's. A rank reads only its part.
+    `spec` is the whole model's. A rank reads only its part. With a copier, threads read tensors ahead into a ring.
     """
     with Shards(folder) as shards:
         stored = StoredMatrices(shards, read_layout(folder), device)
         _build(spec, torch.device("meta"), dtype, Source(stored.check))
         stored.pass_over_biases()
         shards.check_all_known()
-        with Progress(f"Loading {folder.name}", weight_bytes(spec, dtype, shard), BYTES, quiet) as progress:
-            reading = Reading(shards, stored, spec, shard, dtype, progress.update)
+        copier = copier_for(device)
+        read_from: AbstractContextManager[Copies] = nullcontext(shards)
+        if copier is not None:
+            read_from = _read_ahead(shards, stored, spec, shard, copier, ring)
+        title, size = f"Loading {folder.name}", weight_bytes(spec, dtype, shard)
+        with Progress(title, size, BYTES, quiet) as progress, read_from as copies:
+            reading = Reading(shards, stored, spec, shard, dtype, progress.update, copies)
             weights = _build(spec, device, dtype, reading.source, annex, maker, shard)
             reading.check_finite()
             return weights
+
+
+def _read_ahead(
+    shards: Shards, stored: StoredMatrices, spec: ModelSpec, shard: Shard, copier: Copier, ring: RingSize
+) -> ParallelReads:
+    """Reads of all tensors whose bytes a rank copies as they lie in a file, in the order in which they are built.
+
+    Biases stay out: they are small, and a maker asks for them before the weights, not behind them.
+    """
+    places: dict[str, Place] = {}
+
+    def note(name: str, target: Tensor) -> None:
+        if not name.endswith(".bias") and stored.is_plain(name):
+            place = shards.place(name, shard.cut(name, spec))
+            if place is not None and place.numbers == target.numel():
+                places[name] = place
+
+    _build(spec, torch.device("meta"), torch.float32, Source(note), shard=shard)
+    return ParallelReads(places, copier, ring, shards)
 
 
 def dummy_weights(

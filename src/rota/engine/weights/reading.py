@@ -12,6 +12,7 @@ from rota.engine.parallel.shard import Cut, Shard
 from rota.engine.quantised.maker import Stored
 from rota.engine.weights.finite import FiniteCheck
 from rota.engine.weights.matrices import Source
+from rota.engine.weights.reads.parallel import Copies
 from rota.engine.weights.shards import Shards
 from rota.engine.weights.stored import StoredMatrices
 
@@ -27,14 +28,16 @@ class Reading:
         shard: Shard,
         dtype: torch.dtype,
         count: Callable[[int], None],
+        copies: Copies,
     ) -> None:
-        """`count` is told the bytes of what was read, in the model's precision."""
+        """`count` is told the bytes of what was read, in the model's precision. Plain tensors come from `copies`."""
         self._shards = shards
         self._stored = stored
         self._spec = spec
         self._shard = shard
         self._dtype = dtype
         self._count = count
+        self._copies = copies
         self._finite = FiniteCheck()
         self.source = Source(self._fill, self._find, self._cut_of)
 
@@ -49,7 +52,7 @@ class Reading:
         elif (stored := self._stored.find(name, self._cut_of(name))) is not None:
             target.copy_(stored.weights())
         else:
-            self._shards.copy(name, target, self._cut_of(name))
+            self._copies.copy(name, target, self._cut_of(name))
         self._finite.note(name, target)
         self._count(target.nbytes)
 

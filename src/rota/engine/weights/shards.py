@@ -16,6 +16,7 @@ from rota.core.errors import ModelError
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.finite import is_finite
+from rota.engine.weights.reads.places import Place, read_places
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -33,6 +34,7 @@ class Shards:
         # Files by tensor name, and the open files.
         self._places: dict[str, str] = {}
         self._files: dict[str, Any] = {}
+        self._headers: dict[str, dict[str, Place]] = {}
 
     def __enter__(self) -> Shards:
         with self._stack:
@@ -99,6 +101,16 @@ class Shards:
     def copy(self, name: str, target: Tensor, cut: Cut | None = None) -> None:
         """Copy a checked tensor, or a stretch of it, into the target, to its device and precision."""
         target.copy_(read_cut(self._files[self._places[name]], name, cut))
+
+    def place(self, name: str, cut: Cut | None = None) -> Place | None:
+        """Where a checked tensor or some of its rows lie; None if their bytes do not lie one after the other."""
+        file = self._places[name]
+        if file not in self._headers:
+            self._headers[file] = read_places(self._folder / file)
+        place = self._headers[file].get(name)
+        if place is None or cut is None:
+            return place
+        return place.rows(cut) if cut.axis == 0 else None
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._files[self._places[name]].get_slice(name).get_shape())

@@ -73,6 +73,10 @@ class StoredMatrices:
         for name in self._shapes:
             self._shards.pass_over_zeros(f"{name.removesuffix(WEIGHT)}.bias")
 
+    def is_plain(self, name: str) -> bool:
+        """Whether the folder stores a tensor as numbers, one for each of its elements."""
+        return self._layout_of(name) is None
+
     def find(self, name: str, cut: Cut | None = None) -> Stored | None:
         """A checked matrix, or a stretch of it, on the device; None if it is stored plain."""
         layout = self._layout_of(name)

@@ -1,0 +1,171 @@
+"""A ring of buffers: threads read runs ahead into free buffers, and one thread takes them in their order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from rota.core.errors import ModelError
+from rota.engine.weights.reads.copier import Copier, Wait
+from rota.engine.weights.reads.runs import Piece, Run
+
+# Reads into the buffers from a place in a file on, as `os.preadv` does; without Python's lock.
+Read = Callable[[int, Sequence[memoryview], int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class RingSize:
+    """How many threads read, into how many buffers; a guess until a GPU has measured it (decision 0020)."""
+
+    threads: int = 8
+    buffers: int = 16
+    buffer_bytes: int = 32 << 20
+
+
+USUAL_SIZE = RingSize()
+
+
+@dataclass(frozen=True, slots=True)
+class _Free:
+    """A buffer that may be read into once its last copy is complete; None: it is still to be made."""
+
+    buffer: Tensor | None = None
+    copied: Wait | None = None
+
+
+class Ring:
+    """Works within its `with` block, whose end ends all threads. An error in any of them is raised by `take`.
+
+    A thread gets the next run together with a buffer for it. So the oldest run that is not taken always has a buffer,
+    and no order of reads and copies can stop the ring.
+    """
+
+    def __init__(self, runs: Sequence[Run], copier: Copier, size: RingSize, read: Read = os.preadv) -> None:
+        self._runs = runs
+        self._copier = copier
+        self._buffer_bytes = size.buffer_bytes
+        self._read = read
+        self._files: dict[Path, int] = {}
+        self._stack = ExitStack()
+        self._changed = threading.Condition()
+        # Below: only under the condition's lock.
+        self._free = deque(_Free() for _ in range(size.buffers))
+        self._full: dict[int, Tensor] = {}  # by number of run
+        self._begun = self._taken = 0
+        self._error: ModelError | None = None
+        self._is_closed = False
+        # Daemons: a disk that never answers must not hold up the end of the process.
+        self._threads = [
+            threading.Thread(target=self._read_runs, name=f"rota-weights-{number}", daemon=True)
+            for number in range(min(size.threads, len(runs)))
+        ]
+
+    def __enter__(self) -> Self:
+        with self._stack:
+            for path in {piece.path for run in self._runs for piece in run}:
+                self._files[path] = self._open(path)
+            self._stack = self._stack.pop_all()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._free.clear()
+        self._full.clear()
+        self._stack.close()
+
+    def take(self) -> tuple[Run, Tensor]:
+        """The next run and the buffer that holds it; waits for it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or self._taken in self._full)
+            if self._error is not None:
+                raise self._error
+            number, self._taken = self._taken, self._taken + 1
+            return self._runs[number], self._full.pop(number)
+
+    def give_back(self, buffer: Tensor, copied: Wait) -> None:
+        """A buffer may be used again once `copied` returns."""
+        with self._changed:
+            self._free.append(_Free(buffer, copied))
+            self._changed.notify_all()
+
+    def _open(self, path: Path) -> int:
+        try:
+            return self._stack.enter_context(path.open("rb", buffering=0)).fileno()
+        except OSError as error:
+            raise _cannot_read(path, error) from error
+
+    def _read_runs(self) -> None:
+        try:
+            while (begun := self._begin()) is not None:
+                number, free = begun
+                buffer = self._ready(free)
+                self._fill(buffer.numpy().data, self._runs[number])
+                with self._changed:
+                    self._full[number] = buffer
+                    self._changed.notify_all()
+        except ModelError as error:
+            self._fail(error)
+        except Exception as error:  # the border of a thread: `take` raises the error
+            self._fail(ModelError(f"The weights cannot be read into memory: {error}."))
+
+    def _fail(self, error: ModelError) -> None:
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def _begin(self) -> tuple[int, _Free] | None:
+        """The next run to read and a buffer for it; None if there is no more to read."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over() or bool(self._free))
+            if self._is_over():
+                return None
+            number, self._begun = self._begun, self._begun + 1
+            return number, self._free.popleft()
+
+    def _is_over(self) -> bool:
+        return self._is_closed or self._error is not None or self._begun == len(self._runs)
+
+    def _ready(self, free: _Free) -> Tensor:
+        """Buffers are made by the threads: pinning takes long, and the first run need not wait for the last buffer."""
+        if free.copied is not None:
+            free.copied()
+        return self._copier.buffer(self._buffer_bytes) if free.buffer is None else free.buffer
+
+    def _fill(self, buffer: memoryview, run: Run) -> None:
+        for piece in run:
+            at, end = piece.at, piece.at + piece.size
+            while at < end:
+                count = self._read_some(piece, buffer[at:end], piece.start + at - piece.at)
+                if not count:
+                    raise ModelError(
+                        f"{piece.path} is truncated: while it was read, it ended in the middle of the tensor "
+                        f"'{piece.name}'; download it again."
+                    )
+                at += count
+
+    def _read_some(self, piece: Piece, target: memoryview, start: int) -> int:
+        try:
+            return self._read(self._files[piece.path], [target], start)
+        except OSError as error:
+            raise _cannot_read(piece.path, error) from error
+
+
+def _cannot_read(path: Path, error: OSError) -> ModelError:
+    return ModelError(f"{path} cannot be read ({error.strerror or error}).")
