@@ -14,6 +14,8 @@ rank-8 bytes. Checkpoints store B as [outputs, rank]; it is transposed once, at 
 
 The operations never read beyond a slot's rank. Where its parts differ in rank, the missing rows of the smaller parts
 are zero.
+
+Where slots share pages (pages.py), `pages` stands above in the place of `slots`, and 8 in that of `max_rank`.
 """
 
 from __future__ import annotations
@@ -30,10 +32,25 @@ class SiteFactors:
     """The factors of every slot at one site of one layer."""
 
     shape: SiteShape
-    a: Tensor  # [slots, parts * max_rank, inputs]
-    b: Tensor  # [slots, max_rank, outputs]
+    a: Tensor  # [places, parts * place_rank, inputs]
+    b: Tensor  # [places, place_rank, outputs]
     ranks: Tensor  # [slots] int32: the largest rank of the site's parts, 0 where the adapter has none
+    table: Tensor | None = None  # [slots, most pages] int32: the places are pages; None: each is a slot's own
+
+    @property
+    def place_rank(self) -> int:
+        return self.b.shape[1]
 
     @property
     def max_rank(self) -> int:
-        return self.b.shape[1]
+        """The largest rank that a slot can have."""
+        return self.place_rank if self.table is None else self.place_rank * self.table.shape[1]
+
+    def of_slot(self, slot: int, rank: int) -> tuple[Tensor, Tensor]:
+        """The factors of a slot of this rank: A [parts * rank, inputs] and B [rank, outputs]."""
+        parts = len(self.shape.parts)
+        if self.table is None:
+            return self.a[slot].unflatten(0, (parts, -1))[:, :rank].flatten(0, 1), self.b[slot, :rank]
+        pages = self.table[slot, : -(-rank // self.place_rank)]
+        a = self.a[pages].unflatten(1, (parts, -1)).transpose(0, 1).flatten(1, 2)  # [parts, ranks of the pages, inputs]
+        return a[:, :rank].flatten(0, 1), self.b[pages].flatten(0, 1)[:rank]

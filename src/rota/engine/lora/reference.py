@@ -41,7 +41,8 @@ def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> No
     if work == 0:
         return
     if work <= WORTH_A_PRODUCT * len(batch.groups):
-        _add_at_once(y, x, factors, _pick(factors.shape, ranks, factors.max_rank, batch))
+        table = None if factors.table is None else factors.table.cpu().numpy().tobytes()
+        _add_at_once(y, x, factors, _pick(factors.shape, ranks, factors.place_rank, table, batch))
     else:
         _add_by_group(y, x, factors, ranks, batch)
 
@@ -52,9 +53,9 @@ def _add_by_group(y: Tensor, x: Tensor, factors: SiteFactors, ranks: tuple[int, 
         rank = ranks[slot]
         if rank == 0:
             continue
-        a = factors.a[slot].unflatten(0, (len(widths), -1))[:, :rank].flatten(0, 1)  # [parts * rank, inputs]
+        a, b = factors.of_slot(slot, rank)
         # One block-diagonal product is faster than one for each part.
-        b = torch.block_diag(*factors.b[slot, :rank].split(widths, dim=1))  # [parts * rank, outputs]
+        b = torch.block_diag(*b.split(widths, dim=1))  # [parts * rank, outputs]
         tokens = _run_or_indices(batch.order[first:end])
         rows = pad_rows(y[tokens])
         rows.addmm_(torch.mm(a, pad_rows(x[tokens]).T).T, b)
@@ -77,9 +78,9 @@ class _Picks:
     as an embedding bag.
     """
 
-    a_rows: Tensor  # [n] the rows of A that any token needs, among [slots * parts * max_rank]
+    a_rows: Tensor  # [n] the rows of A that any token needs, among [places * parts * place_rank]
     weights: Tensor  # [picks] the index of each weight in A's rows @ x.T, [n * padded_rows(tokens)]
-    blocks: Tensor  # [picks] the block of B for each weight, among [slots * max_rank * blocks of a row]
+    blocks: Tensor  # [picks] the block of B for each weight, among [places * place_rank * blocks of a row]
     bags: Tensor  # [tokens * blocks of a row] where each output block's picks begin
 
 
@@ -93,7 +94,8 @@ def _add_at_once(y: Tensor, x: Tensor, factors: SiteFactors, picks: _Picks) -> N
 
 # All layers of a step share the picks: one for each kind of site, unless an adapter's layers differ in rank.
 @functools.lru_cache(maxsize=16)
-def _pick(shape: SiteShape, ranks: tuple[int, ...], max_rank: int, batch: LoraBatch) -> _Picks:
+def _pick(shape: SiteShape, ranks: tuple[int, ...], place_rank: int, table: bytes | None, batch: LoraBatch) -> _Picks:
+    places = _places(len(ranks), table)
     parts = len(shape.widths)
     part_of_block = np.arange(parts).repeat(np.array(shape.widths) // math.gcd(*shape.widths))
     blocks = len(part_of_block)
@@ -106,18 +108,27 @@ def _pick(shape: SiteShape, ranks: tuple[int, ...], max_rank: int, batch: LoraBa
     lengths = rank_of_slot.repeat(parts)
     first_row = lengths.cumsum() - lengths
     slot, part, nth = _in_runs(lengths, parts)
-    a_rows = (slot * parts + part) * max_rank + nth
+    place = places[slot, nth // place_rank]
+    a_rows = (place * parts + part) * place_rank + nth % place_rank
 
     lengths = rank_of_slot[slot_of_token].repeat(blocks)
     token, block, nth = _in_runs(lengths, blocks)
     slot = slot_of_token[token]
     row = first_row[slot * parts + part_of_block[block]] + nth
+    b_row = places[slot, nth // place_rank] * place_rank + nth % place_rank
     return _Picks(
         a_rows=torch.from_numpy(a_rows).to(device),
         weights=torch.from_numpy(row * padded_rows(len(slot_of_token)) + token).to(device),
-        blocks=torch.from_numpy((slot * max_rank + nth) * blocks + block).to(device),
+        blocks=torch.from_numpy(b_row * blocks + block).to(device),
         bags=torch.from_numpy(lengths.cumsum() - lengths).to(device),
     )
+
+
+def _places(slots: int, table: bytes | None) -> Indices:
+    """[slots, places of a slot]; without a table a slot has one place, with its own number."""
+    if table is None:
+        return np.arange(slots)[:, None]
+    return np.frombuffer(table, np.int32).astype(np.int64).reshape(slots, -1)
 
 
 def _in_runs(lengths: Indices, inner: int) -> tuple[Indices, Indices, Indices]:

@@ -100,10 +100,10 @@ def _stack(factors: SiteFactors, present: Sequence[tuple[int, int]]) -> _Stack:
     """The factors of these slots, each with its rank."""
     widths = factors.shape.widths
     columns = np.repeat([slot for slot, _ in present], [rank * len(widths) for _, rank in present])
-    a = [factors.a[slot].unflatten(0, (len(widths), -1))[:, :rank].flatten(0, 1) for slot, rank in present]
+    a, b = zip(*(factors.of_slot(slot, rank) for slot, rank in present), strict=True)
     # One block-diagonal product is faster than one for each part.
-    b = [torch.block_diag(*factors.b[slot, :rank].split(widths, dim=1)) for slot, rank in present]
-    return _Stack(columns, projection(torch.cat(a)), projection(torch.cat(b).T.contiguous()))
+    diagonal = torch.cat([torch.block_diag(*one.split(widths, dim=1)) for one in b])
+    return _Stack(columns, projection(torch.cat(a)), projection(diagonal.T.contiguous()))
 
 
 def _add_by_reference(factors: SiteFactors, y: Tensor, x: Tensor, batch: LoraBatch) -> None:

@@ -6,6 +6,9 @@
 All tokens of a tile have one slot, so a program multiplies plain matrices. Slots differ only in a pointer and a rank,
 both read on the device. Few tokens make little work, and shares spread it over all processors. The expand kernel adds
 the shares: no atomics, no zeroing, the same sum every time.
+
+With pages (PAGE ranks each, pages.py) a slot is a row of a table: one more number is read for each rank, before the
+rank's own numbers. Without them (PAGE is 0) nothing is looked up, and the kernels are as if there were no pages.
 """
 
 # Kernel parameters are pointers and device scalars, which Python's types do not describe.
@@ -36,6 +39,19 @@ def _padded(rank):
     return (rank + 15) // 16 * 16
 
 
+@triton.jit
+def _whole_pages(rank, PAGE: tl.constexpr):
+    """The ranks of all pages that a rank takes; in the last page those beyond it are nought."""
+    return (rank + PAGE - 1) // PAGE * PAGE
+
+
+@triton.jit
+def _in_pages(table, slot, nth, rank, MAX_RANK: tl.constexpr, PAGE: tl.constexpr):
+    """The pages in which these ranks of a slot lie, and the place of each rank in its page."""
+    page = tl.load(table + slot * (MAX_RANK // PAGE) + nth // PAGE, mask=nth < _whole_pages(rank, PAGE), other=0)
+    return page.to(tl.int64), nth % PAGE
+
+
 # A step's inputs may lie anywhere in a larger buffer: a new alignment must not recompile the kernels.
 _ANYWHERE = ["order", "tile_slots", "tile_starts", "tile_counts", "ranks"]
 
@@ -43,8 +59,9 @@ _ANYWHERE = ["order", "tile_slots", "tile_starts", "tile_counts", "ranks"]
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=_ANYWHERE)
 def shrink_kernel(
     x,  # -> [tokens, INPUTS]
-    a,  # -> [slots, PARTS * MAX_RANK, INPUTS]
+    a,  # -> [slots, PARTS * MAX_RANK, INPUTS], or [pages, PARTS * PAGE, INPUTS]
     ranks,  # -> [slots] int32
+    table,  # -> [slots, MAX_RANK / PAGE] int32, or None
     order,
     tile_slots,
     tile_starts,
@@ -60,6 +77,7 @@ def shrink_kernel(
     SHARE: tl.constexpr,  # inputs per program, a multiple of STEP
     STEP: tl.constexpr,
     OPERAND: tl.constexpr,  # what tl.dot multiplies
+    PAGE: tl.constexpr,
 ):
     share, row_tile, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     slot, rank, place, token, is_token = _look_up(tile, order, tile_slots, tile_starts, tile_counts, ranks, TILE)
@@ -73,7 +91,12 @@ def shrink_kernel(
     is_row = (row % MAX_RANK < rank) & (row < PARTS * MAX_RANK)
     column = share * SHARE + tl.arange(0, STEP)
     x_at = x + token[:, None] * x_stride + column[None, :]
-    a_at = a + slot * (PARTS * MAX_RANK * INPUTS) + row[:, None] * INPUTS + column[None, :]
+    if PAGE:
+        page, nth = _in_pages(table, slot, row % MAX_RANK, rank, MAX_RANK, PAGE)
+        a_row = (page * PARTS + row // MAX_RANK) * PAGE + nth
+        a_at = a + a_row[:, None] * INPUTS + column[None, :]
+    else:
+        a_at = a + slot * (PARTS * MAX_RANK * INPUTS) + row[:, None] * INPUTS + column[None, :]
     total = tl.zeros([TILE, ROWS], tl.float32)
     for _ in range(SHARE // STEP):
         inside = (column < INPUTS)[None, :]
@@ -109,16 +132,56 @@ def _columns(tile, FIRST: tl.constexpr, SECOND: tl.constexpr, THIRD: tl.constexp
     return past_first + past_second, begin, end
 
 
+@triton.jit
+def _b_at(b, table, slot, nth, rank, column, OUTPUTS: tl.constexpr, MAX_RANK: tl.constexpr, PAGE: tl.constexpr):
+    """Where these ranks of a slot stand in B, by column."""
+    if PAGE:
+        page, in_page = _in_pages(table, slot, nth, rank, MAX_RANK, PAGE)
+        return b + (page * PAGE + in_page)[:, None] * OUTPUTS + column[None, :]
+    else:
+        return b + slot * (MAX_RANK * OUTPUTS) + nth[:, None] * OUTPUTS + column[None, :]
+
+
+@triton.jit
+def _s_at(
+    shrunk, table, slot, nth, rank, part, place, token, row_stride,
+    PARTS: tl.constexpr, MAX_RANK: tl.constexpr, BY_TOKEN: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Where x @ A.T of these ranks of a part stands, by token."""
+    if BY_TOKEN and PAGE:
+        page, in_page = _in_pages(table, slot, nth, rank, MAX_RANK, PAGE)
+        # The ranks of a page stand beside each other.
+        column = tl.max_contiguous(tl.multiple_of((page * PARTS + part) * PAGE + in_page, PAGE), PAGE)
+        return shrunk + token[:, None] * row_stride + column[None, :]
+    else:
+        s_at = shrunk + part * MAX_RANK + nth[None, :]
+        if BY_TOKEN:
+            s_at += token[:, None] * row_stride + slot * (PARTS * MAX_RANK)
+        else:
+            s_at += place[:, None] * (PARTS * MAX_RANK)
+        return s_at
+
+
+@triton.jit
+def _is_stored(nth, rank, MAX_RANK: tl.constexpr, BY_TOKEN: tl.constexpr, PAGE: tl.constexpr):
+    """Which of these ranks stand in x @ A.T; those beyond a slot's rank are nought there."""
+    if BY_TOKEN and PAGE:
+        return nth < _whole_pages(rank, PAGE)
+    else:
+        return (nth < _padded(rank)) & (nth < MAX_RANK)
+
+
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=_ANYWHERE)
 def expand_kernel(
     y,  # -> [tokens, OUTPUTS]
-    b,  # -> [slots, MAX_RANK, OUTPUTS]
+    b,  # -> [slots, MAX_RANK, OUTPUTS], or [pages, PAGE, OUTPUTS]
     ranks,  # -> [slots] int32
+    table,  # -> [slots, MAX_RANK / PAGE] int32, or None
     order,
     tile_slots,
     tile_starts,
     tile_counts,
-    shrunk,  # -> [SHARES, tokens in their order, PARTS * MAX_RANK]; BY_TOKEN: [tokens, slots, PARTS * MAX_RANK]
+    shrunk,  # -> [SHARES, tokens in their order, PARTS * MAX_RANK]; BY_TOKEN: [tokens, all rows of A]
     tokens,
     y_stride,
     row_stride,  # of shrunk, BY_TOKEN
@@ -133,6 +196,7 @@ def expand_kernel(
     RANKS: tl.constexpr,  # ranks per iteration
     OPERAND: tl.constexpr,
     BY_TOKEN: tl.constexpr,
+    PAGE: tl.constexpr,
 ):
     tile = tl.program_id(1)
     part, begin, end = _columns(tl.program_id(0), FIRST, SECOND, THIRD, COLUMNS)
@@ -144,27 +208,29 @@ def expand_kernel(
     nth = tl.arange(0, RANKS)
     column = begin + tl.arange(0, COLUMNS)
     inside = (column < end)[None, :]
-    b_at = b + slot * (MAX_RANK * OUTPUTS) + nth[:, None] * OUTPUTS + column[None, :]
+    b_at = _b_at(b, table, slot, nth, rank, column, OUTPUTS, MAX_RANK, PAGE)
     # B is loaded one iteration ahead, while the shares of the iteration before are added.
     b_tile = tl.load(b_at, mask=(nth < rank)[:, None] & inside, other=0.0)
     y_at = y + token[:, None] * y_stride + column[None, :]
     is_real = is_token[:, None] & inside
     base = tl.load(y_at, mask=is_real, other=0.0)
-    s_at = shrunk + part * MAX_RANK + nth[None, :]
-    if BY_TOKEN:
-        s_at += token[:, None] * row_stride + slot * (PARTS * MAX_RANK)
-    else:
-        s_at += place[:, None] * (PARTS * MAX_RANK)
+    s_at = _s_at(shrunk, table, slot, nth, rank, part, place, token, row_stride, PARTS, MAX_RANK, BY_TOKEN, PAGE)
     total = tl.zeros([TILE, COLUMNS], tl.float32)
     for _ in range(0, rank, RANKS):
-        is_stored = is_token[:, None] & ((nth < _padded(rank)) & (nth < MAX_RANK))[None, :]
+        is_stored = is_token[:, None] & _is_stored(nth, rank, MAX_RANK, BY_TOKEN, PAGE)[None, :]
         s = tl.load(s_at, mask=is_stored, other=0.0).to(tl.float32)
         # Not a static_range: in an unrolled sum the compiler would move each share through shared memory separately.
         for share in range(1, SHARES):
             s += tl.load(s_at + share * tokens * (PARTS * MAX_RANK), mask=is_stored, other=0.0)
         total = tl.dot(s.to(OPERAND), b_tile.to(OPERAND), total, input_precision="ieee")
         nth += RANKS
-        s_at += RANKS
-        b_at += RANKS * OUTPUTS
+        if PAGE:
+            s_at = _s_at(
+                shrunk, table, slot, nth, rank, part, place, token, row_stride, PARTS, MAX_RANK, BY_TOKEN, PAGE
+            )
+            b_at = _b_at(b, table, slot, nth, rank, column, OUTPUTS, MAX_RANK, PAGE)
+        else:
+            s_at += RANKS
+            b_at += RANKS * OUTPUTS
         b_tile = tl.load(b_at, mask=(nth < rank)[:, None] & inside, other=0.0)
     tl.store(y_at, (base.to(tl.float32) + total).to(y.dtype.element_ty), mask=is_real)

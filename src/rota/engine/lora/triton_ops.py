@@ -116,15 +116,15 @@ def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) ->
     assert x.stride(1) == 1
     assert a.is_contiguous()
     assert x.dtype == a.dtype
-    tokens, all_rows = x.shape[0], a.shape[1]
+    tokens, all_rows = x.shape[0], len(shape.parts) * factors.max_rank
     share = triton.cdiv(max(shapes.share, triton.cdiv(shape.inputs, shapes.most_shares)), shapes.step) * shapes.step
     shares = triton.cdiv(shape.inputs, share)
     rows = _at_most(shapes.rows, all_rows)
     partial = torch.empty(shares, tokens, all_rows, dtype=torch.float32, device=x.device)
     shrink_kernel[(shares, triton.cdiv(all_rows, rows), len(batch.tile_slots))](
-        x, a, factors.ranks, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, partial,
-        tokens, x.stride(0), INPUTS=shape.inputs, PARTS=len(shape.parts), MAX_RANK=factors.max_rank,
-        TILE=batch.tile_size, ROWS=rows, SHARE=share, STEP=shapes.step, OPERAND=_operand(a),
+        x, a, factors.ranks, factors.table, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts,
+        partial, tokens, x.stride(0), INPUTS=shape.inputs, PARTS=len(shape.parts), MAX_RANK=factors.max_rank,
+        TILE=batch.tile_size, ROWS=rows, SHARE=share, STEP=shapes.step, OPERAND=_operand(a), PAGE=_page(factors),
         num_warps=shapes.warps, num_stages=shapes.stages,
     )  # fmt: skip
     return partial
@@ -133,8 +133,7 @@ def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) ->
 def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
     """y += shrunk @ B, each part with its own columns.
 
-    shrunk: the shares that shrink gave on the same stream; or x @ A.T of all slots, [tokens, slots * parts * max_rank
-    or more].
+    shrunk: the shares that shrink gave on the same stream; or x @ A.T of all places, [tokens, all rows of A or more].
     """
     b, widths, shapes = factors.b, factors.shape.widths, tuning.expand
     assert y.stride(1) == 1
@@ -145,10 +144,10 @@ def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tu
     columns = _at_most(shapes.columns * 2 // y.element_size(), max(widths))
     by_token = shrunk.dim() == 2
     expand_kernel[(sum(triton.cdiv(width, columns) for width in widths), len(batch.tile_slots))](
-        y, b, factors.ranks, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, shrunk,
+        y, b, factors.ranks, factors.table, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, shrunk,
         y.shape[0], y.stride(0), shrunk.stride(-2), FIRST=first, SECOND=second, THIRD=third, PARTS=len(widths),
         MAX_RANK=factors.max_rank, SHARES=1 if by_token else shrunk.shape[0], TILE=batch.tile_size, COLUMNS=columns,
-        RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=_operand(b), BY_TOKEN=by_token,
+        RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=_operand(b), BY_TOKEN=by_token, PAGE=_page(factors),
         num_warps=shapes.warps, num_stages=1,
     )  # fmt: skip
 
@@ -156,6 +155,11 @@ def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tu
 def _at_most(wanted: int, needed: int) -> int:
     """`wanted`, or less if less is needed, but a size that matrix instructions take."""
     return min(wanted, max(SMALLEST_DOT, triton.next_power_of_2(needed)))
+
+
+def _page(factors: SiteFactors) -> int:
+    """The ranks of a page; 0 where slots have places of their own."""
+    return 0 if factors.table is None else factors.place_rank
 
 
 def _operand(factor: Tensor) -> tl.dtype:
