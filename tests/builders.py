@@ -70,6 +70,7 @@ def capacity(
     adapter_bytes: int = 2_000_000,
     deep_prefix: int | None = None,
     kv_dtype: str | None = "bfloat16",
+    pages: int = 0,
 ) -> Capacity:
     return Capacity(
         blocks=blocks,
@@ -85,4 +86,5 @@ def capacity(
         slots_from="6 adapters at the start",
         rank_from="the largest at the start",
         kv_dtype=kv_dtype,
+        pages=pages,
     )

@@ -25,10 +25,11 @@ class Observed:
         now: float,
         free: int = 0,
         being_read: frozenset[AdapterId] = frozenset(),
+        open: int = 0,
     ) -> list[Turn]:
         """One pass: `absent` wait for a slot and for nothing else, `residents` have one. Gives the pass's turns."""
         waiting = Absent(sorted(absent, key=lambda one: (self.policy.due_at(one), one.adapter_id)))
-        slots = Slots(residents, waiting, free, being_read=being_read)
+        slots = Slots(residents, waiting, free, being_read=being_read, open=open)
         self.policy.observe(slots, now)
         self.news += [news for news in self.policy.take_news() if isinstance(news, DrainChanged)]
         return list(self.policy.turns(slots, now))

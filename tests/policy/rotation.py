@@ -39,7 +39,7 @@ def slots(residents: Iterable[View], absent: Iterable[View] = (), **fields: Any)
 def rotate_with(residents: Iterable[View], **fields: Any) -> Rotate:
     """All of `residents`, as many as there are slots, are settled."""
     settled = [*residents]
-    policy = Rotate(len(settled), **fields)
+    policy = Rotate(**fields)
     policy.observe(slots(settled), NOW - 1.0)
     assert policy.wanted == [one.adapter_id for one in sorted(settled, key=lambda one: (-one.claims, one.adapter_id))]
     return policy

@@ -12,8 +12,8 @@ from tests.policy.drains import Observed, busy, starving
 from tests.policy.views import A, Absent, B, C, D, E, F, Slots, view
 
 
-def drain(slots: int = 1, max_wait_s: float = 3.0) -> Observed:
-    return Observed(Drain(max_wait_s, slots))
+def drain(max_wait_s: float = 3.0) -> Observed:
+    return Observed(Drain(max_wait_s))
 
 
 def draining(victim=B, beneficiary=A, remaining: int = 15, now: float = 3.1) -> Observed:
@@ -28,7 +28,7 @@ def draining(victim=B, beneficiary=A, remaining: int = 15, now: float = 3.1) -> 
 
 
 def test_starving_adapters_longest_wait_first_get_the_residents_with_the_least_left():
-    one = drain(slots=2)
+    one = drain()
     absent = [view(D, waiting_since=0.04), view(A, waiting_since=0.0)]
     residents = [view(C, running=1, remaining=100), view(B, running=1, remaining=5)]
     one.see(absent, residents, now=3.05)
@@ -60,7 +60,7 @@ def test_no_resident_drains_while_a_slot_can_be_had():
 
 
 def test_one_drain_is_enough_for_one_adapter_that_starves():
-    one = drain(slots=4)
+    one = drain()
     for now in (4.0, 5.0, 6.0):
         one.see(starving(A), busy(B, C, D), now)
 
@@ -70,7 +70,7 @@ def test_one_drain_is_enough_for_one_adapter_that_starves():
 
 @pytest.mark.parametrize(("slots", "most"), [(1, 1), (2, 2), (3, 2), (4, 2), (5, 3), (6, 3)])
 def test_at_most_half_of_the_slots_drain_at_once_and_of_two_both_may(slots, most):
-    one = drain(slots)
+    one = drain()
     adapters = range(1, 2 * slots + 1)
     one.see(starving(*adapters[slots:]), busy(*adapters[:slots]), now=9.0)
 
@@ -87,7 +87,7 @@ def test_an_adapter_that_drains_is_no_beneficiary_so_that_drains_do_not_cascade(
 
 
 def test_no_adapter_drains_for_itself():
-    one = drain(slots=2)
+    one = drain()
     both = [view(A, waiting_since=0.0, running=1, remaining=3), view(B, running=1, remaining=50)]
     one.see(starving(C), both, now=9.0)
 
@@ -103,7 +103,7 @@ def test_of_the_residents_that_may_drain_the_lowest_priority_does_before_the_lea
 
 
 def test_a_pinned_adapter_is_never_the_victim_however_little_it_has_left():
-    one = drain(slots=2)
+    one = drain()
     pinned = view(B, running=1, remaining=1, is_pinned=True)
     one.see(starving(A), [pinned, view(C, running=1, remaining=400)], now=9.0)
 
@@ -119,7 +119,7 @@ def test_with_nothing_but_pinned_residents_none_drains():
 
 def test_equal_waits_and_equal_work_are_told_apart_by_id_in_whatever_order_they_are_seen():
     for order in itertools.permutations((C, D, E)):
-        one = drain(slots=3)
+        one = drain()
         one.see(starving(B, A), busy(*order, remaining=7), now=9.0)
         assert one.policy.draining_for == {C: A, D: B}
 
@@ -332,3 +332,51 @@ def test_after_a_drain_the_next_adapter_that_starves_gets_its_own():
 
     assert one.policy.draining_for == {A: F}
     assert (one.told("started"), one.told("finished")) == (2, 1)
+
+
+# ── slots that have closed under their residents ─────────────────────────────────────────────────────────────────────
+
+
+def test_as_many_residents_drain_for_an_adapter_as_must_leave_before_it_can_come():
+    one = drain()
+    for now in (4.0, 5.0):
+        one.see(starving(A), busy(B, C, D), now, open=2)
+
+    assert one.policy.draining_for == {B: A, C: A}
+    assert one.told("started") == 2
+
+
+def test_of_closed_slots_too_at_most_half_drain_at_once():
+    one = drain()
+    one.see(starving(A), busy(B, C, D, E, F), now=4.0, open=1)
+
+    assert one.policy.draining_for == {B: A, C: A}
+
+
+def test_a_second_adapter_that_starves_gets_one_drain_more():
+    one = drain()
+    one.see([*starving(A), *starving(F, since=0.5)], busy(B, C, D, E), now=4.0, open=3)
+    assert one.policy.draining_for == {B: A, C: A}
+
+    one.see([*starving(A), *starving(F, since=0.5)], busy(B, C, D, E, *range(20, 24)), now=4.1, open=7)
+    assert one.policy.draining_for == {B: A, C: A, D: F}
+
+
+def test_at_their_deadlines_the_first_only_leaves_and_the_adapter_comes_for_the_second():
+    one = drain()
+    one.see(starving(A), busy(B, C, D), now=4.0, open=2)
+    over = [view(adapter, running=1, remaining=15, steps=99) for adapter in (B, C)]
+    assert one.see(starving(A), [*over, *busy(D)], now=5.0, open=2) == [Turn(B, A), Turn(C, A)]
+
+    assert one.see(starving(A), over, now=5.0, open=2) == [Turn(B, A)], "an adapter comes once"
+
+
+def test_no_slot_is_kept_for_an_adapter_if_the_one_that_was_drained_for_it_has_closed():
+    one = drain()
+    one.see(starving(A), busy(B, C), now=4.0, open=1)
+    one.see(starving(A), [view(B), *busy(C)], now=5.0, open=1)
+    assert one.policy.reserved == {A}
+
+    one.see(starving(A), busy(C), now=5.1, open=1)
+    assert one.policy.reserved == frozenset()
+    assert one.policy.draining_for == {C: A}

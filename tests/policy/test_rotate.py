@@ -56,6 +56,7 @@ def sights(draw: st.DrawFn, total: int, now: float) -> Slots:
         unable=draw(few),
         staying=draw(few),
         free_blocks=draw(st.integers(0, 1000)),
+        open=draw(st.sampled_from([total, total, 1])),  # slots may have closed under their residents
     )
 
 
@@ -90,7 +91,7 @@ def check(policy: Rotate, seen: Slots, now: float) -> None:
     st.sampled_from([None, None, 0.1, 1.0]),
 )
 def test_no_adapter_leaves_or_comes_twice_and_none_that_may_not(data, total, turn_s, max_stall_s):
-    policy = Rotate(total, turn_s, max_stall_s)
+    policy = Rotate(turn_s, max_stall_s)
     for number in range(data.draw(st.integers(1, 8))):
         now = NOW + number * data.draw(st.sampled_from([STEP_S, 1.0]))
         check(policy, data.draw(sights(total, now)), now)
@@ -112,7 +113,7 @@ def remembered(thing: Any) -> set[int]:
 @settings(max_examples=40, deadline=None)
 @given(st.data(), st.integers(1, 4), st.sampled_from([None, 1.0]))
 def test_nothing_is_remembered_about_adapters_that_are_gone(data, total, max_stall_s):
-    policy = Rotate(total, max_stall_s=max_stall_s)
+    policy = Rotate(max_stall_s=max_stall_s)
     for _ in range(data.draw(st.integers(1, 6))):
         policy.observe(data.draw(sights(total, NOW)), NOW)
     for number in ADAPTERS:
@@ -137,7 +138,7 @@ def test_the_line_for_a_free_slot_is_settled_ones_that_were_out_for_long_newcome
 
 def test_newcomers_are_due_before_parked_adapters_and_both_by_arrival():
     due = [newcomer(A, since=3.0), newcomer(B, since=5.0), parked(C)]
-    policy = Rotate(1)
+    policy = Rotate()
     assert sorted(due, key=policy.due_at) == due
 
 

@@ -16,20 +16,21 @@ def look(settled: Settled, seen: Slots) -> list[AdapterId]:
 
 
 def settled_with(*adapters: AdapterId) -> Settled:
-    settled = Settled(len(adapters))
+    settled = Settled()
     settled.observe(slots([resident(one) for one in adapters]), NOW)
     assert sorted(settled) == sorted(adapters)
     return settled
 
 
 def test_as_many_are_settled_as_there_are_slots_and_the_others_come_by_their_claims():
-    settled = Settled(2)
-    settled.observe(slots([], [parked(A, claims=1.0), newcomer(B, claims=4.0), parked(C, claims=3.0)]), NOW)
+    settled = Settled()
+    absent = [parked(A, claims=1.0), newcomer(B, claims=4.0), parked(C, claims=3.0)]
+    settled.observe(slots([], absent, open=2), NOW)
     assert sorted(settled) == [B, C]
-    settled.observe(slots([], [parked(A, claims=1.0), newcomer(B, claims=4.0), parked(C), parked(D, claims=2.0)]), NOW)
+    settled.observe(slots([], [*absent[:2], parked(C), parked(D, claims=2.0)], open=2), NOW)
 
     assert sorted(settled) == [B, C]
-    assert look(settled, slots([], [parked(A), newcomer(B, claims=4.0), parked(C, claims=3.0), parked(D, claims=2.0)]))
+    assert look(settled, slots([], [*absent, parked(D, claims=2.0)], open=2))
     assert settled.next == [D, A]
 
 
@@ -73,7 +74,7 @@ def test_each_larger_claim_takes_the_place_of_the_smallest_that_is_left():
 
 
 def test_an_adapter_that_could_not_start_takes_no_place():
-    settled = Settled(1)
+    settled = Settled()
     seen = slots([], [newcomer(A, claims=9.0), newcomer(B)], unable=frozenset({A}))
     assert look(settled, seen) == [B]
 
@@ -92,7 +93,17 @@ def test_in_a_crowd_the_oldest_and_the_largest_are_looked_at():
     others = [newcomer(AdapterId(100 + one), since=10.0, claims=0.1) for one in range(2 * LOOK_AHEAD)]
     old = newcomer(A, since=1.0, claims=5.0)
     large = newcomer(B, since=20.0, claims=4.0, running=3)
-    settled = Settled(2)
+    settled = Settled()
 
-    assert look(settled, slots([], [*others, old, large])) == [A, B]
+    assert look(settled, slots([], [*others, old, large], open=2)) == [A, B]
     assert len(settled.next) <= 2 * LOOK_AHEAD
+
+
+def test_when_slots_close_the_smallest_claims_are_settled_no_longer_and_come_next():
+    settled = settled_with(A, B, C)
+    residents = [resident(A, claims=1.0), resident(B, claims=4.0), resident(C, claims=2.0)]
+    settled.observe(slots(residents, [parked(D, claims=1.5)], open=1), NOW)
+
+    assert (sorted(settled), settled.next) == ([B], [C, D, A])
+    settled.observe(slots(residents, [parked(D, claims=1.5)], open=3), NOW)
+    assert sorted(settled) == [B, C, D]

@@ -45,7 +45,7 @@ def test_nothing_is_remembered_of_adapters_without_work():
     [(1.0, 1, 16, False), (1.0, 1, 17, True), (4.0, 1, 16, False), (4.0, 1, 17, True), (1.0, 2, 32, False)],
 )
 def test_an_adapter_makes_room_once_it_is_sixteen_steps_of_its_sequences_ahead(weight, running, tokens, leaves):
-    settled = Settled(1)
+    settled = Settled()
     for attained in (0, tokens):
         ahead = resident(A, attained=attained, weight=weight, running=running)
         for _ in range(LOOK_EVERY):
@@ -61,7 +61,7 @@ def test_a_lighter_adapter_has_turns_more_rarely_in_proportion():
 
 
 def test_in_a_crowd_claims_decide_again():
-    settled = Settled(1)
+    settled = Settled()
     crowd = [parked(AdapterId(100 + one), claims=0.1) for one in range(LOOK_AHEAD + 1)]
     settled.observe(slots([resident(A, weight=2.0)], crowd), NOW)
     assert not settled.shares

@@ -12,7 +12,7 @@ from tests.policy.views import A, Absent, B, C, Slots, view
 
 
 def test_however_long_an_adapter_waits_a_busy_resident_keeps_its_slot():
-    one = Observed(Wait(slots=1))
+    one = Observed(Wait())
     for now in (1.0, 1e3, 1e9):
         one.see(starving(A), busy(B), now)
 
@@ -22,7 +22,7 @@ def test_however_long_an_adapter_waits_a_busy_resident_keeps_its_slot():
     assert one.news == []
 
 
-@pytest.mark.parametrize("policy", [Wait(slots=1), Drain(max_wait_s=3.0, slots=1)])
+@pytest.mark.parametrize("policy", [Wait(), Drain(max_wait_s=3.0)])
 def test_a_higher_priority_than_all_a_resident_has_makes_it_drain_at_once(policy):
     one = Observed(policy)
     one.see([view(A, waiting_since=0.0, priority=1)], busy(B), now=0.0)
@@ -32,14 +32,14 @@ def test_a_higher_priority_than_all_a_resident_has_makes_it_drain_at_once(policy
 
 
 def test_no_resident_drains_for_a_priority_that_is_not_above_its_own():
-    one = Observed(Wait(slots=1))
+    one = Observed(Wait())
     one.see([view(A, waiting_since=0.0, priority=1)], [view(B, running=1, remaining=5, priority=1)], now=999.0)
 
     assert one.policy.draining_for == {}
 
 
 def test_of_several_residents_the_one_with_the_lowest_priority_drains():
-    one = Observed(Wait(slots=2))
+    one = Observed(Wait())
     residents = [view(B, running=1, remaining=5, priority=1), view(C, running=1, remaining=90)]
     one.see([view(A, waiting_since=0.0, priority=2)], residents, now=0.0)
 
@@ -48,7 +48,7 @@ def test_of_several_residents_the_one_with_the_lowest_priority_drains():
 
 def interrupted() -> Observed:
     """One slot: B has left it at the deadline of a drain for A, and its answers are parked."""
-    one = Observed(Wait(slots=1))
+    one = Observed(Wait())
     urgent = [view(A, waiting_since=0.0, priority=1)]
     one.see(urgent, busy(B), now=0.0)
     assert one.see(urgent, [view(B, running=1, remaining=9, steps=18)], now=1.0) == [Turn(B, A)]

@@ -119,10 +119,15 @@ class Slots:
     blocks: int = 1000
     free_blocks: int = 1000
     prompt_blocks: int = 1
+    open: int = 0  # slots; 0: as many as there are residents
 
     @property
     def total(self) -> int:
-        return max(1, len(self.residents))
+        return self.open or max(1, len(self.residents))
+
+    @property
+    def surplus(self) -> int:
+        return max(0, len(self.residents) - self.total)
 
     @property
     def adapter_blocks(self) -> int:

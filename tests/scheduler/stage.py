@@ -17,7 +17,10 @@ WAIT = PolicyConfig(lora_policy="wait")
 
 
 class Stage:
-    """A scheduler that knows `adapters`, numbered from 1, all in host memory and none in a slot."""
+    """A scheduler that knows `adapters`, numbered from 1, all in host memory and none in a slot.
+
+    `sizes` are the pages that they take, if slots share pages.
+    """
 
     def __init__(
         self,
@@ -27,6 +30,7 @@ class Stage:
         config: SchedulerConfig | None = None,
         pinned: tuple[int, ...] = (),
         engine_id: EngineId = FIRST_ENGINE,
+        sizes: tuple[int, ...] = (),
         **found: Any,
     ) -> None:
         self.scheduler = Scheduler(config or SchedulerConfig(), capacity(**found), policy, lora, engine_id)
@@ -35,7 +39,7 @@ class Stage:
         for number in range(1, adapters + 1):
             self.tell(add_adapter(number, is_pinned=number in pinned))
         for adapter in self.step().fetches:
-            self.tell(AdapterFetched(adapter.adapter_id, self.now))
+            self.read(adapter.adapter_id, sizes[adapter.adapter_id - 1] if sizes else 0)
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -48,6 +52,10 @@ class Stage:
 
     def leave(self, id: str) -> None:
         self.tell(abort(id, self.now))
+
+    def read(self, adapter: int, pages: int = 0) -> None:
+        """An adapter lies in host memory, and takes so many pages in a slot."""
+        self.tell(AdapterFetched(AdapterId(adapter), self.now, pages))
 
     def arrive(self, *adapters: int, copy_s: float = 0.0) -> None:
         """Their copies into slots are complete; without a time no step uses a slot before it hears of its copy."""

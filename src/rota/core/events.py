@@ -240,9 +240,11 @@ class Inspected:
     rows: int
     blocks: int
     blocks_used: int
-    slots: int
+    slots: int  # that are open now
     adapters: tuple[AdapterStanding, ...]
     engine_id: EngineId = FIRST_ENGINE
+    pages: int = 0  # that the slots share; 0: every slot holds any adapter
+    pages_used: int = 0
     others: AdapterStanding | None = None
     absent: tuple[AdapterId, ...] = ()
 

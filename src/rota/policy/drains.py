@@ -6,7 +6,8 @@ must end before that by the longest of earlier answers. If only such requests st
 Sequences that ran when the drain started may go on, up to 1.2 × the steps that they need by the longest of earlier
 answers. Then the resident leaves in any case. What still runs when a resident leaves is parked with its KV.
 
-A slot that is free sooner is kept for the adapter for which the drain was started. The base model needs no slot and is
+A slot that is free sooner is kept for the adapter for which the drain was started. If slots have closed under their
+residents, several drain for one adapter: all but the last leave a closed slot. The base model needs no slot and is
 never seen here.
 """
 
@@ -75,10 +76,8 @@ class Reservation:
 class DrainingPolicy(SlotPolicy):
     """A policy under which residents drain; a subclass says which residents, and for which adapters."""
 
-    def __init__(self, slots: int) -> None:
-        # Half of the slots stay open to all adapters. Of two slots both may drain: otherwise the second of two starving
-        # adapters would wait for two drains, one after the other.
-        self.most_drains = max(2, math.ceil(slots / 2))
+    def __init__(self) -> None:
+        self.most_drains = 0
         self._drains: dict[AdapterId, Drain] = {}  # by victim
         self._reservations: dict[AdapterId, Reservation] = {}  # by beneficiary
         self._called_off: list[tuple[AdapterId, AdapterId]] = []  # since the last pass
@@ -104,6 +103,9 @@ class DrainingPolicy(SlotPolicy):
         self._unreadable = {one for one in self._unreadable if slots.absent.get(one) and not slots.is_at_hand(one)}
         if not slots.absent and not self.beneficiaries:
             return
+        # Half of the slots stay open to all adapters. Of two slots both may drain: otherwise the second of two starving
+        # adapters would wait for two drains, one after the other.
+        self.most_drains = max(2, math.ceil(slots.total / 2))
         # A drain goes on while KV is short for a moment: a new drain would give the resident a later deadline.
         found = map(slots.absent.get, self.beneficiaries)
         kept = {view.adapter_id: view for view in found if view and (view.waiting or view.running)}
@@ -139,7 +141,7 @@ class DrainingPolicy(SlotPolicy):
             and slots.is_at_hand(drain.beneficiary)
             and lacks_only_a_slot(slots, view)
         ]
-        return [Turn(victim, beneficiary) for _, beneficiary, victim in sorted(over)]
+        return _turns([Turn(victim, beneficiary) for _, beneficiary, victim in sorted(over)], slots.surplus)
 
     def ask_again_at(self, slots: SlotsView, now: float) -> float:
         """When the first reservation lapses."""
@@ -185,7 +187,8 @@ class DrainingPolicy(SlotPolicy):
         if not unserved or len(self._drains) >= self.most_drains:
             return
         victims = self._victims(slots)
-        for view in unserved:
+        closed = max(0, slots.surplus - len(self._drains))  # closed slots that no drain empties yet
+        for view in (*unserved[:1] * closed, *unserved):
             if len(self._drains) >= self.most_drains or not victims:
                 return
             # No other resident may drain for an adapter if the one of the lowest priority may not.
@@ -214,7 +217,8 @@ class DrainingPolicy(SlotPolicy):
 
     def _end_reservations(self, slots: SlotsView, blocked: Views, now: float) -> None:
         for beneficiary, reservation in list(self._reservations.items()):
-            if beneficiary not in blocked:
+            is_closed = not slots.free and all(one.adapter_id != reservation.giver for one in slots.residents)
+            if beneficiary not in blocked or is_closed:
                 del self._reservations[beneficiary]
                 continue
             reservation = _while_read(reservation, slots.is_being_read(beneficiary), now)
@@ -244,6 +248,14 @@ class DrainingPolicy(SlotPolicy):
 
     def _tell(self, victim: AdapterId, beneficiary: AdapterId, state: DrainState, now: float) -> None:
         self._news.append(DrainChanged(at=now, victim=victim, beneficiary=beneficiary, state=state))
+
+
+def _turns(over: list[Turn], surplus: int) -> list[Turn]:
+    """The first residents leave closed slots: no adapter comes for them. After them each adapter comes once."""
+    coming: dict[AdapterId, Turn] = {}
+    for turn in over[surplus:]:
+        coming.setdefault(turn.successor, turn)
+    return [*over[:surplus], *coming.values()]
 
 
 def lacks_only_a_slot(slots: SlotsView, view: AdapterView) -> bool:

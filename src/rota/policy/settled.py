@@ -29,8 +29,8 @@ Merits = dict[AdapterId, float]
 class Settled:
     """Remembers which adapters are settled, and which come next."""
 
-    def __init__(self, slots: int) -> None:
-        self._most = slots
+    def __init__(self) -> None:
+        self._most = 0  # as many as there are slots
         self._ids: dict[AdapterId, None] = {}
         self._passes = 0
         self._shares = Shares()
@@ -57,7 +57,8 @@ class Settled:
         if len(working) < len(self._ids):
             self._ids = dict.fromkeys(working)
         self._passes += 1
-        if len(self._ids) < self._most or self._passes % LOOK_EVERY == 0:
+        self._most = slots.total
+        if len(self._ids) != self._most or self._passes % LOOK_EVERY == 0:
             self._look(slots, now)
 
     def _look(self, slots: SlotsView, now: float) -> None:
@@ -92,10 +93,14 @@ class Settled:
         def rank(view: AdapterView) -> tuple[float, AdapterId]:
             return (-merits[view.adapter_id], view.adapter_id)
 
+        held = sorted(held, key=rank)
+        while len(held) > self._most:  # slots have closed
+            others.append(held.pop())
+            del self._ids[others[-1].adapter_id]
         others.sort(key=rank)
         room = self._most - len(self._ids)
         self._ids |= dict.fromkeys(view.adapter_id for view in others[:room])
-        for least, other in zip(sorted(held, key=rank, reverse=True), others[room:], strict=False):
+        for least, other in zip(reversed(held), others[room:], strict=False):
             if merits[other.adapter_id] <= bar(least):
                 break
             del self._ids[least.adapter_id]

@@ -173,7 +173,12 @@ class SlotsView(Protocol):
 
     @property
     def total(self) -> int:
-        """The number of slots."""
+        """The number of slots that are open; it changes when adapters come or go that take much room."""
+        ...
+
+    @property
+    def surplus(self) -> int:
+        """How many residents there are more than open slots: so many leave before another adapter can come."""
         ...
 
     @property

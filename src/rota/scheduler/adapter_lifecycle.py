@@ -23,6 +23,7 @@ from rota.scheduler.fetching import Fetching
 from rota.scheduler.group import Group, Standing
 from rota.scheduler.idle_reads import IdleReads
 from rota.scheduler.moves import arrive, vacate
+from rota.scheduler.page_limits import too_many_pages
 from rota.scheduler.reads import finish_read, forget_copy
 
 
@@ -58,8 +59,8 @@ class AdapterLifecycle:
                 self._add(message)
             case RemoveAdapter(adapter_id, at, is_forced):
                 self._remove(adapter_id, at, is_forced)
-            case AdapterFetched(adapter_id, at):
-                self._fetched(adapter_id, at)
+            case AdapterFetched():
+                self._fetched(message)
             case AdapterReady(adapter_id, at, copy_s):
                 self._books.note_copy(adapter_id, copy_s)
                 self._ready(adapter_id, at)
@@ -97,17 +98,22 @@ class AdapterLifecycle:
             return f"An adapter with the id {adapter.adapter_id} is already known."
         if slots == 0:
             return "This server was started without adapter slots."
-        if adapter.is_pinned and sum(group.is_pinned for group in self._books.groups.values()) >= slots - 1:
+        if adapter.is_pinned and self._books.pinned >= slots - 1:
             return (
                 f"Adapter '{adapter.name}' cannot be pinned: of {slots} slots at most {slots - 1} may be pinned, "
                 f"so that every other adapter can still get its turn."
             )
         return None
 
-    def _fetched(self, adapter_id: AdapterId, at: float) -> None:
+    def _fetched(self, message: AdapterFetched) -> None:
+        adapter_id, at = message.adapter_id, message.at
         group = self._books.groups[adapter_id]
-        self._idle_reads.forget(adapter_id)
         finish_read(self._books, adapter_id, at)
+        if reason := too_many_pages(self._books, group, message.pages):
+            self._failed(AdapterFailed(adapter_id, at, reason))
+            return
+        self._books.slots.know(adapter_id, message.pages)
+        self._idle_reads.forget(adapter_id)
         if adapter_id in self._unanswered:
             self._unanswered.remove(adapter_id)
             self._books.outbox.append(AdapterAdded(adapter_id, at, self._books.engine_id))
@@ -180,6 +186,7 @@ class AdapterLifecycle:
 
     def _forget(self, group: Group) -> None:
         del self._books.groups[group.adapter_id]
+        self._books.slots.forget(group.adapter_id)
         self._books.absent.remove(group)
         self._idle_reads.forget(group.adapter_id)
         self._policy.forget(group.adapter_id)

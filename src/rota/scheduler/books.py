@@ -43,8 +43,9 @@ class Books:
         self.due_at = due_at
         self.rows = RowLedger(capacity.rows)
         self.blocks = BlockLedger(capacity.blocks, capacity.block_size)
-        self.slots = SlotLedger(capacity.slots, eviction)
+        self.slots = SlotLedger(capacity.slots, eviction, capacity.pages)
         self.hosts = HostLedger(host_adapters)
+        # Not of open slots only: the others may open while many sequences hold KV.
         self.group_sizes = GroupSizes(capacity.slots)
         self.longest = min(capacity.max_sequence_tokens, capacity.blocks * capacity.block_size)
         self.window = capacity.window
@@ -71,6 +72,11 @@ class Books:
 
     def group_of(self, sequence: Sequence) -> Group:
         return self.groups[sequence.request.adapter_id]
+
+    @property
+    def pinned(self) -> int:
+        """How many adapters are pinned; walks through all of them."""
+        return sum(group.is_pinned for group in self.groups.values())
 
     def is_open(self, group: Group) -> bool:
         """May the sequences of a group be in a step?"""

@@ -38,18 +38,23 @@ class Moves:
     def move_in(self, draft: Draft, group: Group, reason: SlotReason) -> None:
         """Order an adapter's copy into an empty slot."""
         books = self._books
-        slot = books.slots.begin_load(group.adapter_id)
+        place = books.slots.begin_load(group.adapter_id)
         books.hosts.use(group.adapter_id)
         books.note_users(group)
-        draft.loads.append(Load(adapter_id=group.adapter_id, slot=slot, is_awaited=not self.is_overlapped))
-        _tell(books, slot, group.adapter_id, SlotState.LOADING, draft.now, reason)
+        load = Load(adapter_id=group.adapter_id, slot=place.slot, is_awaited=not self.is_overlapped, pages=place.pages)
+        draft.loads.append(load)
+        _tell(books, place.slot, group.adapter_id, SlotState.LOADING, draft.now, reason)
         if not self.is_overlapped:
             arrive(books, group.adapter_id, draft.now)
 
     def replace(self, draft: Draft, leaver: Group, successor: Group) -> None:
-        """A busy resident's slot goes to another adapter: the resident leaves, and its slot is loaded meanwhile."""
+        """A busy resident's slot goes to another adapter: the resident leaves, and its slot is loaded meanwhile.
+
+        While there are more residents than open slots, the resident leaves and the other adapter waits on.
+        """
         vacate(self._books, leaver, draft.now, SlotReason.TURN_OVER)
-        self.move_in(draft, successor, SlotReason.TURN_COME)
+        if self._books.slots.empty:
+            self.move_in(draft, successor, SlotReason.TURN_COME)
 
 
 def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:

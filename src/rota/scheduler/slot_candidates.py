@@ -90,7 +90,12 @@ class SlotCandidates:
 
     @property
     def free(self) -> int:
-        return self._books.slots.empty + len(self.idle())
+        slots = self._books.slots
+        return max(0, slots.empty + len(self.idle()) - slots.surplus)
+
+    @property
+    def surplus(self) -> int:
+        return self._books.slots.surplus
 
     @property
     def copies(self) -> int:
@@ -110,8 +115,11 @@ class SlotCandidates:
         return slots.residencies[adapter_id].has_run or not self._admission.can_work(group)
 
     def _keeps_its_share(self, group: Group) -> bool:
-        """Is it the only busy adapter of its tenant? Then no other tenant takes its slot."""
-        if not self._books.accounts.are_shared:
+        """Is it the only busy adapter of its tenant? Then no other tenant takes its slot.
+
+        While there are more residents than open slots, any of them may have to leave.
+        """
+        if not self._books.accounts.are_shared or self._books.slots.surplus:
             return False
         account = group.main_account
         if account is None or len(account.adapters) > 1:

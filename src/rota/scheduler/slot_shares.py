@@ -27,33 +27,36 @@ class SlotShares:
     def give(self, draft: Draft) -> None:
         if not self._books.accounts.are_shared or self._candidates.copies <= 0:
             return
-        seated = (self._books.groups[adapter_id] for adapter_id in self._books.slots.residencies)
-        held = Counter(group.main_account for group in seated if group.users)
+        held = self._held()
         leavers = self._leavers(held)
         if not leavers:
             return
         for account in self._books.accounts.in_turn(LOOK_AHEAD):
             if held[account] + 1 > self._share(account) and held[account]:
                 continue
-            if (leaver := self._give_to(draft, account, leavers)) is None:
+            if not self._give_to(draft, account, leavers):
                 continue
-            held[account] += 1
-            held[leaver.main_account] -= 1
+            held = self._held()
             leavers = self._leavers(held)
             if not leavers or self._candidates.copies <= 0:
                 return
 
-    def _give_to(self, draft: Draft, account: Account, leavers: list[Group]) -> Group | None:
-        """Give a tenant a slot; tells which adapter left it."""
+    def _held(self) -> Counter[Account | None]:
+        """How many slots each tenant holds."""
+        seated = (self._books.groups[adapter_id] for adapter_id in self._books.slots.residencies)
+        return Counter(group.main_account for group in seated if group.users)
+
+    def _give_to(self, draft: Draft, account: Account, leavers: list[Group]) -> bool:
+        """Give a tenant a slot that another tenant's adapter leaves, unless there is none."""
         leaver = next((group for group in leavers if group.main_account is not account), None)
         if leaver is None:
-            return None
+            return False
         own = map(self._books.groups.__getitem__, islice(account.adapters, LOOK_AHEAD))
         comer = next(filter(self._is_claimant, own), None)
         if comer is None:
-            return None
+            return False
         self._moves.replace(draft, leaver, comer)
-        return leaver
+        return True
 
     def _is_claimant(self, group: Group) -> bool:
         if group.adapter_id not in self._books.absent or not self._candidates.is_at_hand(group.adapter_id):

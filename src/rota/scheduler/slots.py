@@ -1,7 +1,8 @@
 """The slot ledger knows which adapter sits in which slot of the device, and whether its weights have arrived.
 
 A slot is a place on the device, and there is no other place: an adapter that comes is copied to where another adapter
-leaves, while the rest run.
+leaves, while the rest run. If slots share pages, an adapter takes as many of these as its rank needs, and some slots
+may be closed: then there are fewer places than slots.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from rota.core.ids import AdapterId, Slot
 from rota.policy.eviction import Eviction
+from rota.scheduler.pages import PageLedger
 
 
 @dataclass(slots=True, kw_only=True)
@@ -18,6 +20,7 @@ class Residency:
     """An adapter in a slot: it is loading until its copy is known to be complete, and ready from then on."""
 
     slot: Slot
+    pages: tuple[int, ...] = ()  # of the slots' memory; empty if slots share none
     is_ready: bool = False
     has_run: bool = False
 
@@ -25,16 +28,28 @@ class Residency:
 class SlotLedger:
     """An adapter's state follows from its residency: none, loading, or ready."""
 
-    def __init__(self, slots: int, eviction: Eviction) -> None:
-        self.total = slots
+    def __init__(self, slots: int, eviction: Eviction, pages: int = 0) -> None:
+        """`pages` are shared by the slots; 0: every slot holds any adapter."""
+        self.most = slots
+        self.pages = PageLedger(pages, slots) if pages else None
         self._empty = [Slot(slot) for slot in range(slots)]
         self._residencies: dict[AdapterId, Residency] = {}
         self._eviction = eviction
 
     @property
+    def total(self) -> int:
+        """The slots that are open; others are closed because adapters are known that take many pages."""
+        return self.pages.open if self.pages else self.most
+
+    @property
     def empty(self) -> int:
-        """Slots without a resident, and without an adapter that is on its way."""
-        return len(self._empty)
+        """Open slots without a resident, and without an adapter that is on its way."""
+        return max(0, self.total - len(self._residencies))
+
+    @property
+    def surplus(self) -> int:
+        """How many residents there are more than open slots: so many leave before another adapter can come."""
+        return max(0, len(self._residencies) - self.total)
 
     @property
     def on_their_way(self) -> list[AdapterId]:
@@ -46,11 +61,22 @@ class SlotLedger:
         """By adapter, in the order of their arrival. For reading only."""
         return self._residencies
 
-    def begin_load(self, adapter_id: AdapterId) -> Slot:
-        slot = heapq.heappop(self._empty)
-        self._residencies[adapter_id] = Residency(slot=slot)
+    def know(self, adapter_id: AdapterId, pages: int) -> None:
+        """An adapter takes so many pages; slots may close or open with that."""
+        if self.pages:
+            self.pages.know(adapter_id, pages)
+
+    def forget(self, adapter_id: AdapterId) -> None:
+        """An adapter is gone, and the slots that its size kept closed open."""
+        if self.pages:
+            self.pages.forget(adapter_id)
+
+    def begin_load(self, adapter_id: AdapterId) -> Residency:
+        assert self.empty, "no slot is empty"
+        pages = self.pages.take(adapter_id) if self.pages else ()
+        residency = self._residencies[adapter_id] = Residency(slot=heapq.heappop(self._empty), pages=pages)
         self._eviction.use(adapter_id)
-        return slot
+        return residency
 
     def finish_load(self, adapter_id: AdapterId) -> None:
         """The adapter's sequences may be in the next step."""
@@ -64,6 +90,8 @@ class SlotLedger:
     def vacate(self, adapter_id: AdapterId) -> Slot:
         residency = self._residencies.pop(adapter_id)
         heapq.heappush(self._empty, residency.slot)
+        if self.pages:
+            self.pages.give_back(residency.pages)
         self._eviction.forget(adapter_id)
         return residency.slot
 
@@ -72,4 +100,6 @@ class SlotLedger:
 
     def check(self) -> None:
         taken = [residency.slot for residency in self._residencies.values()]
-        assert sorted([*taken, *self._empty]) == list(range(self.total)), "a slot is lost or shared"
+        assert sorted([*taken, *self._empty]) == list(range(self.most)), "a slot is lost or shared"
+        if self.pages:
+            self.pages.check({one: residency.pages for one, residency in self._residencies.items()})

@@ -70,7 +70,7 @@ class Standings:
 
     def inspected(self, steps: int, at: float, only: Collection[AdapterId] | None = None) -> Inspected:
         books = self._books
-        used = books.blocks.total - books.blocks.free
+        used, pages = books.blocks.total - books.blocks.free, books.slots.pages
         told, others, absent = self._all() if only is None else summed(books, only)
         return Inspected(
             at=at,
@@ -81,6 +81,8 @@ class Standings:
             slots=books.slots.total,
             adapters=told,
             engine_id=books.engine_id,
+            pages=pages.total if pages else 0,
+            pages_used=pages.used if pages else 0,
             others=others,
             absent=absent,
         )

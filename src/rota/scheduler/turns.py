@@ -71,6 +71,7 @@ class Turns:
         )  # free slots that only reserved adapters may take
         for group in self._line(draft, idle, reserved):
             is_reserved = group.adapter_id in reserved
+            self._close(draft, idle, group, is_reserved)
             if books.slots.empty + len(idle) <= (0 if is_reserved else kept):
                 return
             if not self._candidates.is_at_hand(group.adapter_id):
@@ -86,6 +87,12 @@ class Turns:
             else:
                 continue
             kept -= is_reserved
+
+    def _close(self, draft: Draft, idle: list[Group], successor: Group, is_reserved: bool) -> None:
+        """Idle residents leave slots that have closed: only when all these are left can `successor` come."""
+        while self._books.slots.surplus and (leaver := self._leaver(idle, successor, is_reserved)):
+            idle.remove(leaver)
+            vacate(self._books, leaver, draft.now, SlotReason.IDLE)
 
     def _line(self, draft: Draft, idle: list[Group], reserved: Set[AdapterId]) -> Iterator[Group]:
         """Adapters with a reserved slot; then any adapter while a slot is unused; then adapters that could start."""

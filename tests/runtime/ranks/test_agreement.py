@@ -42,6 +42,15 @@ def test_an_adapter_is_fetched_when_every_rank_has_said_so():
     assert posted == [AdapterFetched(ONE, 6.0)]
 
 
+def test_an_adapter_takes_as_many_pages_as_the_rank_that_needs_most():
+    agreement, posted = agreement_of(2)
+    agreement.order(fetch(1))
+    agreement.note(0, AdapterFetched(ONE, 3.0, pages=2))
+    agreement.note(1, AdapterFetched(ONE, 4.0, pages=1))
+
+    assert posted == [AdapterFetched(ONE, 4.0, pages=2)]
+
+
 def test_a_copy_is_complete_with_the_last_rank_and_took_as_long_as_the_longest():
     agreement, posted = agreement_of(3)
     agreement.order(load(1))

@@ -18,14 +18,14 @@ from rota.policy.views import AdapterView, SlotsView
 class Drain(DrainingPolicy):
     """`max_wait_s` is how long an adapter may wait before another drains for it."""
 
-    def __init__(self, max_wait_s: float, slots: int) -> None:
-        super().__init__(slots)
+    def __init__(self, max_wait_s: float) -> None:
+        super().__init__()
         self._max_wait_s = max_wait_s
         self._next_starves_at = math.inf
 
     @classmethod
     def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
-        return cls(config.lora_drain_wait_threshold, capacity.slots)
+        return cls(config.lora_drain_wait_threshold)
 
     def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
         return self._starving(slots, kept, now) | {

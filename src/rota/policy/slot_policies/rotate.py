@@ -38,14 +38,14 @@ STEADY_STEPS = 8
 class Rotate(SlotPolicy):
     """Who is settled and who visits is looked at once a pass; the questions answer from that."""
 
-    def __init__(self, slots: int, turn_s: float | None = None, max_stall_s: float | None = None) -> None:
-        self._settled = Settled(slots)
+    def __init__(self, turn_s: float | None = None, max_stall_s: float | None = None) -> None:
+        self._settled = Settled()
         self._visits = Visits(turn_s, max_stall_s)
         self._prompts_only: frozenset[AdapterId] = frozenset()
 
     @classmethod
     def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
-        return cls(capacity.slots, _seconds(config.lora_rotation_quantum_ms), _seconds(config.lora_max_stall_ms))
+        return cls(_seconds(config.lora_rotation_quantum_ms), _seconds(config.lora_max_stall_ms))
 
     # ── what is seen once a pass ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -21,7 +21,7 @@ class Wait(DrainingPolicy):
 
     @classmethod
     def from_config(cls, config: PolicyConfig, capacity: Capacity) -> Self:
-        return cls(capacity.slots)
+        return cls()
 
     def blocked(self, slots: SlotsView, kept: Views, now: float) -> dict[AdapterId, AdapterView]:
         interrupted = [view for one in sorted(self.interrupted) if (view := slots.absent.get(one))]

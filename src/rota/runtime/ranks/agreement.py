@@ -93,7 +93,10 @@ class Agreement:
 
 
 def _agreed(order: Order) -> Outcome:
-    """The failure of the first rank that failed, or the word of the last that was ready; the longest copy counts."""
+    """The failure of the first rank that failed, or the word of the last that was ready.
+
+    The longest copy counts, and so do the most pages.
+    """
     if order.failures:
         rank, failure = order.failures[0]
         return replace(failure, reason=f"Rank {rank}: {failure.reason}") if rank else failure
@@ -101,4 +104,6 @@ def _agreed(order: Order) -> Outcome:
     if isinstance(last, AdapterReady):
         copies = (said.copy_s for said in order.outcomes.values() if isinstance(said, AdapterReady))
         return replace(last, copy_s=max(copies))
+    if isinstance(last, AdapterFetched):
+        return replace(last, pages=max(one.pages for one in order.outcomes.values() if isinstance(one, AdapterFetched)))
     return last
