@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 
 from rota.commands import engines
-from rota.commands.engines import counted, described_replicas, engine_service, replica_configs
+from rota.commands.engines import counted, described_replicas, engine_service, replica_configs, spare_imports
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.llm.llm import LLM
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.supervisor import SupervisedService
+from tests.builders import capacity
 from tests.fakes import FakeDevice
 
 
@@ -32,6 +33,29 @@ def test_one_engine_is_its_own_service(replicas, kind):
 
     assert isinstance(service, kind)
     assert [engine.engine_id for engine in service.state.engines] == [*range(replicas)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "is_kept"),
+    [
+        ("auto", "cuda", True),
+        ("auto", "cpu", False),
+        ("auto", None, False),
+        ("on", "cpu", True),
+        ("off", "cuda", False),
+    ],
+)
+def test_a_spare_is_kept_for_a_gpu_or_when_asked_for(asked, device, is_kept):
+    assert (spare_imports(asked, replace(capacity(), device=device)) is not None) == is_kept
+
+
+def test_an_engine_on_ray_has_no_spare():
+    on_ray = EngineConfig(model=ModelConfig(data_parallel_backend="ray"))
+
+    with pytest.raises(
+        ConfigError, match="spare_engine is 'on', but the next engine on Ray may run on another machine"
+    ):
+        engine_service(on_ray, ServerConfig(spare_engine="on"), lambda _: FakeDevice())
 
 
 def test_the_start_says_how_many_replicas_there_are():

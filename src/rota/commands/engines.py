@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from rota.commands.logged import MakeDevice, build_logged
-from rota.core.config import EngineConfig, ModelConfig, ServerConfig
+from rota.core.config import Capacity, EngineConfig, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
+from rota.llm.config import import_device
 from rota.runtime.lifeline import tied
 from rota.runtime.patience import Patience
+from rota.runtime.process import EngineProcess
 from rota.runtime.service import Service, ServiceState
+from rota.runtime.spares import Spares
 from rota.runtime.supervisor import SupervisedService
 
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
@@ -25,8 +29,9 @@ def engine_service(config: EngineConfig, server: ServerConfig, make_device: Make
 
         return ray_service(config, server, make_device)
     patience = Patience(silence_s=server.engine_silence_s)
+    new_engine = partial(EngineProcess, spares=Spares(partial(spare_imports, server.spare_engine)))
     engines = [
-        SupervisedService(partial(build_logged, make_device, one, server), one, patience)
+        SupervisedService(partial(build_logged, make_device, one, server), one, patience, new_engine)
         for one in replica_configs(config)
     ]
     if len(engines) == 1:
@@ -36,6 +41,12 @@ def engine_service(config: EngineConfig, server: ServerConfig, make_device: Make
     from rota.runtime.routing.router import Router
 
     return ReplicatedService(engines, Router(len(engines), has_prefix_cache=config.scheduler.enable_prefix_caching))
+
+
+def spare_imports(asked: str, capacity: Capacity) -> Callable[[], None] | None:
+    """What the spare for an engine imports; None if it has none. On a CPU a restart is short, and memory scarce."""
+    is_kept = asked == "on" or (asked == "auto" and capacity.device == "cuda")
+    return partial(import_device, capacity.device) if is_kept else None
 
 
 def counted(config: EngineConfig) -> EngineConfig:

@@ -33,6 +33,11 @@ def ray_service(config: EngineConfig, server: ServerConfig, make_device: MakeDev
             f"prefill_delayer_exchange is '{config.policy.prefill_delayer_exchange}', but replicas on Ray share no "
             "memory to exchange reports in; leave it out."
         )
+    if server.spare_engine == "on":
+        raise ConfigError(
+            "spare_engine is 'on', but the next engine on Ray may run on another machine, where no spare waits; leave "
+            "it out."
+        )
     cluster = Cluster(chosen_address(config.model.ray_address))
     cluster.join()
     try:

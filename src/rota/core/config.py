@@ -211,9 +211,7 @@ class ServerConfig(ShowConfig):
     )
     max_body_mb: int = option(16, "Largest body of a request, in MB; a larger one is refused.")
     stream_keep_alive: float = option(
-        15.0,
-        "Seconds of silence after which a stream sends an empty line; its headers leave with the first one, if not "
-        "before.",
+        15.0, "Seconds of silence after which a stream sends an empty line, and its headers if they have not left."
     )
     drain_timeout: float = option(20.0, "Seconds that open answers may take to end once the server is told to stop.")
     request_timeout: float | None = option(
@@ -224,11 +222,13 @@ class ServerConfig(ShowConfig):
         "Seconds without a word after which the engine has hung and is started again; never less than ten times the "
         "longest step.",
     )
+    spare_engine: Literal["auto", "on", "off"] = option(
+        "auto", "A process waits, its imports done, to replace an engine that dies; 'auto': for an engine on a GPU."
+    )
 
     def __post_init__(self) -> None:
-        ShowConfig.__post_init__(
-            self
-        )  # not super(): a dataclass with slots is made anew, and super() has the old class
+        # Not super(): a dataclass with slots is made anew, and super() has the old class.
+        ShowConfig.__post_init__(self)
         _at_least("max_body_mb", self.max_body_mb, 1)
         if not 0.0 < self.stream_keep_alive < math.inf:
             raise ConfigError(f"stream_keep_alive must be a finite number above 0, not {self.stream_keep_alive}.")
@@ -290,6 +290,7 @@ class Capacity:
     deep_prefix: int | None = None
     window: int | None = None  # tokens that the layer with the longest view sees, its own included; None: all of them
     ranks: int = 1  # devices that share the model
+    device: str | None = None  # "cuda" or "cpu"; None: not known
     kv_dtype: str | None = None  # of keys and values; None: not known
 
 

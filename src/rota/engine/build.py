@@ -129,6 +129,7 @@ def _assemble(
         vocabulary=spec.vocab_size,
         deep_prefix=spec.deep_prefix,
         window=spec.widest_window,
+        device=chosen.device.type,
         kv_dtype=str(shape.dtype).removeprefix("torch."),
     )
     return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters, group, chosen.shard)

@@ -64,6 +64,15 @@ def first_adapters(config: EngineConfig) -> list[LoraPath]:
     return [*(entry for entry in config.builtin_adapters if entry.name not in taken), *asked]
 
 
+def import_device(device: str | None) -> None:
+    """The imports of `build_device`, ahead of time, for a device such as "cuda"."""
+    import rota.grammar.grammars
+    import rota.text.tokenizer  # noqa: F401
+    from rota.engine.imports import import_engine
+
+    import_engine(device)
+
+
 def build_device(config: EngineConfig) -> Device[Any]:
     """The engine, or the engines of all ranks as one device."""
     return build_ranks(_build_engine, config)

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 from functools import partial
+from multiprocessing.process import BaseProcess
 
 import zmq
 
@@ -26,6 +27,7 @@ from rota.runtime.progress import listen_for_progress
 from rota.runtime.pulse import Pulse
 from rota.runtime.ranks.leader import Leader
 from rota.runtime.service import BuildDevice, explain
+from rota.runtime.spares import Spares
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
 from rota.runtime.world import stages_of
@@ -103,8 +105,13 @@ class EngineProcess:
     """The supervisor's side: messages sent before the process runs wait in the socket."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], build_device: BuildDevice, config: EngineConfig
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        build_device: BuildDevice,
+        config: EngineConfig,
+        spares: Spares | None = None,
     ) -> None:
+        """With `spares` a spare process becomes the engine, if one waits; blocks until it has answered."""
         # ipc paths may have some hundred characters; the folder's permissions protect them.
         self._endpoints = endpoints = LocalEndpoints(tempfile.mkdtemp(prefix="rota-"))
         self._outbox = open_socket(context, zmq.PUSH)
@@ -118,9 +125,12 @@ class EngineProcess:
             # A disk without room for a socket: it has room for the folder, which must not stay.
             endpoints.remove()
             raise
-        self._process = multiprocessing.get_context("spawn").Process(
-            target=engine_main, args=(build_device, config, endpoints), name="rota-engine", daemon=True
+        self._orders = build_device, config, endpoints
+        self._process: BaseProcess = multiprocessing.get_context("spawn").Process(
+            target=engine_main, args=self._orders, name="rota-engine", daemon=True
         )
+        self._spares = spares
+        self._spare = spares.take(self) if spares else None
 
     @property
     def pid(self) -> int | None:
@@ -128,7 +138,10 @@ class EngineProcess:
 
     def start(self) -> None:
         """The calling thread must live as long as the process may: Linux kills the process when that thread ends."""
-        start_child(self._process)
+        if self._spare and self._spare.begin(engine_main, *self._orders):
+            self._process = self._spare.process
+        else:
+            start_child(self._process)
 
     def send(self, record: Record) -> None:
         """Queue a record; does not block. One thread at a time."""
@@ -136,7 +149,13 @@ class EngineProcess:
 
     def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience, _on_waiting: OnWaiting) -> Death:
         """Pass on the process's records until it is dead; kill it once it has said nothing for too long."""
-        return Watch(self._process, self._inbox, on_ready, on_events, patience).until_death()
+
+        def note_ready(ready: Ready) -> None:
+            on_ready(ready)
+            if self._spares:
+                self._spares.note_ready(self, ready.capacity)
+
+        return Watch(self._process, self._inbox, note_ready, on_events, patience).until_death()
 
     def kill(self) -> None:
         if self._process.pid is not None:
@@ -147,6 +166,10 @@ class EngineProcess:
         if self._process.pid is not None:
             self._process.kill()
             self._process.join(KILL_S)  # a process inside a broken driver may never end
+        if self._spare:
+            self._spare.end()  # it may never have begun
+        if self._spares:
+            self._spares.note_end(self)
         self._outbox.close()
         self._inbox.close()
         self._endpoints.remove()

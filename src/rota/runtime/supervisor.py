@@ -179,9 +179,10 @@ class SupervisedService:
 
     def _replace_engine(self, death: Death) -> None:
         """End the dead engine's open requests; from now on messages wait in the next engine's socket."""
+        new = self._new_engine()  # without the lock: it may have to wait for a spare's answer
         with self._lock:
             self._board.set(ServiceState(phase=Phase.STARTING))
-            dead, self._engine = self._engine, self._new_engine()
+            dead, self._engine = self._engine, new
             for introduction in self._promises.introductions():
                 self._engine.send(introduction)
             failed = self._promises.break_all(

@@ -1,0 +1,25 @@
+"""An engine's imports, ahead of its building: none of them touches a GPU."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+# Modules with kernels for a GPU. An engine imports those that it chooses; FlashInfer asks the GPU when it is imported.
+ON_GPU = (
+    "rota.engine.attention.triton_attention",
+    "rota.engine.lora.triton_ops",
+    "rota.engine.ops.fused",
+    "rota.engine.quantised.packed_product",
+    "rota.engine.quantised.scaled_product",
+    "rota.engine.sampling.triton_biases",
+    "rota.engine.sampling.triton_draw",
+    "rota.engine.sampling.triton_masks",
+)
+
+
+def import_engine(device: str | None) -> None:
+    """All that an engine on such a device may need: PyTorch takes most of the time, and Triton the next."""
+    import_module("rota.engine.build")
+    if device == "cuda":
+        for name in ON_GPU:
+            import_module(name)
