@@ -17,8 +17,9 @@ from rota.engine.model.sites import SiteShape
 from rota.engine.padding import padded_rows
 from tests.engine.attention.paged import paged_cache, prefill_step
 
-LENGTHS = range(1, 257)
-SIZES = {padded_rows(length) for length in LENGTHS}
+SIZES = {padded_rows(length) for length in range(1, 257)}
+# The shortest and the longest length of each size: sizes grow with lengths, so those between have the same.
+LENGTHS = sorted(SIZES | {length for length in range(1, 257) if padded_rows(length - 1) < padded_rows(length)})
 SITE = SiteShape("qkv", 32, (("q_proj", 16), ("k_proj", 8), ("v_proj", 8)))
 COMPILED = ("mm", "addmm", "linear_pointwise", "attention")
 
