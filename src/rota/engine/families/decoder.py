@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from rota.engine.families.family import Kernels
 from rota.engine.layer_cache import LayerCache
+from rota.engine.lora.open_product import Output, closed
 from rota.engine.model.linear import Linear, Projection, tune_gemms
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
@@ -30,6 +31,7 @@ class Decoder:
         self.operations = kernels.operations
         self._attention = kernels.attention
         self._with_adapters = kernels.with_adapters
+        self._open_sites = kernels.open_sites
         self.group = kernels.group
         self._windows = [window or 0 for window in spec.windows] or [0] * spec.layers  # as attention takes it
         self._rotaries = self._tables(weights.embedding.device)
@@ -70,16 +72,28 @@ class Decoder:
 
     def project(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Tensor:
         """A matrix product, plus what each token's adapter adds; summed over ranks where each computes a part."""
-        if step.lora is None:
-            y = projection(x)
-        else:
-            assert self._with_adapters is not None, "a step with adapters needs a bank"
-            y = self._with_adapters(projection, x, layer, site, step.lora)
+        y = closed(self._multiply(projection, x, step, layer, site))
         return self.group.sum(y) if site in PARTIAL_SITES else y
+
+    def project_open(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Output:
+        """The same for an operation that adds the adapters' part itself, where that is faster."""
+        if self._stays_open(step, site):
+            return self._multiply(projection, x, step, layer, site)
+        return self.project(projection, x, step, layer, site)
+
+    def _multiply(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Output:
+        if step.lora is None:
+            return projection(x)
+        assert self._with_adapters is not None, "a step with adapters needs a bank"
+        return self._with_adapters(projection, x, layer, site, step.lora)
+
+    def _stays_open(self, step: DeviceStep, site: str) -> bool:
+        is_summed = site in PARTIAL_SITES and self.group.size > 1
+        return step.prefill is None and step.decodes <= self._open_sites.get(site, 0) and not is_summed
 
     def attend(
         self,
-        qkv: Tensor,
+        qkv: Output,
         step: DeviceStep,
         cache: LayerCache,
         layer: int,
@@ -96,7 +110,7 @@ class Decoder:
         prefilled = attention.prefill(query[decodes:], cache, step, window)
         return torch.cat((decoded, prefilled)).flatten(1)
 
-    def feed_forward(self, layer: LayerWeights, x: Tensor, step: DeviceStep, index: int) -> Tensor:
+    def feed_forward(self, layer: LayerWeights, x: Tensor, step: DeviceStep, index: int) -> Output:
         """The gated MLP with silu."""
-        gate_up = self.project(layer.gate_up, x, step, index, "gate_up")
-        return self.project(layer.down, self.operations.silu_multiply(gate_up), step, index, "down")
+        gate_up = self.project_open(layer.gate_up, x, step, index, "gate_up")
+        return self.project_open(layer.down, self.operations.silu_multiply(gate_up), step, index, "down")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from rota.engine.attention.protocol import Attention
+from rota.engine.lora.open_product import Output
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.linear import Projection
 from rota.engine.model.protocol import Model
+from rota.engine.ops.open_sites import OPEN_SITES
 from rota.engine.ops.protocol import Operations
 from rota.engine.parallel.group import ONE_RANK, Group
 from rota.engine.step.lora_batch import LoraBatch
 from rota.engine.weights.load import Weights
 
 # (projection, x, layer, site, batch): a product at a site of a layer, plus what each token's adapter adds.
-ProjectWithAdapters = Callable[[Projection, Tensor, int, str, LoraBatch], Tensor]
+ProjectWithAdapters = Callable[[Projection, Tensor, int, str, LoraBatch], Output]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Kernels:
     attention: Attention
     with_adapters: ProjectWithAdapters | None = None  # None: no step has adapters
     group: Group = ONE_RANK  # ranks that each hold a part of the model
+    # By site: up to how many decodes the operation behind a product adds the adapters' part.
+    open_sites: Mapping[str, int] = field(default_factory=lambda: OPEN_SITES)
 
 
 @dataclass(frozen=True, slots=True)

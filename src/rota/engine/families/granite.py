@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rota.engine.families.family import Family
 from rota.engine.families.pre_norm import PreNormModel, pre_norms
+from rota.engine.lora.open_product import Output, closed
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields, only_silu
 from rota.engine.step.device_step import DeviceStep
@@ -47,8 +48,8 @@ class GraniteModel(PreNormModel):
     def embed(self, step: DeviceStep) -> Tensor:
         return super().embed(step) * self.spec.embedding_multiplier
 
-    def add_norm(self, x: Tensor, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
-        return super().add_norm(x * self.spec.residual_multiplier, residual, norm)
+    def add_norm(self, x: Output, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+        return super().add_norm(closed(x) * self.spec.residual_multiplier, residual, norm)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

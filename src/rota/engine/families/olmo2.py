@@ -8,6 +8,7 @@ from torch import Tensor
 from rota.engine.families.decoder import Decoder
 from rota.engine.families.family import Family
 from rota.engine.layer_cache import LayerCache
+from rota.engine.lora.open_product import closed
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields, only_silu
 from rota.engine.step.device_step import DeviceStep
@@ -45,7 +46,7 @@ class Olmo2Model(Decoder):
             qkv = self._norm_queries_and_keys(layer, self.project(layer.qkv, x, step, index, "qkv"))
             attended = self.project(layer.output, self.attend(qkv, step, layer_cache, index), step, index, "o")
             x = x + self._norm(attended, layer.norms[ATTENTION_NORM])
-            x = x + self._norm(self.feed_forward(layer, x, step, index), layer.norms[MLP_NORM])
+            x = x + self._norm(closed(self.feed_forward(layer, x, step, index)), layer.norms[MLP_NORM])
         return self._norm(x, self.weights.norm)
 
     def _norm_queries_and_keys(self, layer: LayerWeights, qkv: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from rota.engine.families.decoder import Decoder, HeadNorms
 from rota.engine.families.family import Kernels
 from rota.engine.layer_cache import LayerCache
+from rota.engine.lora.open_product import Output
 from rota.engine.model.spec import ModelSpec
 from rota.engine.step.device_step import DeviceStep
 from rota.engine.weights.load import LayerWeights, Weights
@@ -36,15 +37,15 @@ class PreNormModel(Decoder):
         residual = self.embed(step)
         x = self.operations.rms_norm(residual, layers[0].norms[ATTENTION_NORM], self.spec.norm_epsilon)
         for index, (layer, layer_cache, next_norm) in enumerate(zip(layers, cache, self._next_norms, strict=True)):
-            qkv = self.project(layer.qkv, x, step, index, "qkv")
+            qkv = self.project_open(layer.qkv, x, step, index, "qkv")
             attended = self.attend(qkv, step, layer_cache, index, self._head_norms(layer))
-            x = self.project(layer.output, attended, step, index, "o")
-            x, residual = self.add_norm(x, residual, layer.norms[MLP_NORM])
-            x = self.feed_forward(layer, x, step, index)
-            x, residual = self.add_norm(x, residual, next_norm)
+            added = self.project_open(layer.output, attended, step, index, "o")
+            x, residual = self.add_norm(added, residual, layer.norms[MLP_NORM])
+            added = self.feed_forward(layer, x, step, index)
+            x, residual = self.add_norm(added, residual, next_norm)
         return x
 
-    def add_norm(self, x: Tensor, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+    def add_norm(self, x: Output, residual: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual); may reuse both inputs' storage."""
         return self.operations.add_rms_norm(x, residual, norm, self.spec.norm_epsilon)
 

@@ -18,6 +18,7 @@ from rota.engine.lora.batch import BatchFrame, tile_size_for
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.loader import AdapterLoader
+from rota.engine.lora.open_product import Output
 from rota.engine.lora.pending_copy import PendingCopy
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SITES
@@ -25,7 +26,7 @@ from rota.engine.step.lora_batch import LoraBatch
 
 Numbers = NDArray[np.int32]
 # A projection of x, plus what each token's adapter adds.
-Project = Callable[[Projection, Tensor, SiteFactors, LoraBatch], Tensor]
+Project = Callable[[Projection, Tensor, SiteFactors, LoraBatch], Output]
 
 # The slot of a row whose adapter is in no slot: such a row must not be in a step.
 NO_SLOT = -1
@@ -108,8 +109,8 @@ class Adapters:
             return []
         return [at for at, row in enumerate(rows) if int(self._slot_of_row[row]) in slots]
 
-    def project(self, projection: Projection, x: Tensor, layer: int, site: str, batch: LoraBatch) -> Tensor:
-        """A matrix product at a site, plus what each token's adapter adds."""
+    def project(self, projection: Projection, x: Tensor, layer: int, site: str, batch: LoraBatch) -> Output:
+        """A matrix product at a site, plus what each token's adapter adds; it may be left open."""
         return self._project(projection, x, self._factors[layer][site], batch)
 
     def frame(self, tokens: int) -> BatchFrame:

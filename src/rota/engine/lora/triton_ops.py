@@ -7,6 +7,7 @@ assignment of tokens to adapters.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from rota.engine.lora.batch import DECODE_TILE
 from rota.engine.lora.layout import SiteFactors
+from rota.engine.lora.open_product import OpenProduct
 from rota.engine.lora.triton_kernels import expand_kernel, shrink_kernel
 from rota.engine.model.linear import Matrix, Projection
 from rota.engine.step.lora_batch import LoraBatch
@@ -71,13 +73,19 @@ def project_widened(
     matrix: Matrix, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning | None = None
 ) -> Tensor:
     """A product with a matrix that has an annex, plus what each token's adapter adds: a view, not contiguous."""
-    y, shrunk = matrix(x).tensor_split([factors.shape.outputs], dim=1)
+    y, shrunk = split_widened(matrix(x), factors)
     expand(y, shrunk, factors, batch, tuning or tuning_for(batch))
     return y
 
 
+def split_widened(product: Tensor, factors: SiteFactors) -> tuple[Tensor, Tensor]:
+    """y and x @ A.T of all slots in a product by a matrix that has an annex: views, neither is contiguous."""
+    y, shrunk = product.tensor_split([factors.shape.outputs], dim=1)
+    return y, shrunk
+
+
 class TritonProjector:
-    """A projection, plus what adapters add. If the site has an annex, shrink is part of the product.
+    """A projection that is open for what adapters add. If the site has an annex, shrink is part of the product.
 
     Else shrink runs beside the product, since both read x and neither needs the other. That is so only in a captured
     graph: there a fork costs nothing on the host, and a replay keeps it.
@@ -86,21 +94,25 @@ class TritonProjector:
     def __init__(self, device: torch.device) -> None:
         self._side = torch.cuda.Stream(device)
 
-    def __call__(self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
+    def __call__(self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> OpenProduct:
+        tuning = tuning_for(batch)
+        y, shrunk = self._multiplied(project, x, factors, batch, tuning)
+        return OpenProduct(y=y, shrunk=shrunk, factors=factors, batch=batch, add=partial(expand, tuning=tuning))
+
+    def _multiplied(
+        self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning
+    ) -> tuple[Tensor, Tensor]:
         if project.widened is not None:
-            return project_widened(project.widened, x, factors, batch)
+            return split_widened(project.widened(x), factors)
         if not torch.cuda.is_current_stream_capturing():
-            y = project(x)
-            add_lora(y, x, factors, batch)
-            return y
-        main, tuning = torch.cuda.current_stream(), tuning_for(batch)
+            return project(x), shrink(x, factors, batch, tuning)
+        main = torch.cuda.current_stream()
         self._side.wait_stream(main)
         with torch.cuda.stream(self._side):
-            partial = shrink(x, factors, batch, tuning)
+            shrunk = shrink(x, factors, batch, tuning)
         y = project(x)
         main.wait_stream(self._side)
-        expand(y, partial, factors, batch, tuning)
-        return y
+        return y, shrunk
 
 
 def tuning_for(batch: LoraBatch) -> Tuning:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.engine.layer_cache import LayerCache, in_eight_bits_together, writable
+from rota.engine.lora.open_product import Output, closed
 from rota.engine.ops import reference
 from rota.engine.step.device_step import DeviceStep
 
@@ -39,23 +40,23 @@ class CPUOperations:
         normed = functional.layer_norm(torch.cat((x, -x), 1), doubled.shape, doubled, None, epsilon)
         return normed[:, : len(weight)].contiguous()
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-        residual.add_(x)
+    def add_rms_norm(self, x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        residual.add_(closed(x))
         return self.rms_norm(residual, weight, epsilon), residual
 
-    def silu_multiply(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
+    def silu_multiply(self, gate_up: Output) -> Tensor:
+        gate, up = closed(gate_up).chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
     def rotate_and_store(
         self,
-        qkv: Tensor,
+        qkv: Output,
         rotary: Tensor,
         step: DeviceStep,
         cache: LayerCache,
         norms: tuple[Tensor, Tensor, float] | None,
     ) -> Tensor:
-        kv_heads, _, head_dim = cache.keys.shape[1:]
+        qkv, (kv_heads, _, head_dim) = closed(qkv), cache.keys.shape[1:]
         if self._step is not step:
             self._step, self._rotations = step, {}
         rotation = self._rotations.get(id(rotary))

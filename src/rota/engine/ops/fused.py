@@ -1,7 +1,8 @@
 """The small operations between matrix products, one Triton launch each; twins of `ops/reference.py`.
 
 All of them are bound by memory, so each reads its inputs once, computes in float32 and rounds once, at the end.
-Launches depend on shapes only, so a CUDA graph can capture them.
+Launches depend on shapes only, so a CUDA graph can capture them. An open product gets its adapters' part meanwhile
+(`ops/with_adapters.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import triton
 from torch import Tensor
 
 from rota.engine.layer_cache import LayerCache
+from rota.engine.lora.open_product import OpenProduct, Output
+from rota.engine.ops import with_adapters
 from rota.engine.ops.fused_kernels import rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
 from rota.engine.step.device_step import DeviceStep
 
@@ -28,8 +31,10 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return output
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """(norm(x + residual), x + residual); the sum overwrites residual, the norm overwrites x if x is contiguous."""
+    if isinstance(x, OpenProduct):
+        return with_adapters.add_rms_norm(x, residual, weight, epsilon)
     assert residual.is_contiguous()
     tokens, width = x.shape
     output = x if x.is_contiguous() else torch.empty_like(residual)
@@ -39,8 +44,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) ->
     return output, residual
 
 
-def silu_multiply(gate_up: Tensor) -> Tensor:
+def silu_multiply(gate_up: Output) -> Tensor:
     """[tokens, 2 * width] -> silu(first half) * second half."""
+    if isinstance(gate_up, OpenProduct):
+        return with_adapters.silu_multiply(gate_up)
     tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     output = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
     columns = min(SILU_COLUMNS, triton.next_power_of_2(width))
@@ -50,13 +57,15 @@ def silu_multiply(gate_up: Tensor) -> Tensor:
 
 
 def rotate_and_store(
-    qkv: Tensor,
+    qkv: Output,
     rotary: Tensor,
     step: DeviceStep,
     cache: LayerCache,
     norms: tuple[Tensor, Tensor, float] | None,
 ) -> Tensor:
     """Rotate queries and keys, write keys and values into the cache, return the queries [tokens, heads, head_dim]."""
+    if isinstance(qkv, OpenProduct):
+        return with_adapters.rotate_and_store(qkv, rotary, step, cache, norms)
     keys = cache.keys
     assert keys.stride() == cache.values.stride()
     assert qkv.stride(1) == keys.stride(3) == 1

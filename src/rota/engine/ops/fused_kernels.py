@@ -108,26 +108,26 @@ def rotate_and_store_kernel(
 
     if NORMS:
         shrink = tl.rsqrt(tl.sum(low * low + high * high, 1) / (2 * HALF) + epsilon)[:, None]
-        low_weight = _by_kind(query_norm, key_norm, pair[None, :], is_query[:, None], is_pair)
-        high_weight = _by_kind(query_norm, key_norm, HALF + pair[None, :], is_query[:, None], is_pair)
+        low_weight = by_kind(query_norm, key_norm, pair[None, :], is_query[:, None], is_pair)
+        high_weight = by_kind(query_norm, key_norm, HALF + pair[None, :], is_query[:, None], is_pair)
         low = tl.where(turns, low * shrink * low_weight, low)
         high = tl.where(turns, high * shrink * high_weight, high)
 
     angles = rotary + tl.load(positions + token) * (2 * HALF) + pair[None, :]
-    low, high = _turned(low, high, angles, turns, is_pair, query.dtype.element_ty, HALF)
+    low, high = turned(low, high, angles, turns, is_pair, query.dtype.element_ty, HALF)
 
-    _store_heads(query + token * HEADS * (2 * HALF), head, pair, low, high, is_query, 2 * HALF, HALF)
+    store_heads(query + token * HEADS * (2 * HALF), head, pair, low, high, is_query, 2 * HALF, HALF)
     address = tl.load(addresses + token)
     at = (address // BLOCK_SIZE) * page_stride + (address % BLOCK_SIZE) * token_stride
     if scales is not None:
-        low, high, sizes = _in_eight_bits(low, high, keys.dtype.element_ty)
+        low, high, sizes = in_eight_bits(low, high, keys.dtype.element_ty)
         _store_scales(scales, sizes, address, head - HEADS, KV_HEADS, BLOCK_SIZE)
-    _store_heads(keys + at, head - HEADS, pair, low, high, is_key, head_stride, HALF)
-    _store_heads(values + at, head - HEADS - KV_HEADS, pair, low, high, is_value, head_stride, HALF)
+    store_heads(keys + at, head - HEADS, pair, low, high, is_key, head_stride, HALF)
+    store_heads(values + at, head - HEADS - KV_HEADS, pair, low, high, is_value, head_stride, HALF)
 
 
 @triton.jit
-def _turned(low, high, angles, turns, is_pair, DTYPE: tl.constexpr, HALF: tl.constexpr):
+def turned(low, high, angles, turns, is_pair, DTYPE: tl.constexpr, HALF: tl.constexpr):
     """Both halves, rotated where a head turns and rounded; values turn by no angle."""
     cosine = tl.where(turns, tl.load(angles, mask=is_pair, other=0.0), 1.0)
     sine = tl.where(turns, tl.load(angles + HALF, mask=is_pair, other=0.0), 0.0)
@@ -135,7 +135,7 @@ def _turned(low, high, angles, turns, is_pair, DTYPE: tl.constexpr, HALF: tl.con
 
 
 @triton.jit
-def _in_eight_bits(low, high, DTYPE: tl.constexpr):
+def in_eight_bits(low, high, DTYPE: tl.constexpr):
     """Codes of both halves and each head's scale, as in `layer_cache.in_eight_bits`."""
     low, high = low.to(tl.float32), high.to(tl.float32)
     largest = tl.max(tl.maximum(_size(low), _size(high)), 1)
@@ -160,7 +160,7 @@ def _size(x):
 
 
 @triton.jit
-def _store_heads(target, head, pair, low, high, is_mine, stride, HALF: tl.constexpr):
+def store_heads(target, head, pair, low, high, is_mine, stride, HALF: tl.constexpr):
     """Write both halves of some heads, each at its place."""
     pointers = target + head[:, None] * stride + pair[None, :]
     mask = is_mine[:, None] & (pair < HALF)[None, :]
@@ -169,7 +169,7 @@ def _store_heads(target, head, pair, low, high, is_mine, stride, HALF: tl.conste
 
 
 @triton.jit
-def _by_kind(query_norm, key_norm, dims, is_query, is_pair):
+def by_kind(query_norm, key_norm, dims, is_query, is_pair):
     """[HEADS_TILE, HALF_TILE] norm weights, the query's or the key's."""
     of_query = tl.load(query_norm + dims, mask=is_pair, other=0.0).to(tl.float32)
     of_key = tl.load(key_norm + dims, mask=is_pair, other=0.0).to(tl.float32)

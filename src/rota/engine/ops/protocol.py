@@ -7,28 +7,29 @@ from typing import Protocol
 from torch import Tensor
 
 from rota.engine.layer_cache import LayerCache
+from rota.engine.lora.open_product import Output
 from rota.engine.step.device_step import DeviceStep
 
 
 class Operations(Protocol):
-    """The small operations between matrix products.
+    """The small operations between matrix products; what an open product lacks is added before or meanwhile.
 
     The modules `ops/reference.py` and `ops/fused.py` and the class in `ops/cpu.py` have functions of these names.
     """
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor: ...
 
-    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    def add_rms_norm(self, x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual); may reuse both inputs' storage."""
         ...
 
-    def silu_multiply(self, gate_up: Tensor) -> Tensor:
+    def silu_multiply(self, gate_up: Output) -> Tensor:
         """[tokens, 2 * width] -> silu(first half) * second half."""
         ...
 
     def rotate_and_store(
         self,
-        qkv: Tensor,
+        qkv: Output,
         rotary: Tensor,
         step: DeviceStep,
         cache: LayerCache,

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rota.engine.layer_cache import LayerCache, in_eight_bits_together, writable
+from rota.engine.lora.open_product import Output, closed
 from rota.engine.step.device_step import DeviceStep
 
 # Far beyond any key or value of a working model, and small enough for products and sums in float32.
@@ -19,25 +20,25 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, epsilon)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    total = x + residual
+def add_rms_norm(x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    total = closed(x) + residual
     return rms_norm(total, weight, epsilon), total
 
 
-def silu_multiply(gate_up: Tensor) -> Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
+def silu_multiply(gate_up: Output) -> Tensor:
+    gate, up = closed(gate_up).chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
 def rotate_and_store(
-    qkv: Tensor,
+    qkv: Output,
     rotary: Tensor,
     step: DeviceStep,
     cache: LayerCache,
     norms: tuple[Tensor, Tensor, float] | None,
 ) -> Tensor:
     kv_heads, block_size, head_dim = cache.keys.shape[1:]
-    heads = qkv.view(qkv.shape[0], -1, head_dim)
+    heads = closed(qkv).unflatten(1, (-1, head_dim))
     query, key, value = torch.split(heads, [heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
         query_norm, key_norm, epsilon = norms

@@ -1,0 +1,126 @@
+"""Launches of operations that take an open product: they add the adapters' part, then do what their twins do.
+
+Twins are in `ops/fused.py`. Launches depend on shapes only, so a CUDA graph serves any assignment of tokens to slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from rota.engine.layer_cache import LayerCache
+from rota.engine.lora.open_product import OpenProduct
+from rota.engine.ops.with_adapters_kernels import add_rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
+from rota.engine.step.device_step import DeviceStep
+
+# The smallest number of rows a matrix instruction takes.
+SMALLEST_DOT = 16
+_OPERANDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Shapes of the three kernels; `benchmarks/open_sites.py` compares some."""
+
+    silu_columns: int = 128
+    silu_warps: int = 4
+    head_warps: int = 4
+    norm_ranks: int = 4  # ranks of B that a program of the norm has on their way together
+    norm_columns: int = 8  # columns of a row for each thread
+
+
+SHAPES = Shapes()
+
+
+def silu_multiply(product: OpenProduct, shapes: Shapes = SHAPES) -> Tensor:
+    """[tokens, 2 * width] -> silu(first half) * second half."""
+    y, width = product.y, product.y.shape[1] // 2
+    output = torch.empty(len(y), width, dtype=y.dtype, device=y.device)
+    columns = min(shapes.silu_columns, max(SMALLEST_DOT, triton.next_power_of_2(width)))
+    silu_multiply_kernel[(triton.cdiv(width, columns), _tiles(product))](
+        *_tiled(product), output, *_numbers(product), WIDTH=width, COLUMNS=columns, **_constants(product),
+        num_warps=shapes.silu_warps,
+    )  # fmt: skip
+    return output
+
+
+def rotate_and_store(
+    product: OpenProduct,
+    rotary: Tensor,
+    step: DeviceStep,
+    cache: LayerCache,
+    norms: tuple[Tensor, Tensor, float] | None,
+    shapes: Shapes = SHAPES,
+) -> Tensor:
+    """Rotate queries and keys, write keys and values into the cache, return the queries [tokens, heads, head_dim]."""
+    keys, y = cache.keys, product.y
+    assert keys.stride() == cache.values.stride()
+    assert keys.stride(3) == 1
+    assert rotary.is_contiguous()
+    _, kv_heads, block_size, head_dim = keys.shape
+    heads = y.shape[1] // head_dim - 2 * kv_heads
+    query = torch.empty(len(y), heads, head_dim, dtype=y.dtype, device=y.device)
+    query_norm, key_norm, epsilon = norms if norms is not None else (y, y, 0.0)
+    rotate_and_store_kernel[(heads + 2 * kv_heads, _tiles(product))](
+        *_tiled(product), rotary, step.positions, step.addresses, query, keys, cache.values, cache.scales,
+        query_norm, key_norm, epsilon, *_numbers(product), *keys.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
+        HALF=head_dim // 2, HALF_TILE=max(SMALLEST_DOT, triton.next_power_of_2(head_dim // 2)),
+        BLOCK_SIZE=block_size, NORMS=norms is not None, **_constants(product), num_warps=shapes.head_warps,
+    )  # fmt: skip
+    return query
+
+
+def add_rms_norm(
+    product: OpenProduct, residual: Tensor, weight: Tensor, epsilon: float, shapes: Shapes = SHAPES
+) -> tuple[Tensor, Tensor]:
+    """(norm(product + residual), product + residual); the sum overwrites residual."""
+    y, batch, factors, shrunk = product.y, product.batch, product.factors, product.shrunk
+    assert residual.is_contiguous()
+    output, width = torch.empty_like(residual), y.shape[1]
+    columns, by_token = triton.next_power_of_2(width), shrunk.dim() == 2
+    add_rms_norm_kernel[(len(y),)](
+        y, factors.b, factors.ranks, batch.order, batch.token_slots, shrunk, residual, weight, output, epsilon,
+        len(y), len(factors.ranks), y.stride(0), shrunk.stride(-2), WIDTH=width, COLUMNS=columns,
+        MAX_RANK=factors.max_rank, SHARES=1 if by_token else len(shrunk), RANKS=shapes.norm_ranks, BY_TOKEN=by_token,
+        num_warps=min(16, max(1, columns // (32 * shapes.norm_columns))),
+    )  # fmt: skip
+    return output, residual
+
+
+def _tiles(product: OpenProduct) -> int:
+    """Tiles of adapters' tokens, and behind them tiles of neighbours for the base model's."""
+    batch = product.batch
+    return len(batch.tile_slots) + triton.cdiv(len(product.y), batch.tile_size)
+
+
+def _tiled(product: OpenProduct) -> tuple[Tensor, ...]:
+    factors, batch = product.factors, product.batch
+    assert product.y.stride(1) == 1
+    assert factors.b.is_contiguous()
+    assert product.y.dtype == factors.b.dtype
+    tiles = (batch.tile_slots, batch.tile_starts, batch.tile_counts)
+    return product.y, factors.b, factors.ranks, batch.order, batch.token_slots, *tiles, product.shrunk
+
+
+def _numbers(product: OpenProduct) -> tuple[int, ...]:
+    y, shrunk = product.y, product.shrunk
+    return len(y), len(product.batch.tile_slots), len(product.factors.ranks), y.stride(0), shrunk.stride(-2)
+
+
+def _constants(product: OpenProduct) -> dict[str, Any]:
+    factors, shrunk = product.factors, product.shrunk
+    by_token = shrunk.dim() == 2
+    return {
+        "MAX_RANK": factors.max_rank, "SHARES": 1 if by_token else len(shrunk), "TILE": product.batch.tile_size,
+        "RANKS": SMALLEST_DOT, "OPERAND": _operand(factors.b), "BY_TOKEN": by_token,
+    }  # fmt: skip
+
+
+def _operand(factor: Tensor) -> tl.dtype:
+    # The interpreter stores bfloat16 as integers and multiplies the integers; only float32 is right there.
+    return tl.float32 if triton.knobs.runtime.interpret else _OPERANDS[factor.dtype]

@@ -1,0 +1,77 @@
+"""Compiles operations that add the adapters' part for a Hopper GPU that need not be here; prints facts as JSON.
+
+python -m tests.engine.ops.compiled
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from rota.engine.ops.with_adapters import SHAPES
+from rota.engine.ops.with_adapters_kernels import add_rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
+from rota.runtime.lifeline import tied
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TYPES = {
+    "y": "*bf16", "b": "*bf16", "shrunk": "*bf16", "output": "*bf16", "residual": "*bf16", "weight": "*bf16",
+    "query": "*bf16", "keys": "*bf16", "values": "*bf16", "query_norm": "*bf16", "key_norm": "*bf16",
+    "rotary": "*fp32", "positions": "*i64", "addresses": "*i64", "epsilon": "fp32",
+    "ranks": "*i32", "order": "*i32", "token_slots": "*i32",
+    "tile_slots": "*i32", "tile_starts": "*i32", "tile_counts": "*i32",
+}  # fmt: skip
+# A step's inputs may lie anywhere.
+ANYWHERE = ("ranks", "order", "token_slots", "tile_slots", "tile_starts", "tile_counts", "positions", "addresses")
+# Llama-8B with adapters of rank 16.
+ADDING = {"MAX_RANK": 16, "SHARES": 1, "BY_TOKEN": True}
+TILED = {**ADDING, "TILE": 16, "RANKS": 16, "OPERAND": tl.bfloat16}
+HEADS = {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "BLOCK_SIZE": 16, "NORMS": False, "scales": None}
+KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
+    "silu": (silu_multiply_kernel, {**TILED, "WIDTH": 14336, "COLUMNS": SHAPES.silu_columns}, SHAPES.silu_warps),
+    "rotate": (rotate_and_store_kernel, {**TILED, **HEADS}, SHAPES.head_warps),
+    "norm": (
+        add_rms_norm_kernel,
+        {**ADDING, "WIDTH": 4096, "COLUMNS": 4096, "RANKS": SHAPES.norm_ranks},
+        4096 // 32 // SHAPES.norm_columns,
+    ),
+}
+
+
+def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> Any:
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in names}
+    even = {
+        (place,): [["tt.divisibility", 16]]
+        for place, name in enumerate(names)
+        if name not in ANYWHERE and (signature[name].startswith("*") or name.endswith("stride"))
+    }
+    return triton.compile(ASTSource(kernel, signature, constants, even), target=HOPPER, options={"num_warps": warps})
+
+
+def facts(kernel: Any) -> dict[str, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        tool = triton.knobs.nvidia.cuobjdump.path
+        usage = subprocess.run(tied([tool, "-res-usage", file.name]), capture_output=True, text=True, check=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout)
+    assert found is not None
+    return {
+        "registers": int(found[1]),
+        "spilt_bytes": int(found[2]),
+        "products": kernel.asm["ptx"].count("mma.sync"),
+        "wide_loads": kernel.asm["ptx"].count("ld.global.v4"),
+        "shared_bytes": kernel.metadata.shared,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: facts(compiled(*case)) for name, case in KERNELS.items()}))

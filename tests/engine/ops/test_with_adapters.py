@@ -1,0 +1,131 @@
+"""Operations that add the adapters' part themselves, against the same in plain torch, one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from rota.engine.layer_cache import EIGHT_BITS, LayerCache, from_eight_bits
+from rota.engine.ops import reference
+from rota.engine.step.device_step import DeviceStep, int32
+from tests.engine.ops.open_products import open_product
+from tests.engine.triton_interpreter import DEVICE, load
+
+fused = load("rota.engine.ops.fused")
+
+BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+EPSILON = 1e-5
+# Slot 0 is unused, 2 leaves the site alone, 4 is base; slots come in no order, and base tokens fill more than a tile.
+MIXED, RANKS = [3, 1, 4, 1, 2, 3, 3, 4, 1, 4, *([4] * 15), 3], [8, 5, 0, 16]
+BATCHES = {
+    "mixed": (MIXED, RANKS, 16),
+    "one token": ([0], [16], 16),
+    "several tiles of one slot": ([1] * 18 + [0] * 3, [24, 20], 24),
+    "base and an adapter without the site": ([2, 1, 2], [4, 0], 16),
+}
+
+
+@pytest.fixture(autouse=True)
+def same_dice() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(params=BATCHES)
+def batch(request) -> dict:
+    token_slots, ranks, max_rank = BATCHES[request.param]
+    return {"token_slots": token_slots, "ranks": ranks, "max_rank": max_rank, "device": DEVICE}
+
+
+@pytest.fixture(params=[True, False], ids=["annex", "shares"])
+def by_token(request) -> bool:
+    return request.param
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found.float() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_silu_multiply_adds_to_gate_and_up_what_each_token_s_adapter_adds(batch, by_token, dtype):
+    product, expected = open_product((100, 100), by_token=by_token, dtype=dtype, **batch)
+    assert relative_error(fused.silu_multiply(product), reference.silu_multiply(expected)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_add_rms_norm_norms_the_sum_of_product_adapters_and_residual(batch, by_token, dtype):
+    product, expected = open_product((72,), by_token=by_token, dtype=dtype, **batch)
+    residual, weight = torch.randn(len(expected), 72), torch.randn(72).to(DEVICE, dtype)
+    residual = residual.to(DEVICE, dtype)
+    expected_norm, expected_total = reference.add_rms_norm(expected, residual.float(), weight.float(), EPSILON)
+    norm, total = fused.add_rms_norm(product, residual, weight, EPSILON)
+    assert relative_error(total, expected_total) < BOUNDS[dtype]
+    assert relative_error(norm, expected_norm) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "by_token", "with_norms"), [(3, 2, 32, True, False), (2, 1, 40, False, True)]
+)
+def test_queries_are_rotated_and_keys_and_values_stored(batch, heads, kv_heads, head_dim, by_token, with_norms):
+    widths = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
+    product, expected = open_product(widths, by_token=by_token, **batch)
+    rotary, weights, step = torch.randn(50, head_dim).to(DEVICE), torch.randn(2, head_dim).to(DEVICE), step_of(expected)
+    norms = (weights[0], weights[1], EPSILON) if with_norms else None
+    found, other = cache_of(kv_heads, head_dim), cache_of(kv_heads, head_dim)
+    query = fused.rotate_and_store(product, rotary, step, found, norms)
+    expected_query = reference.rotate_and_store(expected, rotary, step, other, norms)
+    assert relative_error(query, expected_query) < 2e-6
+    assert relative_error(found.keys, other.keys) < 2e-6
+    assert relative_error(found.values, other.values) < 2e-6
+
+
+def test_a_cache_in_eight_bits_gets_codes_and_scales():
+    product, expected = open_product((32, 64, 64), MIXED, RANKS, device=DEVICE)
+    step, rotary = step_of(expected), torch.randn(50, 32).to(DEVICE)
+    found, other = (cache_of(2, 32, EIGHT_BITS) for _ in range(2))
+    fused.rotate_and_store(product, rotary, step, found, None)
+    reference.rotate_and_store(expected, rotary, step, other, None)
+    torch.testing.assert_close(found.scales, other.scales)
+    for mine, theirs, place in ((found.keys, other.keys, 0), (found.values, other.values, 1)):
+        read = [from_eight_bits(codes, found.scales[..., place], torch.float32) for codes in (mine, theirs)]
+        assert relative_error(*read) < 1e-2  # where sums differ in the last bit, few codes do
+
+
+def test_base_tokens_keep_every_bit_of_the_plain_operations():
+    product, _ = open_product((64, 64), MIXED, RANKS, dtype=torch.bfloat16, device=DEVICE)
+    plain = fused.silu_multiply(product.y.contiguous())
+    is_base = torch.tensor([slot == len(RANKS) for slot in MIXED], device=DEVICE)
+    found = fused.silu_multiply(product)
+    assert torch.equal(found[is_base], plain[is_base])
+    assert not torch.equal(found[~is_base], plain[~is_base])
+
+
+def test_what_other_slots_hold_does_not_matter():
+    """A slot that is being loaded may hold anything meanwhile."""
+    product, expected = open_product((64, 64), [0, 2, 0, 2], [8, 8], device=DEVICE)
+    product.factors.b[1], product.shrunk[:, 32:] = torch.nan, torch.nan
+    assert relative_error(fused.silu_multiply(product), reference.silu_multiply(expected)) < BOUNDS[torch.float32]
+
+
+def test_a_version_that_fuses_nothing_closes_the_product_first():
+    product, expected = open_product((64, 64), MIXED, RANKS)
+
+    def add(y: Tensor, *_: object) -> None:
+        y.copy_(expected)
+
+    product = replace(product, add=add)
+    torch.testing.assert_close(reference.silu_multiply(product), reference.silu_multiply(expected))
+
+
+def cache_of(kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> LayerCache:
+    shape = (6, kv_heads, 8, head_dim)
+    keys, values = (torch.zeros(shape, device=DEVICE).to(dtype) for _ in range(2))
+    return LayerCache(keys, values, torch.ones(*shape[:3], 2, device=DEVICE) if dtype is EIGHT_BITS else None)
+
+
+def step_of(rows: Tensor) -> DeviceStep:
+    nobody, tokens = int32([], DEVICE), len(rows)
+    positions, addresses = torch.randint(50, (tokens,)).to(DEVICE), torch.randperm(48)[:tokens].to(DEVICE)
+    return DeviceStep(positions, positions, addresses, nobody, nobody, nobody)
