@@ -73,7 +73,7 @@ WAYS = {
     TODAY: Way(),
     "gate_up": Way(("gate_up",)),
     "gate_up, 64 columns": Way(("gate_up",), replace(SHAPES, silu_columns=64)),
-    "gate_up, 256 columns": Way(("gate_up",), replace(SHAPES, silu_columns=256)),
+    "gate_up, 3 stages": Way(("gate_up",), replace(SHAPES, stages=3)),
     "gate_up, 256 columns, 8 warps": Way(("gate_up",), replace(SHAPES, silu_columns=256, silu_warps=8)),
     "o and down": Way(("o", "down")),
     "o and down, 8 ranks": Way(("o", "down"), replace(SHAPES, norm_ranks=8)),

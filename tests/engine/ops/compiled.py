@@ -53,7 +53,8 @@ def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> Any:
         for place, name in enumerate(names)
         if name not in ANYWHERE and (signature[name].startswith("*") or name.endswith("stride"))
     }
-    return triton.compile(ASTSource(kernel, signature, constants, even), target=HOPPER, options={"num_warps": warps})
+    options = {"num_warps": warps, "num_stages": SHAPES.stages}
+    return triton.compile(ASTSource(kernel, signature, constants, even), target=HOPPER, options=options)
 
 
 def facts(kernel: Any) -> dict[str, int]:

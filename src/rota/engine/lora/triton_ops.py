@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rota.engine.lora.batch import DECODE_TILE
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.open_product import OpenProduct
+from rota.engine.lora.open_product import OpenProduct, Output
 from rota.engine.lora.triton_kernels import expand_kernel, shrink_kernel
 from rota.engine.model.linear import Matrix, Projection
 from rota.engine.step.lora_batch import LoraBatch
@@ -94,10 +94,12 @@ class TritonProjector:
     def __init__(self, device: torch.device) -> None:
         self._side = torch.cuda.Stream(device)
 
-    def __call__(self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> OpenProduct:
+    def __call__(self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Output:
         tuning = tuning_for(batch)
         y, shrunk = self._multiplied(project, x, factors, batch, tuning)
-        return OpenProduct(y=y, shrunk=shrunk, factors=factors, batch=batch, add=partial(expand, tuning=tuning))
+        product = OpenProduct(y=y, shrunk=shrunk, factors=factors, batch=batch, add=partial(expand, tuning=tuning))
+        # Operations that add the adapters' part themselves read no pages.
+        return product if factors.table is None else product.closed()
 
     def _multiplied(
         self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning

@@ -32,6 +32,7 @@ class Shapes:
     head_warps: int = 4
     norm_ranks: int = 4  # ranks of B that a program of the norm has on their way together
     norm_columns: int = 8  # columns of a row for each thread
+    stages: int = 1  # of the loops over ranks; one rank-16 adapter is one iteration
 
 
 SHAPES = Shapes()
@@ -44,7 +45,7 @@ def silu_multiply(product: OpenProduct, shapes: Shapes = SHAPES) -> Tensor:
     columns = min(shapes.silu_columns, max(SMALLEST_DOT, triton.next_power_of_2(width)))
     silu_multiply_kernel[(triton.cdiv(width, columns), _tiles(product))](
         *_tiled(product), output, *_numbers(product), WIDTH=width, COLUMNS=columns, **_constants(product),
-        num_warps=shapes.silu_warps,
+        num_warps=shapes.silu_warps, num_stages=shapes.stages,
     )  # fmt: skip
     return output
 
@@ -71,6 +72,7 @@ def rotate_and_store(
         query_norm, key_norm, epsilon, *_numbers(product), *keys.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
         HALF=head_dim // 2, HALF_TILE=max(SMALLEST_DOT, triton.next_power_of_2(head_dim // 2)),
         BLOCK_SIZE=block_size, NORMS=norms is not None, **_constants(product), num_warps=shapes.head_warps,
+        num_stages=shapes.stages,
     )  # fmt: skip
     return query
 
@@ -87,7 +89,7 @@ def add_rms_norm(
         y, factors.b, factors.ranks, batch.order, batch.token_slots, shrunk, residual, weight, output, epsilon,
         len(y), len(factors.ranks), y.stride(0), shrunk.stride(-2), WIDTH=width, COLUMNS=columns,
         MAX_RANK=factors.max_rank, SHARES=1 if by_token else len(shrunk), RANKS=shapes.norm_ranks, BY_TOKEN=by_token,
-        num_warps=min(16, max(1, columns // (32 * shapes.norm_columns))),
+        num_warps=min(16, max(1, columns // (32 * shapes.norm_columns))), num_stages=shapes.stages,
     )  # fmt: skip
     return output, residual
 
