@@ -83,6 +83,8 @@ class FakeDevice:
     _rows: dict[Row, FakeRow] = field(default_factory=dict)
     _kv: dict[tuple[BlockId, int], tuple[AdapterId, int]] = field(default_factory=dict)
     _slots: dict[Slot, AdapterId] = field(default_factory=dict)
+    _pages: dict[int, AdapterId] = field(default_factory=dict)
+    _pages_of: dict[AdapterId, tuple[int, ...]] = field(default_factory=dict)
     _post: Callable[[Message], None] | None = None
     _busy_until: float = 0.0
     _under_way: deque[int] = field(default_factory=deque)
@@ -99,6 +101,9 @@ class FakeDevice:
                 self._post(AdapterReady(load.adapter_id, self.now()))
         for load in plan.loads:
             self._slots[load.slot] = load.adapter_id
+            assert all(0 <= page < self.capacity.pages for page in load.pages), "a page does not exist"
+            self._pages |= dict.fromkeys(load.pages, load.adapter_id)
+            self._pages_of[load.adapter_id] = load.pages
         for seat in plan.seats:
             self._sit_down(seat)
         for grant in plan.grants:
@@ -155,6 +160,8 @@ class FakeDevice:
             assert end <= len(self._rows[row].tokens), f"row {row} computes tokens it does not know"
             adapter = self._rows[row].adapter_id
             assert adapter == BASE or adapter in self._slots.values(), f"row {row} runs without its adapter {adapter}"
+            own = self._pages_of.get(adapter, ())
+            assert all(self._pages[page] == adapter for page in own), f"pages of adapter {adapter} were overwritten"
             self._read(row, start + 1 - (self.capacity.window or start + 1), start)
             for position in range(start, end):
                 self._kv[self._slot(row, position)] = (adapter, self._rows[row].tokens[position])

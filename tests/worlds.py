@@ -15,7 +15,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
 from rota.sim import ConstantCost, VirtualWorld
-from rota.sim.world import Finish
+from rota.sim.world import Finish, PagesOf
 from tests.fakes import FakeDevice, FakeTicket
 
 STEP_S = 1.0
@@ -37,8 +37,9 @@ class DeviceWorld(VirtualWorld):
         depth: int = 1,
         load_s: float = LOAD_S,
         fetch_s: float = 1.7 * STEP_S,
+        pages_of: PagesOf | None = None,
     ) -> None:
-        super().__init__(messages, ConstantCost(seconds=STEP_S, load_s=load_s, fetch_s=fetch_s))
+        super().__init__(messages, ConstantCost(seconds=STEP_S, load_s=load_s, fetch_s=fetch_s), pages_of=pages_of)
         self.device = device
         self._is_eager = depth > 1 and load_s <= STEP_S
         self._tickets: list[FakeTicket] = []

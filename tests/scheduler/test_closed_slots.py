@@ -178,7 +178,7 @@ def test_no_more_are_pinned_than_open_slots_allow():
 
     (refused,) = stage.said(AdapterRefused)
     assert refused.adapter_id == 6
-    assert "of 2 slots at most 1 may be pinned" in refused.reason
+    assert "of 2 open slots at most 1 may be pinned" in refused.reason
 
 
 @pytest.mark.parametrize("is_asked_for", [True, False])

@@ -133,6 +133,10 @@ def test_a_client_s_value_that_cannot_be_is_named_too(tmp_path, row, words):
         ("weights = [0]\n[[clients]]\nrequests = 1\nconcurrency = 1\nadapters = 1", "weights must be finite numbers"),
         ("weights = ['a']\n[[clients]]\nrequests = 1\nconcurrency = 1", "weights must be a list of numbers"),
         ("weights = 2\n[[clients]]\nrequests = 1\nconcurrency = 1", "weights must be a list of numbers"),
+        ("pages = 8\n[[clients]]\nrequests = 1\nconcurrency = 1", "neither is given without the other"),
+        ("adapter_pages = [1]\n[[clients]]\nrequests = 1\nconcurrency = 1", "at most pages (0)"),
+        ("pages = 4\nadapter_pages = [1, 5]\n[[clients]]\nrequests = 1\nconcurrency = 1", "at most pages (4)"),
+        ("adapter_pages = [0.5]\n[[clients]]\nrequests = 1\nconcurrency = 1", "a list of whole numbers"),
         ("slots =", "is not a TOML file"),
     ],
 )
@@ -163,3 +167,10 @@ def test_adapters_have_the_weights_of_the_list_and_further_ones_the_weight_1(tmp
     path.write_text("weights = [1, 2.5]\n[[clients]]\nrequests = 3\nrate_per_s = 2\nadapters = 3\n")
     scenario = read_scenario(path)
     assert [scenario.weight_of(adapter) for adapter in (1, 2, 3)] == [1.0, 2.5, 1.0]
+
+
+def test_adapters_take_the_pages_of_the_list_and_further_ones_from_its_first_again(tmp_path):
+    path = tmp_path / "day.toml"
+    path.write_text("pages = 9\nadapter_pages = [1, 8]\n[[clients]]\nrequests = 3\nrate_per_s = 2\nadapters = 3\n")
+    scenario = read_scenario(path)
+    assert [scenario.pages_of(adapter) for adapter in (1, 2, 3, 4)] == [1, 8, 1, 8]

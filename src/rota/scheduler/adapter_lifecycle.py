@@ -99,8 +99,9 @@ class AdapterLifecycle:
         if slots == 0:
             return "This server was started without adapter slots."
         if adapter.is_pinned and self._books.pinned >= slots - 1:
+            kind = "slots" if slots == self._books.slots.most else "open slots"
             return (
-                f"Adapter '{adapter.name}' cannot be pinned: of {slots} slots at most {slots - 1} may be pinned, "
+                f"Adapter '{adapter.name}' cannot be pinned: of {slots} {kind} at most {slots - 1} may be pinned, "
                 f"so that every other adapter can still get its turn."
             )
         return None

@@ -19,6 +19,7 @@ from rota.sim.fronts import FleetRouter
 from rota.sim.mail import Mail
 from rota.sim.replica_results import ReplicaResults
 from rota.sim.replica_world import ReplicaWorld
+from rota.sim.world import PagesOf
 
 
 class Fleet:
@@ -37,6 +38,7 @@ class Fleet:
         fetch_s: float,
         gathers: bool | None = None,
         adds_on_demand: bool = False,
+        pages_of: PagesOf | None = None,
     ) -> None:
         """`gathers` is about the replicas' prefill delayers: whether they wait for each other; None: there are none.
 
@@ -49,7 +51,9 @@ class Fleet:
         self._front_s = costs.front_s
         self._baton = Baton(self._deliver)
         exchange = None if gathers is None else Gathering(replicas) if gathers else Board()
-        self.worlds = [ReplicaWorld(number, self._baton, costs, fetch_s, exchange) for number in range(replicas)]
+        self.worlds = [
+            ReplicaWorld(number, self._baton, costs, fetch_s, exchange, pages_of) for number in range(replicas)
+        ]
         self.results: list[ReplicaResults] = []  # of each replica
 
     def run(self, schedulers: Sequence[Scheduler], emit: Emit, depth: int, starts_at: float) -> None:

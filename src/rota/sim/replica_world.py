@@ -11,16 +11,22 @@ from rota.policy.prefill_delayer import RankReport
 from rota.sim.baton import Baton
 from rota.sim.cost import CostModel
 from rota.sim.exchanges import Board, Gathering, Round
-from rota.sim.world import Finish, VirtualWorld
+from rota.sim.world import Finish, PagesOf, VirtualWorld
 
 
 class ReplicaWorld(VirtualWorld):
     """Waits for messages, for steps, and in a gathering for the other ranks; `due_at` says until when."""
 
     def __init__(
-        self, number: int, baton: Baton, costs: CostModel, fetch_s: float, exchange: Board | Gathering | None
+        self,
+        number: int,
+        baton: Baton,
+        costs: CostModel,
+        fetch_s: float,
+        exchange: Board | Gathering | None,
+        pages_of: PagesOf | None = None,
     ) -> None:
-        super().__init__((), costs, fetch_s=fetch_s)
+        super().__init__((), costs, fetch_s=fetch_s, pages_of=pages_of)
         self._number = number
         self._baton = baton
         self._exchange = exchange

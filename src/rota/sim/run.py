@@ -88,7 +88,7 @@ class Simulation:
         self.starts_at = STARTS_AT if self.adds_on_demand else max(STARTS_AT, (rounds + 1) * fetch_s)
         build = partial(Scheduler, config, self._capacity(config, slots), self.policy, lora)
         if self.replicas == 1:
-            world = VirtualWorld((), self.costs, fetch_s=fetch_s)
+            world = VirtualWorld((), self.costs, fetch_s=fetch_s, pages_of=scenario.pages_of)
             self._begin(world)
             run(build(), world, self._emit, config.overlap_depth)
         else:
@@ -101,7 +101,9 @@ class Simulation:
     ) -> None:
         mail, router = Mail(), self._router(config, slots)
         gathers = self.policy.prefill_delayer_exchange == "all-gather" if self.policy.enable_prefill_delayer else None
-        fleet = Fleet(mail, router, self.replicas, self.costs, fetch_s, gathers, self.adds_on_demand)
+        fleet = Fleet(
+            mail, router, self.replicas, self.costs, fetch_s, gathers, self.adds_on_demand, self.scenario.pages_of
+        )
         self._begin(mail)
         schedulers = [build(EngineId(number), world) for number, world in enumerate(fleet.worlds)]
         fleet.run(schedulers, self._emit, config.overlap_depth, self.starts_at)
@@ -137,6 +139,7 @@ class Simulation:
             max_sequence_tokens=scenario.context_length or max(SHORTEST_CONTEXT, scenario.longest),
             slots=slots,
             deep_prefix=_deep_prefix(self.costs),
+            pages=scenario.pages,
         )
 
     def _emit(self, events: list[Event]) -> None:

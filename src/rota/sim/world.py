@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rota.core.ids import AdapterId, Row
 from rota.core.messages import AdapterFetched, AdapterReady, Message
@@ -11,6 +11,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.sim.cost import CostModel
 from rota.sim.mail import Mail
 
+PagesOf = Callable[[AdapterId], int]
 Finish = tuple[float, tuple[int, ...], int]  # when a step is done, its tokens, and how many vectors it gives
 
 
@@ -27,11 +28,13 @@ class VirtualWorld(Mail):
         costs: CostModel,
         token: int = 0,
         fetch_s: float | None = None,
+        pages_of: PagesOf | None = None,
     ) -> None:
-        """`fetch_s` goes before what the cost model says about the disk."""
+        """`fetch_s` goes before what the cost model says about the disk; `pages_of` says how large adapters are."""
         super().__init__(messages)
         self._costs = costs
         self._fetch_s = costs.fetch_s if fetch_s is None else fetch_s
+        self._pages_of = pages_of
         self._token = token
         self._counts: dict[Row, int] = {}  # tokens of answers so far, of rows whose requests have a stop token
         self._now = 0.0
@@ -110,7 +113,8 @@ class VirtualWorld(Mail):
     def _order_adapters(self, plan: StepPlan) -> None:
         for adapter in plan.reads:
             at = self._now + self._fetch_s
-            self.post(at, AdapterFetched(adapter.adapter_id, at))
+            pages = self._pages_of(adapter.adapter_id) if self._pages_of else 0
+            self.post(at, AdapterFetched(adapter.adapter_id, at, pages))
         for load in plan.loads:
             if load.is_awaited:
                 continue

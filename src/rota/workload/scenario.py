@@ -103,6 +103,8 @@ class Scenario:
     max_loaded_loras: int | None = None  # adapters in host memory; left out: the server's default
     fetch_s: float | None = None  # how long an adapter's read from disk takes; left out: what the cost model says
     weights: tuple[float, ...] = ()  # of adapter 1, adapter 2 and so on; further adapters have the weight 1
+    pages: int = 0  # of eight ranks, that the slots share; 0: every slot holds any adapter
+    adapter_pages: tuple[int, ...] = ()  # that adapter 1, adapter 2 and so on take; further ones from the first again
     clients: tuple[Client, ...] = field(default_factory=tuple)
     transients: int = 0  # adapters that are loaded, asked and unloaded during the run
     transient_every_s: float = 2.0
@@ -122,8 +124,14 @@ class Scenario:
             transients=0,
             transient_stays_s=0,
             transient_requests=1,
+            pages=0,
         )
         _check_above_0(self, "transient_every_s")
+        if bool(self.pages) != bool(self.adapter_pages) or not all(0 < one <= self.pages for one in self.adapter_pages):
+            raise ConfigError(
+                f"adapter_pages must be whole numbers of at least 1 and at most pages ({self.pages}), and neither is "
+                f"given without the other; not {list(self.adapter_pages)}."
+            )
         if len(self.weights) > self.adapters or not all(0.0 < weight < math.inf for weight in self.weights):
             raise ConfigError(
                 f"weights must be finite numbers above 0, one for each of at most {self.adapters} adapters, "
@@ -151,6 +159,10 @@ class Scenario:
 
     def weight_of(self, adapter: int) -> float:
         return self.weights[adapter - 1] if adapter <= len(self.weights) else 1.0
+
+    def pages_of(self, adapter: int) -> int:
+        """How many pages an adapter takes; 0 if slots share none."""
+        return self.adapter_pages[(adapter - 1) % len(self.adapter_pages)] if self.adapter_pages else 0
 
     @property
     def has_shared_prefixes(self) -> bool:
@@ -221,6 +233,10 @@ def _fitting(name: str, value: Any, hint: Any) -> Any:
         if not isinstance(value, list) or not all(type(one) in (int, float) for one in value):
             raise ConfigError(f"{name} must be a list of numbers, not {value!r}.")
         return tuple(map(float, value))
+    if hint == tuple[int, ...]:
+        if not isinstance(value, list) or not all(type(one) is int for one in value):
+            raise ConfigError(f"{name} must be a list of whole numbers, not {value!r}.")
+        return tuple(value)
     if get_origin(hint) is tuple:
         if not isinstance(value, list) or [type(one) for one in value] != [int, int]:
             raise ConfigError(f"{name} must be two whole numbers, [low, high], not {value!r}.")
