@@ -307,12 +307,14 @@ def test_operators_are_told_what_runs_here(client):
         "from": "6 adapters at the start",
         "rank": 16,
         "rank_from": "the largest at the start",
+        "pages": 0,
         "bytes": 2_000_000,
         "annexed": [],
     }
     assert len(server["internal_states"]) == REPLICAS
     for state in server["internal_states"]:
         assert (state["num_running_reqs"], state["kv_blocks_used"]) == (0, 0)
+        assert (state["slots_open"], state["slot_pages"], state["slot_pages_used"]) == (2, 0, 0)
         assert state["age_s"] >= 0.0
 
 

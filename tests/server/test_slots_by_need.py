@@ -49,6 +49,7 @@ def test_a_later_adapter_of_a_larger_rank_is_refused_with_the_flag_that_helps(tm
         "from": "1 adapter at the start",
         "rank": 8,
         "rank_from": "the largest at the start",
+        "pages": 0,
         "bytes": info["lora_memory_bytes"],
         "annexed": [],
     }

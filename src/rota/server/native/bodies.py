@@ -62,10 +62,11 @@ class ServerInfoBody(BaseModel):
     max_loras_per_batch: int | None
     # What the slots take on the device, in use or not.
     lora_memory_bytes: int | None
-    # The places for adapters: how many, of which rank, why, and the sites where A lie below the model's matrices.
+    # The places for adapters at the start: how many, of which rank, why, how many pages of eight ranks they share (0:
+    # each has a place of its own), and the sites where A lie below the model's matrices.
     slots: dict[str, Any] | None
     loaded_adapters: dict[str, str]
-    # SGLang's name for the requests and blocks of each engine.
+    # SGLang's name for the requests, blocks, open slots and pages of each engine, as they are now.
     internal_states: list[dict[str, Any]]
     # Each engine: its phase and process, its capacity, the adapters in its slots, its start and last restart, its
     # requests.

@@ -59,12 +59,13 @@ def _capacity(front: Front, state: ServiceState) -> dict[str, Any]:
 
 
 def _slots(capacity: Capacity) -> dict[str, Any]:
-    """The places for adapters on the device. Which adapters are in them now is told of each engine."""
+    """The places for adapters on the device, at the start. What is in them now is told of each engine."""
     return {
         "count": capacity.slots,
         "from": capacity.slots_from,
         "rank": capacity.slot_rank,
         "rank_from": capacity.rank_from,
+        "pages": capacity.pages,
         "bytes": capacity.adapter_bytes,
         "annexed": capacity.annexed,
     }
@@ -80,6 +81,9 @@ def _described(standing: Inspected) -> dict[str, Any]:
         "num_parked_reqs": sum(one.parked for one in standing.adapters),
         "kv_blocks": standing.blocks,
         "kv_blocks_used": standing.blocks_used,
+        "slots_open": standing.slots,
+        "slot_pages": standing.pages,
+        "slot_pages_used": standing.pages_used,
     }
 
 
