@@ -29,7 +29,7 @@ TYPES = {
     **dict.fromkeys(("x", "a", "b", "y"), "*bf16"),
     "partial": "*fp32",
 }
-EVEN = ("x", "a", "b", "y", "partial", "shrunk", "x_stride", "y_stride", "row_stride")
+EVEN = ("x", "a", "b", "y", "partial", "shrunk", "x_stride", "y_stride", "s_stride")
 # Llama-8B's qkv, slots of rank 64.
 SITE = {"PARTS": 3, "MAX_RANK": 64, "OPERAND": tl.bfloat16}
 

@@ -144,7 +144,7 @@ def _b_at(b, table, slot, nth, rank, column, OUTPUTS: tl.constexpr, MAX_RANK: tl
 
 @triton.jit
 def _s_at(
-    shrunk, table, slot, nth, rank, part, place, token, row_stride,
+    shrunk, table, slot, nth, rank, part, place, token, s_stride,
     PARTS: tl.constexpr, MAX_RANK: tl.constexpr, BY_TOKEN: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """Where x @ A.T of these ranks of a part stands, by token."""
@@ -152,11 +152,11 @@ def _s_at(
         page, in_page = _in_pages(table, slot, nth, rank, MAX_RANK, PAGE)
         # The ranks of a page stand beside each other.
         column = tl.max_contiguous(tl.multiple_of((page * PARTS + part) * PAGE + in_page, PAGE), PAGE)
-        return shrunk + token[:, None] * row_stride + column[None, :]
+        return shrunk + token[:, None] * s_stride + column[None, :]
     else:
         s_at = shrunk + part * MAX_RANK + nth[None, :]
         if BY_TOKEN:
-            s_at += token[:, None] * row_stride + slot * (PARTS * MAX_RANK)
+            s_at += token[:, None] * s_stride + slot * (PARTS * MAX_RANK)
         else:
             s_at += place[:, None] * (PARTS * MAX_RANK)
         return s_at
@@ -184,7 +184,7 @@ def expand_kernel(
     shrunk,  # -> [SHARES, tokens in their order, PARTS * MAX_RANK]; BY_TOKEN: [tokens, all rows of A]
     tokens,
     y_stride,
-    row_stride,  # of shrunk, BY_TOKEN
+    s_stride,  # of shrunk, BY_TOKEN
     FIRST: tl.constexpr,  # widths of the parts, 0 where there is none
     SECOND: tl.constexpr,
     THIRD: tl.constexpr,
@@ -214,7 +214,7 @@ def expand_kernel(
     y_at = y + token[:, None] * y_stride + column[None, :]
     is_real = is_token[:, None] & inside
     base = tl.load(y_at, mask=is_real, other=0.0)
-    s_at = _s_at(shrunk, table, slot, nth, rank, part, place, token, row_stride, PARTS, MAX_RANK, BY_TOKEN, PAGE)
+    s_at = _s_at(shrunk, table, slot, nth, rank, part, place, token, s_stride, PARTS, MAX_RANK, BY_TOKEN, PAGE)
     total = tl.zeros([TILE, COLUMNS], tl.float32)
     for _ in range(0, rank, RANKS):
         is_stored = is_token[:, None] & _is_stored(nth, rank, MAX_RANK, BY_TOKEN, PAGE)[None, :]
@@ -225,9 +225,7 @@ def expand_kernel(
         total = tl.dot(s.to(OPERAND), b_tile.to(OPERAND), total, input_precision="ieee")
         nth += RANKS
         if PAGE:
-            s_at = _s_at(
-                shrunk, table, slot, nth, rank, part, place, token, row_stride, PARTS, MAX_RANK, BY_TOKEN, PAGE
-            )
+            s_at = _s_at(shrunk, table, slot, nth, rank, part, place, token, s_stride, PARTS, MAX_RANK, BY_TOKEN, PAGE)
             b_at = _b_at(b, table, slot, nth, rank, column, OUTPUTS, MAX_RANK, PAGE)
         else:
             s_at += RANKS
