@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,11 @@ class LateCopies:
         self._asked = threading.Semaphore(0)
         copy_in, wait = Bank.copy_in, PendingCopy.wait
 
-        def late(bank: Bank, slot: Slot, adapter: HostAdapter) -> None:
+        def late(bank: Bank, slot: Slot, adapter: HostAdapter, pages: Sequence[int] = ()) -> None:
             assert self._asked.acquire(timeout=PATIENCE_S), "no step has waited for this copy"
             if on_device:
                 on_device()
-            copy_in(bank, slot, adapter)
+            copy_in(bank, slot, adapter, pages)
 
         def ask(pending: PendingCopy) -> None:
             self._asked.release()
@@ -146,10 +146,10 @@ class HeldCopies:
         self.has_begun = threading.Event()
         copy_in = Bank.copy_in
 
-        def held(bank: Bank, slot: Slot, adapter: HostAdapter) -> None:
+        def held(bank: Bank, slot: Slot, adapter: HostAdapter, pages: Sequence[int] = ()) -> None:
             self.has_begun.set()
             assert self._is_open.wait(PATIENCE_S)
-            copy_in(bank, slot, adapter)
+            copy_in(bank, slot, adapter, pages)
 
         monkeypatch.setattr(Bank, "copy_in", held)
 
@@ -161,8 +161,8 @@ def fail_behind_copy(monkeypatch: Any) -> None:
     """The next copies are written and fail then, so that only the engine can see that they are no good."""
     copy_in = Bank.copy_in
 
-    def failing(bank: Bank, slot: Slot, adapter: HostAdapter) -> None:
-        copy_in(bank, slot, adapter)
+    def failing(bank: Bank, slot: Slot, adapter: HostAdapter, pages: Sequence[int] = ()) -> None:
+        copy_in(bank, slot, adapter, pages)
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(Bank, "copy_in", failing)

@@ -123,6 +123,7 @@ def _assemble(
         slots=chosen.bank.slots,
         adapter_bytes=adapters.bank.size_bytes,
         slot_rank=chosen.bank.rank,
+        pages=chosen.bank.pages,
         slots_from=chosen.bank.slots_from,
         rank_from=chosen.bank.rank_from,
         annexed=chosen.annexed,
@@ -137,7 +138,7 @@ def _assemble(
 
 def _weights(config: EngineConfig, chosen: Choices) -> Weights:
     whole, device, dtype, shard = chosen.whole, chosen.device, chosen.dtype, chosen.shard
-    annex = annex_rows(chosen.spec, chosen.annexed, chosen.bank.slots, chosen.bank.rank)
+    annex = annex_rows(chosen.spec, chosen.annexed, chosen.bank.places, chosen.bank.place_rank)
     if config.model.load_format == "dummy":
         return dummy_weights(whole, device, dtype, annex=annex, maker=chosen.maker, shard=shard)
     return load_weights(chosen.folder, whole, device, dtype, config.quiet, annex, chosen.maker, shard)
@@ -151,7 +152,7 @@ def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
 def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapters:
     """The bank, the loader and the projector. The bank is made first; the KV cache takes the memory that is left."""
     lora, size = config.lora, chosen.bank
-    bank = Bank(chosen.spec, size.slots, size.rank, chosen.dtype, chosen.device, weights.annexes)
+    bank = Bank(chosen.spec, size.slots, size.rank, chosen.dtype, chosen.device, weights.annexes, pages=size.pages)
     project: Project = StackedProjector(bank) if chosen.device.type == "cpu" else project_with_lora
     if chosen.lora_backend == "triton":
         from rota.engine.lora.triton_ops import TritonProjector

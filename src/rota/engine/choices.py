@@ -52,14 +52,14 @@ class Choices:
     bank: BankSize = NO_BANK
     annexed: tuple[str, ...] = ()  # sites where the adapters' A lie below the model's matrices
 
-    def annexes(self, slots: int, rank: int) -> tuple[str, ...]:
-        """The sites at which so many slots of this rank get an annex; a maker's matrices have none."""
+    def annexes(self, places: int, rank: int) -> tuple[str, ...]:
+        """The sites at which so many slots or pages of this rank get an annex; a maker's matrices have none."""
         has_annexes = self.lora_backend == "triton" and self.maker is None
-        return annexed_sites(self.spec, slots, rank, self.dtype) if has_annexes else ()
+        return annexed_sites(self.spec, places, rank, self.dtype) if has_annexes else ()
 
     def with_bank(self, size: BankSize) -> Choices:
         """With a bank of this size, and annexes where they pay."""
-        return replace(self, bank=size, annexed=self.annexes(size.slots, size.rank))
+        return replace(self, bank=size, annexed=self.annexes(size.places, size.place_rank))
 
 
 def choose(config: EngineConfig) -> Choices:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, Row, Slot
+from rota.core.messages import AdapterFailed, AdapterFetched, Message
 from rota.core.plan import Load, Seat, StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.lora.adapters import Adapters
@@ -73,3 +74,30 @@ def test_a_row_whose_adapter_was_overwritten_must_not_be_in_a_step(adapters):
     adapters.accept(StepPlan(step_id=2, loads=(Load(adapter_id=C, slot=Slot(0)),)))
     with pytest.raises(AssertionError, match="in no slot"):
         slots_of(adapters, 0)
+
+
+def test_a_row_whose_adapter_lost_a_page_to_another_slot_must_not_be_in_a_step(model, spec, tmp_path):
+    bank = Bank(spec, 3, 16, torch.float32, torch.device("cpu"), pages=4)
+    adapters = Adapters(bank, checkpoint_reader(bank, spec), project_with_lora, rows=4, overlaps=False)
+    messages: list[Message] = []
+    adapters.listen(messages.append)
+    paths = {one: str(make_adapter(tmp_path / str(one), model, r=rank)) for one, rank in ((A, 12), (B, 4), (C, 8))}
+    fetches = tuple(Adapter(adapter_id=one, name=f"adapter {one}", path=path) for one, path in paths.items())
+    adapters.accept(StepPlan(step_id=0, fetches=fetches, seats=(seat(0, A), seat(1, B), seat(2, C))))
+
+    first = (
+        Load(adapter_id=A, slot=Slot(0), pages=(3, 1)),
+        Load(adapter_id=B, slot=Slot(1), pages=(0,)),
+    )
+    adapters.accept(StepPlan(step_id=1, loads=first))
+    assert slots_of(adapters, 0, 1) == [0, 1]
+    adapters.accept(StepPlan(step_id=2, loads=(Load(adapter_id=C, slot=Slot(2), pages=(1,)),)))
+    assert slots_of(adapters, 1, 2) == [1, 2]
+    with pytest.raises(AssertionError, match="in no slot"):
+        slots_of(adapters, 0)
+    adapters.accept(StepPlan(step_id=3, loads=(Load(adapter_id=A, slot=Slot(0), pages=(2, 3)),)))
+    assert slots_of(adapters, 0, 1, 2) == [0, 1, 2]
+    adapters.close()
+    told = {message.adapter_id: message.pages for message in messages if isinstance(message, AdapterFetched)}
+    assert told == {A: 2, B: 1, C: 1}
+    assert not any(isinstance(message, AdapterFailed) for message in messages)

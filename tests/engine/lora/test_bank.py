@@ -13,41 +13,10 @@ from rota.core.ids import Slot
 from rota.engine.lora import bank as bank_module
 from rota.engine.lora.bank import Bank, pays_staging, slot_bytes
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.host import HostAdapter, run_length, stacked_sites
-from rota.engine.model.rotary import RotarySpec
+from rota.engine.lora.host import stacked_sites
 from rota.engine.model.sites import SITES, site_shapes
-from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import make_adapter
-
-MAX_RANK = 6
-CPU = torch.device("cpu")
-SMALL = ModelSpec(
-    architecture="LlamaForCausalLM",
-    vocab_size=32,
-    hidden_size=8,
-    intermediate_size=12,
-    layers=2,
-    heads=2,
-    kv_heads=1,
-    head_dim=4,
-    norm_epsilon=1e-5,
-    context_length=64,
-    rotary=RotarySpec(10_000.0),
-    has_qkv_bias=False,
-    has_output_bias=False,
-    has_mlp_bias=False,
-    layer_norms=(),
-    attention_scale=0.25,
-    has_tied_embeddings=True,
-    dtype=torch.float32,
-    eos_token_ids=(),
-)
-
-
-def host_adapter(ranks: tuple[int, ...], fill: float) -> HostAdapter:
-    """An adapter of constant weights and one rank per site."""
-    run = torch.full((run_length(site_shapes(SMALL), SMALL.layers, ranks),), fill)
-    return HostAdapter((run,), ranks, torch.tensor([ranks] * SMALL.layers, dtype=torch.int32))
+from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
 
 
 @pytest.mark.parametrize("has_stage", [False, True])

@@ -37,7 +37,7 @@ def no_annexes(_: int) -> tuple[str, ...]:
 
 
 def annexes_of(rank: int) -> Callable[[int], tuple[str, ...]]:
-    return partial(annexed_sites, LLAMA_8B, max_rank=rank, dtype=torch.bfloat16)
+    return partial(annexed_sites, LLAMA_8B, rank=rank, dtype=torch.bfloat16)
 
 
 def room_for(rank: int, memory: DeviceMemory, rows: int = ROWS, more: int = 0) -> Room:

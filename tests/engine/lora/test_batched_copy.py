@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import pytest
 import torch
 from hypothesis import given
@@ -14,7 +12,7 @@ from rota.engine.lora import bank, batched_copy
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batched_copy import can_batch, copy_stretches, cut_stretches
 from rota.engine.model.sites import SITES
-from tests.engine.lora.test_bank import CPU, MAX_RANK, SMALL, host_adapter
+from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter, memory_moves
 
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
@@ -39,14 +37,6 @@ def test_a_run_of_another_length_is_never_copied() -> None:
 
 def test_a_cpu_copies_without_the_driver() -> None:
     assert not can_batch(torch.device("cpu"))
-
-
-def memory_moves(to, out_of, sizes, count, *_) -> int:
-    """The driver's call, for memory of the host."""
-    for target, source, size in zip(to, out_of, sizes, strict=True):
-        ctypes.memmove(target, source, size)
-    assert len(to) == count.value
-    return 0
 
 
 @pytest.mark.parametrize("ranks", [(MAX_RANK,) * len(SITES), (2, 0, MAX_RANK, 3)])

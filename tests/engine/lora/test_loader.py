@@ -275,3 +275,19 @@ def test_closing_during_an_idle_fetch_ends_it_with_a_message(bank, disk, mailbox
 
     assert mailbox.wait_for(2) == [(AdapterFetched, 1), (AdapterFailed, 2)]
     assert disk.reads == ["a"]
+
+
+def test_a_load_whose_pages_do_not_hold_its_adapter_fails_and_touches_no_other(spec, mailbox, model, tmp_path):
+    bank = Bank(spec, 2, 16, torch.float32, torch.device("cpu"), pages=3)
+    loader = AdapterLoader(bank, checkpoint_reader(bank, spec), mailbox.post)
+    large = Adapter(adapter_id=AdapterId(1), name="large", path=str(make_adapter(tmp_path, model, r=12)))
+    loader.fetch(large)
+    assert mailbox.wait_for(1) == [(AdapterFetched, 1)]
+    loader.load(AdapterId(1), Slot(0), pages=(2, 0))
+    mailbox.wait_for(2)
+    loader.load(AdapterId(1), Slot(1), pages=(1,))
+
+    assert mailbox.wait_for(3)[1:] == [(AdapterReady, 1), (AdapterFailed, 1)]
+    assert bank.factors(0, "down").ranks.tolist() == [12, 0]
+    assert not bank.factors(0, "down").b[1].any()
+    loader.close()

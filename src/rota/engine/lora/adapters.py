@@ -12,7 +12,7 @@ from torch import Tensor
 from rota.core.adapter import Adapter
 from rota.core.ids import BASE, AdapterId, Row, Slot
 from rota.core.messages import Message
-from rota.core.plan import StepPlan
+from rota.core.plan import Load, StepPlan
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batch import BatchFrame, tile_size_for
 from rota.engine.lora.host import HostAdapter
@@ -52,6 +52,7 @@ class Adapters:
         self._post: Callable[[Message], None] | None = None
         self._loader = AdapterLoader(bank, read, self._tell, overlaps, ranks)
         self._resident_of: dict[Slot, AdapterId] = {}
+        self._pages_of: dict[Slot, tuple[int, ...]] = {}
         # Copies that no step has waited for, and those that failed, until their slot gets its next copy.
         self._pending: dict[Slot, PendingCopy] = {}
         self._adapter_of_row: NDArray[np.int64] = np.full(rows + 1, BASE)
@@ -129,18 +130,26 @@ class Adapters:
             return
         is_free: torch.cuda.Event | None = None
         if self.bank.device.type == "cuda":
-            # Earlier steps may still read the slots' former residents.
+            # Earlier steps may still read the slots' former residents. They may also read pages that belonged to other
+            # slots; but no later step does: whoever had the pages has left its slot, and this plan's step is behind.
             is_free = torch.cuda.Event()
             is_free.record()
         for load in plan.loads:
-            # The adapter leaves its former slot: the next adapter in that slot must not take over its rows.
-            self._resident_of = {slot: one for slot, one in self._resident_of.items() if one != load.adapter_id}
-            former = self._resident_of.get(load.slot)
-            if former is not None:
-                self._slot_of_row[self._adapter_of_row == former] = NO_SLOT
-            self._resident_of[load.slot] = load.adapter_id
+            self._let_leave(load)
+            self._resident_of[load.slot], self._pages_of[load.slot] = load.adapter_id, load.pages
             self._slot_of_row[self._adapter_of_row == load.adapter_id] = load.slot
-            self._pending[load.slot] = loader.load(load.adapter_id, load.slot, is_free)
+            self._pending[load.slot] = loader.load(load.adapter_id, load.slot, is_free, load.pages)
+
+    def _let_leave(self, load: Load) -> None:
+        """Whoever had the slot or one of the pages is in no slot; nor is the adapter in its own former slot.
+
+        The next adapter in a slot must not take over its former resident's rows.
+        """
+        for slot, resident in list(self._resident_of.items()):
+            has_pages = not set(load.pages).isdisjoint(self._pages_of[slot])
+            if slot == load.slot or resident == load.adapter_id or has_pages:
+                del self._resident_of[slot]
+                self._slot_of_row[self._adapter_of_row == resident] = NO_SLOT
 
     def _slot_of(self, adapter_id: AdapterId) -> int:
         for slot, resident in self._resident_of.items():

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from rota.core.ids import Slot
-from rota.engine.lora.batched_copy import Stretch, can_batch, copy_stretches
+from rota.engine.device import send
+from rota.engine.lora.batched_copy import can_batch, copy_stretches
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.lines import copy_lines, line_count, lines_of
+from rota.engine.lora.lines import copy_lines, line_count, lines_of, shares_of, stretches_of
+from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 
-REMEMBERED_STRETCHES = 256
 # A copy from host memory takes a GPU about a microsecond besides its bytes: the time of 64 KiB at 50 GB/s. Where lines
 # are shorter, one copy into a staging buffer is faster than a copy for each line. Such a buffer is small: a model with
 # 352 lines a slot has one of 22 MiB at most. `benchmarks/adapter_copy.py --stage on off` compares both ways.
@@ -29,18 +30,19 @@ def slot_bytes(spec: ModelSpec, max_rank: int, dtype: torch.dtype) -> int:
     return run_length(site_shapes(spec), spec.layers, [max_rank] * len(SITES)) * dtype.itemsize
 
 
-def pays_staging(spec: ModelSpec, max_rank: int, dtype: torch.dtype, device: torch.device) -> bool:
+def pays_staging(spec: ModelSpec, place_rank: int, dtype: torch.dtype, device: torch.device) -> bool:
     """Is an adapter copied sooner through a staging buffer of its size? Never where all its copies are one call."""
     if can_batch(device):
         return False
     lines = line_count(site_shapes(spec), spec.layers)
-    return device.type != "cpu" and slot_bytes(spec, max_rank, dtype) < lines * SHORT_LINE_BYTES
+    return device.type != "cpu" and slot_bytes(spec, place_rank, dtype) < lines * SHORT_LINE_BYTES
 
 
 class Bank:
-    """The factors of every slot, per site [layers, slots, …]; beyond a slot's rank they are zero.
+    """The factors of all adapters in slots, per site [layers, places, …]; beyond a slot's rank they are zero.
 
-    A site's A lie in its annex, [layers, slots * parts * max_rank, inputs], if it has one.
+    Each slot has a place of its own, of the largest rank. Or the places are pages, which slots share.
+    A site's A lie in its annex, [layers, places * parts * place_rank, inputs], if it has one.
     """
 
     def __init__(
@@ -52,30 +54,35 @@ class Bank:
         device: torch.device,
         annexes: Mapping[str, Tensor] = NO_ANNEXES,
         has_stage: bool | None = None,
+        pages: int = 0,
     ) -> None:
-        """With a stage, or without it, or by default with it where it pays."""
+        """With a stage, or without it, or by default with it where it pays. With pages, or without them."""
+        places, place_rank = (pages, PAGE_RANK) if pages else (slots, max_rank)
         if has_stage is None:
-            has_stage = pays_staging(spec, max_rank, dtype, device)
+            has_stage = pays_staging(spec, place_rank, dtype, device)
         self.slots = slots
         self.max_rank = max_rank
         self.dtype = dtype
         self.device = device
-        self.size_bytes = (slots + has_stage) * slot_bytes(spec, max_rank, dtype)
+        self.size_bytes = places * slot_bytes(spec, place_rank, dtype) + has_stage * slot_bytes(spec, max_rank, dtype)
+        self._place_rank = place_rank
         self.layers = spec.layers
         self._shapes = site_shapes(spec)
         self._a = [
-            annexes[shape.name].unflatten(1, (slots, -1))
+            annexes[shape.name].unflatten(1, (places, -1))
             if shape.name in annexes
-            else _zeros((spec.layers, slots, len(shape.parts) * max_rank, shape.inputs), dtype, device)
+            else _zeros((spec.layers, places, len(shape.parts) * place_rank, shape.inputs), dtype, device)
             for shape in self._shapes
         ]
-        self._b = [_zeros((spec.layers, slots, max_rank, shape.outputs), dtype, device) for shape in self._shapes]
+        self._b = [_zeros((spec.layers, places, place_rank, shape.outputs), dtype, device) for shape in self._shapes]
+        self._table: Tensor | None = None
+        if pages:
+            self._table = torch.zeros(slots, pages_for(max_rank), dtype=torch.int32, device=device)
         self._ranks = torch.zeros(spec.layers, len(SITES), slots, dtype=torch.int32, device=device)
-        # By slot and site: how many ranks are not zero.
-        self._filled = [[0] * len(SITES) for _ in range(slots)]
+        # By place and site: how many ranks are not zero.
+        self._filled = [[0] * len(SITES) for _ in range(places)]
         self._generations = [0] * slots
         self._is_batching = can_batch(device)
-        self._stretches: dict[tuple[int, tuple[int, ...]], list[Stretch]] = {}  # by slot and the ranks of an adapter
         # With a stage, an adapter arrives here on the device; then each factor is copied to its place.
         self._stage: Tensor | None = None
         if has_stage:
@@ -85,47 +92,66 @@ class Bank:
     def factors(self, layer: int, site: str) -> SiteFactors:
         """What the operations read at one site of one layer; the tensors never change their address."""
         index = SITES.index(site)
-        return SiteFactors(self._shapes[index], self._a[index][layer], self._b[index][layer], self._ranks[layer, index])
+        a, b, ranks = self._a[index][layer], self._b[index][layer], self._ranks[layer, index]
+        return SiteFactors(self._shapes[index], a, b, ranks, self._table)
 
     def generation(self, slot: int) -> int:
         """How many adapters were copied into the slot so far: what is made from its factors has this age."""
         return self._generations[slot]
 
+    def pages_of(self, adapter: HostAdapter) -> int:
+        """How many pages the adapter takes in a slot; 0 if slots have places of their own."""
+        return 0 if self._table is None else max(1, pages_for(max(adapter.site_ranks)))
+
     @torch.inference_mode()
-    def copy_in(self, slot: Slot, adapter: HostAdapter) -> None:
+    def copy_in(self, slot: Slot, adapter: HostAdapter, pages: Sequence[int] = ()) -> None:
         """Replace the slot's adapter; queued on the current stream, from pinned memory without waiting.
 
-        No step may read the slot meanwhile, and copies must not be queued on two streams at a time.
+        No step may read the slot or the pages meanwhile, and copies must not be queued on two streams at a time.
         """
+        places = self._places(slot, pages)
+        assert len(places) * self._place_rank >= max(adapter.site_ranks), "a rank has no page"
         if self._stage is None:
-            self._copy_to_lines(slot, adapter)
+            self._copy_to_lines(places, adapter)
         else:
             run = self._arrive(self._stage, adapter.pieces)
             for index, site in enumerate(stacked_sites(run, self._shapes, self.layers, adapter.site_ranks)):
-                self._place(slot, index, site)
+                self._place(places, index, site)
         for index, rank in enumerate(adapter.site_ranks):
-            self._clear_beyond(slot, index, rank)
+            self._clear_beyond(places, index, rank)
+        self._write_pages(slot, pages)
         self._ranks[:, :, slot].copy_(adapter.ranks, non_blocking=True)
         self._generations[slot] += 1
 
     @torch.inference_mode()
-    def clear(self, slot: Slot) -> None:
+    def clear(self, slot: Slot, pages: Sequence[int] = ()) -> None:
         """Leave the slot without an adapter, whatever a copy that failed has written; queued as `copy_in` is."""
         self._ranks[:, :, slot].zero_()
-        self._filled[slot] = [self.max_rank] * len(SITES)
+        for place in self._places(slot, pages):
+            self._filled[place] = [self._place_rank] * len(SITES)
         self._generations[slot] += 1
 
     @torch.inference_mode()
-    def spoil(self, slot: Slot) -> None:
+    def spoil(self, slot: Slot, pages: Sequence[int] = ()) -> None:
         """As `clear`, but rows of the slot get numbers that are none: the other ranks hear of the loss by their sums.
 
         In A, since the product with B also runs for rows of other slots, with zeros in the place of x Aᵀ.
         """
-        self.clear(slot)
-        index = SITES.index("down")
-        self._parts(slot, index)[-1, 0, 0] = torch.nan
-        self._b[index][-1, slot, 0] = 1.0
+        self.clear(slot, pages)
+        self._write_pages(slot, pages)
+        index, place = SITES.index("down"), self._places(slot, pages)[0]
+        self._parts(place, index)[-1, 0, 0] = torch.nan
+        self._b[index][-1, place, 0] = 1.0
         self._ranks[-1, index, slot] = 1
+
+    def _places(self, slot: Slot, pages: Sequence[int]) -> tuple[int, ...]:
+        """Where the slot's ranks lie, in their order."""
+        assert bool(pages) == (self._table is not None), "a load names pages if the bank has pages"
+        return tuple(pages) or (slot,)
+
+    def _write_pages(self, slot: Slot, pages: Sequence[int]) -> None:
+        if self._table is not None:
+            self._table[slot, : len(pages)] = send(np.array(pages, np.int32), self.device)
 
     def _arrive(self, stage: Tensor, pieces: Sequence[Tensor]) -> Tensor:
         run = stage[: sum(piece.numel() for piece in pieces)]
@@ -133,42 +159,34 @@ class Bank:
             target.copy_(piece, non_blocking=True)
         return run
 
-    def _copy_to_lines(self, slot: Slot, adapter: HostAdapter) -> None:
-        if not self._is_batching:
-            copy_lines(self._lines(slot, adapter.site_ranks), adapter.pieces)
-            return
-        key = (slot, adapter.site_ranks)
-        if key not in self._stretches:
-            if len(self._stretches) >= REMEMBERED_STRETCHES:
-                self._stretches.clear()
-            # Addresses never change, and making the views of a slot's lines takes the host longer than the copy's call.
-            self._stretches[key] = _stretches(self._lines(slot, adapter.site_ranks))
-        copy_stretches(self._stretches[key], _stretches(adapter.pieces))
+    def _copy_to_lines(self, places: Sequence[int], adapter: HostAdapter) -> None:
+        sites = [each for each in zip(self._a, self._b, adapter.site_ranks, strict=True) if each[2]]
+        if self._is_batching:
+            targets = [stretch for a, b, rank in sites for stretch in stretches_of(a, b, places, rank)]
+            copy_stretches(targets, [(piece.data_ptr(), piece.nbytes) for piece in adapter.pieces])
+        else:
+            copy_lines([line for a, b, rank in sites for line in lines_of(a, b, places, rank)], adapter.pieces)
 
-    def _lines(self, slot: Slot, site_ranks: Sequence[int]) -> list[Tensor]:
-        factors = zip(self._a, self._b, site_ranks, strict=True)
-        return [line for a, b, rank in factors if rank for line in lines_of(a[:, slot], b[:, slot], rank)]
+    def _place(self, places: Sequence[int], index: int, site: StackedSite) -> None:
+        first = 0
+        for place, count in shares_of(places, site.b.shape[1], self._place_rank):
+            self._parts(place, index)[:, :, :count] = site.a[:, :, first : first + count]
+            self._b[index][:, place, :count] = site.b[:, first : first + count]
+            first += count
 
-    def _place(self, slot: Slot, index: int, site: StackedSite) -> None:
-        a, b, rank = self._parts(slot, index), self._b[index][:, slot], site.b.shape[1]
-        a[:, :, :rank] = site.a
-        b[:, :rank] = site.b
+    def _clear_beyond(self, places: Sequence[int], index: int, rank: int) -> None:
+        """What former residents of a larger rank have left; with pages there may have been several."""
+        shares = dict(shares_of(places, rank, self._place_rank))
+        for place in places:
+            count, former = shares.get(place, 0), self._filled[place][index]
+            if count < former:
+                self._parts(place, index)[:, :, count:former].zero_()
+                self._b[index][:, place, count:former].zero_()
+            self._filled[place][index] = count
 
-    def _clear_beyond(self, slot: Slot, index: int, rank: int) -> None:
-        """What a former resident of a larger rank has left."""
-        former = self._filled[slot][index]
-        if rank < former:
-            self._parts(slot, index)[:, :, rank:former].zero_()
-            self._b[index][:, slot, rank:former].zero_()
-        self._filled[slot][index] = rank
-
-    def _parts(self, slot: Slot, index: int) -> Tensor:
-        """A of a slot at one site, part by part: [layers, parts, max_rank, inputs]."""
-        return self._a[index][:, slot].unflatten(1, (-1, self.max_rank))
-
-
-def _stretches(tensors: Sequence[Tensor]) -> list[Stretch]:
-    return [(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+    def _parts(self, place: int, index: int) -> Tensor:
+        """A in one place at one site, part by part: [layers, parts, place_rank, inputs]."""
+        return self._a[index][:, place].unflatten(1, (-1, self._place_rank))
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

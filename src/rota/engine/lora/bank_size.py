@@ -15,12 +15,11 @@ from rota.core.errors import ConfigError
 from rota.engine.device import DeviceMemory
 from rota.engine.kv_cache import CacheShape
 from rota.engine.lora.files.ranks import UNKNOWN_RANK
+from rota.engine.lora.pages import PAGE_RANK, pages_for
 
 LOG = logging.getLogger("rota.engine")
 
 MEBIBYTE = 1 << 20
-# Every slot's numbers then begin at a multiple of 16 bytes, in any precision that a GPU computes in.
-RANK_STEP = 8
 DEFAULT_SHARE = 0.05
 # Slots for a few adapters, and those that come later; Llama-8B has room for as many of rank 16 in its annexes.
 FEW_SLOTS = 8
@@ -32,12 +31,22 @@ SHARE_OF_LITTLE = 1 / 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BankSize:
-    """How many slots of which rank, and why."""
+    """How many slots of which rank, and why; with pages, how many pages they share."""
 
     slots: int = 0
     rank: int = 0
+    pages: int = 0
     slots_from: str = ""
     rank_from: str = ""
+
+    @property
+    def places(self) -> int:
+        """How many places the bank has, each of `place_rank`: pages, or a place for each slot."""
+        return self.pages or self.slots
+
+    @property
+    def place_rank(self) -> int:
+        return PAGE_RANK if self.pages else self.rank
 
 
 NO_BANK = BankSize()
@@ -77,7 +86,7 @@ def choose_rank(config: LoraConfig, first: FirstAdapters) -> tuple[int, str]:
     """The rank of every slot, and why."""
     if config.max_lora_rank != "auto":
         return config.max_lora_rank, "max_lora_rank"
-    rank = -(-(first.rank or UNKNOWN_RANK) // RANK_STEP) * RANK_STEP
+    rank = pages_for(first.rank or UNKNOWN_RANK) * PAGE_RANK
     return rank, "the largest at the start" if first.count else "no adapter at the start"
 
 

@@ -5,6 +5,9 @@
 
 A line is what one copy from host memory can fill without a buffer on the device. An adapter of full rank has one line
 for all parts of a site. Llama-8B's adapters have 256 lines then, else 352.
+
+A slot that takes pages has as many lines in each of them. They follow the run of an adapter: all ranks of a part, page
+by page, before the next part.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from rota.engine.lora.batched_copy import Stretch
 from rota.engine.model.sites import SiteShape
 
 
@@ -23,18 +28,44 @@ def line_count(shapes: Sequence[SiteShape], layers: int) -> int:
     return layers * sum(len(shape.parts) + 1 for shape in shapes)
 
 
-def lines_of(a: Tensor, b: Tensor, rank: int) -> list[Tensor]:
-    """The lines of a site of this rank in a slot, in the order of an adapter's run: A of all layers, then B.
+def lines_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> list[Tensor]:
+    """The lines of a site of this rank in these places, in the order of an adapter's run: A of all layers, then B.
 
-    a: [layers, parts * max_rank, inputs]; b: [layers, max_rank, outputs].
+    a: [layers, all places, parts * place_rank, inputs]; b: [layers, all places, place_rank, outputs].
     """
-    layers, max_rank = b.shape[:2]
-    b_lines = b[:, :rank].view(layers, -1).unbind()
-    if rank == max_rank:
-        return [*a.view(layers, -1).unbind(), *b_lines]
-    parts = a.unflatten(1, (-1, max_rank))[:, :, :rank]
-    a_lines = parts.view(*parts.shape[:2], -1)
-    return [*(line for layer in a_lines.unbind() for line in layer.unbind()), *b_lines]
+    layers, place_rank = b.shape[0], b.shape[2]
+    if rank == place_rank:
+        return [line for factor in (a, b) for line in factor[:, places[0]].view(layers, -1).unbind()]
+    shares = shares_of(places, rank, place_rank)
+    parts = a.unflatten(2, (-1, place_rank)).transpose(1, 2)  # [layers, parts, all places, place_rank, inputs]
+    a_lines = [part[place, :count].view(-1) for each in parts.unbind() for part in each for place, count in shares]
+    return [*a_lines, *(each[place, :count].view(-1) for each in b.unbind() for place, count in shares)]
+
+
+def stretches_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> list[Stretch]:
+    """As `lines_of`, but each line as its address and its bytes: a view of each takes longer than the driver's call."""
+    place_rank = b.shape[2]
+    if rank == place_rank:
+        return [*_stretches(a, 1, [(places[0], a.shape[2])]), *_stretches(b, 1, [(places[0], rank)])]
+    shares = shares_of(places, rank, place_rank)
+    return [*_stretches(a, a.shape[2] // place_rank, shares), *_stretches(b, 1, shares)]
+
+
+def _stretches(factor: Tensor, parts: int, shares: Sequence[tuple[int, int]]) -> list[Stretch]:
+    """factor: [layers, all places, parts * rows, width]."""
+    layer, place, row = (stride * factor.itemsize for stride in factor.stride()[:3])
+    places, counts = np.array(shares, np.int64).T
+    layers = np.arange(factor.shape[0])[:, None, None] * layer
+    within = np.arange(parts)[:, None] * (factor.shape[2] // parts * row)
+    addresses = factor.data_ptr() + layers + within + places * place  # [layers, parts, shares]
+    sizes = np.broadcast_to(counts * row, addresses.shape)
+    return list(zip(addresses.ravel().tolist(), sizes.ravel().tolist(), strict=True))
+
+
+def shares_of(places: Sequence[int], rank: int, place_rank: int) -> list[tuple[int, int]]:
+    """(place, ranks in it) of a site of this rank; places that the site does not need are left out."""
+    needed = places[: -(-rank // place_rank)]
+    return [(place, min(place_rank, rank - nth * place_rank)) for nth, place in enumerate(needed)]
 
 
 def copy_lines(lines: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:

@@ -9,10 +9,11 @@ the read.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import torch
 
@@ -45,6 +46,13 @@ def checkpoint_reader(
         return read_checkpoint(adapter.path, spec, dtype, max_rank, root, is_pinned, adapter.root, shard)
 
     return read
+
+
+class Place(NamedTuple):
+    """Where an adapter is copied."""
+
+    slot: Slot
+    pages: tuple[int, ...]
 
 
 class AdapterLoader:
@@ -92,16 +100,19 @@ class AdapterLoader:
         reader = self._idle_reader if is_idle else self._reader
         self._copy_of(adapter, reader).add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
 
-    def load(self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None) -> PendingCopy:
+    def load(
+        self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None, pages: Sequence[int] = ()
+    ) -> PendingCopy:
         """Copy an adapter into a slot, as soon as `is_free` has passed; it must have been fetched once.
 
-        `is_free` is recorded on the compute stream behind the last step that reads the slot. Copies into one slot are
-        made in the order of their loads if the adapters are in host memory.
+        `is_free` is recorded on the compute stream behind the last step that reads the slot, or a former resident of
+        the pages. Copies are made in the order of their loads if the adapters are in host memory: so a page's newest
+        resident is the last that is copied, whichever slots had the page before.
         """
-        adapter, pending = self._adapters[adapter_id], PendingCopy()
+        adapter, pending, place = self._adapters[adapter_id], PendingCopy(), Place(slot, tuple(pages))
 
         def load_when_read(copy: Future[Copy]) -> None:
-            self._copier.submit(self._load, adapter, copy.result(), slot, is_free, pending)
+            self._copier.submit(self._load, adapter, copy.result(), place, is_free, pending)
 
         self._copy_of(adapter, self._reader).add_done_callback(load_when_read)
         if not self._overlaps:
@@ -139,15 +150,15 @@ class AdapterLoader:
             self._refused.put(adapter.adapter_id)
             self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), copy.reason))
         else:
-            self._post(AdapterFetched(adapter.adapter_id, time.monotonic()))
+            self._post(AdapterFetched(adapter.adapter_id, time.monotonic(), self._bank.pages_of(copy)))
 
     def _load(
-        self, adapter: Adapter, copy: Copy, slot: Slot, is_free: torch.cuda.Event | None, pending: PendingCopy
+        self, adapter: Adapter, copy: Copy, place: Place, is_free: torch.cuda.Event | None, pending: PendingCopy
     ) -> None:
         timed = TimedCopy(self._stream, is_free)
         try:
             with timed:
-                self._copy_in(copy, slot)
+                self._copy_in(copy, *place)
         except Exception as error:  # the border of a thread: the scheduler must hear of any failure
             # The message first: it lies in the inbox before a step that waits is submitted.
             self._tell_failed(adapter, error)
@@ -156,14 +167,14 @@ class AdapterLoader:
             pending.queue(timed.is_complete)
             self._watcher.submit(self._tell_ready, adapter, copy, timed)
 
-    def _copy_in(self, copy: Copy, slot: Slot) -> None:
+    def _copy_in(self, copy: Copy, slot: Slot, pages: tuple[int, ...]) -> None:
         """A slot whose copy fails holds no adapter: a step that waits for it must not find half of one."""
         try:
             if isinstance(copy, Refused):
                 raise AdapterError(copy.reason)
-            self._bank.copy_in(slot, copy)
+            self._bank.copy_in(slot, copy, pages)
         except Exception:  # whatever it is, it goes on
-            self._give_up(slot)
+            self._give_up(slot, pages)
             raise
 
     def _tell_ready(self, adapter: Adapter, _copy: Copy, timed: TimedCopy) -> None:

@@ -1,0 +1,51 @@
+"""A model of a few numbers, adapters for its bank, and a driver that copies within host memory."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from rota.engine.lora.host import HostAdapter, run_length
+from rota.engine.model.rotary import RotarySpec
+from rota.engine.model.sites import site_shapes
+from rota.engine.model.spec import ModelSpec
+
+MAX_RANK = 6
+CPU = torch.device("cpu")
+SMALL = ModelSpec(
+    architecture="LlamaForCausalLM",
+    vocab_size=32,
+    hidden_size=8,
+    intermediate_size=12,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    head_dim=4,
+    norm_epsilon=1e-5,
+    context_length=64,
+    rotary=RotarySpec(10_000.0),
+    has_qkv_bias=False,
+    has_output_bias=False,
+    has_mlp_bias=False,
+    layer_norms=(),
+    attention_scale=0.25,
+    has_tied_embeddings=True,
+    dtype=torch.float32,
+    eos_token_ids=(),
+)
+
+
+def host_adapter(ranks: tuple[int, ...], fill: float) -> HostAdapter:
+    """An adapter of constant weights and one rank per site."""
+    run = torch.full((run_length(site_shapes(SMALL), SMALL.layers, ranks),), fill)
+    return HostAdapter((run,), ranks, torch.tensor([ranks] * SMALL.layers, dtype=torch.int32))
+
+
+def memory_moves(to: Any, out_of: Any, sizes: Any, count: Any, *_: Any) -> int:
+    """The driver's call, for memory of the host."""
+    for target, source, size in zip(to, out_of, sizes, strict=True):
+        ctypes.memmove(target, source, size)
+    assert len(to) == count.value
+    return 0
