@@ -13,13 +13,13 @@ from rota.engine.model.linear import Linear, Projection
 from rota.engine.weights.load import Weights, load_weights
 from rota.engine.weights.makers import EightBitFloats
 from rota.engine.weights.reads.pinned import PinnedCopier, no_copier
-from rota.engine.weights.reads.ring import RingSize
+from rota.engine.weights.reads.ring import RingSetup
 from tests.engine.model_factory import make_tiny_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
 
 SINGLE = "model.safetensors"
-SMALL = RingSize(threads=3, buffers=2, buffer_bytes=4096)
+SMALL = RingSetup(threads=3, buffers=2, buffer_bytes=4096)
 
 
 class Noting(PinnedCopier):

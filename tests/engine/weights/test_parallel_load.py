@@ -24,7 +24,7 @@ from rota.engine.weights.makers import EightBitFloats, FourBitCodes
 from rota.engine.weights.matrices import NO_ANNEX, AnnexRows
 from rota.engine.weights.reads.copier import Copier
 from rota.engine.weights.reads.pinned import no_copier
-from rota.engine.weights.reads.ring import RingSize
+from rota.engine.weights.reads.ring import RingSetup
 from rota.engine.weights.safetensors_writer import Entry, write_safetensors
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.weights.copiers import PlainCopier
@@ -33,7 +33,7 @@ from tests.engine.weights.writers import write_model
 CPU = torch.device("cpu")
 SINGLE = "model.safetensors"
 # Smaller than a matrix, and larger than a norm.
-SMALL = RingSize(threads=3, buffers=4, buffer_bytes=4096)
+SMALL = RingSetup(threads=3, buffers=4, buffer_bytes=4096)
 
 
 def load(

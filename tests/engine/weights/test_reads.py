@@ -7,6 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,11 @@ from rota.engine.parallel.shard import Cut
 from rota.engine.weights.reads.parallel import ParallelReads
 from rota.engine.weights.reads.pinned import no_copier, pinned_on_gpu
 from rota.engine.weights.reads.places import Place, read_places
-from rota.engine.weights.reads.ring import RingSize
+from rota.engine.weights.reads.ring import RingSetup
 from rota.engine.weights.reads.runs import ALIGNMENT, cut_into_runs
 from tests.engine.weights.copiers import FailingCopier, LateCopier, PlainCopier
 
-SMALL = RingSize(threads=3, buffers=2, buffer_bytes=256)
+SMALL = RingSetup(threads=3, buffers=2, buffer_bytes=256)
 WIDTHS = (5, 300, 1, 64, 0, 999, 2)
 
 
@@ -88,7 +89,15 @@ def test_runs_hold_every_byte_once_and_a_piece_begins_where_any_number_may(place
         assert run[-1].at + run[-1].size <= 256
 
 
-@pytest.mark.parametrize("size", [SMALL, RingSize(1, 1, 64), RingSize(8, 16, 1 << 20), RingSize(2, 5, 128)])
+@pytest.mark.parametrize(
+    "size",
+    [
+        SMALL,
+        RingSetup(threads=1, buffers=1, buffer_bytes=64),
+        RingSetup(threads=8, buffers=16, buffer_bytes=1 << 20),
+        RingSetup(threads=2, buffers=5, buffer_bytes=128),
+    ],
+)
 @pytest.mark.parametrize("kind", [PlainCopier, LateCopier])
 def test_tensors_arrive_bit_for_bit_however_late_buffers_come_back(places, tensors, size, kind):
     copier = kind()
@@ -104,7 +113,7 @@ def test_a_read_may_give_less_than_was_asked_for(places, tensors):
     def read(file: int, buffers: Sequence[memoryview], start: int) -> int:
         return os.preadv(file, [buffers[0][:7]], start)
 
-    found = read_all(ParallelReads(places, PlainCopier(), SMALL, Nowhere(), read), tensors)
+    found = read_all(ParallelReads(places, PlainCopier(), replace(SMALL, read=read), Nowhere()), tensors)
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
@@ -116,7 +125,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(places, tensors):
             os.truncate(path, places["t5"].start + 500)
         return os.preadv(file, buffers, start)
 
-    sentence = refusal(ParallelReads(places, PlainCopier(), SMALL, Nowhere(), read), tensors)
+    sentence = refusal(ParallelReads(places, PlainCopier(), replace(SMALL, read=read), Nowhere()), tensors)
     assert sentence.startswith(f"{path} is truncated: while it was read, it ended in the middle of the tensor '")
 
 
@@ -127,7 +136,7 @@ def test_a_disk_that_fails_in_the_middle_ends_the_reads_with_its_word(places, te
         return os.preadv(file, buffers, start)
 
     copier = PlainCopier()
-    sentence = refusal(ParallelReads(places, copier, SMALL, Nowhere(), read), tensors)
+    sentence = refusal(ParallelReads(places, copier, replace(SMALL, read=read), Nowhere()), tensors)
     assert sentence == f"{places['t3'].path} cannot be read (Input/output error)."
     assert copier.buffers == 0
 
@@ -155,7 +164,7 @@ def test_a_copier_that_fails_ends_the_reads_with_a_sentence(places, tensors, whe
 
 def test_whoever_stops_in_the_middle_leaves_no_thread_behind(places):
     copier = PlainCopier()
-    with ParallelReads(places, copier, RingSize(2, 2, 64), Nowhere()) as reads:
+    with ParallelReads(places, copier, RingSetup(threads=2, buffers=2, buffer_bytes=64), Nowhere()) as reads:
         reads.copy("t0", torch.empty(WIDTHS[0]))  # the threads have more to read, and wait for buffers
     assert threads() == []
     assert copier.buffers == 0

@@ -24,7 +24,7 @@ from rota.engine.weights.reads.copier import Copier
 from rota.engine.weights.reads.parallel import Copies, ParallelReads
 from rota.engine.weights.reads.pinned import CopierFor, pinned_on_gpu
 from rota.engine.weights.reads.places import Place
-from rota.engine.weights.reads.ring import USUAL_SIZE, RingSize
+from rota.engine.weights.reads.ring import USUAL_SETUP, RingSetup
 from rota.engine.weights.shards import Shards
 from rota.engine.weights.stored import StoredMatrices
 
@@ -79,7 +79,7 @@ def load_weights(
     maker: Maker | None = None,
     shard: Shard = WHOLE,
     copier_for: CopierFor = pinned_on_gpu,
-    ring: RingSize = USUAL_SIZE,
+    ring: RingSetup = USUAL_SETUP,
 ) -> Weights:
     """Copy a folder's safetensors to the device; names and shapes are checked before the first copy, values after.
 
@@ -104,7 +104,7 @@ def load_weights(
 
 
 def _read_ahead(
-    shards: Shards, stored: StoredMatrices, spec: ModelSpec, shard: Shard, copier: Copier, ring: RingSize
+    shards: Shards, stored: StoredMatrices, spec: ModelSpec, shard: Shard, copier: Copier, ring: RingSetup
 ) -> ParallelReads:
     """Reads of all tensors whose bytes a rank copies as they lie in a file, in the order in which they are built.
 

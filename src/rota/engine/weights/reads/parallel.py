@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ from rota.core.errors import ModelError
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.reads.copier import Copier
 from rota.engine.weights.reads.places import Place
-from rota.engine.weights.reads.ring import Read, Ring, RingSize
+from rota.engine.weights.reads.ring import Ring, RingSetup
 from rota.engine.weights.reads.runs import Piece, cut_into_runs
 
 
@@ -39,14 +38,13 @@ class ParallelReads:
         self,
         places: Mapping[str, Place],
         copier: Copier,
-        size: RingSize,
+        setup: RingSetup,
         elsewhere: Copies,
-        read: Read = os.preadv,
     ) -> None:
         self._places = places
         self._copier = copier
         self._elsewhere = elsewhere
-        self._ring = Ring(cut_into_runs(places, size.buffer_bytes), copier, size, read)
+        self._ring = Ring(cut_into_runs(places, setup.buffer_bytes), copier, setup)
         self._stack = ExitStack()
         self._coming = deque(places)
         # The run that is being copied: its buffer, and the pieces that are left.

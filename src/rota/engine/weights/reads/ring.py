@@ -22,16 +22,17 @@ from rota.engine.weights.reads.runs import Piece, Run
 Read = Callable[[int, Sequence[memoryview], int], int]
 
 
-@dataclass(frozen=True, slots=True)
-class RingSize:
-    """How many threads read, into how many buffers; a guess until a GPU has measured it (decision 0020)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingSetup:
+    """How many threads read, into how many buffers, and by what; the numbers are guesses (decision 0020)."""
 
     threads: int = 8
     buffers: int = 16
     buffer_bytes: int = 32 << 20
+    read: Read = os.preadv
 
 
-USUAL_SIZE = RingSize()
+USUAL_SETUP = RingSetup()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +50,15 @@ class Ring:
     and no order of reads and copies can stop the ring.
     """
 
-    def __init__(self, runs: Sequence[Run], copier: Copier, size: RingSize, read: Read = os.preadv) -> None:
+    def __init__(self, runs: Sequence[Run], copier: Copier, setup: RingSetup) -> None:
         self._runs = runs
         self._copier = copier
-        self._buffer_bytes = size.buffer_bytes
-        self._read = read
+        self._setup = setup
         self._files: dict[Path, int] = {}
         self._stack = ExitStack()
         self._changed = threading.Condition()
         # Below: only under the condition's lock.
-        self._free = deque(_Free() for _ in range(size.buffers))
+        self._free = deque(_Free() for _ in range(setup.buffers))
         self._full: dict[int, Tensor] = {}  # by number of run
         self._begun = self._taken = 0
         self._error: ModelError | None = None
@@ -66,7 +66,7 @@ class Ring:
         # Daemons: a disk that never answers must not hold up the end of the process.
         self._threads = [
             threading.Thread(target=self._read_runs, name=f"rota-weights-{number}", daemon=True)
-            for number in range(min(size.threads, len(runs)))
+            for number in range(min(setup.threads, len(runs)))
         ]
 
     def __enter__(self) -> Self:
@@ -146,7 +146,7 @@ class Ring:
         """Buffers are made by the threads: pinning takes long, and the first run need not wait for the last buffer."""
         if free.copied is not None:
             free.copied()
-        return self._copier.buffer(self._buffer_bytes) if free.buffer is None else free.buffer
+        return self._copier.buffer(self._setup.buffer_bytes) if free.buffer is None else free.buffer
 
     def _fill(self, buffer: memoryview, run: Run) -> None:
         for piece in run:
@@ -162,7 +162,7 @@ class Ring:
 
     def _read_some(self, piece: Piece, target: memoryview, start: int) -> int:
         try:
-            return self._read(self._files[piece.path], [target], start)
+            return self._setup.read(self._files[piece.path], [target], start)
         except OSError as error:
             raise _cannot_read(piece.path, error) from error
 
