@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rota.engine.cpu.threads import FEW_TOKENS, Threads, choose_threads, set_threads, usable_processors
+from rota.engine.trials import Trials
 
 
 def never(_tokens: int, _threads: int) -> float:
@@ -39,6 +40,16 @@ def test_one_or_all_whichever_was_quicker_for_small_steps_and_for_larger_ones(fe
         return (few if tokens <= FEW_TOKENS else many)[threads > 1]
 
     assert choose_threads("auto", 8, seconds) == chosen
+
+
+def test_a_second_start_takes_as_many_and_times_no_step():
+    first = Trials()
+    with first.in_use():
+        chosen = choose_threads("auto", 8, lambda tokens, threads: float(threads if tokens <= FEW_TOKENS else -threads))
+
+    with Trials(first.made).in_use():
+        assert choose_threads("auto", 8, never) == chosen == Threads(1, 8)
+        assert choose_threads("auto", 4, lambda _tokens, threads: -float(threads)) == Threads(4, 4)
 
 
 def test_a_neighbour_that_is_busy_for_a_moment_does_not_decide():

@@ -33,6 +33,7 @@ from rota.engine.parallel.group import ONE_RANK, Group
 from rota.engine.parallel.joining import join
 from rota.engine.precompile import precompiled
 from rota.engine.stages import StageRecorder
+from rota.engine.trials import Trials
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 
 # KV blocks of an engine that only compiles kernels.
@@ -45,11 +46,12 @@ def build_engine(
     group: Group | None = None,
     choices: Choices | None = None,
     stage: StageRecorder | None = None,
+    trials: Trials | None = None,
 ) -> Engine:
     """Read a model folder and return an engine that is ready for its first plan.
 
     One rank of several meets the others first, or takes part in the `group` that is given. `choices` are made unless
-    they are given too. `stage` records how long each part takes.
+    they are given too. `stage` records how long each part takes, `trials` what is timed and chosen.
     """
     stage = stage or StageRecorder()
     with stage("device"):
@@ -66,11 +68,12 @@ def build_engine(
         engine = _assemble(config, chosen, weights, adapters, _blocks(config, chosen, weights, adapters, group), group)
     with stage("first step"):
         engine.warm_up()  # for steps that fit into no graph too
-    if chosen.device.type == "cpu":
-        with stage("tuning"):
-            engine.use_threads(_threads(config, processors, engine))
-    if chosen.has_graphs:
-        engine.capture(budget, config.quiet, stage)
+    with (trials or Trials()).in_use():
+        if chosen.device.type == "cpu":
+            with stage("tuning"):
+                engine.use_threads(_threads(config, processors, engine))
+        if chosen.has_graphs:
+            engine.capture(budget, config.quiet, stage)
     with stage("warm-up"):
         engine.warm_up()  # once more, because the first time of a step is longer than all others
     engine.stages = stage.stages

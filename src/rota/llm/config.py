@@ -19,6 +19,7 @@ from rota.policy.policy_options import policy_config
 from rota.runtime.process_age import process_began_at
 from rota.runtime.progress import tell_progress
 from rota.runtime.ranks.lead import build_ranks
+from rota.runtime.trials import known_trials, tell_trials
 from rota.runtime.world import Device
 
 ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
@@ -82,13 +83,16 @@ def _build_engine(config: EngineConfig) -> Device[Any]:
     """This call loads torch, which a server's own process does not need."""
     from rota.engine.build import build_engine
     from rota.engine.stages import StageRecorder
+    from rota.engine.trials import Trials
     from rota.grammar.grammars import LlGrammars
     from rota.text.tokenizer import Tokenizer
 
     listen_for_progress(tell_progress)  # a follower's progress is a sign of life to its leader
     stage = StageRecorder(process_began_at())
     stage.note_past("imports")
-    engine = build_engine(config, stage=stage)
+    trials = Trials(known_trials())
+    engine = build_engine(config, stage=stage, trials=trials)
+    tell_trials(trials.made)
     if config.rank == 0 and engine.capacity.vocabulary and config.model.model_path:  # other ranks draw no tokens
         engine.use_grammars(LlGrammars(partial(Tokenizer, config.model.model_path), engine.capacity.vocabulary))
     return engine

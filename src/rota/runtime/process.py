@@ -28,6 +28,7 @@ from rota.runtime.pulse import Pulse
 from rota.runtime.ranks.leader import Leader
 from rota.runtime.service import BuildDevice, explain
 from rota.runtime.spares import Spares
+from rota.runtime.trials import made_trials
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
 from rota.runtime.world import stages_of
@@ -67,7 +68,7 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
     caller = caller_of(exchange)
     scheduler = Scheduler.from_config(config, device.capacity, exchange)
     freeze_heap()
-    outbox.send([Ready(device.capacity, stages_of(device))])
+    outbox.send([Ready(device.capacity, stages_of(device), made_trials())])
     messages = SocketInbox(inbox, bell=caller.fileno() if caller else None)
     world = LiveWorld(device, messages, Pulse(outbox.tell_alive, device.token_s), caller)
     run(scheduler, world, outbox.send, config.scheduler.overlap_depth)

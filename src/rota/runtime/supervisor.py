@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import zmq
@@ -15,10 +16,12 @@ from rota.core.config import Capacity, EngineConfig
 from rota.core.events import EngineRestarted, Event
 from rota.core.messages import Message
 from rota.core.stages import stage_fields
+from rota.core.trials import Trial
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.promises import Promises
 from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, explain, refuse
+from rota.runtime.trials import build_with
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting
 from rota.runtime.wire import Ready, Record, Stop
 
@@ -78,6 +81,7 @@ class SupervisedService:
         self._promises = Promises(config.engine_id)
         self._stopping = threading.Event()
         self._was_ever_ready = False
+        self._trials: tuple[Trial, ...] = ()  # what the last engine has tried out
 
     @property
     def state(self) -> ServiceState:
@@ -129,6 +133,8 @@ class SupervisedService:
             # An engine that hangs at its first step will do so the next time: it counts as a quick death.
             is_quick = death.served_s < self._patience.quick_death_s or death.hung_at_once
             quick_deaths = quick_deaths + 1 if is_quick else 0
+            if is_quick:
+                self._trials = ()  # should one of its choices be at fault, the next engine tries for itself
             if death.last_words and not self._was_ever_ready:
                 # The model or the flags are wrong, and would be so the next time.
                 return self._go_down(death.reason)
@@ -152,7 +158,7 @@ class SupervisedService:
             return True
 
     def _on_ready(self, ready: Ready) -> None:
-        pid = self._engine.pid
+        self._trials, pid = ready.trials, self._engine.pid
         state = ServiceState(phase=Phase.READY, capacity=ready.capacity, engine_pid=pid)
         first, again = replace(state, start=ready.stages), replace(state, restart=ready.stages)
         self._board.set(again if self._was_ever_ready else first)
@@ -209,4 +215,5 @@ class SupervisedService:
             self._context.destroy(linger=0)  # also the sockets of an engine that failed during its start
 
     def _new_engine(self) -> Engine:
-        return self._make_engine(self._context, self._build_device, self._config)
+        build = partial(build_with, self._trials, self._build_device) if self._trials else self._build_device
+        return self._make_engine(self._context, build, self._config)

@@ -20,6 +20,7 @@ from rota.core.config import Capacity
 from rota.core.events import Event
 from rota.core.messages import Message
 from rota.core.stages import Stage
+from rota.core.trials import Trial
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.pulse import BEAT_S
 
@@ -49,6 +50,7 @@ class Ready:
 
     capacity: Capacity
     stages: tuple[Stage, ...] = ()  # of its start
+    trials: tuple[Trial, ...] = ()  # for the next engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from torch import Tensor
 from rota.engine.model import gemm_choice as module
 from rota.engine.model.gemm_choice import GemmChoice
 from rota.engine.model.linear import Linear, Matrix, tune_gemms
+from rota.engine.trials import Trials
 
 CPU = torch.device("cpu")
 OUTPUTS, INPUTS = 6, 5
@@ -46,6 +47,21 @@ def test_matrices_with_an_annex_are_tried_with_it_too_and_only_where_libraries_d
     assert some[0].widened is not None
     assert some[0].widened.gemm is not None
     assert some[0].widened.gemm.bias_for(64) is not None
+
+
+def test_a_second_start_chooses_as_the_first_and_tries_nothing(clock):
+    first, rows = Trials(), [8, 32, 48, 64, 96]
+    with first.in_use():
+        tune_gemms(matrices(GemmChoice(OUTPUTS, torch.float32, CPU), 3), rows)
+    assert clock
+    clock.clear()
+
+    some = matrices(GemmChoice(OUTPUTS, torch.float32, CPU), 3)
+    with Trials(first.made).in_use():
+        tune_gemms(some, rows)
+    assert clock == []
+    for one in (some[0], some[0].widened):
+        assert [count for count in rows if one.gemm.bias_for(count) is not None] == [32, 64]
 
 
 @pytest.mark.usefixtures("clock")

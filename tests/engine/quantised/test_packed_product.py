@@ -9,6 +9,7 @@ from rota.engine.model.linear import Linear, tune_gemms
 from rota.engine.quantised.eight_bit import in_eight_bit_floats
 from rota.engine.quantised.gpu_four_bit import WholeProduct, in_order
 from rota.engine.quantised.packing import pack_eight_bits, pack_four_bits, step_of
+from rota.engine.trials import Trials
 from rota.engine.weights.side_by_side import SideBySide
 from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
 from tests.engine.triton_interpreter import DEVICE, load
@@ -83,6 +84,27 @@ def test_the_fastest_way_is_taken_for_all_matrices_alike(monkeypatch):
     for one in products:
         assert (one._chosen[4], one._chosen[64]) == (tunings[-1], None)
         assert one._chosen[16] == products[0].tunings(16)[0], "what was not asked for was not tried"
+
+
+def test_a_second_start_takes_the_same_ways_and_tries_none(monkeypatch):
+    first, ways = Trials(), {}
+
+    def milliseconds(calls) -> float:
+        x, _, way = calls[0].args
+        ways.setdefault(len(x), []).append(way)
+        return 1.0 if way == (ways[4][-1] if len(x) == 4 else None) else 2.0
+
+    monkeypatch.setattr(module, "graph_milliseconds", milliseconds)
+    product, again, other = made(128, 512)[0], made(128, 512)[0], made(128, 256)[0]
+    with first.in_use():
+        product.tune([product], [4, 64])
+    ways.clear()
+
+    with Trials(first.made).in_use():
+        again.tune([again], [4, 64])
+        assert (ways, again._chosen) == ({}, product._chosen)
+        other.tune([other], [4])
+    assert ways, "a matrix of another shape was not tried before"
 
 
 def test_shares_fill_the_processors_and_leave_each_program_something_to_do(monkeypatch):

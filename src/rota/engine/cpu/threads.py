@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 
 from rota.engine.device import LIMITS, read_words
+from rota.engine.trials import chosen
 
 # A step of up to this many tokens is small.
 FEW_TOKENS = 4
@@ -44,8 +45,14 @@ def choose_threads(asked: int | Literal["auto"], found: int, seconds: Seconds) -
         return Threads(asked, asked)
     if found == 1:
         return Threads(1, 1)
-    few, many = (_quicker(found, tokens, seconds) for tokens in (TRIED_FEW, TRIED_MANY))
+    few, many = (_chosen(found, tokens, seconds) for tokens in (TRIED_FEW, TRIED_MANY))
     return Threads(few, many)
+
+
+def _chosen(found: int, tokens: int, seconds: Seconds) -> int:
+    name = f"threads of {found} for {tokens} tokens"
+    (threads,) = chosen(name, lambda: (_quicker(found, tokens, seconds),), lambda choice: choice in ((1,), (found,)))
+    return threads
 
 
 def _quicker(found: int, tokens: int, seconds: Seconds) -> int:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rota.core.trials import Choice
 from rota.engine.model.timed import graph_milliseconds
+from rota.engine.trials import chosen
 
 # For fewer rows cuBLAS is as good. For more rows it is so on the whole: all four matrices of a layer took 131.7 and
 # 134.3 µs for 128 rows, 179.2 and 179.6 for 256.
@@ -23,6 +25,8 @@ FEWEST_ROWS, MOST_ROWS = 24, 128
 MOST_MATRICES = 8
 # The second library is taken if it needs less than this share of the time: a difference beyond chance.
 WORTH_IT = 0.98
+
+PLAIN, WITH_BIAS = (0,), (1,)
 
 
 class GemmChoice:
@@ -38,13 +42,18 @@ class GemmChoice:
     @torch.inference_mode()
     def tune(self, weights: Sequence[Tensor], rows: Sequence[int]) -> None:
         """Try both libraries for these numbers of rows: a few milliseconds for each number."""
-        weights = weights[:MOST_MATRICES]
+        outputs, inputs = weights[0].shape
         for count in rows:
             if FEWEST_ROWS <= count <= MOST_ROWS:
-                x = torch.ones(count, weights[0].shape[1], dtype=weights[0].dtype, device=weights[0].device)
-                plain, with_bias = (_milliseconds(x, weights, bias) for bias in (None, self._zeros))
-                if with_bias < WORTH_IT * plain:
+                name = f"a bias for {count} rows by {outputs} x {inputs} in {weights[0].dtype}"
+                find = partial(self._with_bias_or_not, weights[:MOST_MATRICES], count)
+                if chosen(name, find, lambda choice: choice in (PLAIN, WITH_BIAS)) == WITH_BIAS:
                     self._with_bias.add(count)
+
+    def _with_bias_or_not(self, weights: Sequence[Tensor], rows: int) -> Choice:
+        x = torch.ones(rows, weights[0].shape[1], dtype=weights[0].dtype, device=weights[0].device)
+        plain, with_bias = (_milliseconds(x, weights, bias) for bias in (None, self._zeros))
+        return WITH_BIAS if with_bias < WORTH_IT * plain else PLAIN
 
 
 def _milliseconds(x: Tensor, weights: Sequence[Tensor], bias: Tensor | None) -> float:

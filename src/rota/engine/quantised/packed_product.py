@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from functools import partial
 
 import torch
@@ -12,10 +13,12 @@ from torch import Tensor
 from torch.nn import functional
 from triton.runtime.errors import OutOfResources
 
+from rota.core.trials import Choice
 from rota.engine.model.timed import graph_milliseconds
 from rota.engine.quantised.few_rows import Tuning, ended_for, multiply, written_out
 from rota.engine.quantised.linear import Product
 from rota.engine.quantised.packing import TILE, Packed
+from rota.engine.trials import chosen
 
 # What is done with more rows: (x, bias) -> y.
 ManyRows = Callable[[Tensor, Tensor | None], Tensor]
@@ -33,6 +36,8 @@ SHAPES: dict[int, dict[tuple[int, int, int], tuple[int, ...]]] = {
     256: {(128, 128, 8): (1, 2), (128, 64, 4): (2,), (256, 64, 8): (1,)},
 }
 MOST_SHARES = 16
+# Chosen instead of a shape: as more rows are multiplied.
+OTHER_WAY: Choice = ()
 # Weights that are written out at a time: 64 MiB in 16 bits, about an H200's L2.
 MOST_WRITTEN = 2**25
 
@@ -68,9 +73,21 @@ class PackedProduct:
         """Some hundred milliseconds, and the time to compile what was not compiled before."""
         alike = [one for one in products if isinstance(one, PackedProduct)]
         for count in sorted({tried for one in rows if (tried := self._tried(one)) is not None}):
-            best = self._fastest(alike[:MOST_MATRICES], count)
+            best = self._best(alike[:MOST_MATRICES], count)
             for one in alike:
                 one._chosen[count] = best
+
+    def _best(self, alike: Sequence[PackedProduct], rows: int) -> Tuning | None:
+        """What was the fastest at a former start, or is now."""
+        packed = self._packed
+        ways = {astuple(way): way for way in self.tunings(rows)} | {OTHER_WAY: None}
+
+        def find() -> Choice:
+            best = self._fastest(alike, rows)
+            return OTHER_WAY if best is None else astuple(best)
+
+        name = f"{rows} rows by {packed.outputs} x {packed.inputs} in {packed.bits} bits, {packed.steps} steps"
+        return ways[chosen(name, find, ways.__contains__)]
 
     def _fastest(self, alike: Sequence[PackedProduct], rows: int) -> Tuning | None:
         x = torch.ones(rows, self._packed.inputs, dtype=torch.bfloat16, device=self._ended.device)

@@ -26,6 +26,7 @@ from rota.runtime.ranks.meeting import Socket, open_line
 from rota.runtime.ranks.processes import Job
 from rota.runtime.ranks.records import CODEC, Hello, Numbered, Refused, Welcome
 from rota.runtime.service import explain
+from rota.runtime.trials import know_trials
 from rota.runtime.wire import Failed, Outbox, Ready, Stop
 from rota.runtime.world import Device
 
@@ -101,6 +102,7 @@ def _serve(job: Job, welcome: Welcome, context: zmq.Context[Socket], plans: Sock
     outbox = Outbox(reports)
     listen_for_progress(outbox.tell_progress)
     tell_progress("Building")
+    know_trials(job.trials)
     try:
         device = job.make_device(replace(job.config, meeting=welcome.meeting))
 

@@ -23,6 +23,7 @@ from rota.runtime.ranks.meeting import MEET_S, Meeting, Socket, open_line
 from rota.runtime.ranks.place import Place, torchrun_place
 from rota.runtime.ranks.processes import FollowerProcesses, Job
 from rota.runtime.ranks.records import MakeDevice
+from rota.runtime.trials import known_trials
 from rota.runtime.world import Device
 
 _HERE = "127.0.0.1"
@@ -120,6 +121,7 @@ def _open_lines(make_device: MakeDevice, config: EngineConfig, place: Place | No
             address=meeting.address,
             secret=secret,
             meet_s=meet_s,
+            trials=known_trials(),
         )
         for rank in range(1, size)
         if place is None

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from rota.core.config import EngineConfig
+from rota.core.trials import Trial
 from rota.runtime.children import deaf_children
 from rota.runtime.lifeline import tied
 from rota.runtime.patience import KILL_S
@@ -29,6 +30,7 @@ class Job:
     address: str
     secret: str = ""
     meet_s: float = MEET_S
+    trials: tuple[Trial, ...] = ()  # what rank 0 was told of an engine before it
 
 
 class FollowerProcess:

@@ -1,0 +1,70 @@
+"""What a start has timed is not timed again on the same machine, and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from rota.core.trials import Choice
+from rota.engine.trials import Trials, chosen
+
+
+def anything(_: Choice) -> bool:
+    return True
+
+
+def asked(choice: Choice, fits: Callable[[Choice], bool] = anything) -> tuple[Choice, bool]:
+    """What is chosen for one name, and whether it was found now."""
+    found: list[Choice] = []
+
+    def find() -> Choice:
+        found.append(choice)
+        return choice
+
+    return chosen("threads", find, fits), bool(found)
+
+
+def used(*before: Trials, machine: str = "here") -> tuple[Trials, AbstractContextManager[None]]:
+    trials = Trials([trial for one in before for trial in one.made], machine)
+    return trials, trials.in_use()
+
+
+def test_a_second_start_knows_what_the_first_has_found():
+    first, in_use = used()
+    with in_use:
+        assert asked((4,)) == ((4,), True)
+        assert asked((5,)) == ((4,), False)
+
+    second, in_use = used(first)
+    with in_use:
+        assert asked((5,)) == ((4,), False)
+    assert second.made == first.made
+
+
+def test_what_does_not_fit_any_more_is_found_again():
+    first, in_use = used()
+    with in_use:
+        asked((4,))
+
+    second, in_use = used(first)
+    with in_use:
+        assert asked((2,), lambda choice: choice in ((1,), (2,))) == ((2,), True)
+    assert [trial.choice for trial in second.made] == [(2,)]
+
+
+def test_another_machine_finds_for_itself():
+    first, in_use = used()
+    with in_use:
+        asked((4,))
+
+    _, in_use = used(first, machine="there")
+    with in_use:
+        assert asked((5,)) == ((5,), True)
+
+
+def test_without_trials_everything_is_found_anew():
+    _, in_use = used()
+    with in_use:
+        asked((4,))
+
+    assert [asked((choice,)) for choice in (5, 6)] == [((5,), True), ((6,), True)]
