@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -18,13 +16,15 @@ from rota.core.grammar import Grammar
 from rota.grammar import texts
 from rota.server.access.keys import ANYONE
 from rota.server.grammar_checks.checks import GrammarChecks
-from rota.server.grammar_checks.copies import LIMIT_S
-from rota.server.grammar_checks.process import STUCK_S
+from rota.server.grammar_checks.copies import TOO_SLOW
 from rota.server.text_workers.waiting import Bounds
 from tests.processes import is_alive
+from tests.server.patient_checks import checks_within
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
 
+# For what is stopped and will never come; whoever is not stopped is not held up for as long.
+SHORT_S = 2.5
 GOOD = texts.choice(["yes", "no"], "guided_choice")
 BAD = texts.regex("(a", "guided_regex")
 
@@ -118,13 +118,14 @@ def test_a_check_that_hangs_is_ended_and_the_next_finds_a_new_copy(folder: Path)
         (pid,) = checks.pids
         hung = copy_of(pid)
         os.kill(hung, signal.SIGSTOP)
-        overdue = f"it took longer than {LIMIT_S:g} seconds to check. Make it smaller."
+        overdue = f"it took longer than {SHORT_S:g} seconds to check. Make it smaller."
         assert await refused(checks, one_of("a")) == f"guided_choice cannot be followed: {overdue}"
         assert not is_alive(hung)
         assert await refused(checks, one_of("a")) == ""
         assert checks.pids == [pid]
 
-    run(folder, test, processes=1)
+    with checks_within(limit_s=SHORT_S, stuck_s=PATIENCE_S):
+        run(folder, test, processes=1)
 
 
 def test_a_copy_that_dies_takes_only_its_grammar_with_it(folder: Path):
@@ -156,18 +157,18 @@ def test_a_process_that_is_stuck_is_replaced_and_others_go_on(folder: Path):
         assert await asyncio.to_thread(until, lambda: checks.idle == 2)  # a process may still start
         stuck, healthy = checks.pids
         os.kill(stuck, signal.SIGSTOP)
-        started_at = time.monotonic()
-        sentences = set(await asyncio.gather(*(refused(checks, one_of(name)) for name in "cdef")))
-        waited_s = time.monotonic() - started_at
-        overdue = f"it took longer than {STUCK_S:g} seconds to check. Make it smaller."
-        assert sentences == {"", f"guided_choice cannot be followed: {overdue}"}
-        assert waited_s < 2 * STUCK_S
+        sentences = await asyncio.gather(*(refused(checks, one_of(name)) for name in "cdef"))
+        overdue = (
+            f"guided_choice cannot be followed: it took longer than {SHORT_S:g} seconds to check. Make it smaller."
+        )
+        assert sorted(sentences) == ["", "", "", overdue], "one waits for it in vain"
         assert not is_alive(stuck)
         assert await asyncio.to_thread(until, lambda: len(set(checks.pids) - {stuck}) == 2)
         assert healthy in checks.pids
         assert [await refused(checks, one_of(name)) for name in "cdef"] == [""] * 4
 
-    run(folder, test)
+    with checks_within(limit_s=PATIENCE_S, stuck_s=SHORT_S):
+        run(folder, test)
 
 
 def test_a_process_that_dies_is_replaced(folder: Path):
@@ -236,35 +237,29 @@ HOSTILE: dict[str, Callable[[], Grammar]] = {
 }
 
 
-def test_hostile_grammars_are_done_with_in_a_second(folder: Path):
-    """Taken or refused: in both cases soon, and the next grammar finds the process ready."""
+def test_hostile_grammars_are_done_with_after_little_processor_time(folder: Path):
+    """Taken or refused: in both cases before the time is up, and the next grammar finds the process ready."""
 
     async def test(checks: GrammarChecks) -> None:
         await refused(checks, GOOD)
         for name, make in HOSTILE.items():
-            started_at = time.monotonic()
             fault = await fault_of(checks, make)
-            assert time.monotonic() - started_at < 2 * LIMIT_S, name  # twice: reading a schema is not the check's
             assert fault is None or (fault.code, fault.param) == (FaultCode.BAD_FIELD, "p"), name
+            assert fault is None or "it took longer than" not in fault.message, name
             assert await refused(checks, one_of(name)) == "", name
 
     run(folder, test)
 
 
-def test_costly_grammars_in_a_row_are_refused_in_a_second(folder: Path):
+def test_costly_grammars_in_a_row_are_refused_after_little_processor_time(folder: Path):
     """Each of them ends a copy, and no later one waits for a process to start."""
 
     async def test(checks: GrammarChecks) -> None:
         await refused(checks, GOOD)
-        pids, took_s = checks.pids, []
+        pids = checks.pids
         for count in range(8):
             schema = {"type": "integer", "multipleOf": 999983, "title": str(count)}
-            started_at = time.monotonic()
-            assert "Make it smaller." in await refused(checks, texts.json_schema(schema, "p"))
-            took_s.append(time.monotonic() - started_at)
-        # Other work on the machine may hold up one of them, but not most, and none for as long as a start.
-        assert median(took_s) < 1, took_s
-        assert max(took_s) < STUCK_S, took_s
+            assert TOO_SLOW.problem in await refused(checks, texts.json_schema(schema, "p"))
         assert checks.pids == pids
 
     run(folder, test, processes=1)

@@ -59,7 +59,7 @@ class Pulse:
 
 
 @pytest.fixture
-def pulse(tmp_path: Path) -> Pulse:
+def pulse(tmp_path: Path, frozen_heap: None) -> Pulse:  # noqa: ARG001 (a collection would count as work of the loop)
     # The conversation fits: each message is two tokens.
     device = FakeDevice(step_s=0.005, next_token=alphabet, capacity=capacity(max_sequence_tokens=200_000, blocks=512))
     registry = Registry("letters", "/models/letters")
