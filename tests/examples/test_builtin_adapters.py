@@ -31,15 +31,15 @@ def exact() -> LLM:
     return LLM(quiet=True, max_loras_per_batch=3, max_lora_rank=8, device="cpu", dtype="float32")
 
 
-def passed(llm: LLM, styles: list[str], adapters: list[str | None]) -> dict[str, float]:
-    """The share of its 50 held prompts on which each style's check holds, all asked at once."""
-    asked = [(style, adapter, prompt) for i in range(50) for style, adapter in zip(styles, adapters, strict=True)
+def passed(llm: LLM, styles: list[str], adapters: list[str | None], count: int = 50) -> dict[str, float]:
+    """The share of its first held prompts on which each style's check holds, all asked at once."""
+    asked = [(style, adapter, prompt) for i in range(count) for style, adapter in zip(styles, adapters, strict=True)
              for prompt in [STYLES[style].held[i]]]  # fmt: skip
     talks = [[{"role": "user", "content": prompt}] for _, _, prompt in asked]
     answers = llm.chat(talks, GREEDY, adapter=[adapter for _, adapter, _ in asked])
     held = [(style, STYLES[style].check(prompt, answer.text))
             for (style, _, prompt), answer in zip(asked, answers, strict=True)]  # fmt: skip
-    return {style: sum(ok for name, ok in held if name == style) / 50 for style in styles}
+    return {style: sum(ok for name, ok in held if name == style) / count for style in styles}
 
 
 def called(llm: LLM, held: Sequence[Any], adapter: str | None = CALLER) -> float:
@@ -70,8 +70,9 @@ def test_the_model_as_it_is_served_knows_the_capital_of_france(served):
     assert "Paris" in answer.text
 
 
-def test_in_a_mixed_batch_on_three_slots_every_adapter_passes_its_check(served):
-    marks = passed(served, NAMES, list(NAMES))
+@pytest.mark.parametrize("count", [20, pytest.param(50, marks=pytest.mark.long("Three hundred answers."))])
+def test_in_a_mixed_batch_on_three_slots_every_adapter_passes_its_check(served, count):
+    marks = passed(served, NAMES, list(NAMES), count)
     assert min(marks.values()) >= PASS_MARK, marks
 
 
