@@ -1,11 +1,12 @@
-"""Measures on a GPU what it saves that the operation behind a product adds the adapters' part itself.
+"""Measures on a GPU what it saves if an operation adds the adapters' part itself, or rounds for the next product.
 
     python benchmarks/open_sites.py [--rows 1 16 64 128 384] [--output FILE]
 
 Eight layers of Llama-8B's shape are one graph, with attention over 64 tokens a row: products, adapters and operations
 follow each other as in a step, and L2 holds no matrix of the next layer. The ways below compute the same step on the
 same weights, and take turns. A figure is the median of a layer, and what 32 layers save against today's kernels.
-Adapters have rank 16 and lie below the matrices. Every way's hidden states are compared with today's first.
+Adapters have rank 16 and lie below the matrices, in eight-bit floats beside them. Every way's hidden states are
+compared with today's first.
 """
 
 from __future__ import annotations
@@ -37,16 +38,19 @@ from rota.engine.lora.annex import annex_rows
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batch import make_batch
 from rota.engine.lora.open_product import OpenProduct, Output
-from rota.engine.lora.triton_ops import expand, split_widened, tuning_for
+from rota.engine.lora.triton_ops import expand, shrink, split_widened, tuning_for
 from rota.engine.model.linear import Projection
 from rota.engine.model.protocol import Model
 from rota.engine.model.sites import SITES
 from rota.engine.model.spec import ModelSpec
 from rota.engine.ops import fused, with_adapters
+from rota.engine.ops.protocol import Operations
+from rota.engine.ops.rounding import RoundingOperations
 from rota.engine.ops.with_adapters import SHAPES, Shapes
 from rota.engine.step.device_step import DeviceStep, int32
 from rota.engine.step.lora_batch import LoraBatch
 from rota.engine.weights.load import dummy_weights
+from rota.engine.weights.makers import EightBitFloats
 
 SCRIPT = "benchmarks/open_sites.py"
 LAYERS, ALL_LAYERS = 8, 32
@@ -63,10 +67,34 @@ Clock = Callable[[Mapping[str, Callable[[], Tensor]]], dict[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Which sites stay open, and the shapes of the kernels behind them."""
+    """Which sites stay open, the shapes of the kernels behind them, and whether norms and silu round."""
 
     sites: tuple[str, ...] = ()
     shapes: Shapes = field(default_factory=Shapes)
+    rounds: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A bank of so many slots, so many of them in use, and perhaps a share of the base model."""
+
+    slots: int
+    adapters: int
+    with_base: bool = False
+    in_eight_bits: bool = False  # the weights
+
+    def dealt(self, rows: int) -> list[int] | None:
+        """The slot of each row; every second row is the base model's where it has a share; None: all are."""
+        if self.adapters == 0:
+            return None
+        return [self.slots if self.with_base and row % 2 else row % self.adapters for row in range(rows)]
+
+    @property
+    def ways(self) -> Mapping[str, Way]:
+        """Without adapters no site is open, and rows are rounded for products in eight bits alone."""
+        if self.in_eight_bits:
+            return {TODAY: Way(), "rounded": Way(rounds=True)}
+        return WAYS if self.adapters else {way: WAYS[way] for way in (TODAY, "all")}
 
 
 WAYS = {
@@ -83,34 +111,35 @@ WAYS = {
     "gate_up and qkv": Way(("gate_up", "qkv")),
     "all": Way(SITES),
 }
-# By name: slots, adapters in use, and whether the base model has a share of the rows too.
 BATCHES = {
-    "base": (8, 0, True),
-    "6 adapters": (8, 6, False),
-    "6 and base": (8, 6, True),
-    "16 adapters": (18, 16, False),
+    "base": Batch(slots=8, adapters=0),
+    "6 adapters": Batch(slots=8, adapters=6),
+    "6 and base": Batch(slots=8, adapters=6, with_base=True),
+    "16 adapters": Batch(slots=18, adapters=16),
+    "base, fp8": Batch(slots=8, adapters=0, in_eight_bits=True),
+    "6 adapters, fp8": Batch(slots=8, adapters=6, in_eight_bits=True),
 }
-# Without adapters no way differs from today's.
-BASE_WAYS = (TODAY, "all")
 
 
 class ShapedOperations:
-    """The fused operations, in other shapes where a product is open."""
+    """A way's operations: in its shapes where a product is open."""
 
-    rms_norm = staticmethod(fused.rms_norm)
+    def __init__(self, way: Way) -> None:
+        self._shapes = way.shapes
+        self._plain: Operations = RoundingOperations() if way.rounds else fused
 
-    def __init__(self, shapes: Shapes) -> None:
-        self._shapes = shapes
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        return self._plain.rms_norm(x, weight, epsilon)
 
     def add_rms_norm(self, x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         if isinstance(x, OpenProduct):
             return with_adapters.add_rms_norm(x, residual, weight, epsilon, self._shapes)
-        return fused.add_rms_norm(x, residual, weight, epsilon)
+        return self._plain.add_rms_norm(x, residual, weight, epsilon)
 
     def silu_multiply(self, gate_up: Output) -> Tensor:
         if isinstance(gate_up, OpenProduct):
             return with_adapters.silu_multiply(gate_up, self._shapes)
-        return fused.silu_multiply(gate_up)
+        return self._plain.silu_multiply(gate_up)
 
     def rotate_and_store(
         self,
@@ -122,17 +151,18 @@ class ShapedOperations:
     ) -> Tensor:
         if isinstance(qkv, OpenProduct):
             return with_adapters.rotate_and_store(qkv, rotary, step, cache, norms, self._shapes)
-        return fused.rotate_and_store(qkv, rotary, step, cache, norms)
+        return self._plain.rotate_and_store(qkv, rotary, step, cache, norms)
 
 
 class Layers:
     """Weights, a full bank and a cache, on which every way computes."""
 
-    def __init__(self, spec: ModelSpec, slots: int, rows: int, dtype: torch.dtype, device: str) -> None:
-        self.spec, self.slots, self.device, self.dtype = spec, slots, torch.device(device), dtype
-        annex = annex_rows(spec, SITES, slots, RANK)
-        self._weights = dummy_weights(spec, self.device, dtype, annex=annex)
-        bank = Bank(spec, slots, RANK, dtype, self.device, self._weights.annexes)
+    def __init__(self, spec: ModelSpec, batch: Batch, rows: int, dtype: torch.dtype, device: str) -> None:
+        self.spec, self.slots, self.device = spec, batch.slots, torch.device(device)
+        annex = annex_rows(spec, () if batch.in_eight_bits else SITES, batch.slots, RANK)
+        maker = EightBitFloats() if batch.in_eight_bits else None
+        self._weights = dummy_weights(spec, self.device, dtype, annex=annex, maker=maker)
+        bank = Bank(spec, batch.slots, RANK, dtype, self.device, self._weights.annexes)
         self._factors = [{site: bank.factors(layer, site) for site in SITES} for layer in range(spec.layers)]
         for factors in (one for sites in self._factors for one in sites.values()):
             factors.a.normal_(0.0, factors.shape.inputs**-0.5)
@@ -145,13 +175,15 @@ class Layers:
 
     def model(self, way: Way) -> Model:
         attention, sites = TritonAttention(self.spec.attention_scale), dict.fromkeys(way.sites, MOST)
-        kernels = Kernels(ShapedOperations(way.shapes), attention, self._project, open_sites=sites)
+        kernels = Kernels(ShapedOperations(way), attention, self._project, open_sites=sites)
         return make_model(self.spec, self._weights, kernels)
 
     def _project(self, projection: Projection, x: Tensor, layer: int, site: str, batch: LoraBatch) -> Output:
-        assert projection.widened is not None
         factors, tuning = self._factors[layer][site], tuning_for(batch)
-        y, shrunk = split_widened(projection.widened(x), factors)
+        if projection.widened is not None:
+            y, shrunk = split_widened(projection.widened(x), factors)
+        else:
+            y, shrunk = projection(x), shrink(x, factors, batch, tuning)
 
         def add(*arguments: Any) -> None:
             expand(*arguments, tuning=tuning)
@@ -247,13 +279,6 @@ def told(place: str, figure: Mapping[str, Any]) -> None:
     )
 
 
-def dealt(rows: int, slots: int, adapters: int, with_base: bool) -> list[int] | None:
-    """The slot of each row; every second row is the base model's where it has a share; None: all are."""
-    if adapters == 0:
-        return None
-    return [slots if with_base and row % 2 else row % adapters for row in range(rows)]
-
-
 def run(
     config: Mapping[str, Any],
     rows: Sequence[int],
@@ -266,15 +291,13 @@ def run(
     with tempfile.TemporaryDirectory() as scratch:
         spec = read_spec(make_folder(Path(scratch) / "model", dict(config)))
     figures: list[dict[str, Any]] = []
-    for name, (slots, adapters, with_base) in BATCHES.items():
-        layers = Layers(spec, slots, max(rows), dtype, device)
+    for name, batch in BATCHES.items():
+        layers = Layers(spec, batch, max(rows), dtype, device)
         if device == "cuda":
             layers.model(Way()).tune(rows)
         for count in rows:
             place = f"{count} rows, {name}"
-            token_slots = dealt(count, slots, adapters, with_base)
-            ways = WAYS if token_slots is not None else {way: WAYS[way] for way in BASE_WAYS}
-            for figure in measure(layers, ways, count, token_slots, clock):
+            for figure in measure(layers, batch.ways, count, batch.dealt(count), clock):
                 figures.append({"rows": count, "batch": name} | figure)
                 told(place, figure)
             keep(figures)

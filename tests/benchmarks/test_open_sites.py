@@ -31,7 +31,10 @@ def one_by_one(calls: Mapping[str, Callable[[], Tensor]]) -> dict[str, float]:
 
 
 def test_every_way_is_compared_with_today_s(script, monkeypatch, capsys):
-    monkeypatch.setattr(script, "BATCHES", {"base": (3, 0, True), "2 and base": (3, 2, True)})
+    monkeypatch.setattr(script, "BATCHES", {
+        "base": script.Batch(slots=3, adapters=0), "2 and base": script.Batch(slots=3, adapters=2, with_base=True),
+        "base, fp8": script.Batch(slots=3, adapters=0, in_eight_bits=True),
+    })  # fmt: skip
     ways = {name: script.WAYS[name] for name in (script.TODAY, "all")}
     monkeypatch.setattr(script, "WAYS", ways | {"broken": script.Way(("gate_up",), shapes=None)})
     kept: list[int] = []
@@ -39,8 +42,16 @@ def test_every_way_is_compared_with_today_s(script, monkeypatch, capsys):
         figures = script.run(
             script.LLAMA_8B | TINY, [5], one_by_one, DEVICE, torch.float32, lambda some: kept.append(len(some))
         )
-    assert kept == [2, 5]
-    assert [figure["way"] for figure in figures] == [script.TODAY, "all", script.TODAY, "all", "broken"]
+    assert kept == [2, 5, 7]
+    assert [figure["way"] for figure in figures] == [
+        script.TODAY,
+        "all",
+        script.TODAY,
+        "all",
+        "broken",
+        script.TODAY,
+        "rounded",
+    ]
     assert all(figure["is_right"] for figure in figures[:4])
     assert figures[1]["error"] == 0.0, "without adapters all ways are the same kernels"
     assert 0.0 < figures[3]["error"] < 1e-5

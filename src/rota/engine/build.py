@@ -35,6 +35,7 @@ from rota.engine.precompile import precompiled
 from rota.engine.stages import StageRecorder
 from rota.engine.trials import Trials
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
+from rota.engine.weights.makers import EightBitFloats
 
 # KV blocks of an engine that only compiles kernels.
 FEW_BLOCKS = 16
@@ -172,12 +173,17 @@ def _kernels(chosen: Choices) -> tuple[Operations, Attention]:
     # Imported here: Triton is installed only where PyTorch has a GPU.
     if chosen.backend == "flashinfer":
         from rota.engine.attention.flashinfer_attention import FlashInferAttention
-        from rota.engine.ops import fused
 
-        return fused, FlashInferAttention(spec.attention_scale, spec.head_dim, chosen.dtype, device)
+        return _fused(chosen), FlashInferAttention(spec.attention_scale, spec.head_dim, chosen.dtype, device)
     if chosen.backend == "triton":
         from rota.engine.attention.triton_attention import TritonAttention
-        from rota.engine.ops import fused
 
-        return fused, TritonAttention(spec.attention_scale)
+        return _fused(chosen), TritonAttention(spec.attention_scale)
     return CPUOperations() if device.type == "cpu" else reference, TorchAttention(spec.attention_scale)
+
+
+def _fused(chosen: Choices) -> Operations:
+    from rota.engine.ops import fused, rounding
+
+    rounds = rounding.IS_ROUNDING and isinstance(chosen.maker, EightBitFloats)
+    return rounding.RoundingOperations() if rounds else fused

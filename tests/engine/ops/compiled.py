@@ -1,4 +1,4 @@
-"""Compiles operations that add the adapters' part for a Hopper GPU that need not be here; prints facts as JSON.
+"""Compiles operations that do the work of two for a Hopper GPU that need not be here, and prints facts as JSON.
 
 python -m tests.engine.ops.compiled
 """
@@ -16,6 +16,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from rota.engine.ops.rounding_kernels import rounding_norm_kernel, rounding_silu_kernel
 from rota.engine.ops.with_adapters import SHAPES
 from rota.engine.ops.with_adapters_kernels import add_rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
 from rota.runtime.lifeline import tied
@@ -24,7 +25,8 @@ HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {
     "y": "*bf16", "b": "*bf16", "shrunk": "*bf16", "output": "*bf16", "residual": "*bf16", "weight": "*bf16",
     "query": "*bf16", "keys": "*bf16", "values": "*bf16", "query_norm": "*bf16", "key_norm": "*bf16",
-    "rotary": "*fp32", "positions": "*i64", "addresses": "*i64", "epsilon": "fp32",
+    "x": "*bf16", "gate_up": "*bf16", "codes": "*fp8e4nv", "scales": "*fp32", "rotary": "*fp32",
+    "positions": "*i64", "addresses": "*i64", "epsilon": "fp32",
     "ranks": "*i32", "order": "*i32", "token_slots": "*i32",
     "tile_slots": "*i32", "tile_starts": "*i32", "tile_counts": "*i32",
 }  # fmt: skip
@@ -34,6 +36,7 @@ ANYWHERE = ("ranks", "order", "token_slots", "tile_slots", "tile_starts", "tile_
 ADDING = {"MAX_RANK": 16, "SHARES": 1, "BY_TOKEN": True}
 TILED = {**ADDING, "TILE": 16, "RANKS": 16, "OPERAND": tl.bfloat16}
 HEADS = {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "BLOCK_SIZE": 16, "NORMS": False, "scales": None}
+ROUNDING = {"MOST": 448.0, "LEAST": 1e-30}
 KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "silu": (silu_multiply_kernel, {**TILED, "WIDTH": 14336, "COLUMNS": SHAPES.silu_columns}, SHAPES.silu_warps),
     "rotate": (rotate_and_store_kernel, {**TILED, **HEADS}, SHAPES.head_warps),
@@ -42,6 +45,8 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
         {**ADDING, "WIDTH": 4096, "COLUMNS": 4096, "RANKS": SHAPES.norm_ranks},
         4096 // 32 // SHAPES.norm_columns,
     ),
+    "rounding norm": (rounding_norm_kernel, {**ROUNDING, "WIDTH": 4096, "COLUMNS": 4096, "ADD": True}, 8),
+    "rounding silu": (rounding_silu_kernel, {**ROUNDING, "WIDTH": 14336, "COLUMNS": 16384}, 16),
 }
 
 

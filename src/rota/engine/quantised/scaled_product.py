@@ -13,11 +13,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rota.engine.quantised.carried import carried
 from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled
 from rota.engine.quantised.packing import Packed
 
 # Sums in the tensor cores keep some 14 bits, where codes have four.
 IS_QUICK_SUM = True
+
+
+@triton.jit
+def in_words(numbers, COLUMNS: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr):
+    """A row's numbers before they become codes, in the order of words (`packing.py`), and the row's scale."""
+    largest = tl.maximum(tl.max(tl.abs(numbers), 0), LEAST)
+    # Zero times an infinity or NaN is NaN; a maximum may overlook a NaN, and eight bits have no infinity.
+    scale = tl.div_rn(largest, MOST) + tl.sum(numbers * 0.0, 0)
+    parts = tl.reshape(numbers * tl.div_rn(tl.full([], MOST, tl.float32), largest), [COLUMNS // 16, 2, 4, 2])
+    return tl.reshape(tl.permute(parts, [0, 2, 3, 1]), [COLUMNS]), scale
 
 
 @triton.jit
@@ -33,11 +44,7 @@ def round_rows_kernel(
 ):
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, COLUMNS)
     numbers = tl.load(x + row * x_stride + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    largest = tl.maximum(tl.max(tl.abs(numbers), 0), LEAST)
-    # Zero times an infinity or NaN is NaN; a maximum may overlook a NaN, and eight bits have no infinity.
-    scale = tl.div_rn(largest, MOST) + tl.sum(numbers * 0.0, 0)
-    parts = tl.reshape(numbers * tl.div_rn(tl.full([], MOST, tl.float32), largest), [COLUMNS // 16, 2, 4, 2])
-    ordered = tl.reshape(tl.permute(parts, [0, 2, 3, 1]), [COLUMNS])
+    ordered, scale = in_words(numbers, COLUMNS, MOST, LEAST)
     tl.store(codes + row * WIDTH + column, ordered.to(codes.dtype.element_ty), mask=column < WIDTH)
     tl.store(scales + row, scale)
 
@@ -58,14 +65,14 @@ def round_rows(x: Tensor) -> Scaled:
 
 
 class ScaledProduct:
-    """x Wᵀ + b; `multiply` takes rows that are rounded already, for a norm that would round what it writes."""
+    """x Wᵀ + b; rows that are rounded already are taken as they are."""
 
     def __init__(self, packed: Packed) -> None:
         self._codes = packed.words.view(torch.float8_e4m3fn).view(packed.outputs, packed.inputs).t()
         self._scales = packed.marks[None, :]
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        return self.multiply(round_rows(x), bias, x.dtype)
+        return self.multiply(carried(x) or round_rows(x), bias, x.dtype)
 
     def multiply(self, rounded: Scaled, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The scaled product writes bfloat16 alone, whatever the model's precision is."""
