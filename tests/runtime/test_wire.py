@@ -23,9 +23,10 @@ from rota.core.events import (
     SlotState,
     Whereabouts,
 )
-from rota.core.ids import EngineId
-from rota.core.messages import AbortAll, Explain, FlushCache, Inspect
-from rota.core.plan import TokenLogprobs
+from rota.core.ids import AdapterId, EngineId, Slot
+from rota.core.messages import AbortAll, AdapterFetched, Explain, FlushCache, Inspect
+from rota.core.plan import Load, StepPlan, TokenLogprobs
+from rota.runtime.ranks.records import CODEC, Numbered
 from rota.runtime.wire import Failed, Ready, Stop, decode, encode
 from tests.builders import abort, capacity, submit
 
@@ -38,7 +39,8 @@ RECORDS = [
     Inspect(1.0),
     FlushCache(1.0),
     Stop(),
-    Ready(capacity()),
+    Ready(capacity(pages=40)),
+    AdapterFetched(AdapterId(1), 1.0, pages=8),
     Failed("It broke."),
     Admitted(request_id="a", at=1.0, cached_tokens=16),
     Preempted("a", 2.0),
@@ -59,6 +61,8 @@ RECORDS = [
         blocks=64,
         blocks_used=9,
         slots=3,
+        pages=12,
+        pages_used=5,
         adapters=(
             AdapterStanding(adapter_id=1, waiting=2, running=0, parked=1, oldest_at=None, reason=""),
             AdapterStanding(adapter_id=2, waiting=1, running=0, parked=0, oldest_at=0.5, reason="why"),
@@ -85,3 +89,8 @@ def test_a_record_comes_out_as_it_went_in(record):
 
 def test_a_batch_keeps_its_order():
     assert decode(encode(RECORDS)) == RECORDS
+
+
+def test_a_plan_for_another_rank_keeps_the_pages_of_its_loads():
+    plan = StepPlan(step_id=1, loads=(Load(adapter_id=AdapterId(1), slot=Slot(0), pages=(3, 0, 7)),))
+    assert CODEC.decode(CODEC.encode([Numbered(1, plan)])) == [Numbered(1, plan)]
