@@ -58,8 +58,8 @@ class Alone:
 def on_board(own: RankReport, others: Iterable[RankReport]) -> list[RankReport]:
     """What an independent rank goes by, of all that stands on a board: ranks that are at work, by what they said last.
 
-    A prefill on a rank that runs nothing interrupts no decode there, so that rank waits for nobody; and a rank without
-    prompts has nothing to decide. Nobody waits for a rank that is idle, or that has made no pass for a second.
+    A prefill on a rank that runs nothing interrupts no decode there, so that rank waits for no other. A rank without
+    prompts has nothing to decide. No rank waits for one that is idle, or that has made no pass for a second.
     """
     if not own.running or not own.admissible:
         return [own]
@@ -144,7 +144,7 @@ class PrefillDelayer:
         """Count the time since the last pass, by the lowest rank that was in both passes: so the time that prompts have
         waited does not jump when the clock passes to another rank."""
         if any(report.has_joined for report in reports):
-            # Nobody can tell a newcomer how things stood, so all begin anew.
+            # No rank can tell a newcomer how things stood, so all begin anew.
             self._passes, self._waited_ms, self._was_idle = 0, 0, True
         elif self._passes:
             before = {report.rank: report.now_ms for report in self._last}

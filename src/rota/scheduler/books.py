@@ -101,7 +101,7 @@ class Books:
 
     def open(self, request: Request) -> Sequence:
         """A request begins to wait."""
-        # A request with pooling samples behind its prompt, as all do, and ends there: nobody reads that token.
+        # A request with pooling samples behind its prompt, as all do, and ends there: that token is not read.
         tokens = request.sampling.max_new_tokens if request.pooling is None else 1
         limit = min(len(request.prompt) + tokens, self.longest)
         account = self.accounts.open(request.tenant)
