@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rota.core.adapter import Adapter
-from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.ids import BASE, AdapterId, BlockId, RequestId, Row, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.core.plan import Chunk, Load, Seat, StepPlan
@@ -20,20 +20,25 @@ from rota.engine.engine import Engine
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.pending_copy import PendingCopy
+from rota.engine.ticket import Ticket
 from tests.waiting import PATIENCE_S
 
 ROWS, PAGES, BLOCK_SIZE = 5, 8, 8
 PROMPT = (9, 8, 7, 200, 201, 5)
 
 
-def build(folder: Path, **model: Any) -> Engine:
-    """Row n is the base model's or adapter n's; two slots."""
+TWO_SLOTS = LoraConfig(max_loras_per_batch=2, max_lora_rank=16)
+
+
+def build(folder: Path, first: FirstAdapters | None = None, **model: Any) -> Engine:
+    """Row n is the base model's or adapter n's; two slots, or as the first adapters need them."""
     return build_engine(
         EngineConfig(
             model=ModelConfig(model_path=str(folder), **{"dtype": "float32", "device": "cpu", **model}),
             cache=CacheConfig(kv_block_size=BLOCK_SIZE, kv_blocks=ROWS * PAGES),
             scheduler=SchedulerConfig(max_running_requests=ROWS, chunked_prefill_size=32),
-            lora=LoraConfig(max_loras_per_batch=2, max_lora_rank=16),
+            lora=LoraConfig() if first else TWO_SLOTS,
+            first=first or FirstAdapters(),
             quiet=True,
         )
     )
@@ -64,25 +69,33 @@ class Story:
         with self._changed:
             assert self._changed.wait_for(lambda: self.count(kind) >= count, PATIENCE_S), self.messages
 
-    def step(
+    def step(self, **orders: Any) -> tuple[int, ...]:
+        """The tokens of a step, as `submit` takes it."""
+        return self.engine.collect(self.submit(**orders)).tokens
+
+    def submit(
         self,
         *,
         begin: Iterable[int] = (),
         decode: Iterable[int] = (),
         load: dict[int, int] | None = None,
+        pages: dict[int, tuple[int, ...]] | None = None,
         fetches: tuple[Adapter, ...] = (),
-    ) -> tuple[int, ...]:
-        """`begin` and `decode` name rows; `load` says which adapter comes into which slot."""
-        begin = tuple(begin)
+    ) -> Ticket:
+        """`begin` and `decode` name rows; `load` says which adapter comes into which slot, `pages` into which pages."""
+        begin, pages = tuple(begin), pages or {}
         plan = StepPlan(
             step_id=1,
             seats=tuple(map(_seat, begin)),
             chunks=tuple(Chunk(row=Row(row), start=0, length=len(PROMPT), samples=True) for row in begin),
             decodes=tuple(map(Row, decode)),
             fetches=fetches,
-            loads=tuple(Load(adapter_id=AdapterId(adapter), slot=Slot(slot)) for adapter, slot in (load or {}).items()),
+            loads=tuple(
+                Load(adapter_id=AdapterId(adapter), slot=Slot(slot), pages=pages.get(adapter, ()))
+                for adapter, slot in (load or {}).items()
+            ),
         )
-        return self.engine.collect(self.engine.submit(plan)).tokens
+        return self.engine.submit(plan)
 
 
 def _seat(row: int) -> Seat:
@@ -115,6 +128,28 @@ def slots_change_hands_every_step(story: Story, rounds: int, is_patient: bool) -
         if is_patient:
             story.wait_for(AdapterReady, min(number + 1, rounds))
     return told
+
+
+# Adapters of ranks 4, 8 and 12.
+FIRST_THREE = FirstAdapters(3, 12, 4)
+
+
+def pages_change_hands_every_step(story: Story, rounds: int, is_patient: bool) -> list[tuple[int, ...]]:
+    """As above, with four slots: each step orders an adapter into pages that the step before used for another slot."""
+    told: list[tuple[int, ...]] = []
+    for number in range(rounds + 1):
+        adapter, former = number % 3 + 1, (number - 1) % 3 + 1
+        two = ((3, 1), (0, 2))[number % 2]
+        pages = two if adapter == 3 else two[number // 2 % 2 :][:1]
+        orders: dict[str, Any] = {}
+        if number < rounds:
+            orders = {"load": {adapter: number % 4}, "pages": {adapter: pages}}
+        if number:
+            orders["begin" if number <= 3 else "decode"] = [former]
+        told.append(story.step(**orders))
+        if is_patient:
+            story.wait_for(AdapterReady, min(number + 1, rounds))
+    return told[1:]
 
 
 class LateCopies:

@@ -8,17 +8,20 @@ from pathlib import Path
 import pytest
 
 from rota.core.adapter import Adapter
+from rota.core.config import FirstAdapters
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterReady
 from rota.core.plan import NO_TOKEN
 from rota.engine.engine import Engine
 from tests.engine.eager_story import (
+    FIRST_THREE,
     HeldCopies,
     LateCopies,
     Story,
     build,
     fail_behind_copy,
     failed,
+    pages_change_hands_every_step,
     slots_change_hands_every_step,
 )
 from tests.engine.lora.adapter_factory import make_adapter
@@ -41,12 +44,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Adapter,
 
 
 @pytest.fixture
-def begin(made) -> Iterator[Callable[[], Story]]:
+def begin(made) -> Iterator[Callable[..., Story]]:
     """Begins a story with an engine of its own."""
     engines: list[Engine] = []
 
-    def begun() -> Story:
-        engines.append(build(made[0]))
+    def begun(first: FirstAdapters | None = None) -> Story:
+        engines.append(build(made[0], first))
         return Story(engines[-1], made[1])
 
     yield begun
@@ -79,6 +82,28 @@ def test_slots_that_change_hands_every_step_give_the_tokens_of_an_engine_that_wa
 
     assert slots_change_hands_every_step(begin(), ROUNDS, is_patient=False) == right
     assert len(set(right)) > 5
+
+
+def test_pages_that_change_slots_every_step_give_the_tokens_of_slots_with_places_of_their_own(begin, monkeypatch):
+    right = slots_change_hands_every_step(begin(), ROUNDS, is_patient=True)
+    assert pages_change_hands_every_step(begin(FIRST_THREE), ROUNDS, is_patient=True) == right
+    LateCopies(monkeypatch)
+
+    assert pages_change_hands_every_step(begin(FIRST_THREE), ROUNDS, is_patient=False) == right
+
+
+def test_a_copy_into_pages_that_fails_takes_no_page_from_others(begin, monkeypatch):
+    story = begin(FIRST_THREE)
+    story.step(load={1: 0, 3: 1}, pages={1: (5,), 3: (2, 4)})
+    right = [*story.step(begin=[1, 3]), *story.step(decode=[1, 3])]
+    story.step(begin=[1, 3])
+    with monkeypatch.context() as patched:
+        fail_behind_copy(patched)
+        tokens = story.step(load={2: 2}, pages={2: (0,)}, begin=[2], decode=[1, 3])
+    assert tokens == (*right[2:], NO_TOKEN)
+    story.step(load={2: 3}, pages={2: (0,)})
+    assert NO_TOKEN not in story.step(begin=[2])
+    assert story.step(begin=[1, 3]) == tuple(right[:2])
 
 
 def test_a_step_may_use_a_slot_that_its_own_plan_fills(story, alone, monkeypatch):

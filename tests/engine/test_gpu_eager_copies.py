@@ -15,12 +15,14 @@ from rota.core.plan import NO_TOKEN
 from rota.engine.engine import Engine
 from rota.engine.lora import annex
 from tests.engine.eager_story import (
+    FIRST_THREE,
     HeldCopies,
     LateCopies,
     Story,
     build,
     fail_behind_copy,
     failed,
+    pages_change_hands_every_step,
     slots_change_hands_every_step,
 )
 from tests.engine.lora.adapter_factory import make_adapter
@@ -68,6 +70,38 @@ def test_slots_that_change_hands_every_step_give_the_tokens_of_an_engine_that_wa
 
     assert slots_change_hands_every_step(story, ROUNDS, is_patient=False) == right
     assert len(set(right)) > 5
+
+
+@pytest.fixture(params=["graphs", "kernel by kernel"])
+def paged_story(request, made, monkeypatch) -> Iterator[Story]:
+    monkeypatch.setattr(annex, "LARGEST_SHARE", 100.0 if request.param == "graphs" else 0.0)
+    engine = build(made[0], FIRST_THREE, device="cuda", enable_cuda_graphs=request.param == "graphs")
+    assert engine.capacity.pages
+    yield Story(engine, made[1])
+    engine.close()
+
+
+def test_pages_that_change_slots_every_step_give_the_tokens_of_slots_with_places_of_their_own(
+    story, paged_story, monkeypatch
+):
+    right = slots_change_hands_every_step(story, ROUNDS, is_patient=True)
+    assert pages_change_hands_every_step(paged_story, ROUNDS, is_patient=True) == right
+    LateCopies(monkeypatch, sleep_on_device)
+    assert pages_change_hands_every_step(paged_story, ROUNDS, is_patient=False) == right
+
+
+def test_a_copy_waits_for_steps_in_flight_that_read_its_pages_through_another_slot(paged_story):
+    story = paged_story
+    story.step(load={3: 0}, pages={3: (3, 1)})
+    right = [story.step(begin=[3]), story.step(decode=[3])]
+    story.wait_for(AdapterReady, 1)
+    assert story.step(begin=[3]) == right[0]
+    sleep_on_device()  # on the stream of the steps: the step is in flight when the copies are ordered
+    ticket = story.submit(decode=[3])
+    last = story.submit(load={1: 1, 2: 2}, pages={1: (1,), 2: (3,)}, begin=[1, 2])
+
+    assert story.engine.collect(ticket).tokens == right[1]
+    assert NO_TOKEN not in story.engine.collect(last).tokens
 
 
 def test_the_copies_time_is_that_on_the_device(story, monkeypatch):

@@ -156,8 +156,8 @@ class LoraConfig:
     )
     max_lora_rank: int | Literal["auto"] = option(
         "auto",
-        "Largest rank an adapter may have; every slot on the device is this large. 'auto': the largest rank among the "
-        "adapters at the start, or 64 if there are none.",
+        "Largest rank an adapter may have; every slot is this large. 'auto': the largest among the adapters at the "
+        "start, or 64 if there are none; if they differ, and slots are 'auto' too, each takes its own rank's memory.",
     )
     max_loaded_loras: int = option(128, "Adapters kept in host memory; one more takes the place of an idle one.")
     adapter_root: str | None = option(
@@ -246,6 +246,7 @@ class FirstAdapters:
 
     count: int = 0
     rank: int = 0  # the largest; 0: there is none
+    pages: int = 0  # that all of them take together, each as many as its rank needs; 0: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from rota.core.adapter import Adapter
-from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.events import AdapterAdded, AdapterRefused, Event, Finished
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
@@ -29,8 +29,9 @@ class Server:
     def __init__(
         self,
         folder: Path,
-        slots: int,
+        slots: int | Literal["auto"],
         *,
+        first: FirstAdapters | None = None,
         chunk: int = 2048,
         policy: str = "rotate",
         overlaps: bool = True,
@@ -51,6 +52,7 @@ class Server:
                 lora_max_stall_ms=2 * turn_ms,
                 lora_drain_wait_threshold=0.001,
             ),
+            first=first or FirstAdapters(),
             quiet=True,
         )
         choices = choose(self.config)

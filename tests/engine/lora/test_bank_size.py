@@ -20,8 +20,19 @@ from rota.engine.device import DeviceMemory
 from rota.engine.kv_cache import CacheShape
 from rota.engine.lora.annex import annexed_sites
 from rota.engine.lora.bank import slot_bytes
-from rota.engine.lora.bank_size import Room, bytes_beside_kv, choose_rank, choose_slots, useful_slots
-from rota.engine.lora.files.ranks import UNKNOWN_RANK, largest_rank
+from rota.engine.lora.bank_size import (
+    Room,
+    bytes_beside_kv,
+    choose_pages,
+    choose_rank,
+    choose_slots,
+    has_pages,
+    slots_over,
+    useful_pages,
+    useful_slots,
+)
+from rota.engine.lora.files.ranks import UNKNOWN_RANK, ranks_of
+from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.model.sites import SITES
 from tests.engine.lora.llama import LLAMA_8B
 
@@ -43,7 +54,7 @@ def annexes_of(rank: int) -> Callable[[int], tuple[str, ...]]:
 def room_for(rank: int, memory: DeviceMemory, rows: int = ROWS, more: int = 0) -> Room:
     """Llama-8B's in bf16, with Triton's kernels."""
     return Room(
-        slot_bytes=slot_bytes(LLAMA_8B, rank, torch.bfloat16),
+        place_bytes=slot_bytes(LLAMA_8B, rank, torch.bfloat16),
         more=more,
         memory=memory,
         beside_kv=bytes_beside_kv(CacheConfig(), LLAMA_KV, memory, 0.88, 512 * rows),
@@ -52,18 +63,34 @@ def room_for(rank: int, memory: DeviceMemory, rows: int = ROWS, more: int = 0) -
 
 
 def bank(ranks: list[int], memory: DeviceMemory = H200, rows: int = ROWS, **fields: Any) -> tuple[int, int]:
-    """Slots and rank of a server that starts with adapters of these ranks."""
-    first = FirstAdapters(len(ranks), max(ranks, default=0))
-    config = LoraConfig(**fields)
+    """Slots and rank of a server that starts with adapters of these ranks and has no pages."""
+    config, first = LoraConfig(**fields), first_of(ranks)
     rank, _ = choose_rank(config, first)
+    assert not has_pages(config, first)
     return choose_slots(config, rank, first, room_for(rank, memory, rows))[0], rank
+
+
+def first_of(ranks: list[int]) -> FirstAdapters:
+    return FirstAdapters(len(ranks), max(ranks, default=0), sum(map(pages_for, ranks)))
+
+
+def paged(
+    ranks: list[int], memory: DeviceMemory = H200, rows: int = ROWS, more: int = 0, **fields: Any
+) -> tuple[int, int, str]:
+    """Slots, pages and what decided, for a server that starts with adapters of these ranks."""
+    config, first = LoraConfig(**fields), first_of(ranks)
+    rank, _ = choose_rank(config, first)
+    assert has_pages(config, first)
+    pages, why = choose_pages(config, rank, first, room_for(PAGE_RANK, memory, rows, more))
+    slots, slots_from = slots_over(pages, why, config, first)
+    return slots, pages, slots_from
 
 
 @pytest.mark.parametrize(
     ("ranks", "slots", "rank"),
     [
         ([16] * 6, 8, 16),  # the best that can be set by hand: all A below the model's matrices
-        ([16] * 3 + [8] * 3, 8, 16),
+        ([16] * 3 + [9] * 3, 8, 16),  # two pages each: one rank for all
         ([8] * 6, 8, 8),
         ([12] * 6, 8, 16),
         ([1], 8, 8),
@@ -72,12 +99,62 @@ def bank(ranks: list[int], memory: DeviceMemory = H200, rows: int = ROWS, **fiel
         ([16] * 64, 80, 16),
         ([16] * 200, 89, 16),  # 5 % of the memory
         ([64] * 16, 20, 64),
-        ([8] * 100 + [64] * 4, 22, 64),  # one rank for all: decision 0021
         ([], 22, 64),  # nobody knows who comes
     ],
 )
 def test_by_default_slots_follow_the_adapters_at_the_start(ranks, slots, rank):
     assert bank(ranks) == (slots, rank)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slots", "pages"),
+    [
+        ([8] * 100 + [64] * 4, 128, 165),  # each of them and a quarter more, within max_loaded_loras
+        ([8] * 5 + [64], 8, 18),  # room for a later one of rank 64 would cost an annex
+        ([8, 16], 8, 10),
+        ([4] + [20] * 2 + [64], 8, 18),
+        ([64] + [8] * 2, 8, 18),
+        ([64] * 30 + [8], 38, 179),  # 5 % of the memory
+    ],
+)
+def test_adapters_of_different_ranks_share_pages(ranks, slots, pages):
+    assert paged(ranks)[:2] == (slots, pages)
+
+
+def test_five_adapters_of_rank_8_and_one_of_rank_64_lie_below_every_matrix():
+    assert annexes_of(PAGE_RANK)(paged([8] * 5 + [64])[1]) == SITES
+    assert annexes_of(64)(6) == ("o",)  # uniform slots
+
+
+def test_pages_say_what_decided():
+    mixed = [8] * 100 + [64] * 4
+    assert paged(mixed)[2] == "max_loaded_loras"
+    assert paged(mixed[10:])[2] == "94 adapters at the start"
+    assert paged(mixed, lora_memory_share=0.01) == (35, 35, "0.01 of the memory")
+    assert paged(mixed, max_loaded_loras=20) == (20, 165, "max_loaded_loras")
+    assert paged(mixed, SMALL_GPU) == (16, 16, "what KV of max_running_requests leaves")
+    assert paged(mixed, more=8, lora_memory_share=0.01)[1] == 27  # a staging buffer is as large as the largest
+
+
+def test_a_share_that_does_not_hold_the_largest_adapter_is_refused():
+    with pytest.raises(ConfigError, match=r"is 287 MiB, and an adapter of rank 64 takes 320 MiB"):
+        paged([8, 64], lora_memory_share=0.002)
+
+
+@pytest.mark.parametrize("fields", [{"max_lora_rank": 64}, {"max_loras_per_batch": 4}])
+def test_a_flag_asks_for_slots_of_one_rank(fields):
+    assert not has_pages(LoraConfig(**fields), first_of([8, 64]))
+    assert has_pages(LoraConfig(), first_of([8, 64]))
+    assert not has_pages(LoraConfig(), FirstAdapters())
+
+
+@given(st.lists(st.integers(1, 128), min_size=1, max_size=60), st.booleans())
+def test_useful_pages_hold_every_adapter_and_cost_no_annex(ranks, has_annexes):
+    first, annexes = first_of(ranks), annexes_of(PAGE_RANK) if has_annexes else no_annexes
+    useful, largest = useful_pages(first, annexes), pages_for(max(ranks))
+    assert useful >= max(first.pages, largest + 8)
+    assert annexes(useful) == annexes(max(first.pages, largest + 8))
+    assert has_annexes or useful >= first.pages + largest
 
 
 def test_with_six_adapters_of_rank_16_the_defaults_are_the_best_flags():
@@ -201,14 +278,14 @@ def test_useful_slots_hold_every_adapter_and_cost_no_annex(count, rank):
 def test_the_rank_of_a_folder_is_read_from_its_config_alone(tmp_path, config, rank):
     if config is not None:
         (tmp_path / "adapter_config.json").write_text(config)
-    assert largest_rank([LoraPath(name="a", path=str(tmp_path))], None) == rank
+    assert ranks_of([LoraPath(name="a", path=str(tmp_path))], None) == [rank]
 
 
-def test_the_largest_rank_decides_and_relative_paths_start_at_the_root(tmp_path: Path):
+def test_each_folder_has_its_rank_and_relative_paths_start_at_the_root(tmp_path: Path):
     for name, rank in (("small", 4), ("large", 128)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_config.json").write_text(f'{{"r": {rank}}}')
     entries = [LoraPath(name=name, path=name) for name in ("small", "large")]
-    assert largest_rank(entries, str(tmp_path)) == 128
-    assert largest_rank([LoraPath(name="a", path=str(tmp_path / "small"), is_builtin=True)], "/elsewhere") == 4
-    assert largest_rank([], None) == 0
+    assert ranks_of(entries, str(tmp_path)) == [4, 128]
+    assert ranks_of([LoraPath(name="a", path=str(tmp_path / "small"), is_builtin=True)], "/elsewhere") == [4]
+    assert ranks_of([], None) == []

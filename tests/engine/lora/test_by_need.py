@@ -35,7 +35,7 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 PROMPTS = [[5, 9, 77, 130, 4], list(range(20, 60))]
 NEW_TOKENS = 16
 OPTIONS = {"device": "cpu", "dtype": "float32", "kv_blocks": 128, "max_running_requests": 16}
-RANKS = {"four": 4, "eight": 8, "sixteen": 16, "many": 64}
+RANKS = {"four": 4, "eight": 8, "twenty": 20, "many": 64}
 
 
 @pytest.fixture(scope="module")
@@ -95,21 +95,24 @@ def test_an_adapter_that_comes_later_may_be_as_large_as_the_largest_at_the_start
 @pytest.mark.parametrize(
     ("names", "options", "found"),
     [
-        (("four", "eight"), {}, (8, 8)),
-        (("four", "sixteen"), {}, (8, 16)),
-        (tuple(RANKS), {}, (8, 64)),
-        (("four",), {"max_lora_rank": 5, "max_loras_per_batch": 2}, (2, 5)),
-        (("four",), {"max_lora_rank": 64}, (8, 64)),
+        (("four", "eight"), {}, (8, 8, 0)),  # one page each: slots of one rank
+        (("four", "twenty"), {}, (8, 24, 11)),
+        (tuple(RANKS), {}, (8, 64, 21)),
+        (tuple(RANKS), {"max_loras_per_batch": 3}, (3, 64, 0)),
+        (("four",), {"max_lora_rank": 5, "max_loras_per_batch": 2}, (2, 5, 0)),
+        (("four", "twenty"), {"max_lora_rank": 64}, (8, 64, 0)),
     ],
 )
 def test_an_engine_has_the_slots_that_its_first_adapters_need(model, adapters, names, options, found):
     capacity = build_engine(config(model, [adapters[name] for name in names], **options)).capacity
-    assert (capacity.slots, capacity.slot_rank) == found
+    assert (capacity.slots, capacity.slot_rank, capacity.pages) == found
+    place = slot_bytes(read_spec(Path(model.name_or_path)), 8 if capacity.pages else capacity.slot_rank, torch.float32)
+    assert capacity.adapter_bytes == (capacity.pages or capacity.slots) * place
     assert capacity.annexed == ()  # there are none on a CPU
 
 
 def test_on_a_gpu_six_adapters_of_rank_16_lie_where_flags_set_by_hand_would_put_them(model):
-    asked = replace(config(model, []), cache=CacheConfig(mem_fraction_static=0.88), first=FirstAdapters(6, 16))
+    asked = replace(config(model, []), cache=CacheConfig(mem_fraction_static=0.88), first=FirstAdapters(6, 16, 12))
     memory = DeviceMemory(140 << 30, 16 << 30)
     gpu = replace(choose(asked), spec=LLAMA_8B, dtype=torch.bfloat16, lora_backend="triton", memory=memory)
     shape = CacheShape(LLAMA_8B.layers, LLAMA_8B.kv_heads, LLAMA_8B.head_dim, 16, torch.bfloat16)
@@ -128,12 +131,12 @@ def test_in_host_memory_an_adapter_takes_the_bytes_of_its_own_rank(model, adapte
 
 
 def test_a_restart_changes_no_slot_though_an_adapter_is_gone(model, adapters, tmp_path):
-    first = shutil.copytree(adapters["sixteen"], tmp_path / "gone")
+    first = shutil.copytree(adapters["twenty"], tmp_path / "gone")
     asked = config(model, [first, adapters["four"]])
     before = build_engine(asked).capacity
     shutil.rmtree(first)
     assert build_engine(asked).capacity == before
-    assert (before.slots, before.slot_rank) == (8, 16)
+    assert (before.slots, before.slot_rank, before.pages) == (8, 24, 11)
 
 
 def test_ranks_agree_on_what_the_first_starts_with_and_the_poorest_holds(model):
@@ -148,8 +151,14 @@ def test_ranks_agree_on_what_the_first_starts_with_and_the_poorest_holds(model):
         return choose_bank(own, replace(chosen, memory=memory), shape, group)
 
     # The second rank was started by torchrun without --lora-paths, and would take 64.
-    told = (FirstAdapters(40, 16), FirstAdapters())
+    told = (FirstAdapters(40, 16, 80), FirstAdapters())
     one, other = together(2, lambda group: agreed(group, told, (30, 20)))
     assert [(each.slots, each.rank) for each in (one, other)] == [(20, 16)] * 2
     assert one.slots_from == "the memory of another rank"
     assert other.slots_from == "0.05 of the memory"
+
+    # Of different ranks: 20 slots of rank 16 take the bytes of 40 pages.
+    mixed = (FirstAdapters(40, 16, 79), FirstAdapters(1, 8, 1))
+    one, other = together(2, lambda group: agreed(group, mixed, (30, 20)))
+    assert [(each.slots, each.rank, each.pages) for each in (one, other)] == [(40, 16, 40)] * 2
+    assert one.slots_from == "the memory of another rank"

@@ -1,7 +1,8 @@
 """A bank's size follows the flags, then the adapters at the start, then what the device has room for.
 
 Slots are not made for adapters that may never come: a small bank lies below the model's matrices (annex.py), where it
-costs a step least, and memory that no slot takes holds KV.
+costs a step least, and memory that no slot takes holds KV. Where the adapters at the start differ in rank, and no flag
+says how large slots are, the slots share pages (pages.py).
 """
 
 from __future__ import annotations
@@ -54,20 +55,20 @@ NO_BANK = BankSize()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a slot takes, and what there is for slots."""
+    """What a place takes (a slot's own, or a page), and what there is for places."""
 
-    slot_bytes: int
-    more: int  # places besides the slots: a staging buffer is as large as a slot
+    place_bytes: int
+    more: int  # places besides those of slots: a staging buffer is as large as the largest adapter
     memory: DeviceMemory
-    beside_kv: int  # bytes that slots may take so that KV for the running limit is left
-    annexes: Callable[[int], tuple[str, ...]]  # the sites at which so many slots get an annex
+    beside_kv: int  # bytes that adapters may take so that KV for the running limit is left
+    annexes: Callable[[int], tuple[str, ...]]  # the sites at which so many places get an annex
 
     def holds(self, size: float) -> int:
-        """How many slots fit into so many bytes."""
-        return max(0, int(size // self.slot_bytes) - self.more)
+        """How many places fit into so many bytes."""
+        return max(0, int(size // self.place_bytes) - self.more)
 
-    def takes(self, slots: int) -> int:
-        return (slots + self.more) * self.slot_bytes
+    def takes(self, places: int) -> int:
+        return (places + self.more) * self.place_bytes
 
 
 def bytes_beside_kv(cache: CacheConfig, shape: CacheShape, memory: DeviceMemory, fraction: float, tokens: int) -> int:
@@ -95,22 +96,41 @@ def choose_slots(config: LoraConfig, rank: int, first: FirstAdapters, room: Room
     if config.max_loras_per_batch != "auto":
         _check_fits(config.max_loras_per_batch, rank, room)
         return config.max_loras_per_batch, "max_loras_per_batch"
-    share = config.lora_memory_share or DEFAULT_SHARE
-    bounds = [
-        (_held(share, rank, room), f"{share:g} of the memory"),
-        (config.max_loaded_loras, "max_loaded_loras"),
-    ]
+    bounds = [_held(config, rank, room), (config.max_loaded_loras, "max_loaded_loras")]
     if first.count:
         bounds.append((useful_slots(first.count, room.annexes), _counted(first.count)))
-    slots, why = min(bounds)
-    if config.lora_memory_share is None and (left := max(1, room.holds(room.beside_kv))) < slots:
-        LOG.info(
-            "%d slots for adapters instead of %d (%s), so that memory is left for the KV of max_running_requests; "
-            "lora_memory_share or max_loras_per_batch would set more.",
-            left, slots, why,
-        )  # fmt: skip
-        return left, "what KV of max_running_requests leaves"
-    return slots, why
+    return _beside_kv(config, room, min(bounds))
+
+
+def has_pages(config: LoraConfig, first: FirstAdapters) -> bool:
+    """Do slots share pages? If the adapters at the start differ in rank, and no flag asks for slots of one rank."""
+    is_free = config.max_lora_rank == config.max_loras_per_batch == "auto"
+    return is_free and 0 < first.pages < first.count * pages_for(first.rank)
+
+
+def choose_pages(config: LoraConfig, rank: int, first: FirstAdapters, room: Room) -> tuple[int, str]:
+    """How many pages slots of at most this rank share, and why. Raises ConfigError if one of this rank does not fit."""
+    largest = pages_for(rank)
+    bounds = [_held(config, rank, room, largest), (useful_pages(first, room.annexes), _counted(first.count))]
+    return _beside_kv(config, room, min(bounds), largest, "pages")
+
+
+def slots_over(pages: int, pages_from: str, config: LoraConfig, first: FirstAdapters) -> tuple[int, str]:
+    """How many slots share so many pages, and why: few numbers in a table, so none is saved for an annex."""
+    wanted = min(pages, useful_slots(first.count, lambda _: ()))
+    return min((wanted, pages_from), (config.max_loaded_loras, "max_loaded_loras"))
+
+
+def useful_pages(first: FirstAdapters, annexes: Callable[[int], tuple[str, ...]]) -> int:
+    """Pages for every adapter at the start, and some for later ones, as long as no site loses its annex by that.
+
+    A later adapter may be as large as the largest; at least it fits beside a few small ones.
+    """
+    largest = pages_for(first.rank)
+    fewest = max(first.pages, largest + FEW_SLOTS)
+    most = max(fewest, first.pages + max(largest, int(first.pages * LATER)))
+    kept = annexes(fewest)
+    return max(pages for pages in range(fewest, most + 1) if annexes(pages) == kept)
 
 
 def useful_slots(first: int, annexes: Callable[[int], tuple[str, ...]]) -> int:
@@ -121,16 +141,33 @@ def useful_slots(first: int, annexes: Callable[[int], tuple[str, ...]]) -> int:
     return max(slots for slots in range(fewest, most + 1) if annexes(slots) == kept)
 
 
-def _held(share: float, rank: int, room: Room) -> int:
+def _held(config: LoraConfig, rank: int, room: Room, least: int = 1) -> tuple[int, str]:
+    """The places in the share of the memory; an adapter of this rank needs the least."""
+    share = config.lora_memory_share or DEFAULT_SHARE
     size = share * room.memory.total
-    slots = room.holds(size)
-    if slots < 1:
+    places = room.holds(size)
+    if places < least:
         raise ConfigError(
             f"No adapter fits: lora_memory_share {share:g} of the device's memory is {_mib(size)}, and an adapter of "
-            f"rank {rank} takes {_mib(room.takes(1))}. Raise lora_memory_share, lower max_lora_rank, or set "
+            f"rank {rank} takes {_mib(room.takes(least))}. Raise lora_memory_share, lower max_lora_rank, or set "
             "max_loras_per_batch."
         )
-    return slots
+    return places, f"{share:g} of the memory"
+
+
+def _beside_kv(
+    config: LoraConfig, room: Room, bound: tuple[int, str], least: int = 1, what: str = "slots"
+) -> tuple[int, str]:
+    """The bound, or less if the share is the default and KV of the running limit would not be left."""
+    places, why = bound
+    if config.lora_memory_share is not None or (left := max(least, room.holds(room.beside_kv))) >= places:
+        return bound
+    LOG.info(
+        "%d %s for adapters instead of %d (%s), so that memory is left for the KV of max_running_requests; "
+        "lora_memory_share or max_loras_per_batch would set more.",
+        left, what, places, why,
+    )  # fmt: skip
+    return left, "what KV of max_running_requests leaves"
 
 
 def _check_fits(slots: int, rank: int, room: Room) -> None:

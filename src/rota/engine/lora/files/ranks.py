@@ -1,4 +1,4 @@
-"""The largest rank of adapters is read from their configs alone, before torch is there and any weight is read."""
+"""The ranks of adapters are read from their configs alone, before torch is there and any weight is read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rota.engine.model.config_file import ConfigFile
 UNKNOWN_RANK = 64
 
 
-def largest_rank(entries: Iterable[LoraPath], adapter_root: str | None) -> int:
-    """The largest rank among these adapters; 0 if there are none. Blocks on the disk.
+def ranks_of(entries: Iterable[LoraPath], adapter_root: str | None) -> list[int]:
+    """The largest rank in each of these adapters. Blocks on the disk.
 
     A folder that cannot be read here counts as one of unknown rank: if it is bad, the engine refuses it with the
     reason, and on a cluster it may lie on the engine's machine alone.
     """
-    return max((_rank_in(_folder(entry, adapter_root)) or UNKNOWN_RANK for entry in entries), default=0)
+    return [_rank_in(_folder(entry, adapter_root)) or UNKNOWN_RANK for entry in entries]
 
 
 def _folder(entry: LoraPath, adapter_root: str | None) -> Path:
