@@ -70,7 +70,7 @@ class PinnedCopier:
         target.copy_(source, non_blocking=True)
 
     def mark(self) -> Wait:
-        copied = torch.cuda.Event(blocking=True)  # whoever waits sleeps
+        copied = torch.cuda.Event(blocking=True)  # a thread that waits sleeps
         copied.record(self._stream)
 
         def wait() -> None:
