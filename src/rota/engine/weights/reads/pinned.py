@@ -55,6 +55,8 @@ class PinnedCopier:
     def buffer(self, size: int) -> Tensor:
         """Memory that the driver does not pin is copied from too, but slowly."""
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # two buffers must share none
+        # A compiler is forked meanwhile: without this, a write would go to a new page, and the GPU reads the old one.
+        pages.madvise(mmap.MADV_DONTFORK)
         buffer = torch.frombuffer(pages, dtype=torch.uint8)
         with torch.cuda.device(self._device):
             refused = int(torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, PORTABLE))
