@@ -42,8 +42,6 @@ HIDDEN, INTERMEDIATE = 4096, 14336
 BOUNDS = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 EIGHT_BITS_BOUND = 2e-2  # of what is written
 
-# A captured graph knows no more than this about the lengths it will see.
-LONGEST_DECODE = 8192
 DECODES: dict[str, list[int]] = {
     "64 x 600": [600] * 64,
     "64 x 2000": [2000] * 64,
@@ -88,15 +86,15 @@ def page_tables(lengths: list[int], block_size: int, free: Iterable[int]) -> Ten
     return tables.to(DEVICE)
 
 
-def step(tables: Tensor, decode_lengths: list[int], longest: int, prefill: PrefillPart | None = None) -> DeviceStep:
+def step(tables: Tensor, decode_lengths: list[int], prefill: PrefillPart | None = None) -> DeviceStep:
     nothing = torch.empty(0, dtype=torch.int64, device=DEVICE)
     rows = int32(list(range(len(decode_lengths))), DEVICE)
-    return DeviceStep(nothing, nothing, nothing, tables, rows, int32(decode_lengths, DEVICE), longest, prefill)
+    return DeviceStep(nothing, nothing, nothing, tables, rows, int32(decode_lengths, DEVICE), prefill)
 
 
 def token_step(positions: Tensor, slots: Tensor) -> DeviceStep:
     nobody = int32([], DEVICE)
-    return DeviceStep(positions, positions, slots, nobody, nobody, nobody, 0)
+    return DeviceStep(positions, positions, slots, nobody, nobody, nobody)
 
 
 def prefill_part(starts: list[int], lengths: list[int]) -> PrefillPart:
@@ -152,7 +150,7 @@ def check_attention(eight: bool, dice: random.Random) -> tuple[str, float, float
         errors.append(relative_error(found, attend(query, k, v, start, scale)))
 
     query = torch.randn(len(lengths), kv_heads * group, head_dim, device=DEVICE).to(dtype)
-    found = attention.decode(query, kept, step(tables, lengths, dice.choice([16, 700, 8192])))
+    found = attention.decode(query, kept, step(tables, lengths))
     for row, length in enumerate(lengths):
         compare(found[row : row + 1], query[row : row + 1], row, length - 1, length)
 
@@ -160,7 +158,7 @@ def check_attention(eight: bool, dice: random.Random) -> tuple[str, float, float
     chunks = [length - start for start, length in zip(starts, lengths, strict=True)]
     query = torch.randn(sum(chunks), kv_heads * group, head_dim, device=DEVICE).to(dtype)
     part = prefill_part(starts, chunks)
-    found = attention.prefill(query, kept, step(tables, [], 0, part))
+    found = attention.prefill(query, kept, step(tables, [], part))
     for row, (first, start, count) in enumerate(zip(part.offsets.tolist(), starts, chunks, strict=False)):
         mine = slice(first, first + count)
         compare(found[mine], query[mine], row, start, start + count)
@@ -248,9 +246,7 @@ def decode_calls(eight: bool, lengths: list[int]) -> tuple[Callable[[TritonAtten
     pages = sum(-(-length // BLOCK_SIZE) for length in lengths)
     kept = cache(sets * pages, KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.bfloat16, eight)
     free = torch.randperm(sets * pages).tolist()
-    steps = [
-        step(page_tables(lengths, BLOCK_SIZE, free[turn * pages :]), lengths, LONGEST_DECODE) for turn in range(sets)
-    ]
+    steps = [step(page_tables(lengths, BLOCK_SIZE, free[turn * pages :]), lengths) for turn in range(sets)]
     query = torch.randn(len(lengths), HEADS, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
 
     def calls(attention: TritonAttention) -> list[Callable[[], Any]]:
@@ -267,7 +263,7 @@ def prefill_calls(
     pages = sum(-(-total // BLOCK_SIZE) for total in lengths)
     kept = cache(pages, KV_HEADS, BLOCK_SIZE, HEAD_DIM, torch.bfloat16, eight)
     tables = page_tables(lengths, BLOCK_SIZE, torch.randperm(pages).tolist())
-    only = step(tables, [], 0, prefill_part([prefix] * chunks, [length] * chunks))
+    only = step(tables, [], prefill_part([prefix] * chunks, [length] * chunks))
     query = torch.randn(chunks * length, HEADS, HEAD_DIM, device=DEVICE, dtype=torch.bfloat16)
 
     q = query.view(chunks, length, HEADS, HEAD_DIM).transpose(1, 2).contiguous()

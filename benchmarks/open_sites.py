@@ -1,6 +1,6 @@
 """Measures on a GPU what it saves if an operation adds the adapters' part itself, or rounds for the next product.
 
-    python benchmarks/open_sites.py [--rows 1 16 64 128 384] [--output FILE]
+    python benchmarks/open_sites.py [--rows 1 16 64 128 384] [--batches NAME …] [--output FILE]
 
 Eight layers of Llama-8B's shape are one graph, with attention over 64 tokens a row: products, adapters and operations
 follow each other as in a step, and L2 holds no matrix of the next layer. The ways below compute the same step on the
@@ -282,6 +282,7 @@ def told(place: str, figure: Mapping[str, Any]) -> None:
 def run(
     config: Mapping[str, Any],
     rows: Sequence[int],
+    batches: Mapping[str, Batch],
     clock: Clock,
     device: str,
     dtype: torch.dtype,
@@ -291,7 +292,7 @@ def run(
     with tempfile.TemporaryDirectory() as scratch:
         spec = read_spec(make_folder(Path(scratch) / "model", dict(config)))
     figures: list[dict[str, Any]] = []
-    for name, batch in BATCHES.items():
+    for name, batch in batches.items():
         layers = Layers(spec, batch, max(rows), dtype, device)
         if device == "cuda":
             layers.model(Way()).tune(rows)
@@ -308,6 +309,7 @@ def run(
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 16, 64, 128, 384])
+    parser.add_argument("--batches", nargs="+", choices=BATCHES, default=list(BATCHES))
     parser.add_argument("--output", type=Path, help="write everything as JSON here")
     options = parser.parse_args(arguments)
     if not 1 <= min(options.rows) <= max(options.rows) <= MOST:
@@ -334,7 +336,8 @@ def main(arguments: Sequence[str]) -> int:
             options.output.write_text(json.dumps(report | {"figures": figures}, indent=1))
 
     config = LLAMA_8B | {"num_hidden_layers": LAYERS, "vocab_size": 1024}
-    figures = run(config, options.rows, graph_times, "cuda", torch.bfloat16, keep)
+    batches = {name: BATCHES[name] for name in options.batches}
+    figures = run(config, options.rows, batches, graph_times, "cuda", torch.bfloat16, keep)
     return 0 if all(figure.get("is_right", False) for figure in figures) else 1
 
 

@@ -31,16 +31,16 @@ def one_by_one(calls: Mapping[str, Callable[[], Tensor]]) -> dict[str, float]:
 
 
 def test_every_way_is_compared_with_today_s(script, monkeypatch, capsys):
-    monkeypatch.setattr(script, "BATCHES", {
+    batches = {
         "base": script.Batch(slots=3, adapters=0), "2 and base": script.Batch(slots=3, adapters=2, with_base=True),
         "base, fp8": script.Batch(slots=3, adapters=0, in_eight_bits=True),
-    })  # fmt: skip
+    }  # fmt: skip
     ways = {name: script.WAYS[name] for name in (script.TODAY, "all")}
     monkeypatch.setattr(script, "WAYS", ways | {"broken": script.Way(("gate_up",), shapes=None)})
     kept: list[int] = []
     with torch.inference_mode():
         figures = script.run(
-            script.LLAMA_8B | TINY, [5], one_by_one, DEVICE, torch.float32, lambda some: kept.append(len(some))
+            script.LLAMA_8B | TINY, [5], batches, one_by_one, DEVICE, torch.float32, lambda some: kept.append(len(some))
         )
     assert kept == [2, 5, 7]
     assert [figure["way"] for figure in figures] == [

@@ -16,7 +16,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rota.engine.ops.rounding_kernels import rounding_norm_kernel, rounding_silu_kernel
+from rota.engine.ops.rounding_kernels import rounding_rms_norm_kernel, rounding_silu_multiply_kernel
 from rota.engine.ops.with_adapters import SHAPES
 from rota.engine.ops.with_adapters_kernels import add_rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
 from rota.runtime.lifeline import tied
@@ -45,8 +45,8 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
         {**ADDING, "WIDTH": 4096, "COLUMNS": 4096, "RANKS": SHAPES.norm_ranks},
         4096 // 32 // SHAPES.norm_columns,
     ),
-    "rounding norm": (rounding_norm_kernel, {**ROUNDING, "WIDTH": 4096, "COLUMNS": 4096, "ADD": True}, 8),
-    "rounding silu": (rounding_silu_kernel, {**ROUNDING, "WIDTH": 14336, "COLUMNS": 16384}, 16),
+    "rounding norm": (rounding_rms_norm_kernel, {**ROUNDING, "WIDTH": 4096, "COLUMNS": 4096, "ADD": True}, 8),
+    "rounding silu": (rounding_silu_multiply_kernel, {**ROUNDING, "WIDTH": 14336, "COLUMNS": 16384}, 16),
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rota.engine.lora.open_product import OpenProduct, Output
 from rota.engine.ops import fused
-from rota.engine.ops.rounding_kernels import rounding_norm_kernel, rounding_silu_kernel
+from rota.engine.ops.rounding_kernels import rounding_rms_norm_kernel, rounding_silu_multiply_kernel
 from rota.engine.quantised.carried import carry
 from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled
 
@@ -48,7 +48,7 @@ class RoundingOperations:
         tokens, width = len(gate_up), gate_up.shape[1] // 2
         output = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
         rounded = _room(output)
-        rounding_silu_kernel[(tokens,)](
+        rounding_silu_multiply_kernel[(tokens,)](
             gate_up, output, rounded.codes, rounded.scales, gate_up.stride(0), WIDTH=width, MOST=LARGEST,
             LEAST=SMALLEST, **_row_shape(width),
         )  # fmt: skip
@@ -57,7 +57,7 @@ class RoundingOperations:
 
 def _normed(x: Tensor, residual: Tensor, weight: Tensor, output: Tensor, epsilon: float, adds: bool) -> Tensor:
     rounded, (tokens, width) = _room(output), x.shape
-    rounding_norm_kernel[(tokens,)](
+    rounding_rms_norm_kernel[(tokens,)](
         x, residual, weight, output, rounded.codes, rounded.scales, epsilon, x.stride(0), WIDTH=width, ADD=adds,
         MOST=LARGEST, LEAST=SMALLEST, **_row_shape(width),
     )  # fmt: skip

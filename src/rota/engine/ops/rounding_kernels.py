@@ -12,7 +12,7 @@ from rota.engine.quantised.scaled_product import in_words
 
 
 @triton.jit
-def rounding_norm_kernel(
+def rounding_rms_norm_kernel(
     x,  # -> [tokens, WIDTH]
     residual,  # -> [tokens, WIDTH]; with ADD becomes x + residual
     weight,  # -> [WIDTH]
@@ -44,7 +44,7 @@ def rounding_norm_kernel(
 
 
 @triton.jit
-def rounding_silu_kernel(
+def rounding_silu_multiply_kernel(
     gate_up,  # -> [tokens, 2 * WIDTH]
     output,  # -> [tokens, WIDTH]
     codes,
