@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rota.engine.lora.batch import DECODE_TILE, PREFILL_TILE, make_batch
 from rota.engine.lora.layout import SiteFactors
+from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.lora.triton_ops import DECODE, PREFILL, Tuning, add_lora, shrink
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.lora_batch import LoraBatch
@@ -63,6 +64,7 @@ class Case:
     tuning: Tuning
     tile_size: int
     prompt: int = 0
+    has_pages: bool = False  # slots share pages, and each takes those of its rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ CASES = (
     Case("64 tokens, 6 × 16", 64, (16,) * 6, 16, DECODE, DECODE_TILE),
     Case("64 tokens, 6 × 16 of 64", 64, (16,) * 6, 64, DECODE, DECODE_TILE),
     Case("64 tokens, 32 × 8–64", 64, (8, 16, 32, 64) * 8, 64, DECODE, DECODE_TILE),
+    Case("64 tokens, 6 × 16, pages", 64, (16,) * 6, 64, DECODE, DECODE_TILE, has_pages=True),
+    Case("64 tokens, 32 × 8–64, pages", 64, (8, 16, 32, 64) * 8, 64, DECODE, DECODE_TILE, has_pages=True),
     Case("64 and 128, 6 × 16 of 64", 192, (16,) * 6, 64, DECODE, DECODE_TILE, prompt=128),
     Case("64 and 256, 6 × 16 of 64", 320, (16,) * 6, 64, PREFILL, PREFILL_TILE, prompt=256),
     Case("64 and 256, 6 × 16 of 64, small tiles", 320, (16,) * 6, 64, DECODE, DECODE_TILE, prompt=256),
@@ -88,6 +92,7 @@ CASES = (
     Case("64 and 768, 6 × 16 of 64", 832, (16,) * 6, 64, PREFILL, PREFILL_TILE, prompt=768),
     Case("4096 tokens, 6 × 16", 4096, (16,) * 6, 16, PREFILL, PREFILL_TILE),
     Case("4096 tokens, 6 × 16 of 64", 4096, (16,) * 6, 64, PREFILL, PREFILL_TILE),
+    Case("4096 tokens, 6 × 16, pages", 4096, (16,) * 6, 64, PREFILL, PREFILL_TILE, has_pages=True),
 )
 
 
@@ -139,9 +144,9 @@ def add_slowly(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> 
     """Plain float32, slot after slot and part after part."""
     for slot, first, end in batch.groups:
         tokens, rank = batch.order[first:end].long(), int(factors.ranks[slot])
-        a = factors.a[slot].float().unflatten(0, (-1, factors.max_rank))[:, :rank]
-        b = factors.b[slot, :rank].float().split(factors.shape.widths, dim=1)
-        added = [x[tokens].float() @ part_a.T @ part_b for part_a, part_b in zip(a, b, strict=True)]
+        a, b = (factor.float() for factor in factors.of_slot(slot, rank))
+        parts = zip(a.split(rank), b.split(factors.shape.widths, dim=1), strict=True)
+        added = [x[tokens].float() @ part_a.T @ part_b for part_a, part_b in parts]
         y[tokens] += torch.cat(added, dim=1)
 
 
@@ -269,10 +274,21 @@ def make_sites(case: Case) -> list[Site]:
 
 
 def make_factors(shape: SiteShape, case: Case) -> SiteFactors:
-    slots, ranks = len(case.ranks), torch.tensor(case.ranks, dtype=torch.int32, device=DEVICE)
-    a = randn(slots, len(shape.parts) * case.max_rank, shape.inputs) * shape.inputs**-0.5
-    b = randn(slots, case.max_rank, shape.outputs) * (ranks[:, None, None] * LAYERS) ** -0.5
-    return SiteFactors(shape, a, b.to(DTYPE), ranks)
+    table = make_table(case) if case.has_pages else None
+    places, place_rank = (len(case.ranks), case.max_rank) if table is None else (int(table.max()) + 1, PAGE_RANK)
+    a = randn(places, len(shape.parts) * place_rank, shape.inputs) * shape.inputs**-0.5
+    # Of about the size that keeps sums of all layers and ranks near one.
+    b = randn(places, place_rank, shape.outputs) * (statistics.mean(case.ranks) * LAYERS) ** -0.5
+    return SiteFactors(shape, a, b, torch.tensor(case.ranks, dtype=torch.int32, device=DEVICE), table)
+
+
+def make_table(case: Case) -> Tensor:
+    """Each slot's pages, which lie anywhere."""
+    table = torch.zeros(len(case.ranks), pages_for(case.max_rank), dtype=torch.int32)
+    pages = torch.randperm(sum(map(pages_for, case.ranks)), dtype=torch.int32)
+    for slot, taken in enumerate(pages.split([pages_for(rank) for rank in case.ranks])):
+        table[slot, : len(taken)] = taken
+    return table.to(DEVICE)
 
 
 def randn(*size: int) -> Tensor:
