@@ -71,6 +71,16 @@ def test_a_route_shows_its_body_and_its_answers(schema, path, field):
     assert "422" not in operation["responses"]
 
 
+def test_errors_are_described_as_the_json_that_they_are_also_of_routes_that_answer_with_text(schema):
+    operations = [operation for path in schema["paths"].values() for operation in path.values()]
+    errors = [operation["responses"][kind] for operation in operations for kind in ("4XX", "5XX")]
+
+    assert {tuple(error["content"]) for error in errors} == {("application/json",)}
+    assert {error["content"]["application/json"]["schema"]["$ref"] for error in errors} == {
+        "#/components/schemas/ErrorBody"
+    }
+
+
 def test_the_page_shows_every_route_and_field_and_needs_nothing_from_elsewhere(client, schema):
     response = client.get("/docs")
     page = response.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
@@ -25,10 +26,12 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-# For the whole application. A stream that has begun sends the same body as its last event.
+# For the whole application. A stream that has begun sends the same body as its last event. Named by reference, since
+# FastAPI makes a reader of its own for every model of every route.
+_ERROR = {"application/json": {"schema": {"$ref": _COMPONENTS.format(model=ErrorBody.__name__)}}}
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ErrorBody, "description": "The request is refused; the body says why."},
-    "5XX": {"model": ErrorBody, "description": "The server cannot answer; the body says why."},
+    "4XX": {"description": "The request is refused; the body says why.", "content": _ERROR},
+    "5XX": {"description": "The server cannot answer; the body says why.", "content": _ERROR},
 }
 
 
@@ -65,7 +68,9 @@ def install_openapi(app: FastAPI) -> None:
 
     def openapi() -> dict[str, Any]:
         described = describe()
-        _hoist(described, described.setdefault("components", {}).setdefault("schemas", {}))
+        schemas = described.setdefault("components", {}).setdefault("schemas", {})
+        schemas[ErrorBody.__name__] = deepcopy(_schema_of(ErrorBody))
+        _hoist(described, schemas)
         return described
 
     app.openapi = openapi  # type: ignore[method-assign]
