@@ -59,7 +59,7 @@ MOST = 512
 ROUNDS = 15
 # Eight layers in bfloat16: the ways round at other places.
 BOUND = 0.04
-TODAY = "today"
+TODAY, EARLY = "today", "early loads"
 
 # Times of all ways, in milliseconds, in turns.
 Clock = Callable[[Mapping[str, Callable[[], Tensor]]], dict[str, float]]
@@ -72,6 +72,7 @@ class Way:
     sites: tuple[str, ...] = ()
     shapes: Shapes = field(default_factory=Shapes)
     rounds: bool = False
+    early: bool = False  # whether today's kernels load early what they need late
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,22 +95,24 @@ class Batch:
         """Without adapters no site is open, and rows are rounded for products in eight bits alone."""
         if self.in_eight_bits:
             return {TODAY: Way(), "rounded": Way(rounds=True)}
-        return WAYS if self.adapters else {way: WAYS[way] for way in (TODAY, "all")}
+        return WAYS if self.adapters else {way: WAYS[way] for way in (TODAY, EARLY)}
 
 
 WAYS = {
     TODAY: Way(),
+    EARLY: Way(early=True),
     "gate_up": Way(("gate_up",)),
     "gate_up, 64 columns": Way(("gate_up",), replace(SHAPES, silu_columns=64)),
     "gate_up, 3 stages": Way(("gate_up",), replace(SHAPES, stages=3)),
     "gate_up, 256 columns, 8 warps": Way(("gate_up",), replace(SHAPES, silu_columns=256, silu_warps=8)),
     "o and down": Way(("o", "down")),
-    "o and down, 8 ranks": Way(("o", "down"), replace(SHAPES, norm_ranks=8)),
+    "o and down, 4 ranks": Way(("o", "down"), replace(SHAPES, norm_ranks=4)),
+    "o and down, 16 ranks": Way(("o", "down"), replace(SHAPES, norm_ranks=16)),
     "o and down, 16 columns a thread": Way(("o", "down"), replace(SHAPES, norm_columns=16)),
     "qkv": Way(("qkv",)),
     "qkv, 2 warps": Way(("qkv",), replace(SHAPES, head_warps=2)),
     "gate_up and qkv": Way(("gate_up", "qkv")),
-    "all": Way(SITES),
+    "all": Way(SITES, early=True),
 }
 BATCHES = {
     "base": Batch(slots=8, adapters=0),
@@ -127,8 +130,11 @@ class ShapedOperations:
     def __init__(self, way: Way) -> None:
         self._shapes = way.shapes
         self._plain: Operations = RoundingOperations() if way.rounds else fused
+        self._early = way.early
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        # The first operation of a step, eager or captured: what is set here holds for all that follow.
+        fused.EARLY_LOADS = self._early
         return self._plain.rms_norm(x, weight, epsilon)
 
     def add_rms_norm(self, x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "rotate": (rotate_and_store_kernel, {**TILED, **HEADS}, SHAPES.head_warps),
     "norm": (
         add_rms_norm_kernel,
-        {**ADDING, "WIDTH": 4096, "COLUMNS": 4096, "RANKS": SHAPES.norm_ranks},
+        {**ADDING, "WIDTH": 4096, "COLUMNS": 4096, "RANKS": SHAPES.norm_ranks, "IS_SMALL": True},
         4096 // 32 // SHAPES.norm_columns,
     ),
     "rounding norm": (rounding_rms_norm_kernel, {**ROUNDING, "WIDTH": 4096, "COLUMNS": 4096, "ADD": True}, 8),

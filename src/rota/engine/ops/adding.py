@@ -61,7 +61,7 @@ def added(
     s_at,  # [TILE, 1] pointers
     b_at,  # [1, COLUMNS] pointers
     is_token,
-    inside,
+    inside,  # [1, COLUMNS], none of a base tile's
     rank,
     share_stride,
     MAX_RANK: tl.constexpr,
@@ -71,6 +71,7 @@ def added(
     SHARES: tl.constexpr,
     RANKS: tl.constexpr,  # ranks per iteration
     OPERAND: tl.constexpr,
+    BY_TOKEN: tl.constexpr,
 ):
     """What adapters add to two sets of columns, whose loads are on their way together."""
     TILE: tl.constexpr = s_at.shape[0]
@@ -78,17 +79,32 @@ def added(
     first = tl.zeros([TILE, COLUMNS], tl.float32)
     second = tl.zeros([TILE, COLUMNS], tl.float32)
     nth = tl.arange(0, RANKS)
+    # Before the rank is known, since a bank holds zeros beyond it: each wait for a number takes half a microsecond.
+    b_first, b_second = _two_of_b(b_at, nth, nth < MAX_RANK, inside, B_APART, OUTPUTS)
     for _ in range(0, rank, RANKS):
-        at = b_at + nth[:, None] * OUTPUTS
-        is_rank = nth < rank
-        b_first = tl.load(at, mask=is_rank[:, None] & inside, other=0.0).to(OPERAND)
-        b_second = tl.load(at + B_APART, mask=is_rank[:, None] & inside, other=0.0).to(OPERAND)
-        # Up to a multiple of every matrix instruction's size there are numbers: four of them can move at a time.
-        is_stored = is_token[:, None] & ((nth < (rank + 15) // 16 * 16) & (nth < MAX_RANK))[None, :]
+        is_stored = is_token[:, None] & _is_stored(nth, rank, MAX_RANK, BY_TOKEN)[None, :]
         s = summed(s_at + nth[None, :], is_stored, share_stride, SHARES).to(OPERAND)
-        first = tl.dot(s, b_first, first, input_precision="ieee")
+        first = tl.dot(s, b_first.to(OPERAND), first, input_precision="ieee")
         if S_APART > 0:
             s = summed(s_at + S_APART + nth[None, :], is_stored, share_stride, SHARES).to(OPERAND)
-        second = tl.dot(s, b_second, second, input_precision="ieee")
+        second = tl.dot(s, b_second.to(OPERAND), second, input_precision="ieee")
         nth += RANKS
+        if MAX_RANK > RANKS:
+            b_first, b_second = _two_of_b(b_at, nth, nth < rank, inside, B_APART, OUTPUTS)
     return first, second
+
+
+@triton.jit
+def _two_of_b(b_at, nth, is_rank, inside, B_APART: tl.constexpr, OUTPUTS: tl.constexpr):
+    """These ranks of B, in both sets of columns."""
+    at, mask = b_at + nth[:, None] * OUTPUTS, is_rank[:, None] & inside
+    return tl.load(at, mask=mask, other=0.0), tl.load(at + B_APART, mask=mask, other=0.0)
+
+
+@triton.jit
+def _is_stored(nth, rank, MAX_RANK: tl.constexpr, BY_TOKEN: tl.constexpr):
+    """Which ranks stand in x @ A.T: in an annex all, in shares those up to a matrix instruction's size."""
+    if BY_TOKEN:
+        return nth < MAX_RANK
+    else:
+        return (nth < (rank + 15) // 16 * 16) & (nth < MAX_RANK)

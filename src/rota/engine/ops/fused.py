@@ -21,13 +21,18 @@ from rota.engine.step.device_step import DeviceStep
 SILU_COLUMNS = 2048
 # A third of Llama-8B's 48 heads: then 64 decodes make more programs than an H200 has processors.
 HEADS_PER_PROGRAM = 16
+# Whether norm and rotation load early what they need late: from the run on that shows a gain (decision 0023).
+EARLY_LOADS = False
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """[tokens, width] -> the same shape, each token divided by its root mean square, times the weight."""
     output = torch.empty_like(x, memory_format=torch.contiguous_format)
     tokens, width = x.shape
-    rms_norm_kernel[(tokens,)](x, x, weight, output, epsilon, x.stride(0), WIDTH=width, **_row_shape(width), ADD=False)
+    rms_norm_kernel[(tokens,)](
+        x, x, weight, output, epsilon, x.stride(0), WIDTH=width, **_row_shape(width), ADD=False,
+        EARLY=EARLY_LOADS,
+    )  # fmt: skip
     return output
 
 
@@ -39,8 +44,9 @@ def add_rms_norm(x: Output, residual: Tensor, weight: Tensor, epsilon: float) ->
     tokens, width = x.shape
     output = x if x.is_contiguous() else torch.empty_like(residual)
     rms_norm_kernel[(tokens,)](
-        x, residual, weight, output, epsilon, x.stride(0), WIDTH=width, **_row_shape(width), ADD=True
-    )
+        x, residual, weight, output, epsilon, x.stride(0), WIDTH=width, **_row_shape(width), ADD=True,
+        EARLY=EARLY_LOADS,
+    )  # fmt: skip
     return output, residual
 
 
@@ -81,7 +87,7 @@ def rotate_and_store(
         qkv, rotary, step.positions, step.addresses, query, keys, cache.values, cache.scales,
         query_norm, key_norm, epsilon, qkv.stride(0), *keys.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
         HALF=head_dim // 2, HALF_TILE=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size,
-        HEADS_TILE=heads_tile, NORMS=norms is not None, num_warps=4,
+        HEADS_TILE=heads_tile, NORMS=norms is not None, EARLY=EARLY_LOADS, num_warps=4,
     )  # fmt: skip
     return query
 

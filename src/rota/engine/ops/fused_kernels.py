@@ -24,11 +24,14 @@ def rms_norm_kernel(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
     ADD: tl.constexpr,
+    EARLY: tl.constexpr,  # whether what is needed late is loaded early; the same for the rotation
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     is_real = columns < WIDTH
     row = tl.load(x + token * x_stride + columns, mask=is_real, other=0.0).to(tl.float32)
+    if EARLY:  # before the threads wait for each other's sums
+        scale = tl.load(weight + columns, mask=is_real, other=0.0)
     if ADD:
         pointers = residual + token * WIDTH + columns
         row += tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)
@@ -37,7 +40,9 @@ def rms_norm_kernel(
         tl.store(pointers, rounded, mask=is_real)
         row = rounded.to(tl.float32)
     normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon)
-    normed *= tl.load(weight + columns, mask=is_real, other=0.0).to(tl.float32)
+    if not EARLY:
+        scale = tl.load(weight + columns, mask=is_real, other=0.0)
+    normed *= scale.to(tl.float32)
     tl.store(output + token * WIDTH + columns, normed.to(output.dtype.element_ty), mask=is_real)
 
 
@@ -87,6 +92,7 @@ def rotate_and_store_kernel(
     BLOCK_SIZE: tl.constexpr,
     HEADS_TILE: tl.constexpr,
     NORMS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """One token, HEADS_TILE of its heads, whatever they are; each head in halves, because a rotation turns pairs.
 
@@ -100,6 +106,8 @@ def rotate_and_store_kernel(
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     is_pair = (pair < HALF)[None, :]
     turns = (is_query | is_key)[:, None]
+    if EARLY:  # before the first store, which a later load may not pass
+        address = tl.load(addresses + token)
 
     pointers = qkv + token * qkv_stride + head[:, None] * (2 * HALF) + pair[None, :]
     is_real = (is_query | is_key | is_value)[:, None] & is_pair
@@ -107,23 +115,29 @@ def rotate_and_store_kernel(
     high = tl.load(pointers + HALF, mask=is_real, other=0.0).to(tl.float32)
 
     if NORMS:
-        shrink = tl.rsqrt(tl.sum(low * low + high * high, 1) / (2 * HALF) + epsilon)[:, None]
-        low_weight = by_kind(query_norm, key_norm, pair[None, :], is_query[:, None], is_pair)
-        high_weight = by_kind(query_norm, key_norm, HALF + pair[None, :], is_query[:, None], is_pair)
-        low = tl.where(turns, low * shrink * low_weight, low)
-        high = tl.where(turns, high * shrink * high_weight, high)
-
+        low, high = normed_heads(low, high, query_norm, key_norm, epsilon, pair, is_query[:, None], turns, HALF)
     angles = rotary + tl.load(positions + token) * (2 * HALF) + pair[None, :]
     low, high = turned(low, high, angles, turns, is_pair, query.dtype.element_ty, HALF)
 
     store_heads(query + token * HEADS * (2 * HALF), head, pair, low, high, is_query, 2 * HALF, HALF)
-    address = tl.load(addresses + token)
+    if not EARLY:
+        address = tl.load(addresses + token)
     at = (address // BLOCK_SIZE) * page_stride + (address % BLOCK_SIZE) * token_stride
     if scales is not None:
         low, high, sizes = in_eight_bits(low, high, keys.dtype.element_ty)
         _store_scales(scales, sizes, address, head - HEADS, KV_HEADS, BLOCK_SIZE)
     store_heads(keys + at, head - HEADS, pair, low, high, is_key, head_stride, HALF)
     store_heads(values + at, head - HEADS - KV_HEADS, pair, low, high, is_value, head_stride, HALF)
+
+
+@triton.jit
+def normed_heads(low, high, query_norm, key_norm, epsilon, pair, is_query, turns, HALF: tl.constexpr):
+    """Both halves of heads under their norms; values have none."""
+    is_pair = (pair < HALF)[None, :]
+    shrink = tl.rsqrt(tl.sum(low * low + high * high, 1) / (2 * HALF) + epsilon)[:, None]
+    low_weight = _by_kind(query_norm, key_norm, pair[None, :], is_query, is_pair)
+    high_weight = _by_kind(query_norm, key_norm, HALF + pair[None, :], is_query, is_pair)
+    return tl.where(turns, low * shrink * low_weight, low), tl.where(turns, high * shrink * high_weight, high)
 
 
 @triton.jit
@@ -169,7 +183,7 @@ def store_heads(target, head, pair, low, high, is_mine, stride, HALF: tl.constex
 
 
 @triton.jit
-def by_kind(query_norm, key_norm, dims, is_query, is_pair):
+def _by_kind(query_norm, key_norm, dims, is_query, is_pair):
     """[HEADS_TILE, HALF_TILE] norm weights, the query's or the key's."""
     of_query = tl.load(query_norm + dims, mask=is_pair, other=0.0).to(tl.float32)
     of_key = tl.load(key_norm + dims, mask=is_pair, other=0.0).to(tl.float32)

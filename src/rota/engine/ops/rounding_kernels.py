@@ -31,6 +31,7 @@ def rounding_rms_norm_kernel(
     columns = tl.arange(0, COLUMNS)
     is_real = columns < WIDTH
     row = tl.load(x + token * x_stride + columns, mask=is_real, other=0.0).to(tl.float32)
+    scale = tl.load(weight + columns, mask=is_real, other=0.0)  # before the threads wait for each other's sums
     if ADD:
         pointers = residual + token * WIDTH + columns
         row += tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)
@@ -39,7 +40,7 @@ def rounding_rms_norm_kernel(
         tl.store(pointers, rounded, mask=is_real)
         row = rounded.to(tl.float32)
     normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon)
-    normed *= tl.load(weight + columns, mask=is_real, other=0.0).to(tl.float32)
+    normed *= scale.to(tl.float32)
     _store_both(normed, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
 
 

@@ -20,6 +20,8 @@ from rota.engine.step.device_step import DeviceStep
 
 # The smallest number of rows a matrix instruction takes.
 SMALLEST_DOT = 16
+# Slots of up to so many ranks are read whole, before a rank is known. Only an annex has zeros beyond a rank.
+SMALL_RANK = 16
 _OPERANDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -30,7 +32,7 @@ class Shapes:
     silu_columns: int = 128
     silu_warps: int = 4
     head_warps: int = 4
-    norm_ranks: int = 4  # ranks of B that a program of the norm has on their way together
+    norm_ranks: int = 8  # ranks of B that a program of the norm has on their way together
     norm_columns: int = 8  # columns of a row for each thread
     stages: int = 1  # of the loops over ranks; one rank-16 adapter is one iteration
 
@@ -89,6 +91,7 @@ def add_rms_norm(
         y, factors.b, factors.ranks, batch.order, batch.token_slots, shrunk, residual, weight, output, epsilon,
         len(y), len(factors.ranks), y.stride(0), shrunk.stride(-2), WIDTH=width, COLUMNS=columns,
         MAX_RANK=factors.max_rank, SHARES=1 if by_token else len(shrunk), RANKS=shapes.norm_ranks, BY_TOKEN=by_token,
+        IS_SMALL=by_token and factors.max_rank <= SMALL_RANK,
         num_warps=min(16, max(1, columns // (32 * shapes.norm_columns))), num_stages=shapes.stages,
     )  # fmt: skip
     return output, residual

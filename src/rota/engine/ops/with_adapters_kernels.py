@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from rota.engine.ops.adding import added, look_up, shrunk_at, summed
-from rota.engine.ops.fused_kernels import by_kind, in_eight_bits, store_heads, turned
+from rota.engine.ops.fused_kernels import in_eight_bits, normed_heads, store_heads, turned
 
 # A step's inputs may lie anywhere in a larger buffer: a new alignment must not recompile the kernels.
 _ANYWHERE = ["order", "token_slots", "tile_slots", "tile_starts", "tile_counts", "ranks", "positions", "addresses"]
@@ -63,20 +63,9 @@ def silu_multiply_kernel(
     s_at = shrunk_at(shrunk, place[:, None], token[:, None], slot, row_stride, 2, MAX_RANK, BY_TOKEN)
     b_at = b + slot * (MAX_RANK * 2 * WIDTH) + column
     to_gate, to_up = added(
-        s_at,
-        b_at,
-        is_token,
-        inside,
-        rank,
-        tokens * (2 * MAX_RANK),
-        MAX_RANK,
-        MAX_RANK,
-        WIDTH,
-        2 * WIDTH,
-        SHARES,
-        RANKS,
-        OPERAND,
-    )
+        s_at, b_at, is_token, inside & (tl.program_id(1) < tiles), rank, tokens * (2 * MAX_RANK), MAX_RANK,
+        MAX_RANK, WIDTH, 2 * WIDTH, SHARES, RANKS, OPERAND, BY_TOKEN,
+    )  # fmt: skip
     gate, up = gate.to(tl.float32) + to_gate, up.to(tl.float32) + to_up
     result = (gate * tl.sigmoid(gate) * up).to(output.dtype.element_ty)
     tl.store(output + token[:, None] * WIDTH + column, result, mask=is_real)
@@ -101,6 +90,7 @@ def rotate_and_store_kernel(
     )
     if count == 0:
         return
+    address, position = _of_tokens(addresses, token, is_token), _of_tokens(positions, token, is_token)
     head, pair = tl.program_id(0), tl.arange(0, HALF_TILE)
     is_pair = (pair < HALF)[None, :]
     is_real = is_token[:, None] & is_pair
@@ -113,20 +103,19 @@ def rotate_and_store_kernel(
     s_at = shrunk_at(shrunk, place[:, None], token[:, None], slot, row_stride, 3, MAX_RANK, BY_TOKEN) + part * MAX_RANK
     OUTPUTS: tl.constexpr = (HEADS + 2 * KV_HEADS) * 2 * HALF
     to_low, to_high = added(
-        s_at, b + slot * (MAX_RANK * OUTPUTS) + column, is_token, is_pair, rank, tokens * (3 * MAX_RANK), MAX_RANK,
-        0, HALF, OUTPUTS, SHARES, RANKS, OPERAND,
+        s_at, b + slot * (MAX_RANK * OUTPUTS) + column, is_token, is_pair & (tl.program_id(1) < tiles), rank,
+        tokens * (3 * MAX_RANK), MAX_RANK, 0, HALF, OUTPUTS, SHARES, RANKS, OPERAND, BY_TOKEN,
     )  # fmt: skip
     low, high = low.to(tl.float32) + to_low, high.to(tl.float32) + to_high
 
     turns = part < 2
     if NORMS:
-        low, high = _normed(low, high, query_norm, key_norm, epsilon, pair, part == 0, turns, HALF)
-    angles = rotary + tl.load(positions + token, mask=is_token, other=0)[:, None] * (2 * HALF) + pair[None, :]
+        low, high = normed_heads(low, high, query_norm, key_norm, epsilon, pair, part == 0, turns, HALF)
+    angles = rotary + position[:, None] * (2 * HALF) + pair[None, :]
     low, high = turned(low, high, angles, turns, is_real, query.dtype.element_ty, HALF)
 
     store_heads(query + head * (2 * HALF), token, pair, low, high, is_token & (part == 0), HEADS * 2 * HALF, HALF)
-    address, kv_head = tl.load(addresses + token, mask=is_token, other=0), (head - HEADS) % KV_HEADS
-    page, nth = address // BLOCK_SIZE, address % BLOCK_SIZE
+    kv_head, page, nth = (head - HEADS) % KV_HEADS, address // BLOCK_SIZE, address % BLOCK_SIZE
     if scales is not None:
         low, high, sizes = in_eight_bits(low, high, keys.dtype.element_ty)
         line = (page * KV_HEADS + kv_head) * BLOCK_SIZE + nth
@@ -137,13 +126,8 @@ def rotate_and_store_kernel(
 
 
 @triton.jit
-def _normed(low, high, query_norm, key_norm, epsilon, pair, is_query, turns, HALF: tl.constexpr):
-    """Both halves of a head under its norm; values have none."""
-    is_pair = (pair < HALF)[None, :]
-    shrink = tl.rsqrt(tl.sum(low * low + high * high, 1) / (2 * HALF) + epsilon)[:, None]
-    low_weight = by_kind(query_norm, key_norm, pair[None, :], is_query, is_pair)
-    high_weight = by_kind(query_norm, key_norm, HALF + pair[None, :], is_query, is_pair)
-    return tl.where(turns, low * shrink * low_weight, low), tl.where(turns, high * shrink * high_weight, high)
+def _of_tokens(numbers, token, is_token):
+    return tl.load(numbers + token, mask=is_token, other=0)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_ANYWHERE)
@@ -168,31 +152,39 @@ def add_rms_norm_kernel(
     SHARES: tl.constexpr,
     RANKS: tl.constexpr,
     BY_TOKEN: tl.constexpr,
+    IS_SMALL: tl.constexpr,  # whether a slot is read whole
 ):
     place = tl.program_id(0)
-    token = tl.load(order + place).to(tl.int64)
+    token = place.to(tl.int64)
+    if not BY_TOKEN:
+        token = tl.load(order + place).to(tl.int64)
     slot = tl.load(token_slots + token).to(tl.int64)
-    rank = tl.load(ranks + slot, mask=slot < slots, other=0)
+    has_adapter = slot < slots
+    rank = tl.load(ranks + slot, mask=has_adapter, other=0)
     column = tl.arange(0, COLUMNS)
     is_real = column < WIDTH
     row = tl.load(y + token * y_stride + column, mask=is_real, other=0.0).to(tl.float32)
     residual_at = residual + token * WIDTH + column
     row += tl.load(residual_at, mask=is_real, other=0.0).to(tl.float32)
+    # Here, not where it is used: a norm's weights come from memory, and behind the sum their way would be waited for.
+    scale = tl.load(weight + column, mask=is_real, other=0.0).to(tl.float32)
 
     nth = tl.arange(0, RANKS)
     s_at = shrunk_at(shrunk, place, token, slot, row_stride, 1, MAX_RANK, BY_TOKEN)
     b_at = b + slot * (MAX_RANK * WIDTH) + column[None, :]
-    for _ in range(0, rank, RANKS):
-        is_rank = nth < rank
+    total = tl.zeros([COLUMNS], tl.float32)
+    # A small slot is read whole, before its rank is known: zeros are beyond it.
+    for _ in range(0, MAX_RANK if IS_SMALL else rank, RANKS):
+        is_rank = has_adapter & (nth < MAX_RANK if IS_SMALL else nth < rank)
         some = tl.load(b_at + nth[:, None] * WIDTH, mask=is_rank[:, None] & is_real[None, :], other=0.0)
         s = summed(s_at + nth, is_rank, tokens * MAX_RANK, SHARES)
-        row += tl.sum(some.to(tl.float32) * s[:, None], 0)
+        total += tl.sum(some.to(tl.float32) * s[:, None], 0)
         nth += RANKS
+    row += tl.where(rank > 0, total, 0.0)
 
     # The norm sees the sum as later layers will see it: rounded.
     rounded = row.to(residual.dtype.element_ty)
     tl.store(residual_at, rounded, mask=is_real)
     row = rounded.to(tl.float32)
-    normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon)
-    normed *= tl.load(weight + column, mask=is_real, other=0.0).to(tl.float32)
+    normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon) * scale
     tl.store(output + token * WIDTH + column, normed.to(output.dtype.element_ty), mask=is_real)
