@@ -37,10 +37,11 @@ def test_every_way_is_compared_with_today_s(script, monkeypatch, capsys):
     }  # fmt: skip
     ways = {name: script.WAYS[name] for name in (script.TODAY, script.EARLY, "all")}
     monkeypatch.setattr(script, "WAYS", ways | {"broken": script.Way(("gate_up",), shapes=None)})
+    monkeypatch.setattr(script, "CONTEXT", 16)
     kept: list[int] = []
     with torch.inference_mode():
         figures = script.run(
-            script.LLAMA_8B | TINY, [5], batches, one_by_one, DEVICE, torch.float32, lambda some: kept.append(len(some))
+            script.LLAMA_8B | TINY, [3], batches, one_by_one, DEVICE, torch.float32, lambda some: kept.append(len(some))
         )
     assert kept == [2, 6, 8]
     today, early = script.TODAY, script.EARLY

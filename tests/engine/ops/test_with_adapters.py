@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from rota.engine.layer_cache import EIGHT_BITS, LayerCache, from_eight_bits
+from rota.engine.lora.batch import BatchFrame
+from rota.engine.lora.open_product import OpenProduct
 from rota.engine.ops import reference
 from rota.engine.step.device_step import DeviceStep, int32
 from tests.engine.ops.open_products import open_product
@@ -23,7 +26,7 @@ MIXED, RANKS = [3, 1, 4, 1, 2, 3, 3, 4, 1, 4, *([4] * 15), 3], [8, 5, 0, 16]
 BATCHES = {
     "mixed": (MIXED, RANKS, 16),
     "one token": ([0], [16], 16),
-    "several tiles of one slot": ([1] * 18 + [0] * 3, [24, 20], 24),
+    "two tiles of one slot": ([1] * 17 + [0], [24, 20], 24),
     "base and an adapter without the site": ([2, 1, 2], [4, 0], 16),
 }
 
@@ -107,6 +110,37 @@ def test_what_other_slots_hold_does_not_matter():
     product, expected = open_product((64, 64), [0, 2, 0, 2], [8, 8], device=DEVICE)
     product.factors.b[1], product.shrunk[:, 32:] = torch.nan, torch.nan
     assert relative_error(fused.silu_multiply(product), reference.silu_multiply(expected)) < BOUNDS[torch.float32]
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
+def test_a_captured_graph_serves_an_assignment_it_was_not_captured_with():
+    frame = BatchFrame(tokens=6, slots=3, tile_size=16)
+    numbers = torch.from_numpy(frame.pack(np.array([], np.int32))[0]).to(DEVICE)
+    product, _ = open_product((64, 64), [0] * 6, [8, 16, 0], device=DEVICE)
+    product = replace(product, batch=frame.unpack(numbers))
+    fused.silu_multiply(product)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = fused.silu_multiply(product)
+    for token_slots in ([1, 0, 3, 1, 2], [0, 0, 0, 0, 0, 1]):
+        numbers.copy_(torch.from_numpy(frame.pack(np.array(token_slots, np.int32))[0]))
+        graph.replay()
+        assert relative_error(found, reference.silu_multiply(summed(product, token_slots))) < 2e-6
+
+
+def summed(product: OpenProduct, token_slots: list[int]) -> Tensor:
+    """The rows of an annexed product of two parts, token by token."""
+    y, b, max_rank = product.y.clone(), product.factors.b, product.factors.max_rank
+    for token, slot in enumerate(token_slots):
+        if slot < len(b):
+            s = product.shrunk[token].view(len(b), 2, max_rank)[slot]
+            y[token] += torch.cat([s[part] @ b[slot].chunk(2, 1)[part] for part in range(2)])
+    return y
+
+
+def test_a_graph_s_expectation_is_what_a_batch_becomes():
+    product, expected = open_product((64, 64), MIXED, RANKS, device=DEVICE)
+    assert relative_error(summed(product, MIXED), expected) < BOUNDS[torch.float32]
 
 
 def test_a_version_that_fuses_nothing_closes_the_product_first():
