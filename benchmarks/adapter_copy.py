@@ -1,12 +1,13 @@
 """Measures how long an adapter's copy into a slot takes: on an idle device and beside decode steps.
 
     python benchmarks/adapter_copy.py [--ranks 16 64] [--stage on off] [--decodes 64] [--repeats 20] [--output FILE]
-                                      [--shape tiny]
+                                      [--shape tiny] [--pages]
 
 A bank of Llama-8B's shape, with a staging buffer and without it. Random adapters are read from PEFT folders into pinned
 memory, as the loader does it, and copied on a stream of their own. "device" is the time between two events around the
 copy, "wall" that from the order until the thread that gave it wakes up. "queue" is the part of the wall time until
-all copies are given to the driver. A step that waits for a copy waits on the host that long at most.
+all copies are given to the driver. A step that waits for a copy waits on the host that long at most. With pages, those
+of an adapter never lie beside each other.
 
 Beside steps, an engine of the same shape with random weights decodes rows of the base model, two steps in flight, and a
 second thread copies one adapter after the other. The steps' own times stand beside those of the same steps alone.
@@ -46,6 +47,7 @@ from rota.engine.families.table import read_spec
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.loader import checkpoint_reader
+from rota.engine.lora.pages import pages_for as adapter_pages
 from rota.engine.lora.timed_copy import TimedCopy
 
 SLOTS = 3
@@ -79,7 +81,7 @@ class Copier:
         timed = TimedCopy(self._stream)
         begun_at = time.perf_counter()
         with timed:
-            self._bank.copy_in(slot, adapter)
+            self._bank.copy_in(slot, adapter, range(slot, SLOTS * self._bank.pages_of(adapter), SLOTS))
         queue_s = time.perf_counter() - begun_at
         copy_s = timed.wait()
         wall_s = time.perf_counter() - begun_at
@@ -171,15 +173,22 @@ def told(seconds: Sequence[float], size_bytes: int) -> dict[str, float]:
 
 
 def measure_all(
-    folder: Path, shape: Shape, ranks: Sequence[int], stages: Sequence[str], decodes: int, repeats: int
+    folder: Path,
+    shape: Shape,
+    ranks: Sequence[int],
+    stages: Sequence[str],
+    decodes: int,
+    repeats: int,
+    has_pages: bool = False,
 ) -> list[dict[str, Any]]:
     """The smallest rank first: then no adapter finds a larger one in its slot, whose rest would have to be cleared."""
     device = choose_device(ModelConfig())
     model = make_model(folder / "model", shape.config)
     spec = read_spec(model)
     decoding = Decoding(model, shape, decodes) if decodes else None
+    pages = SLOTS * adapter_pages(max(ranks)) if has_pages else 0
     banks = {
-        stage: Bank(spec, SLOTS, max(ranks), spec.dtype, device, has_stage=STAGES[stage])
+        stage: Bank(spec, SLOTS, max(ranks), spec.dtype, device, has_stage=STAGES[stage], pages=pages)
         for stage in dict.fromkeys(stages)
     }
     results = []
@@ -238,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--stage", choices=STAGES, nargs="+", default=list(STAGES), help="with a staging buffer or not")
     parser.add_argument("--decodes", type=int, default=64, help="rows of the steps beside copies; 0: no steps")
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
+    parser.add_argument("--pages", action="store_true", help="slots share pages of eight ranks")
     parser.add_argument("--output", type=Path, help="write the figures as JSON")
     given = parser.parse_args(words)
     if given.output:
@@ -245,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     has_gpu = torch.cuda.is_available()
     with tempfile.TemporaryDirectory() as scratch:
         results = measure_all(
-            Path(scratch), SHAPES[given.shape], given.ranks, given.stage, given.decodes, given.repeats
+            Path(scratch), SHAPES[given.shape], given.ranks, given.stage, given.decodes, given.repeats, given.pages
         )
     if not has_gpu:
         print("No GPU here: times on the device are left out, and the memory is not pinned.")
@@ -257,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "command": shlex.join(["python", "benchmarks/adapter_copy.py", *words]),
             "shape": given.shape,
             "max_rank": max(given.ranks),
+            "pages": given.pages,
             "repeats": given.repeats,
             "decodes": given.decodes,
         }

@@ -70,3 +70,12 @@ def test_the_script_measures_a_tiny_bank_on_a_cpu_and_leaves_the_device_out(scri
 def test_steps_beside_copies_can_be_left_out(script, capsys):
     script.main(["--shape", "tiny", "--ranks", "4", "--repeats", "1", "--decodes", "0", "--stage", "off"])
     assert "steps alone" not in capsys.readouterr().out
+
+
+def test_copies_into_pages_are_measured_too(script, tmp_path):
+    path = tmp_path / "copy.json"
+    options = ["--ranks", "4", "16", "--repeats", "3", "--decodes", "0", "--stage", "off", "--pages"]
+    script.main(["--shape", "tiny", *options, "--output", str(path)])
+    found = json.loads(path.read_text())
+    assert found["pages"] is True
+    assert [one["rank"] for one in found["adapters"]] == [4, 16]
