@@ -126,13 +126,16 @@ def test_five_adapters_of_rank_8_and_one_of_rank_64_lie_below_every_matrix():
     assert annexes_of(64)(6) == ("o",)  # uniform slots
 
 
-def test_pages_say_what_decided():
+def test_pages_say_what_decided(caplog):
+    caplog.set_level(logging.INFO)
     mixed = [8] * 100 + [64] * 4
     assert paged(mixed)[2] == "max_loaded_loras"
     assert paged(mixed[10:])[2] == "94 adapters at the start"
     assert paged(mixed, lora_memory_share=0.01) == (35, 35, "0.01 of the memory")
     assert paged(mixed, max_loaded_loras=20) == (20, 165, "max_loaded_loras")
     assert paged(mixed, SMALL_GPU) == (16, 16, "what KV of max_running_requests leaves")
+    assert caplog.messages[-1].startswith("16 pages for adapters instead of 30 (0.05 of the memory), so that memory")
+    assert caplog.messages[-1].endswith("; lora_memory_share would set more.")
     assert paged(mixed, more=8, lora_memory_share=0.01)[1] == 27  # a staging buffer is as large as the largest
 
 

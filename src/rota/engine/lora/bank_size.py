@@ -163,9 +163,9 @@ def _beside_kv(
     if config.lora_memory_share is not None or (left := max(least, room.holds(room.beside_kv))) >= places:
         return bound
     LOG.info(
-        "%d %s for adapters instead of %d (%s), so that memory is left for the KV of max_running_requests; "
-        "lora_memory_share or max_loras_per_batch would set more.",
-        left, what, places, why,
+        "%d %s for adapters instead of %d (%s), so that memory is left for the KV of max_running_requests; %s would "
+        "set more.",
+        left, what, places, why, "lora_memory_share or max_loras_per_batch" if what == "slots" else "lora_memory_share",
     )  # fmt: skip
     return left, "what KV of max_running_requests leaves"
 
