@@ -39,7 +39,7 @@ def spared(
     build: Callable[[], FakeDevice] = SLOW, prepare: Callable[[], None] = gc.collect
 ) -> Iterator[tuple[SupervisedService, Listener, Spares]]:
     """A service that serves, and its spares, of which the first has been started."""
-    spares = Spares(lambda _: prepare)
+    spares = Spares(lambda _: prepare, settle_s=0.0)
     with supervised(build, new_engine=partial(EngineProcess, spares=spares)) as (service, listener):
         service.wait_until_ready(PATIENCE_S)
         assert until(lambda: spares.spare is not None)
@@ -131,6 +131,15 @@ def test_nothing_is_left_running_when_the_service_stops(prepare):
         assert spares.spare is None
 
 
+def test_a_spare_that_is_not_due_yet_delays_no_restart_and_no_end():
+    spares = Spares(lambda _: gc.collect, settle_s=1000.0)
+    with supervised(SLOW, new_engine=partial(EngineProcess, spares=spares)) as (service, listener):
+        service.wait_until_ready(PATIENCE_S)
+
+        assert serve_again(service, listener, "again")
+        assert spares.spare is None
+
+
 def test_an_engine_that_stays_down_has_no_spare():
     with spared() as (service, _, spares):
         spare = waiting(spares)
@@ -178,7 +187,7 @@ def build_late(gate: Path) -> FakeDevice:
 @contextmanager
 def two_engines(*builds: Callable[[], FakeDevice]) -> Iterator[tuple[list[SupervisedService], Listener, Spares]]:
     """Two services that share their spares."""
-    spares, listener = Spares(lambda _: gc.collect), Listener()
+    spares, listener = Spares(lambda _: gc.collect, settle_s=0.0), Listener()
     new_engine = partial(EngineProcess, spares=spares)
     services = [
         SupervisedService(build, EngineConfig(engine_id=EngineId(number)), new_engine=new_engine)
@@ -241,7 +250,7 @@ from tests.fakes import FakeDevice
 from tests.runtime.services import Listener
 from tests.waiting import hang, until
 if __name__ == "__main__":
-    spares = Spares(lambda _: gc.collect)
+    spares = Spares(lambda _: gc.collect, settle_s=0.0)
     service = SupervisedService(FakeDevice, EngineConfig(), new_engine=partial(EngineProcess, spares=spares))
     service.start(Listener())
     service.wait_until_ready()

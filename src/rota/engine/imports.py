@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
-# Modules with kernels for a GPU. An engine imports those that it chooses; FlashInfer asks the GPU when it is imported.
+# Modules with kernels for a GPU. An engine imports those that it chooses. FlashInfer is not among them: its import may
+# ask for a GPU.
 ON_GPU = (
     "rota.engine.attention.triton_attention",
     "rota.engine.lora.triton_ops",

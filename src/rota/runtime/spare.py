@@ -40,7 +40,7 @@ class Spare:
         self._line.settimeout(ANSWER_S)
         self._is_prepared = False
         self.process = multiprocessing.get_context("spawn").Process(
-            target=_wait, args=(prepare, theirs, os.getpid()), name="rota-engine", daemon=True
+            target=_wait, args=(pickle.dumps(prepare), theirs, os.getpid()), name="rota-engine", daemon=True
         )
         with theirs:  # not kept: else the end of the process would not end the line
             start_child(self.process)
@@ -81,7 +81,7 @@ class Spare:
         self.process.join(KILL_S)
 
 
-def _wait(prepare: Callable[[], None], line: socket.socket, parent: int) -> None:
+def _wait(prepare: bytes, line: socket.socket, parent: int) -> None:
     die_with(parent)
     usual = _expendable()
     # In a thread, because a process without rights cannot take its own niceness back.
@@ -99,11 +99,11 @@ def _wait(prepare: Callable[[], None], line: socket.socket, parent: int) -> None
     work(*arguments)
 
 
-def _import_nicely(prepare: Callable[[], None]) -> None:
-    """Imports that fail are tried again by the engine, which says why."""
+def _import_nicely(prepare: bytes) -> None:
+    """Even to read `prepare` is an import. Imports that fail are tried again by the engine, which says why."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # on Linux: of this thread
-    prepare()
+    pickle.loads(prepare)()
 
 
 def _expendable() -> str:

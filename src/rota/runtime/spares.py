@@ -1,15 +1,20 @@
-"""Spares keeps one spare process for all engines of a server, and starts the next when all engines serve."""
+"""Spares keeps one spare process for all engines of a server, and starts the next once all engines serve."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from rota.core.config import Capacity
 from rota.runtime.spare import Spare
 
 LOG = logging.getLogger("rota.engine")
+
+# So long the engines serve before the next spare starts. On two busy cores its imports made the first answer after a
+# restart two seconds late.
+SETTLE_S = 10.0
 
 # The imports of a spare for an engine of this capacity, to be done in the spare; None: it is not worth one.
 PrepareFor = Callable[[Capacity], Callable[[], None] | None]
@@ -18,15 +23,17 @@ PrepareFor = Callable[[Capacity], Callable[[], None] | None]
 class Spares:
     """One spare, however many engines: two engines rarely die together, and each spare takes memory.
 
-    It is never started while an engine starts, because cores may be few. A thread starts it, and lives until the last
+    It is never started while an engine starts, nor while the requests that waited for one are served: cores may be few.
+    A thread starts it, and lives until the last
     engine has ended: Linux ends a process with the thread that started it, and a spare may become the engine of a
     replica that outlives the others. From any thread.
     """
 
-    def __init__(self, prepare_for: PrepareFor) -> None:
-        self._prepare_for = prepare_for
+    def __init__(self, prepare_for: PrepareFor, settle_s: float = SETTLE_S) -> None:
+        self._prepare_for, self._settle_s = prepare_for, settle_s
         self._changed = threading.Condition()
         self._engines: dict[object, bool] = {}  # whether each of them serves
+        self._settled_at = 0.0
         self._prepare: Callable[[], None] | None = None
         self._spare: Spare | None = None
         self._thread: threading.Thread | None = None
@@ -52,6 +59,7 @@ class Spares:
         """The engine serves from now on."""
         with self._changed:
             self._engines[engine] = True
+            self._settled_at = time.monotonic() + self._settle_s
             self._prepare = self._prepare_for(capacity)
             if self._prepare and self._thread is None:
                 self._thread = threading.Thread(target=self._keep, name="rota-spare", daemon=True)
@@ -75,10 +83,12 @@ class Spares:
     def _keep(self) -> None:
         with self._changed:
             while self._thread is threading.current_thread():
-                if self._prepare and self._spare is None and all(self._engines.values()):
-                    self._start(self._prepare)
-                else:
+                if self._prepare is None or self._spare or not all(self._engines.values()):
                     self._changed.wait()
+                elif (left_s := self._settled_at - time.monotonic()) > 0.0:
+                    self._changed.wait(left_s)
+                else:
+                    self._start(self._prepare)
 
     def _start(self, prepare: Callable[[], None]) -> None:
         try:
