@@ -6,6 +6,7 @@ import itertools
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -164,3 +165,23 @@ def test_there_are_never_more_visits_than_two_however_many_slots_there_are():
     absent = [newcomer(AdapterId(number)) for number in range(100, 120)]
     absent += [parked(AdapterId(number), ran_at=ago(30)) for number in range(200, 210)]
     assert len(turns(rotate_with(many), slots(many, absent))) == MOST_VISITS
+
+
+@pytest.mark.parametrize(("waited_steps", "came_before", "leaves"), [(99, 9, False), (130, 9, True), (130, -9, False)])
+def test_a_resident_with_prompts_stays_but_not_for_prompts_behind_an_adapter_that_waits_too_long(
+    waited_steps, came_before, leaves
+):
+    policy = rotate_with([resident(A)])
+    busy = resident(A, waiting_since=ago(waited_steps - came_before))
+    seen = slots([busy], [newcomer(B, since=ago(waited_steps))])
+
+    assert turns(policy, seen) == ([Turn(A, B)] if leaves else [])
+
+
+def test_residents_of_closed_slots_count_as_no_visits():
+    policy = rotate_with([resident(one) for one in (A, B, C, D, E)])
+    visitors = [resident(one, claims=1.0, is_prefilling=True) for one in (B, C)]
+    seen = slots([resident(A), *visitors, resident(D), resident(E)], [newcomer(F)], open=3)
+
+    assert [turn.successor for turn in turns(policy, seen)] == [F]
+    assert sorted(policy._settled) == [A, D, E]

@@ -90,13 +90,15 @@ def test_under_drain_as_many_residents_drain_at_once_as_must_leave():
     assert residents(stage) == {4, *{1, 2, 3} - {*draining}}
 
 
-def test_under_drain_it_comes_though_the_residents_never_run_out_of_work():
-    stage = crowded(DRAIN, rows=16)
+@pytest.mark.parametrize("policy", [DRAIN, ROTATE], ids=["drain", "rotate"])
+def test_it_comes_though_the_residents_have_new_prompts_in_every_step(policy):
+    stage = crowded(policy, rows=32)
     stage.ask("large", adapter=4, max_new_tokens=2)
-    for number in range(1000):
+    for number in range(600):
         for adapter in (1, 2, 3):
-            stage.ask(f"more{adapter}-{number}", adapter, max_new_tokens=5)
-        stage.arrive(*loads(stage.step(at=stage.now + 0.1)))
+            if f"more{adapter}-{number - 9}" not in stage.scheduler.refusals():
+                stage.ask(f"more{adapter}-{number}", adapter, max_new_tokens=5)
+        stage.arrive(*loads(stage.step(at=stage.now + 0.02)))
         if any(event.request_id == "large" for event in stage.said(Finished)):
             return
     pytest.fail("it waited for ever")

@@ -33,6 +33,8 @@ BEHIND_NEWCOMERS_S = 1e6
 # A settled adapter that came less than this many steps ago does not step aside. One that has been out for as long comes
 # back before others come.
 STEADY_STEPS = 8
+# A resident with prompts to compute stays, but not for prompts that came after an adapter that waits for so many steps.
+LATE_STEPS = 128
 
 
 class Rotate(SlotPolicy):
@@ -105,7 +107,8 @@ class Rotate(SlotPolicy):
         newcomers, stalled = ([one for one in views if _can_come(slots, one)] for views in self._visits.both)
         if slots.copies <= 0 or not (late or soon or newcomers or stalled):
             return []
-        leavers = Leavers(slots, self._settled, self._visits, now - self._steady_s(slots), now)
+        late_since = self._late_since(slots, [*late, *soon, *newcomers], now)
+        leavers = Leavers(slots, self._settled, self._visits, now - self._steady_s(slots), now, late_since)
         turns: list[Turn] = []
         for comers, leaver_for in (
             (late, leavers.for_settled),
@@ -124,6 +127,11 @@ class Rotate(SlotPolicy):
 
     def _steady_s(self, slots: SlotsView) -> float:
         return STEADY_STEPS * slots.step_s
+
+    def _late_since(self, slots: SlotsView, comers: list[AdapterView], now: float) -> float:
+        """When the adapter came that waits for longest, if that is too long; infinity if none does."""
+        since = min((super(Rotate, self).due_at(view) for view in comers), default=math.inf)
+        return since if now - since > LATE_STEPS * slots.step_s else math.inf
 
     def _coming_back(self, slots: SlotsView, now: float) -> tuple[list[AdapterView], list[AdapterView]]:
         """Settled adapters without a slot, the largest claim first: those that were out for long, and the others."""
