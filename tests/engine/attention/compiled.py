@@ -8,13 +8,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from rota.engine.attention.triton_decode import decode_kernel
 from rota.engine.attention.triton_tuning import EIGHT_BIT_DECODES, DecodeTuning
+from tests.engine.kernels_compiled import compile_kernel
 
 TYPES = {
     "query": "*bf16", "tables": "*i32", "shares": "*i32", "taken": "*i32", "output": "*bf16", "partial": "*fp32",
@@ -33,16 +31,10 @@ def compiled(tuning: DecodeTuning, is_eight: bool) -> Any:
     constants: dict[str, Any] = {**SHAPE, "TILE": tuning.tile, "OPERAND": tl.float16 if is_eight else tl.bfloat16}
     if not is_eight:
         constants["scales"] = None
-    names = decode_kernel.arg_names
-    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
-    even = {
-        (place,): [["tt.divisibility", 16]]
-        for place, name in enumerate(names)
-        if signature[name].startswith("*") or name.endswith("stride")
-    }
-    options = {"num_warps": tuning.warps, "num_stages": tuning.stages, "maxnreg": tuning.registers}
-    source = ASTSource(decode_kernel, signature, constants, even)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return compile_kernel(
+        decode_kernel, types, constants,
+        num_warps=tuning.warps, num_stages=tuning.stages, maxnreg=tuning.registers,
+    )  # fmt: skip
 
 
 def facts(kernel: Any) -> dict[str, int]:

@@ -6,22 +6,15 @@ python -m tests.engine.ops.compiled
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import tempfile
 from typing import Any
 
-import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from rota.engine.ops.rounding_kernels import rounding_rms_norm_kernel, rounding_silu_multiply_kernel
 from rota.engine.ops.with_adapters import SHAPES
 from rota.engine.ops.with_adapters_kernels import add_rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
-from rota.runtime.lifeline import tied
+from tests.engine.kernels_compiled import compile_kernel, resources
 
-HOPPER = GPUTarget("cuda", 90, 32)
 TYPES = {
     "y": "*bf16", "b": "*bf16", "shrunk": "*bf16", "output": "*bf16", "residual": "*bf16", "weight": "*bf16",
     "query": "*bf16", "keys": "*bf16", "values": "*bf16", "query_norm": "*bf16", "key_norm": "*bf16",
@@ -51,31 +44,14 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
 
 
 def compiled(kernel: Any, constants: dict[str, Any], warps: int) -> Any:
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else TYPES.get(name, "i32") for name in names}
-    even = {
-        (place,): [["tt.divisibility", 16]]
-        for place, name in enumerate(names)
-        if name not in ANYWHERE and (signature[name].startswith("*") or name.endswith("stride"))
-    }
-    options = {"num_warps": warps, "num_stages": SHAPES.stages}
-    return triton.compile(ASTSource(kernel, signature, constants, even), target=HOPPER, options=options)
+    return compile_kernel(kernel, TYPES, constants, ANYWHERE, num_warps=warps, num_stages=SHAPES.stages)
 
 
 def facts(kernel: Any) -> dict[str, int]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        tool = triton.knobs.nvidia.cuobjdump.path
-        usage = subprocess.run(tied([tool, "-res-usage", file.name]), capture_output=True, text=True, check=True)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout)
-    assert found is not None
     return {
-        "registers": int(found[1]),
-        "spilt_bytes": int(found[2]),
+        **resources(kernel),
         "products": kernel.asm["ptx"].count("mma.sync"),
         "wide_loads": kernel.asm["ptx"].count("ld.global.v4"),
-        "shared_bytes": kernel.metadata.shared,
     }
 
 
