@@ -9,7 +9,7 @@ import pytest
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import Event
 from rota.core.ids import AdapterId
-from rota.core.messages import AdapterFetched, Message
+from rota.core.messages import AdapterFetched, AdapterReady, Message
 from rota.core.plan import StepPlan
 from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policies import SLOT_POLICIES, make_slot_policy
@@ -59,6 +59,24 @@ def test_an_adapter_that_lacks_kv_does_not_keep_those_behind_it_from_being_read(
     stage.ask("small, on disk", adapter=2, prompt=4)
 
     assert fetched(stage.step()) == [2]
+
+
+def test_pinned_adapters_that_share_one_place_in_host_memory_come_to_their_slots_one_after_the_other():
+    stage = Stage(adapters=0, slots=3, lora=LoraConfig(max_loaded_loras=1))
+    stage.tell(add_adapter(1, is_pinned=True))
+    stage.tell(add_adapter(2, is_pinned=True))
+    read, seated = list[int](), list[int]()
+    for _ in range(8):
+        plan = stage.step()
+        read += fetched(plan)
+        for number in fetched(plan):
+            stage.tell(AdapterFetched(AdapterId(number), 0.0))
+        for load in plan.loads:
+            seated.append(load.adapter_id)
+            stage.tell(AdapterReady(load.adapter_id, 0.0))
+
+    assert sorted(seated) == [1, 2]
+    assert len(read) <= 4, "none is read again and again"
 
 
 def traffic(seed: int) -> list[tuple[float, Message]]:

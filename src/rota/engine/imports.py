@@ -10,6 +10,7 @@ ON_GPU = (
     "rota.engine.attention.triton_attention",
     "rota.engine.lora.triton_ops",
     "rota.engine.ops.fused",
+    "rota.engine.ops.rounding",
     "rota.engine.quantised.packed_product",
     "rota.engine.quantised.scaled_product",
     "rota.engine.sampling.triton_biases",

@@ -93,10 +93,12 @@ class HostVictims:
             residency = books.slots.residencies.get(adapter_id)
             if residency and not residency.is_ready:
                 continue  # it is being copied from host memory
-            if not books.groups[adapter_id].users:
+            group = books.groups[adapter_id]
+            if group.users:
+                if residency and not self._keeps_running:
+                    self._seated.append(adapter_id)
+            elif residency or not group.wants_slot:  # else it is pinned, and would only be read again for its slot
                 (idle_in_slots if residency and self._keeps_running else self._idle).append(adapter_id)
-            elif residency and not self._keeps_running:
-                self._seated.append(adapter_id)
         if not books.absent.at_hand and not books.hosts.reads:
             # No adapter will come that takes a slot from one of these. Unless one is dropped, no other is ever read.
             self._idle.extend(idle_in_slots[:1])
