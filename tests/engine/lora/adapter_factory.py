@@ -52,3 +52,17 @@ def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], None]) ->
 
 def change_dtype(folder: Path, dtype: torch.dtype) -> None:
     change_tensors(folder, lambda tensors: tensors.update({name: each.to(dtype) for name, each in tensors.items()}))
+
+
+def greedy_answer(model: PreTrainedModel | PeftModel, prompt: tuple[int, ...], new_tokens: int) -> list[int]:
+    """What transformers answers, without an end before all new tokens are there."""
+    tokens = torch.tensor([prompt])
+    model.generation_config.eos_token_id = None
+    made = model.generate(
+        input_ids=tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return list(made[0, len(prompt) :].tolist())

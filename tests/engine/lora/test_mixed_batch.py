@@ -7,9 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from peft import PeftModel
-from transformers import PreTrainedModel
 
 from rota.core.adapter import Adapter
 from rota.core.errors import FaultCode
@@ -18,7 +16,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import RemoveAdapter
 from rota.core.request import Request
 from tests.builders import request
-from tests.engine.lora.adapter_factory import ATTENTION, change_tensors, make_adapter
+from tests.engine.lora.adapter_factory import ATTENTION, change_tensors, greedy_answer, make_adapter
 from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.worlds import endings, outputs
@@ -44,25 +42,12 @@ def world(tmp_path_factory) -> tuple[Path, Path, list[tuple[int, ...]], Answers]
         make_adapter(adapters / str(number), model, seed=number, **fields)
     dice = random.Random(3)
     prompts = [tuple(dice.randrange(3, 250) for _ in range(length)) for length in (5, 27)]
-    answers: Answers = {prompt: {0: answer(model, prompt)} for prompt in prompts}
+    answers: Answers = {prompt: {0: greedy_answer(model, prompt, NEW_TOKENS)} for prompt in prompts}
     for number in ADAPTERS:
         tuned = PeftModel.from_pretrained(copy.deepcopy(model), adapters / str(number)).eval()
         for prompt in prompts:
-            answers[prompt][number] = answer(tuned, prompt)
+            answers[prompt][number] = greedy_answer(tuned, prompt, NEW_TOKENS)
     return folder, adapters, prompts, answers
-
-
-def answer(model: PreTrainedModel | PeftModel, prompt: tuple[int, ...]) -> list[int]:
-    tokens = torch.tensor([prompt])
-    model.generation_config.eos_token_id = None
-    made = model.generate(
-        input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return made[0, len(prompt) :].tolist()
 
 
 def everybody(prompts: list[tuple[int, ...]]) -> list[Request]:

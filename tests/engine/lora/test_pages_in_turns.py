@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from peft import PeftModel
-from transformers import PreTrainedModel
 
 from rota.core.config import FirstAdapters
 from rota.core.events import SlotChanged, SlotReason
 from rota.core.ids import AdapterId
 from tests.builders import request
-from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
+from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, make_adapter
 from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.worlds import outputs
@@ -30,25 +27,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[in
     """A tiny model, adapters of it, and what PEFT answers for each."""
     folder, adapters = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("adapters")
     model = make_tiny_model(folder, "llama3")
-    answers = {0: answer(model)}
+    answers = {0: greedy_answer(model, PROMPT, NEW_TOKENS)}
     for number, rank in RANKS.items():
         path = make_adapter(adapters / str(number), model, seed=number, r=rank, lora_alpha=rank)
-        answers[number] = answer(load_with_peft(path, model))
+        answers[number] = greedy_answer(load_with_peft(path, model), PROMPT, NEW_TOKENS)
     assert len(set(map(tuple, answers.values()))) == len(answers)
     return folder, adapters, answers
-
-
-def answer(model: PreTrainedModel | PeftModel) -> list[int]:
-    tokens = torch.tensor([PROMPT])
-    model.generation_config.eos_token_id = None
-    made = model.generate(
-        input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return made[0, len(PROMPT) :].tolist()
 
 
 WAYS = {
