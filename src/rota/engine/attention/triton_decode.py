@@ -22,7 +22,6 @@ from rota.engine.attention.triton_shares import entry_of, next_entry
 from rota.engine.attention.triton_tile import (
     absorb,
     combine,
-    head_scales,
     load_scales,
     load_tile,
     locate,
@@ -71,7 +70,9 @@ def _attend(
         k_scales, v_scales = load_scales(scales, at, inside, HEAD_DIM, True)
         positions += TILE
         at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
-        top, total, mixed = absorb(q, k, v, k_scales, v_scales, inside[None, :], top, total, mixed, scale, True, False)
+        top, total, mixed = absorb(
+            q, k, v, k_scales, v_scales, inside[None, :], top, total, mixed, scale, scales is not None, True, False
+        )
     return top, total, settled(mixed, total, scales)  # zeros for a padded row of length 0
 
 
@@ -124,6 +125,8 @@ def decode_kernel(
     heads = kv_head * GROUP + in_group
     is_real = (in_group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     keys, values = keys + kv_head * head_stride, values + kv_head * head_stride
+    if scales is not None:
+        scales += 2 * kv_head * BLOCK_SIZE
     # Both at once: a program without a share reads past the list's end, but not past its room.
     count = tl.load(shares)
     decode, row, begin, end, first, pieces, slot = entry_of(shares, index)
@@ -131,7 +134,7 @@ def decode_kernel(
         q_offsets = heads[:, None] * query_head_stride + dims[None, :]
         q = tl.load(query + decode * query_stride + q_offsets, mask=is_real, other=0.0)
         top, total, mixed = _attend(
-            q, begin, end, keys, values, head_scales(scales, kv_head, BLOCK_SIZE), tables + row * table_stride,
+            q, begin, end, keys, values, scales, tables + row * table_stride,
             scale, page_stride, token_stride, GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
         )  # fmt: skip
         if pieces == 1:

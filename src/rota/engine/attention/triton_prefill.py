@@ -25,7 +25,6 @@ from rota.engine.attention.triton_shares import block_span, entry_of
 from rota.engine.attention.triton_tile import (
     absorb,
     combine,
-    head_scales,
     load_scales,
     load_tile,
     locate,
@@ -77,7 +76,9 @@ def _sweep(
         k_scales, v_scales = load_scales(scales, at, inside, HEAD_DIM, MASKED)
         positions += TILE
         at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
-        top, total, mixed = absorb(q, k, v, k_scales, v_scales, visible, top, total, mixed, scale, MASKED, MASKED)
+        top, total, mixed = absorb(
+            q, k, v, k_scales, v_scales, visible, top, total, mixed, scale, scales is not None, MASKED, MASKED
+        )
     return top, total, mixed
 
 
@@ -190,9 +191,11 @@ def prefill_kernel(
     q = tl.load(query + q_offsets[:, None] + dims[None, :], mask=is_real, other=0.0)
     table = tables + tl.load(rows + chunk) * table_stride
     keys, values = keys + kv_head * head_stride, values + kv_head * head_stride
+    if scales is not None:
+        scales += 2 * kv_head * BLOCK_SIZE
     top, total, mixed = _attend(
         q, start + token, start, length, block, begin, end, window, keys, values,
-        head_scales(scales, kv_head, BLOCK_SIZE), table, scale, page_stride, token_stride,
+        scales, table, scale, page_stride, token_stride,
         GROUP, HEAD_DIM, DIMS, BLOCK_SIZE, QUERIES, TILE, WINDOWED, OPERAND,
     )  # fmt: skip
     if pieces == 1:

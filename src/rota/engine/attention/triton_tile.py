@@ -55,15 +55,6 @@ def load_tile(
 
 
 @triton.jit
-def head_scales(scales, kv_head, BLOCK_SIZE: tl.constexpr):
-    """Scales of a cache moved to one kv head; None if it has none."""
-    if scales is None:
-        return None
-    else:
-        return scales + 2 * kv_head * BLOCK_SIZE
-
-
-@triton.jit
 def load_scales(
     scales,  # -> [blocks, kv_heads, block_size, 2] float32, moved to one kv head; None: the cache has none
     offsets,  # [TILE] int64, of the vectors in the cache
@@ -73,7 +64,7 @@ def load_scales(
 ):
     """[TILE] of keys and [TILE] of values, which lie as their vectors do; zero where there is no position."""
     if scales is None:
-        return None, None
+        return 0.0, 0.0  # not None: a function of Triton 3.6 cannot return it
     else:
         of_key = scales + offsets // HEAD_DIM * 2
         if MASKED:
@@ -87,19 +78,20 @@ def absorb(
     q,  # [ROWS, DIMS]
     k,  # [TILE, DIMS]
     v,  # [TILE, DIMS]
-    k_scales,  # [TILE] float32; None: k and v are no codes in eight bits
+    k_scales,  # [TILE] float32; read only when SCALED
     v_scales,
     visible,  # [ROWS or 1, TILE] bool; read only when MASKED
     top,  # [ROWS] the largest scaled logit so far
     total,  # [ROWS] the sum of 2 ** (logit - top) so far
     mixed,  # [ROWS, DIMS] values weighted the same way
     scale,  # softmax scale * log2(e): the softmax runs on powers of two, which the hardware has. With codes: [ROWS]
+    SCALED: tl.constexpr,  # whether k and v are codes in eight bits
     MASKED: tl.constexpr,
     BLIND: tl.constexpr,  # whether a row may have seen nothing so far
 ):
     """The running softmax (top, total, mixed) after one more tile of keys and values."""
     logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [ROWS, TILE]
-    if k_scales is not None:
+    if SCALED:
         logits *= k_scales[None, :]
     if MASKED:
         logits = tl.where(visible, logits, float("-inf"))
@@ -108,10 +100,10 @@ def absorb(
     base = new_top
     if BLIND:  # -inf - -inf would be NaN
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(logits * (scale if k_scales is None else scale[:, None]) - base[:, None])
+    weights = tl.exp2(logits * (scale[:, None] if SCALED else scale) - base[:, None])
     fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weights, 1)
-    if v_scales is not None:
+    if SCALED:
         weights *= (v_scales * _LIFT)[None, :]
     mixed = tl.dot(weights.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
     return new_top, total, mixed
