@@ -10,7 +10,8 @@ from itertools import count
 from typing import Any
 
 from rota.core.adapter import Adapter
-from rota.core.config import Capacity, LoraConfig, SchedulerConfig
+from rota.core.capacity import Capacity
+from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import Event, Finished
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.messages import AdapterFetched, AdapterReady, AddAdapter, Message, Submit

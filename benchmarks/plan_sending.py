@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 import zmq
 
-from rota.core.config import Capacity, EngineConfig, ModelConfig, SchedulerConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig, ModelConfig, SchedulerConfig
 from rota.core.ids import RequestId
 from rota.core.messages import Submit
 from rota.core.plan import StepPlan, StepResult

@@ -13,7 +13,8 @@ import statistics
 import time
 
 from rota.core.adapter import Adapter
-from rota.core.config import Capacity, LoraConfig, SchedulerConfig
+from rota.core.capacity import Capacity
+from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.messages import AdapterFetched, AdapterReady, AddAdapter, Submit
 from rota.core.plan import StepPlan, StepResult

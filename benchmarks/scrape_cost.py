@@ -19,7 +19,8 @@ from typing import Any, cast
 from scheduler_cost import ADAPTERS, RUNNING, SLOTS, Device, submit
 
 from rota.core.adapter import Adapter
-from rota.core.config import Capacity, LoraConfig, SchedulerConfig
+from rota.core.capacity import Capacity
+from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import Event, Finished, FinishReason, Inspected, Produced
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import AddAdapter, Inspect, Message

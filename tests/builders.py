@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from rota.core.adapter import Adapter
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, Submit
 from rota.core.request import Pooling, Request, SamplingParams

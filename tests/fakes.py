@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rota.core.adapter import Adapter
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.ids import BASE, AdapterId, BlockId, Row, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.core.plan import Pool, Scoring, Seat, StepPlan, StepResult, TokenLogprobs

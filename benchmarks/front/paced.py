@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from front.ticks import CYCLE
-from rota.core.config import Capacity, EngineConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig
 from rota.core.messages import AdapterFetched, AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
 

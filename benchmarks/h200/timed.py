@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.grammar import Grammar
 from rota.core.messages import Message
 from rota.core.plan import StepPlan, StepResult

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 
 from rota.core.adapter import Adapter
-from rota.core.config import Capacity, EngineConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig
 from rota.core.lora_paths import LoraPath
 from rota.core.policy_config import PolicyConfig
 from rota.dashboard.feed import Feed

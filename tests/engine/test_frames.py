@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.ids import Row
 from rota.core.plan import Chunk, StepPlan, StepResult
 from rota.core.request import SamplingParams

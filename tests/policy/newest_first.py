@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policy import SlotPolicy, Turn
 from rota.policy.views import AdapterView, SlotsView

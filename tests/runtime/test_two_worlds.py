@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.core.config import Capacity, SchedulerConfig
+from rota.core.capacity import Capacity
+from rota.core.config import SchedulerConfig
 from rota.core.events import Event, Produced
 from rota.core.messages import Message
 from rota.core.plan import StepPlan, StepResult

@@ -10,7 +10,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.core.config import Capacity, LoraConfig, SchedulerConfig
+from rota.core.capacity import Capacity
+from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.errors import FaultCode
 from rota.core.events import (
     AdapterAdded,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rota.core.config import Capacity, LoraConfig, SchedulerConfig
+from rota.core.capacity import Capacity
+from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import FinishReason
 from rota.core.ids import AdapterId
 from rota.core.messages import Message, Submit

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from rota.commands.engines import described_replicas
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.stages import Stage, described, stage_fields, total_s
 from rota.runtime.process_age import process_began_at
 from rota.runtime.service import ServiceState

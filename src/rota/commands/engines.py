@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 
 from rota.commands.logged import MakeDevice, build_logged
-from rota.core.config import Capacity, EngineConfig, ModelConfig, ServerConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
 from rota.llm.config import import_device
 from rota.runtime.lifeline import tied

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from rota.core.config import Capacity, EngineConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig
 from rota.engine.attention.protocol import Attention
 from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.bank_choice import choose_bank

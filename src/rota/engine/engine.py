@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from rota.core.adapter import Adapter
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.grammar import Grammar, Grammars
 from rota.core.ids import BASE, BlockId, RequestId, Row
 from rota.core.messages import Message

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rota.core.adapter import OTHER_LABEL
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.events import AdapterStanding, Inspected, SlotChanged, SlotState
 from rota.core.ids import FIRST_ENGINE, EngineId
 from rota.observe import metric_table as table

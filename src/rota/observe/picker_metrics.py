@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.events import AdapterStanding, Inspected, SlotState
 from rota.observe.metric_table import Metric
 from rota.observe.metrics import Metrics

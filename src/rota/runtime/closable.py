@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import Event, Finished
 from rota.core.ids import RequestId

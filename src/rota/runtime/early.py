@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.events import Event
 from rota.core.messages import Message
 from rota.runtime.service import Deliver, Service, ServiceState

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from rota.core.adapter import Adapter
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.errors import AdapterError, EngineDiedError, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, Event
 from rota.core.messages import AddAdapter, Message

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from rota.core.config import Capacity, EngineConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig
 from rota.core.errors import EngineDiedError, Fault, FaultCode, RequestError, RotaError
 from rota.core.events import Event
 from rota.core.ids import FIRST_ENGINE, EngineId

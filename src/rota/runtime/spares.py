@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.runtime.spare import Spare
 
 LOG = logging.getLogger("rota.engine")

@@ -12,7 +12,8 @@ from typing import Protocol
 
 import zmq
 
-from rota.core.config import Capacity, EngineConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig
 from rota.core.events import EngineRestarted, Event
 from rota.core.messages import Message
 from rota.core.stages import stage_fields

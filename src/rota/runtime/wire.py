@@ -16,7 +16,7 @@ from typing import Any, get_args
 import msgspec
 import zmq
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.events import Event
 from rota.core.messages import Message
 from rota.core.stages import Stage

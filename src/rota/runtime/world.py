@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol, TypeVar, runtime_checkable
 
 from rota.core.adapter import Adapter
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.grammar import Grammar
 from rota.core.messages import Message
 from rota.core.plan import StepPlan, StepResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.errors import Fault
 from rota.core.events import Event, Finished, FinishReason, Preempted
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId

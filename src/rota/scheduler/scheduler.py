@@ -6,7 +6,8 @@ slots, tokens in flight), so at depth 2 the next plan can be made before the tok
 
 from __future__ import annotations
 
-from rota.core.config import Capacity, EngineConfig, LoraConfig, SchedulerConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig, LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError, Fault
 from rota.core.events import CacheFlushed, Event, Finished, FinishReason
 from rota.core.ids import FIRST_ENGINE, EngineId, RequestId

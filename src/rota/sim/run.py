@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rota.core.config import Capacity, LoraConfig, SchedulerConfig
+from rota.core.capacity import Capacity
+from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import Event
 from rota.core.ids import EngineId
 from rota.core.policy_config import PolicyConfig

@@ -14,7 +14,8 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from rota.core.config import Capacity, EngineConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig
 from rota.core.messages import AdapterFailed, Message
 from rota.core.plan import StepPlan, StepResult
 from tests.processes import started

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rota.core.config import Capacity, EngineConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig
 from rota.core.events import FinishReason, PrefillsReleased
 from rota.core.ids import EngineId
 from rota.core.policy_config import PolicyConfig

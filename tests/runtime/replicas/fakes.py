@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished, FinishReason
 from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.core.messages import AddAdapter, Message, Submit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.errors import ConfigError
 from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policies.drain import Drain

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Self
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.policy.drains import LOOK_AHEAD, DrainingPolicy, Views, lacks_only_a_slot, outranking

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from typing import Self
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.policy.leavers import Leavers

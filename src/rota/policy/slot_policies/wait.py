@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.ids import AdapterId
 from rota.core.policy_config import PolicyConfig
 from rota.policy.drains import DrainingPolicy, Views, outranking

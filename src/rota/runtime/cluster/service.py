@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.messages import Message
 from rota.runtime.cluster.cluster import Cluster
 from rota.runtime.cluster.needs import Need, Sight

@@ -11,7 +11,8 @@ from typing import Any
 
 import zmq
 
-from rota.core.config import Capacity, EngineConfig
+from rota.core.capacity import Capacity
+from rota.core.config import EngineConfig
 from rota.core.errors import ConfigError, RotaError
 from rota.runtime.last_words import end_with
 from rota.runtime.patience import Patience

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Generic
 
 from rota.core.adapter import Adapter
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.errors import EngineDiedError
 from rota.core.grammar import Grammar
 from rota.core.messages import Message

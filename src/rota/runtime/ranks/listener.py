@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.errors import EngineDiedError
 from rota.runtime.last_words import EndWith
 from rota.runtime.patience import Patience, Silence

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.errors import EngineDiedError
 from rota.core.events import Event
 from rota.core.messages import Message

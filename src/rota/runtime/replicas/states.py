@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.ids import EngineId
 from rota.runtime.service import Phase, ServiceState
 

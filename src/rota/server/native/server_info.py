@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 
-from rota.core.config import Capacity
+from rota.core.capacity import Capacity
 from rota.core.events import Inspected
 from rota.core.stages import Stage, total_s
 from rota.observe.metrics import Metrics
