@@ -6,8 +6,8 @@
     bf16               torch's product
     fp8 scaled         x rounded in one launch, then torch's scaled product
     fp8 scaled alone   the same without the rounding: what a norm that rounds would leave
-    fp8 kernel         our kernel for few rows, x not rounded, the fastest of its shapes
-    int4 kernel        the same in four bits
+    fp8 kernel         our kernels, the fastest of their shapes: x not rounded up to 16 rows, else rounded in one launch
+    int4 kernel        our kernel in four bits, x not rounded
     int4 written out   the matrix written out in 16 bits, then torch's product
 
 A floor is the time that the bytes of matrix, x and y take at the bandwidth measured first. Matrices take turns, so that
@@ -38,8 +38,7 @@ from torch.nn import functional
 from rota.engine.model.timed import graph_milliseconds
 from rota.engine.quantised.codes import Codes, Scaled
 from rota.engine.quantised.eight_bit import in_eight_bit_floats
-from rota.engine.quantised.few_rows import MOST_ROWS
-from rota.engine.quantised.packed_product import PackedProduct, WrittenOutProduct
+from rota.engine.quantised.packed_product import TRIED_ROWS, PackedProduct, WrittenOutProduct
 from rota.engine.quantised.packing import Packed, pack_eight_bits, pack_four_bits, step_of
 from rota.engine.quantised.scaled_product import ScaledProduct, round_rows
 
@@ -48,7 +47,7 @@ DTYPE = torch.bfloat16
 # Four times an H200's L2.
 TOUCHED = 200_000_000
 # Rounding x to eight bits costs some 3 %, the other ways 0.4 % at most.
-BOUNDS = {"fp8 scaled": 0.05, "fp8 scaled alone": 0.05}
+BOUNDS = {"fp8 scaled": 0.05, "fp8 scaled alone": 0.05, "fp8 kernel": 0.05}
 BOUND = 6e-3
 
 Clock = Callable[[Sequence[Callable[[], object]]], float]
@@ -110,8 +109,8 @@ class Matrices:
             "fp8 scaled alone": {"": scaled},
             "int4 written out": {"": [partial(one.computed, x, None, None) for one in self.four]},
         }
-        for way, bits, products in (("fp8 kernel", 8, eight), ("int4 kernel", 4, self.four)):
-            if len(x) <= MOST_ROWS[bits]:
+        for way, products in (("fp8 kernel", eight), ("int4 kernel", self.four)):
+            if len(x) <= TRIED_ROWS[-1]:
                 found[way] = kernel_calls(products, x)
         return found
 
@@ -137,11 +136,11 @@ def random_codes(site: Site, group: int, device: str) -> Codes:
 
 def kernel_calls(products: Sequence[PackedProduct], x: Tensor) -> dict[str, list[Callable[[], Tensor]]]:
     return {
-        f"{tuning.columns} columns, {tuning.rows} rows, {tuning.shares} shares": [
+        ", ".join(f"{number} {name}" for name, number in dataclasses.asdict(tuning).items()): [
             partial(one.computed, x, None, tuning) for one in products
         ]
         for tuning in products[0].tunings(len(x))
-    }  # fmt: skip
+    }
 
 
 def measure(

@@ -60,10 +60,13 @@ def as_computed(cache: PagedCache) -> PagedCache:
 
 
 def rounded(cache: PagedCache) -> PagedCache:
-    """The same cache in eight bits, beside the sequences as they read then; what nobody wrote stays NaN."""
+    """The same cache in eight bits, beside the sequences as they read then; what nobody wrote stays NaN.
+
+    Both are rounded on the cache's device: another may divide a little differently, and choose the code beside.
+    """
     keys, values, scales = in_eight_bits_together(cache.keys, cache.values)
     dense_keys, dense_values = (
-        tuple(from_eight_bits(*in_eight_bits(row), torch.float64) for row in rows)
+        tuple(from_eight_bits(*in_eight_bits(row.to(keys.device)), torch.float64).cpu() for row in rows)
         for rows in (cache.dense_keys, cache.dense_values)
     )
     return replace(

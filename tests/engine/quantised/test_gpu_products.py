@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from rota.engine.model.linear import tune_gemms
 from rota.engine.quantised.eight_bit import EightBitFloatLinear, in_eight_bit_floats, product_reference, rounded_rows
 from rota.engine.quantised.gpu_four_bit import GpuFourBitLinear
+from rota.engine.quantised.packed_product import TRIED_ROWS
 from tests.engine.quantised.few_bits import on_device, random_codes, relative_error
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
@@ -63,10 +65,10 @@ def test_each_way_in_eight_bits_has_the_error_of_its_own_rounding_alone(rows):
     x, product = random(rows, 4096), EightBitFloatLinear(matrix)._product
     rounded = product.computed(x, None, None)
     assert relative_error(rounded, product_reference(rounded_rows(x), matrix)) < BOUNDS[torch.bfloat16]
-    if rows <= 64:
-        for tuning in product.tunings(rows):
-            found = product.computed(x, None, tuning)
-            assert relative_error(found, x.float() @ matrix.weights().T) < BOUNDS[torch.bfloat16], tuning
+    expected = x.float() @ matrix.weights().T if rows <= 16 else product_reference(rounded_rows(x), matrix)
+    for tuning in product.tunings(rows) if rows <= TRIED_ROWS[-1] else ():
+        found = product.computed(x, None, tuning)
+        assert relative_error(found, expected) < BOUNDS[torch.bfloat16], tuning
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,6 +135,10 @@ def test_products_are_right_after_they_were_tried_out():
 
 def test_the_same_rows_give_the_same_numbers_every_time():
     """Shares are added in their order, whichever program ends last."""
-    linear, x = GpuFourBitLinear(on_device(random_codes(1024, 4096), "cuda"), None, torch.bfloat16), random(16, 4096)
-    first = linear(x)
-    assert all(torch.equal(linear(x), first) for _ in range(50))
+    four = GpuFourBitLinear(on_device(random_codes(1024, 4096), "cuda"), None, torch.bfloat16)
+    eight = EightBitFloatLinear(in_eight_bit_floats(random(1024, 4096, dtype=torch.float32)))._product
+    ways = [partial(eight.computed, bias=None, way=way) for rows in (16, 64, 256) for way in eight.tunings(rows)]
+    x = random(16, 4096)
+    for call in (four, *ways):
+        first = call(x)
+        assert all(torch.equal(call(x), first) for _ in range(50))

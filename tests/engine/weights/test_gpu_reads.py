@@ -31,9 +31,11 @@ class Noting(PinnedCopier):
         self.were_pinned: list[bool] = []
 
     def buffer(self, size: int) -> Tensor:
-        self.buffers.append(super().buffer(size))
-        self.were_pinned.append(self.buffers[-1].is_pinned())
-        return self.buffers[-1]
+        """Threads come at one time: the last of the list may be another's."""
+        buffer = super().buffer(size)
+        self.buffers.append(buffer)
+        self.were_pinned.append(buffer.is_pinned())
+        return buffer
 
 
 def weight(projection: Projection) -> Tensor:

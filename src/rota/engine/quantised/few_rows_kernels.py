@@ -96,13 +96,13 @@ def few_rows_kernel(
     if IS_SHARED:
         nth = row_tile * tl.num_programs(1) + tile
         of_tile = partial + nth.to(tl.int64) * (shares * COLUMNS * ROWS)
-        total, is_last = _shared(of_tile, ended + nth, total, row < rows, share, shares, COLUMNS, ROWS, AT_ONCE)
+        total, is_last = add_shares(of_tile, ended + nth, total, row < rows, share, shares, COLUMNS, ROWS, AT_ONCE)
     if not IS_SHARED or is_last:
-        _store(y, total, bias, row, output, rows, outputs, HAS_BIAS)
+        store_tile(y, total, bias, row, output, rows, outputs, HAS_BIAS)
 
 
 @triton.jit
-def _shared(
+def add_shares(
     partial, ended, total, is_row, share, shares, COLUMNS: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr
 ):  # fmt: skip
     """Puts a share down; if it is the last one, the sum of all shares, and True."""
@@ -123,7 +123,7 @@ def _shared(
 
 
 @triton.jit
-def _store(y, total, bias, row, output, rows, outputs, HAS_BIAS: tl.constexpr):
+def store_tile(y, total, bias, row, output, rows, outputs, HAS_BIAS: tl.constexpr):
     if HAS_BIAS:
         total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]
     at = y + row[None, :].to(tl.int64) * outputs + output[:, None]

@@ -1,11 +1,12 @@
-"""A PackedProduct multiplies few rows by our kernel and more rows in another way; where, it tries out at the start."""
+"""A PackedProduct multiplies few rows by our kernels and more rows in another way; where, it tries out at the start."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from functools import partial
+from typing import TypeVar
 
 import torch
 import triton
@@ -15,15 +16,21 @@ from triton.runtime.errors import OutOfResources
 
 from rota.core.trials import Choice
 from rota.engine.model.timed import graph_milliseconds
+from rota.engine.quantised.carried import carried
 from rota.engine.quantised.few_rows import Tuning, ended_for, multiply, written_out
 from rota.engine.quantised.linear import Product
 from rota.engine.quantised.packing import TILE, Packed
+from rota.engine.quantised.scaled_product import round_rows
+from rota.engine.quantised.scaled_rows import ScaledTuning, divides, multiply_scaled
 from rota.engine.trials import chosen
 
 # What is done with more rows: (x, bias) -> y.
 ManyRows = Callable[[Tensor, Tensor | None], Tensor]
+Shapes = TypeVar("Shapes")
+# What our kernels do: with x as it is, or with x in eight bits.
+Way = Tuning | ScaledTuning
 # These numbers of rows are tried; a number between them does as the next one. Each takes kernels to be compiled.
-TRIED_ROWS = {4: (4, 16, 64, 128, 256), 8: (4, 16, 64)}
+TRIED_ROWS = (4, 16, 64, 128, 256)
 # Before trying: up to this many rows our kernel multiplies, by bits. The likeliest shapes fit on any GPU.
 FEW_ROWS = {4: 64, 8: 16}
 # Matrices in a round: L2 must not hold the next matrix.
@@ -34,6 +41,12 @@ SHAPES: dict[int, dict[tuple[int, int, int], tuple[int, ...]]] = {
     16: {(64, 16, 4): (4, 8), (128, 16, 4): (2, 4)},
     64: {(128, 64, 4): (2, 4), (256, 64, 8): (1, 2)},
     256: {(128, 128, 8): (1, 2), (128, 64, 4): (2,), (256, 64, 8): (1,)},
+}
+# In eight bits, beyond 16 rows: outputs of a program, inputs of a step, stages and warps. A program for each processor.
+SCALED_SHAPES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
+    64: ((64, 256, 4, 4), (128, 128, 4, 4)),
+    128: ((64, 256, 4, 4), (128, 128, 3, 8)),
+    256: ((64, 128, 4, 4), (128, 128, 4, 8)),
 }
 MOST_SHARES = 16
 # Chosen instead of a shape: as more rows are multiplied.
@@ -50,7 +63,9 @@ class PackedProduct:
         self._many_rows = many_rows
         self._ended = ended_for(packed)
         few = FEW_ROWS[packed.bits]
-        self._chosen = {rows: self.tunings(rows)[0] if rows <= few else None for rows in TRIED_ROWS[packed.bits]}
+        self._chosen: dict[int, Way | None] = {
+            rows: self.tunings(rows)[0] if rows <= few else None for rows in TRIED_ROWS
+        }
 
     @property
     def size_bytes(self) -> int:
@@ -59,14 +74,16 @@ class PackedProduct:
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.computed(x, bias, self._tuning_for(x))
 
-    def computed(self, x: Tensor, bias: Tensor | None, tuning: Tuning | None) -> Tensor:
-        """By our kernel in one of its `tunings`; None: as more rows are multiplied."""
-        if tuning is None:
+    def computed(self, x: Tensor, bias: Tensor | None, way: Way | None) -> Tensor:
+        """By one of our kernels in one of its `tunings`; None: as more rows are multiplied."""
+        if way is None:
             return self._many_rows(x, bias)
-        return multiply(x, self._packed, bias, self._ended, tuning)
+        if isinstance(way, ScaledTuning):
+            return multiply_scaled(carried(x) or round_rows(x), self._packed, bias, self._ended, way, x.dtype)
+        return multiply(x, self._packed, bias, self._ended, way)
 
-    def tunings(self, rows: int) -> list[Tuning]:
-        """Shapes of the kernel that may be the fastest, the likeliest first."""
+    def tunings(self, rows: int) -> Sequence[Way]:
+        """Shapes of the kernels that may be the fastest, the likeliest first."""
         return tunings_for(self._packed, rows)
 
     def tune(self, products: Sequence[Product], rows: Sequence[int]) -> None:
@@ -77,10 +94,10 @@ class PackedProduct:
             for one in alike:
                 one._chosen[count] = best
 
-    def _best(self, alike: Sequence[PackedProduct], rows: int) -> Tuning | None:
+    def _best(self, alike: Sequence[PackedProduct], rows: int) -> Way | None:
         """What was the fastest at a former start, or is now."""
         packed = self._packed
-        ways = {astuple(way): way for way in self.tunings(rows)} | {OTHER_WAY: None}
+        ways: dict[Choice, Way | None] = {astuple(way): way for way in self.tunings(rows)} | {OTHER_WAY: None}
 
         def find() -> Choice:
             best = self._fastest(alike, rows)
@@ -89,19 +106,19 @@ class PackedProduct:
         name = f"{rows} rows by {packed.outputs} x {packed.inputs} in {packed.bits} bits, {packed.steps} steps"
         return ways[chosen(name, find, ways.__contains__)]
 
-    def _fastest(self, alike: Sequence[PackedProduct], rows: int) -> Tuning | None:
+    def _fastest(self, alike: Sequence[PackedProduct], rows: int) -> Way | None:
         x = torch.ones(rows, self._packed.inputs, dtype=torch.bfloat16, device=self._ended.device)
-        ways: list[Tuning | None] = [*self.tunings(rows), None]
+        ways: list[Way | None] = [*self.tunings(rows), None]
         return min(ways, key=lambda way: _milliseconds([partial(one.computed, x, None, way) for one in alike]))
 
-    def _tuning_for(self, x: Tensor) -> Tuning | None:
-        """None: the other way; the kernel multiplies numbers of 16 bits."""
+    def _tuning_for(self, x: Tensor) -> Way | None:
+        """None: the other way; the kernels multiply numbers of 16 bits, or of eight made from them."""
         tried = self._tried(len(x)) if x.element_size() == 2 else None
         return None if tried is None else self._chosen[tried]
 
     def _tried(self, rows: int) -> int | None:
         """The number of rows that is tried for this one; None: too many rows for the kernel."""
-        return next((one for one in TRIED_ROWS[self._packed.bits] if rows <= one), None)
+        return next((one for one in TRIED_ROWS if rows <= one), None)
 
 
 class WrittenOutProduct:
@@ -122,19 +139,37 @@ class WrittenOutProduct:
         return y if bias is None else y.add_(bias)
 
 
-def tunings_for(packed: Packed, rows: int) -> list[Tuning]:
+def tunings_for(packed: Packed, rows: int) -> Sequence[Way]:
     """Shapes that fill all processors, and leave each program two steps at least."""
-    most = min(MOST_SHARES, max(1, packed.steps // 2))
-    shapes = next(some for most_rows, some in SHAPES.items() if rows <= most_rows)
-    found = []
-    for (columns, tile_rows, warps), programs in shapes.items():
-        tiles = triton.cdiv(packed.outputs, columns) * triton.cdiv(rows, tile_rows)
-        for per_processor in programs:
-            shares = round(per_processor * _processors(packed.words.device) / tiles)
-            found.append(
-                Tuning(columns=columns, shares=_power_of_two(min(most, shares)), rows=tile_rows, warps=warps)
-            )  # fmt: skip
+    if packed.bits == 8 and rows > FEW_ROWS[8]:
+        return _scaled_tunings(packed, rows)
+    found = [
+        Tuning(columns=columns, shares=_shares(packed, columns, each / triton.cdiv(rows, tile_rows), packed.steps),
+               rows=tile_rows, warps=warps)
+        for (columns, tile_rows, warps), programs in _up_to(rows, SHAPES).items()
+        for each in programs
+    ]  # fmt: skip
     return list(dict.fromkeys(found))
+
+
+def _scaled_tunings(packed: Packed, rows: int) -> Sequence[Way]:
+    return [
+        ScaledTuning(columns=columns, shares=_shares(packed, columns, 1, packed.inputs // step), step=step,
+                     stages=stages, warps=warps)
+        for columns, step, stages, warps in _up_to(rows, SCALED_SHAPES)
+        if divides(packed, step)
+    ]  # fmt: skip
+
+
+def _up_to(rows: int, shapes: Mapping[int, Shapes]) -> Shapes:
+    """Those for the smallest number of rows that is not below this one."""
+    return next(some for most, some in shapes.items() if rows <= most)
+
+
+def _shares(packed: Packed, columns: int, per_processor: float, steps: int) -> int:
+    tiles = triton.cdiv(packed.outputs, columns)
+    wanted = round(per_processor * _processors(packed.words.device) / tiles)
+    return _power_of_two(min(MOST_SHARES, max(1, steps // 2), wanted))
 
 
 def _milliseconds(calls: Sequence[Callable[[], object]]) -> float:
