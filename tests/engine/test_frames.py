@@ -23,6 +23,7 @@ from rota.engine.step.computed import Computed
 from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame, mixed_frames
 from rota.engine.step.graphs import StepGraphs
 from rota.engine.weights.load import load_weights
+from tests.engine.graph_stubs import no_graph
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.test_engine import BLOCK_SIZE, BLOCKS, OTHER, PROMPT, ROWS, Hand, expected
 from tests.engine.triton_interpreter import DEVICE, load
@@ -34,7 +35,9 @@ class ComputedGraphs(StepGraphs):
     """Graphs whose replay computes the step anew: what needs no GPU to be wrong."""
 
     def __init__(self, engine: Engine) -> None:
-        super().__init__([Frame(ROWS, page_changes=ROWS), MIXED], {})
+        super().__init__([(Frame(ROWS, page_changes=ROWS), False), (MIXED, False)], no_graph)
+        while self.capture_next():
+            pass
         self._engine = engine
         self.replayed = 0
 
@@ -148,6 +151,18 @@ def test_frames_reach_every_row_and_the_largest_step_and_come_smallest_first(row
     assert sizes == sorted(sizes)
     assert mixed_frame(rows, budget) in frames
     assert max(frame.prompt_tokens for frame in frames) == budget
+
+
+def test_a_step_with_a_prompt_is_padded_by_fewer_than_32_decodes():
+    frames = mixed_frames(256, 2048)
+    for decodes in range(1, 257):
+        room = min(frame.decodes for frame in frames if frame.decodes >= decodes)
+        assert room - decodes < 32
+
+
+def test_without_adapters_long_prompts_go_without_a_graph():
+    assert max(frame.prompt_tokens for frame in mixed_frames(256, 2048, has_adapters=False)) == 512
+    assert max(frame.prompt_tokens for frame in mixed_frames(256, 2048, has_adapters=True)) == 1024
 
 
 def test_precompiling_computes_a_step_in_every_frame_and_leaves_the_cache_to_others(engine: Engine, oracle):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rota.core.ids import Row
+from rota.core.plan import StepPlan
 from rota.engine.step.computed import Computed
 from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame
-from rota.engine.step.graphs import capture_graphs
+from rota.engine.step.graphs import WANTED_OFTEN, GraphCapture, Kind, StepGraph, StepGraphs
 
 FRAMES = [Frame(1, page_changes=1), Frame(4, page_changes=4), mixed_frame(1, 32), mixed_frame(4, 8)]
+KINDS = [(frame, has_adapters) for frame in FRAMES for has_adapters in (False, True)]
 
 
 def sampled(frame: Frame) -> int:
@@ -33,10 +37,52 @@ def test_all_graphs_write_their_logits_to_the_same_place_whatever_they_hold(monk
     def padding(frame: Frame, _has_adapters: bool) -> np.ndarray:
         return np.zeros(frame.numbers, np.int32)
 
-    graphs = capture_graphs(body, padding, FRAMES, logits, quiet=True, has_bank=True)
+    capture = GraphCapture(body, padding, logits)
+    for frame, has_adapters in KINDS:
+        computed = capture(frame, has_adapters).computed
+        assert computed.logits.data_ptr() == logits.data_ptr()
+        assert computed.logits.shape == (sampled(frame), 7)
+        assert computed.hidden is None
 
-    assert set(graphs._graphs) == {(frame, has_adapters) for frame in FRAMES for has_adapters in (False, True)}
-    for (frame, _), graph in graphs._graphs.items():
-        assert graph.computed.logits.data_ptr() == logits.data_ptr()
-        assert graph.computed.logits.shape == (sampled(frame), 7)
-        assert graph.computed.hidden is None
+
+class Captures:
+    """Notes what is captured."""
+
+    def __init__(self) -> None:
+        self.kinds: list[Kind] = []
+
+    def __call__(self, frame: Frame, has_adapters: bool) -> StepGraph:
+        self.kinds.append((frame, has_adapters))
+        return cast(StepGraph, object())
+
+
+def decodes(count: int) -> StepPlan:
+    return StepPlan(step_id=0, decodes=tuple(map(Row, range(count))))
+
+
+def test_when_idle_graphs_are_captured_one_by_one_until_all_are_there():
+    captures = Captures()
+    graphs = StepGraphs(KINDS, captures)
+    rounds = 1
+    while graphs.capture_next():
+        rounds += 1
+    assert (rounds, captures.kinds) == (len(KINDS), KINDS)
+    assert not graphs.capture_next()
+    assert captures.kinds == KINDS
+
+
+def test_a_step_takes_the_smallest_frame_that_is_there():
+    graphs = StepGraphs(KINDS, Captures())
+    assert graphs.frame_for(decodes(1), has_adapters=False) is None
+    graphs.capture((FRAMES[1], False))
+    assert graphs.frame_for(decodes(1), has_adapters=False) is FRAMES[1]
+    assert graphs.frame_for(decodes(1), has_adapters=True) is None
+    assert graphs.frame_for(decodes(5), has_adapters=False) is None
+
+
+def test_a_graph_that_is_wanted_often_is_captured_though_nothing_is_ever_idle():
+    captures = Captures()
+    graphs = StepGraphs(KINDS, captures)
+    found = [graphs.frame_for(decodes(3), has_adapters=True) for _ in range(WANTED_OFTEN + 2)]
+    assert found == [None] * (WANTED_OFTEN - 1) + [FRAMES[1]] * 3
+    assert captures.kinds == [(FRAMES[1], True)]

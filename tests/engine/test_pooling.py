@@ -17,6 +17,7 @@ from rota.core.request import Pooling
 from rota.engine.step.frames import mixed_frame
 from rota.engine.step.graphs import StepGraphs
 from tests.builders import request
+from tests.engine.graph_stubs import no_graph
 from tests.engine.guided_story import ADAPTERS, GuidedServer
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.lora.mixed_server import adapter
@@ -98,9 +99,10 @@ def test_every_family_s_hidden_states_are_those_behind_its_last_norm(family, tmp
 
 def test_a_step_that_pools_goes_without_a_graph():
     frame = mixed_frame(decodes=4, prompt_tokens=32)
-    graphs = StepGraphs([frame], {})
+    graphs = StepGraphs([(frame, False)], no_graph)
+    graphs.capture_next()
     plain = StepPlan(step_id=1, chunks=(Chunk(row=Row(0), start=0, length=8, samples=True),))
     pooling = StepPlan(step_id=1, chunks=plain.chunks, pools=(Pool(Row(0), "last"),))
 
-    assert graphs.frame_for(plain) == frame
-    assert graphs.frame_for(pooling) is None
+    assert graphs.frame_for(plain, has_adapters=False) == frame
+    assert graphs.frame_for(pooling, has_adapters=False) is None

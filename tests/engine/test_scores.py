@@ -15,6 +15,7 @@ from rota.core.plan import Chunk, Scoring, StepPlan, TokenLogprobs
 from rota.engine.sampling.scores import score, tokens_at_once
 from rota.engine.step.frames import frame_of, mixed_frame
 from rota.engine.step.graphs import StepGraphs
+from tests.engine.graph_stubs import no_graph
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.test_inputs import chunk, plan, rows, seat
@@ -115,9 +116,10 @@ def test_the_logits_of_a_slice_take_some_tens_of_megabytes_at_most(vocabulary):
 
 def test_a_step_that_scores_goes_without_a_graph():
     frame = mixed_frame(decodes=4, prompt_tokens=32)
-    graphs = StepGraphs([frame], {})
+    graphs = StepGraphs([(frame, False)], no_graph)
+    graphs.capture_next()
     plain = StepPlan(step_id=1, chunks=(Chunk(row=Row(0), start=0, length=8, samples=True),))
     scoring = StepPlan(step_id=1, chunks=plain.chunks, scorings=(Scoring(row=Row(0), start=1, end=8, top=1),))
 
-    assert graphs.frame_for(plain) is frame
-    assert graphs.frame_for(scoring) is None
+    assert graphs.frame_for(plain, has_adapters=False) is frame
+    assert graphs.frame_for(scoring, has_adapters=False) is None

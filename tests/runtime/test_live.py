@@ -58,6 +58,39 @@ def test_a_busy_loop_is_not_kept_waiting():
     assert time.monotonic() - began < 5.0  # a nap each time would take longer
 
 
+class IdleWorker(FakeDevice):
+    """Has so many things to do that can wait."""
+
+    def __init__(self, left: int, inbox: ThreadInbox) -> None:
+        super().__init__()
+        self.left, self._inbox = left, inbox
+
+    def work_while_idle(self) -> bool:
+        self.left -= 1
+        if not self.left:
+            self._inbox.post(abort("after all of it"))
+        return self.left > 0
+
+
+def test_a_device_does_what_can_wait_while_no_message_comes_and_then_no_more():
+    inbox = ThreadInbox()
+    device = IdleWorker(3, inbox)
+    world = LiveWorld(device, inbox)
+
+    assert world.receive(math.inf) == [abort("after all of it")]
+    assert world.receive(world.now() + 0.1) == []
+    assert device.left == 0
+
+
+def test_a_message_goes_before_what_can_wait():
+    inbox = ThreadInbox()
+    device = IdleWorker(3, inbox)
+    inbox.post(abort("first"))
+
+    assert LiveWorld(device, inbox).receive(math.inf) == [abort("first")]
+    assert device.left == 3
+
+
 def test_a_closed_inbox_aborts_all_once_and_then_nothing_ever_comes():
     inbox = ThreadInbox()
     world = LiveWorld(FakeDevice(), inbox)

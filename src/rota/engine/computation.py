@@ -17,7 +17,7 @@ from rota.engine.model.protocol import Model
 from rota.engine.sampling.vocabulary import Vocabulary
 from rota.engine.step.computed import Computed
 from rota.engine.step.frames import Frame, StepInputs, frame_of
-from rota.engine.step.graphs import StepGraphs, capture_graphs
+from rota.engine.step.graphs import GraphCapture, Kind, StepGraphs
 from rota.engine.step.inputs import PackedStep, Rows
 from rota.engine.step.lora_batch import Groups, LoraBatch
 from rota.engine.step.sections import Numbers
@@ -48,7 +48,7 @@ class Computation:
 
     def run(self, plan: StepPlan) -> tuple[Frame, Computed] | None:
         """Take down the plan's seats and grants, then compute its step in a frame; None if the plan has no tokens."""
-        graph_frame = self.graphs.frame_for(plan) if self.graphs is not None else None
+        graph_frame = self.graphs.frame_for(plan, self._has_adapters(plan)) if self.graphs is not None else None
         packed = self._rows.accept(plan, graph_frame or frame_of(plan))
         if not plan.tokens:
             return None
@@ -80,10 +80,10 @@ class Computation:
         self._rows.newest_token[rows] = tokens
         return Computed(masked, logits, rows, lengths, hidden)
 
-    def capture(self, frames: list[Frame], logits: Tensor, quiet: bool, ranks: int = 1) -> None:
-        """Replay graphs from now on; all of them write to `logits`."""
-        has_bank = self._adapters is not None
-        self.graphs = capture_graphs(self.compute, self.padding, frames, logits, quiet, has_bank, ranks)
+    def use_graphs(self, kinds: Sequence[Kind], logits: Tensor) -> StepGraphs:
+        """Replay graphs of these kinds from now on, once they are captured; all of them write to `logits`."""
+        self.graphs = StepGraphs(kinds, GraphCapture(self.compute, self.padding, logits))
+        return self.graphs
 
     def padding(self, frame: Frame, has_adapters: bool) -> Numbers:
         """The inputs of a step in which every row is padding."""
@@ -93,6 +93,11 @@ class Computation:
         assert self._adapters is not None
         numbers, _ = self._with_slots(packed.line, np.full(frame.tokens, self._adapters.bank.slots, np.int32))
         return numbers
+
+    def _has_adapters(self, plan: StepPlan) -> bool:
+        if self._adapters is None:
+            return False
+        return self._adapters.slots_of(np.array([*plan.decodes, *(chunk.row for chunk in plan.chunks)])) is not None
 
     def _host_inputs(self, packed: PackedStep, plan: StepPlan) -> HostInputs:
         """The inputs of a packed plan; with adapters only if one of its rows has one."""

@@ -24,11 +24,12 @@ from rota.engine.model.protocol import Model
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.group import ONE_RANK, Group
 from rota.engine.parallel.shard import WHOLE, Shard
-from rota.engine.progress import tell_progress
+from rota.engine.progress import tell_progress, tracked
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.vocabulary import Vocabulary
 from rota.engine.stages import StageRecorder
 from rota.engine.step.frames import MOST_CHUNKS, Frame, decode_frames, mixed_frames
+from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
 from rota.engine.ticket import Ticket
 
@@ -97,24 +98,35 @@ class Engine:
 
     @torch.inference_mode()
     def capture(self, most_prompt_tokens: int, quiet: bool = False, stage: StageRecorder | None = None) -> None:
-        """Replay steps as CUDA graphs from now on; the attention must not read lengths on the host."""
+        """Replay steps as CUDA graphs from now on; the attention must not read lengths on the host.
+
+        Those of decodes are captured here, and all of them if there are other ranks: those capture at the same time.
+        """
         stage = stage or StageRecorder()
-        frames = self._frames(most_prompt_tokens)
+        kinds = self._kinds(most_prompt_tokens)
         with stage("tuning"):
-            self._model.tune(sorted({frame.tokens for frame in frames}))
+            self._model.tune(sorted({frame.tokens for frame, _ in kinds}))
         with stage("graphs"):
-            most = max(frame.decodes for frame in frames) + MOST_CHUNKS
+            most = max(frame.decodes for frame, _ in kinds) + MOST_CHUNKS
             logits = torch.empty(most, self._vocabulary.own, dtype=self._model.dtype, device=self._device)
-            self._computation.capture(frames, logits, quiet, self._group.size)
+            graphs = self._computation.use_graphs(kinds, logits)
+            first = [kind for kind in kinds if not kind[0].chunks or self._group.size > 1]
+            for kind in tracked(first, "Capturing CUDA graphs", is_quiet=quiet):
+                graphs.capture(kind)
+
+    @torch.inference_mode()
+    def work_while_idle(self) -> bool:
+        """Do a little of what can wait; False if nothing is left to do."""
+        graphs = self._computation.graphs
+        return graphs is not None and graphs.capture_next()
 
     @torch.inference_mode()
     def precompile(self, most_prompt_tokens: int) -> None:
         """Compile every kernel: compute a step in every frame, and the first steps of a request."""
-        for frame in self._frames(most_prompt_tokens):
-            for has_adapters in (True, False) if self._adapters is not None else (False,):
-                inputs = torch.from_numpy(self._computation.padding(frame, has_adapters)).to(self._device)
-                self._computation.compute(inputs, frame, has_adapters)
-                tell_progress("Compiling kernels")
+        for frame, has_adapters in self._kinds(most_prompt_tokens):
+            inputs = torch.from_numpy(self._computation.padding(frame, has_adapters)).to(self._device)
+            self._computation.compute(inputs, frame, has_adapters)
+            tell_progress("Compiling kernels")
         self.warm_up()
 
     def warm_up(self) -> None:
@@ -167,9 +179,15 @@ class Engine:
         self._computation.compute(inputs, frame, has_adapters=False)
         return time.perf_counter() - started_at
 
-    def _frames(self, most_prompt_tokens: int) -> list[Frame]:
-        rows = self.capacity.rows
-        return [*decode_frames(rows), *mixed_frames(rows, most_prompt_tokens)]
+    def _kinds(self, most_prompt_tokens: int) -> list[Kind]:
+        """Of the steps that are worth a graph, the largest first: the smaller ones then fit into the pool's memory."""
+        rows, has_bank = self.capacity.rows, self._adapters is not None
+        kinds = [
+            (frame, has_adapters)
+            for has_adapters in ((True, False) if has_bank else (False,))
+            for frame in (*decode_frames(rows), *mixed_frames(rows, most_prompt_tokens, has_adapters))
+        ]
+        return sorted(kinds, key=lambda kind: kind[0].tokens, reverse=True)
 
     # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
 

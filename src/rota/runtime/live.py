@@ -12,7 +12,10 @@ from rota.core.plan import StepPlan, StepResult
 from rota.runtime.adapter_checks import AdapterChecks
 from rota.runtime.preparation import Preparation
 from rota.runtime.pulse import BEAT_S, Pulse
-from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket
+from rota.runtime.world import ChecksAdapters, Device, FollowsGrammars, Ticket, WorksWhileIdle
+
+# A loop without messages for so long is idle.
+QUIET_S = 0.02
 
 
 class Inbox(Protocol):
@@ -47,6 +50,7 @@ class LiveWorld(Generic[Ticket]):
         self._is_closed = False
         self._checks = AdapterChecks(device.check) if isinstance(device, ChecksAdapters) else None
         self._preparation = Preparation(device.prepare, inbox.post) if isinstance(device, FollowsGrammars) else None
+        self._idle_work = device.work_while_idle if isinstance(device, WorksWhileIdle) else None
         device.listen(inbox.post)
 
     def now(self) -> float:
@@ -71,9 +75,11 @@ class LiveWorld(Generic[Ticket]):
             wait_s = max(0.0, until - self.now())
             if self._pulse is not None:
                 self._pulse.beat()
-            messages = self._inbox.take(min(wait_s, nap_s))
+            messages = self._inbox.take(min(wait_s, QUIET_S if self._idle_work else nap_s))
             if messages or messages is None or self._is_wanted(until):
                 return messages
+            if self._idle_work and not self._idle_work():
+                self._idle_work = None
 
     def _is_wanted(self, until: float) -> bool:
         """Is a pass due, though no message came?"""

@@ -82,3 +82,12 @@ class FollowsGrammars(Protocol):
     def prepare(self, grammar: Grammar, then: Callable[[], None]) -> bool:
         """True: `then` is called once the grammar is ready, from any thread. False: it is ready."""
         ...
+
+
+@runtime_checkable
+class WorksWhileIdle(Protocol):
+    """A device with work that can wait until there is nothing else to do."""
+
+    def work_while_idle(self) -> bool:
+        """Do a little of it; False if nothing is left to do."""
+        ...

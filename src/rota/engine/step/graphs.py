@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.plan import StepPlan
-from rota.engine.progress import tracked
 from rota.engine.step.computed import Computed
 from rota.engine.step.frames import Frame
 
@@ -20,6 +18,12 @@ from rota.engine.step.frames import Frame
 StepBody = Callable[[Tensor, Frame, bool, Tensor], Computed]
 # The inputs of a step in this frame, with adapters or without, that is all padding.
 Padding = Callable[[Frame, bool], NDArray[np.int32]]
+
+
+# A frame, and whether adapters take part.
+Kind = tuple[Frame, bool]
+# A capture takes as long as some steps do.
+WANTED_OFTEN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +36,40 @@ class StepGraph:
 
 
 class StepGraphs:
-    """The graphs of all frames, with adapters and without. They share memory: logits last until the next replay."""
+    """Graphs by frame, with adapters and without. They share memory: logits last until the next replay.
 
-    def __init__(self, frames: Iterable[Frame], graphs: dict[tuple[Frame, bool], StepGraph]) -> None:
-        """Frames come smallest first."""
-        self._decodes = [frame for frame in frames if not frame.chunks]
-        self._mixed = [frame for frame in frames if frame.chunks]
-        self._graphs = graphs
+    Each is captured when nothing else is to do, or when a step has wanted it some times: until then a step takes the
+    next larger frame, or none.
+    """
 
-    def frame_for(self, plan: StepPlan) -> Frame | None:
+    def __init__(self, kinds: Iterable[Kind], capture: Callable[[Frame, bool], StepGraph]) -> None:
+        """Kinds come in the order in which they are captured."""
+        self._capture = capture
+        self._graphs: dict[Kind, StepGraph] = {}
+        # How often a step has wanted a kind that is not there yet.
+        self._missing: dict[Kind, int] = dict.fromkeys(kinds, 0)
+        self._frames: dict[tuple[bool, bool], list[Frame]] = {}
+        for frame, has_adapters in sorted(self._missing, key=lambda kind: (kind[0].tokens, kind[0].decodes)):
+            self._frames.setdefault((bool(frame.chunks), has_adapters), []).append(frame)
+
+    def capture_next(self) -> bool:
+        """Capture one graph that is not there yet; False if there is none."""
+        if self._missing:
+            self.capture(next(iter(self._missing)))
+        return bool(self._missing)
+
+    def capture(self, kind: Kind) -> None:
+        self._graphs[kind] = self._capture(*kind)
+        del self._missing[kind]
+
+    def frame_for(self, plan: StepPlan, has_adapters: bool) -> Frame | None:
         """The smallest frame that holds a step; None if it fits into none, or wants more of it than a graph gives."""
         if plan.scorings or plan.pools or not plan.tokens:
             return None
-        frames = self._mixed if plan.chunks else self._decodes
-        return next((frame for frame in frames if frame.holds(plan)), None)
+        for frame in self._frames.get((bool(plan.chunks), has_adapters), ()):
+            if frame.holds(plan) and self._is_there((frame, has_adapters)):
+                return frame
+        return None
 
     def replay(self, inputs: NDArray[np.int32], frame: Frame, has_adapters: bool) -> Computed:
         """Run the step of a frame's padded inputs; does not wait for the device."""
@@ -55,33 +79,33 @@ class StepGraphs:
         graph.graph.replay()
         return graph.computed
 
+    def _is_there(self, kind: Kind) -> bool:
+        """A server that is never idle must have its graphs too: they are captured when they are wanted often enough."""
+        if kind in self._missing:
+            self._missing[kind] += 1
+            if self._missing[kind] < WANTED_OFTEN:
+                return False
+            self.capture(kind)
+        return True
 
-def capture_graphs(
-    body: StepBody,
-    padding: Padding,
-    frames: list[Frame],
-    logits: Tensor,
-    quiet: bool,
-    has_bank: bool = False,
-    ranks: int = 1,
-) -> StepGraphs:
-    """Capture `body` in every frame, over inputs that are only padding: nothing a ledger gives away is touched.
+
+class GraphCapture:
+    """Captures a step over inputs that are only padding: nothing a ledger gives away is touched.
 
     All graphs write to the same `logits` [rows that sample at most, vocabulary]: one for each would take gigabytes.
     """
-    graphs: dict[tuple[Frame, bool], StepGraph] = {}
-    pool = torch.cuda.graph_pool_handle()
-    # NCCL has a thread that looks after its sums; what it asks the device must not end a capture here.
-    mode = "global" if ranks == 1 else "thread_local"
-    # Largest first: the smaller ones then fit into memory the pool already has.
-    largest_first = sorted(frames, key=lambda frame: frame.tokens, reverse=True)
-    kinds = list(itertools.product(largest_first, (True, False) if has_bank else (False,)))
-    for frame, has_adapters in tracked(kinds, "Capturing CUDA graphs", is_quiet=quiet):
-        inputs = torch.from_numpy(padding(frame, has_adapters)).to(logits.device)
+
+    def __init__(self, body: StepBody, padding: Padding, logits: Tensor) -> None:
+        self._body, self._padding, self._logits = body, padding, logits
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, frame: Frame, has_adapters: bool) -> StepGraph:
+        inputs = torch.from_numpy(self._padding(frame, has_adapters)).to(self._logits.device)
         # Once outside the graph: kernels are compiled and workspaces allocated at their first use.
-        body(inputs, frame, has_adapters, logits)
+        self._body(inputs, frame, has_adapters, self._logits)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode=mode):
-            computed = replace(body(inputs, frame, has_adapters, logits), hidden=None)
-        graphs[frame, has_adapters] = StepGraph(graph, inputs, computed)
-    return StepGraphs(frames, graphs)
+        # Other threads copy adapters meanwhile, and NCCL has one that looks after its sums; what they ask the device
+        # must not end a capture here.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            computed = replace(self._body(inputs, frame, has_adapters, self._logits), hidden=None)
+        return StepGraph(graph, inputs, computed)
