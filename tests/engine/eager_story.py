@@ -31,8 +31,11 @@ TWO_SLOTS = LoraConfig(max_loras_per_batch=2, max_lora_rank=16)
 
 
 def build(folder: Path, first: FirstAdapters | None = None, **model: Any) -> Engine:
-    """Row n is the base model's or adapter n's; two slots, or as the first adapters need them."""
-    return build_engine(
+    """Row n is the base model's or adapter n's; two slots, or as the first adapters need them.
+
+    Every graph is captured, because a step in a frame is rounded otherwise than one without.
+    """
+    engine = build_engine(
         EngineConfig(
             model=ModelConfig(model_path=str(folder), **{"dtype": "float32", "device": "cpu", **model}),
             cache=CacheConfig(kv_block_size=BLOCK_SIZE, kv_blocks=ROWS * PAGES),
@@ -42,6 +45,9 @@ def build(folder: Path, first: FirstAdapters | None = None, **model: Any) -> Eng
             quiet=True,
         )
     )
+    while engine.work_while_idle():
+        pass
+    return engine
 
 
 class Story:

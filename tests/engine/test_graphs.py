@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rota.core.ids import Row
 from rota.core.plan import StepPlan
+from rota.engine.step import graphs
 from rota.engine.step.computed import Computed
 from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame
 from rota.engine.step.graphs import WANTED_OFTEN, GraphCapture, Kind, StepGraph, StepGraphs
@@ -26,7 +27,8 @@ def sampled(frame: Frame) -> int:
 def test_all_graphs_write_their_logits_to_the_same_place_whatever_they_hold(monkeypatch):
     """The largest step is captured first, and need not be the one that samples for most."""
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
-    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: None)
+    monkeypatch.setattr(graphs, "recorded", lambda *_: nullcontext())
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     logits = torch.zeros(4 + MOST_CHUNKS, 7)
 

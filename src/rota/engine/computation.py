@@ -97,7 +97,8 @@ class Computation:
     def _has_adapters(self, plan: StepPlan) -> bool:
         if self._adapters is None:
             return False
-        return self._adapters.slots_of(np.array([*plan.decodes, *(chunk.row for chunk in plan.chunks)])) is not None
+        rows = np.array([*plan.decodes, *(chunk.row for chunk in plan.chunks)], np.int64)
+        return self._adapters.slots_of(rows) is not None
 
     def _host_inputs(self, packed: PackedStep, plan: StepPlan) -> HostInputs:
         """The inputs of a packed plan; with adapters only if one of its rows has one."""

@@ -22,7 +22,7 @@ SILU_COLUMNS = 2048
 # A third of Llama-8B's 48 heads: then 64 decodes make more programs than an H200 has processors.
 HEADS_PER_PROGRAM = 16
 # Whether norm and rotation load early what they need late: from the run on that shows a gain (decision 0023).
-EARLY_LOADS = False
+EARLY_LOADS = True
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -3,8 +3,8 @@
     gate_up    silu · up                       o, down    residual and norm (a program reads all of a row's B)
     qkv        rotation and KV write
 
-A site is listed once a run on a GPU has shown a gain: `benchmarks/open_sites.py` measures all of them, and decision
-0023 says what is expected. Steps without adapters, and steps with a prompt, are not concerned.
+On an H200 all four save 0.4 ms of a step of 64 with six adapters; of a step of 384, o and down save nothing
+(`benchmarks/open_sites.py`, decision 0023). Steps without adapters, and steps with a prompt, are not concerned.
 """
 
 from __future__ import annotations
@@ -12,4 +12,4 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 # By site, the most tokens of a step.
-OPEN_SITES: Mapping[str, int] = {}
+OPEN_SITES: Mapping[str, int] = {"gate_up": 512, "qkv": 512, "o": 128, "down": 128}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,14 +100,29 @@ class GraphCapture:
     def __init__(self, body: StepBody, padding: Padding, logits: Tensor) -> None:
         self._body, self._padding, self._logits = body, padding, logits
         self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(logits.device)
 
     def __call__(self, frame: Frame, has_adapters: bool) -> StepGraph:
         inputs = torch.from_numpy(self._padding(frame, has_adapters)).to(self._logits.device)
         # Once outside the graph: kernels are compiled and workspaces allocated at their first use.
         self._body(inputs, frame, has_adapters, self._logits)
         graph = torch.cuda.CUDAGraph()
-        # Other threads copy adapters meanwhile, and NCCL has one that looks after its sums; what they ask the device
-        # must not end a capture here.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with recorded(graph, self._pool, self._stream):
             computed = replace(self._body(inputs, frame, has_adapters, self._logits), hidden=None)
         return StepGraph(graph, inputs, computed)
+
+
+@contextmanager
+def recorded(graph: torch.cuda.CUDAGraph, pool: Any, stream: torch.cuda.Stream) -> Iterator[None]:
+    """As `torch.cuda.graph` does, but the device is not waited for, and memory that is free stays allocated."""
+    usual = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(usual)
+    with torch.cuda.stream(stream):
+        # Other threads copy adapters meanwhile, and NCCL has one that looks after its sums; what they ask the device
+        # must not end a capture here.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
+    usual.wait_stream(stream)

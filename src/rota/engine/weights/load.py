@@ -22,7 +22,7 @@ from rota.engine.weights.matrices import NO_ANNEX, AnnexRows, MatrixBuilder, Sou
 from rota.engine.weights.reading import Reading
 from rota.engine.weights.reads.copier import Copier
 from rota.engine.weights.reads.parallel import Copies, ParallelReads
-from rota.engine.weights.reads.pinned import CopierFor, no_copier
+from rota.engine.weights.reads.pinned import CopierFor, pinned_on_gpu
 from rota.engine.weights.reads.places import Place
 from rota.engine.weights.reads.ring import USUAL_SETUP, RingSetup
 from rota.engine.weights.shards import Shards
@@ -78,7 +78,7 @@ def load_weights(
     annex: AnnexRows = NO_ANNEX,
     maker: Maker | None = None,
     shard: Shard = WHOLE,
-    copier_for: CopierFor = no_copier,
+    copier_for: CopierFor = pinned_on_gpu,
     ring: RingSetup = USUAL_SETUP,
 ) -> Weights:
     """Copy a folder's safetensors to the device; names and shapes are checked before the first copy, values after.
