@@ -22,12 +22,14 @@ from rota.engine.attention.triton_shares import entry_of, next_entry
 from rota.engine.attention.triton_tile import (
     absorb,
     combine,
+    load_pairs,
     load_scales,
     load_tile,
     locate,
     log_total,
     operands,
     settled,
+    weigh,
 )
 
 # Pieces that a program combines at a time: with 16 of them it takes 193 registers instead of 128, so that four programs
@@ -74,6 +76,38 @@ def _attend(
             q, k, v, k_scales, v_scales, inside[None, :], top, total, mixed, scale, scales is not None, True, False
         )
     return top, total, settled(mixed, total, scales)  # zeros for a padded row of length 0
+
+
+@triton.jit
+def _attend_codes(
+    q, begin, end, keys, values, scales, table, scale, page_stride, token_stride,
+    GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, OPERAND: tl.constexpr,
+):  # fmt: skip
+    """`_attend` to codes in eight bits: values of even and of odd dimensions are summed apart."""
+    q, scale = operands(q, scale, scales, OPERAND)
+    top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
+    total = tl.zeros([GROUP_TILE], tl.float32)
+    even = tl.zeros([GROUP_TILE, DIMS // 2], tl.float32)
+    odd = tl.zeros([GROUP_TILE, DIMS // 2], tl.float32)
+    positions = begin + tl.arange(0, TILE)
+    at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
+    for _ in range(begin, end, TILE):
+        inside = positions < end
+        k = load_tile(keys, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
+        v_even, v_odd = load_pairs(values, at, inside, HEAD_DIM, DIMS, OPERAND)
+        k_scales, v_scales = load_scales(scales, at, inside, HEAD_DIM, True)
+        positions += TILE
+        at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
+        logits = tl.dot(q, tl.trans(k), input_precision="ieee")
+        weights, fade, top, total = weigh(
+            logits, k_scales, v_scales, inside[None, :], top, total, scale, True, True, False
+        )
+        weights = weights.to(OPERAND)
+        even = tl.dot(weights, v_even, even * fade[:, None], input_precision="ieee")
+        odd = tl.dot(weights, v_odd, odd * fade[:, None], input_precision="ieee")
+    mixed = tl.reshape(tl.join(even, odd), [GROUP_TILE, DIMS])
+    return top, total, settled(mixed, total, scales)
 
 
 @triton.jit
@@ -133,10 +167,16 @@ def decode_kernel(
     while index < count:
         q_offsets = heads[:, None] * query_head_stride + dims[None, :]
         q = tl.load(query + decode * query_stride + q_offsets, mask=is_real, other=0.0)
-        top, total, mixed = _attend(
-            q, begin, end, keys, values, scales, tables + row * table_stride,
-            scale, page_stride, token_stride, GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
-        )  # fmt: skip
+        if scales is None:
+            top, total, mixed = _attend(
+                q, begin, end, keys, values, scales, tables + row * table_stride, scale, page_stride, token_stride,
+                GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
+            )  # fmt: skip
+        else:
+            top, total, mixed = _attend_codes(
+                q, begin, end, keys, values, scales, tables + row * table_stride, scale, page_stride, token_stride,
+                GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
+            )  # fmt: skip
         if pieces == 1:
             _store_heads(output, decode * HEADS + heads, dims, mixed, is_real, HEAD_DIM)
         else:

@@ -12,6 +12,12 @@ import triton.language as tl
 # four. A value's scale times this is what float16 holds well, for values of 1e-4 to 1e6 at most.
 LIFT = 16.0
 _LIFT = tl.constexpr(LIFT)
+# Two words of two codes each: $0 gets the lower ones as float16, $1 the upper ones.
+SPLIT_PAIRS = tl.constexpr("""{
+    .reg .b32 low, high, none; .reg .b16 two;
+    prmt.b32 low, $2, 0, 0x4420; mov.b32 {two, _}, low; cvt.rn.f16x2.e4m3x2 $0, two;
+    prmt.b32 high, $2, 0, 0x4431; mov.b32 {two, _}, high; cvt.rn.f16x2.e4m3x2 $1, two;
+}""")
 
 
 @triton.jit
@@ -74,6 +80,38 @@ def load_scales(
 
 
 @triton.jit
+def load_pairs(
+    cache,  # -> codes as `load_tile` reads them
+    offsets,
+    inside,
+    HEAD_DIM: tl.constexpr,
+    DIMS: tl.constexpr,
+    OPERAND: tl.constexpr,
+):
+    """The codes of even and of odd dimensions, [TILE, DIMS / 2] numbers each.
+
+    Two codes are read as one word of 16 bits: words can be turned on their way to the tensor cores. Bytes cannot, and
+    were read one by one.
+    """
+    pair, first = tl.arange(0, DIMS // 2), offsets // 2
+    words_of = cache.to(tl.pointer_type(tl.int16), bitcast=True)
+    if HEAD_DIM % 16 == 0:  # which the compiler does not see behind a division
+        first = tl.multiple_of(first, 8)
+    words = tl.load(
+        words_of + first[:, None] + pair[None, :],
+        mask=inside[:, None] & (pair < HEAD_DIM // 2)[None, :], other=0,
+    )  # fmt: skip
+    if OPERAND == tl.float16:  # noqa: SIM300 - a parameter
+        return tl.inline_asm_elementwise(SPLIT_PAIRS, "=r,=r,r", [words], (tl.float16, tl.float16), True, 2)
+    else:  # the interpreter has no assembly
+        even, odd = (words & 255).to(tl.uint8), ((words >> 8) & 255).to(tl.uint8)
+        return (
+            even.to(tl.float8e4nv, bitcast=True).to(OPERAND),
+            odd.to(tl.float8e4nv, bitcast=True).to(OPERAND),
+        )
+
+
+@triton.jit
 def absorb(
     q,  # [ROWS, DIMS]
     k,  # [TILE, DIMS]
@@ -91,6 +129,17 @@ def absorb(
 ):
     """The running softmax (top, total, mixed) after one more tile of keys and values."""
     logits = tl.dot(q, tl.trans(k), input_precision="ieee")  # [ROWS, TILE]
+    weights, fade, top, total = weigh(logits, k_scales, v_scales, visible, top, total, scale, SCALED, MASKED, BLIND)
+    mixed = tl.dot(weights.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
+    return top, total, mixed
+
+
+@triton.jit
+def weigh(
+    logits, k_scales, v_scales, visible, top, total, scale,
+    SCALED: tl.constexpr, MASKED: tl.constexpr, BLIND: tl.constexpr,
+):  # fmt: skip
+    """What a tile's values are multiplied by [ROWS, TILE], what earlier ones fade by, and the softmax's new state."""
     if SCALED:
         logits *= k_scales[None, :]
     if MASKED:
@@ -105,8 +154,7 @@ def absorb(
     total = total * fade + tl.sum(weights, 1)
     if SCALED:
         weights *= (v_scales * _LIFT)[None, :]
-    mixed = tl.dot(weights.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
-    return new_top, total, mixed
+    return weights, fade, new_top, total
 
 
 @triton.jit
