@@ -87,7 +87,7 @@ class Session:
         facts = {"via": server.via, "slots": first.slots, "weights": self.weights, "start_s": round(server.start_s, 1)}
         facts |= {"adapters": first.adapters, "first": first.name}
         say(f"ready after {server.start_s:.1f} s ({server.via}, {first.slots} slots, {first.adapters} adapters)")
-        server.run(self.shape.fit(warm_up()), self.seed, WARM_UP_LIMIT_S)
+        server.run(self.shape.fit(warm_up(first.adapters)), self.seed, WARM_UP_LIMIT_S)
         write_result(
             self.out, f"start-{server.via}-{first.name}", {**self.facts, **facts, "peak_rss_gb": server.peak_rss_gb()}
         )
