@@ -10,11 +10,12 @@ from rota.core.ids import AdapterId
 # Names in metrics, logs and tables: the base model, and all adapters without metrics of their own.
 BASE_LABEL = "base"
 OTHER_LABEL = "other"
+MAX_VERSION_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """What was loaded under a name. A name that is loaded again gets a new id, so old KV is never taken for new."""
+    """One version of what was loaded under a name. Each has an id of its own, so old KV is never taken for new."""
 
     adapter_id: AdapterId
     name: str
@@ -24,7 +25,20 @@ class Adapter:
     is_builtin: bool = False  # it comes with Rota, so it need not lie in the adapter root
     root: str | None = None  # the folder of its key, which it must not leave; None: the server's adapter root
     owner: str | None = None  # the name of the key that loaded it; None: the operator, at the start
+    version: int = 1  # counts what was loaded under the name
 
     def __post_init__(self) -> None:
         if not self.weight > 0.0:
             raise ConfigError(f"weight of adapter '{self.name}' must be above 0, not {self.weight}.")
+
+    @property
+    def label(self) -> str:
+        """How a client asks for this version and no other."""
+        return f"{self.name}@{self.version}"
+
+
+def split_label(label: str) -> tuple[str, int] | None:
+    """The name and the number in `name@version`; None for anything else."""
+    name, at, digits = label.rpartition("@")
+    is_number = bool(at) and digits.isascii() and digits.isdigit() and len(digits) <= MAX_VERSION_DIGITS
+    return (name, int(digits)) if is_number else None

@@ -1,64 +1,95 @@
-"""The registry knows the names of the base model and its adapters, and the id that each name has now."""
+"""The registry knows the names of the base model and its adapters, and the version that each name means now."""
 
 from __future__ import annotations
 
 from itertools import count
 
-from rota.core.adapter import BASE_LABEL, OTHER_LABEL, Adapter
+from rota.core.adapter import BASE_LABEL, OTHER_LABEL, Adapter, split_label
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.core.ids import BASE, AdapterId
 from rota.core.lora_paths import LoraPath
+from rota.runtime.version_numbers import VersionNumbers
 
 
 class Registry:
-    """The base model and its adapters.
+    """The base model and its adapters, each in one or more versions.
 
-    A name that is loaded again gets a new id, so that KV of the old weights is never used for the new weights. A name
-    is known from `add` on: requests wait while its adapter is being read. An adapter is lost if it cannot be read when
-    its turn comes, after the start or after a restart of the engine. Its name stays, and its requests are refused with
-    the reason.
+    Every version has an id of its own, so that KV of the old weights is never used for the new weights. A name is known
+    from `add` on: requests wait while its adapter is being read. A later version comes by `renew`, and no request can
+    ask for it before `switch` or `stage`. An adapter is lost if it cannot be read when its turn comes, after the start
+    or after a restart of the engine. Its name stays, and its requests are refused with the reason.
     """
 
     def __init__(self, base_name: str, base_path: str) -> None:
         self.base = Adapter(adapter_id=BASE, name=base_name, path=base_path)
         self._ids = count(BASE + 1)
-        self._by_name: dict[str, Adapter] = {}
+        self._numbers = VersionNumbers()
+        self._by_name: dict[str, Adapter] = {}  # the current versions
+        self._others: dict[str, dict[int, Adapter]] = {}  # former and staged ones that are there, by name and number
+        self._coming: dict[str, dict[int, Adapter]] = {}  # those that are being read beside a current one
+        self._by_id: dict[AdapterId, Adapter] = {}  # all of these
         self._lost: dict[AdapterId, str] = {}  # and the reason
         self._prefix = f"{base_name}:"
         self._operator_names: set[str] = set()
 
     @property
     def adapters(self) -> list[Adapter]:
-        """In the order of their adding."""
+        """The current versions, in the order of their names' adding."""
         return list(self._by_name.values())
 
     def has(self, adapter: Adapter) -> bool:
         """Whether the name still means this adapter: it was not removed, nor loaded again."""
         return self._by_name.get(adapter.name) == adapter
 
+    def versions(self, name: str) -> list[Adapter]:
+        """What requests can ask for under a name: other versions by number, then the current one."""
+        current = self._by_name.get(name)
+        others = self._others.get(name, {})
+        return [*(others[number] for number in sorted(others)), *([current] if current else [])]
+
     def add(self, asked: LoraPath) -> Adapter:
         """Give a name an id; `forget` it if the adapter turns out to be bad."""
-        if not asked.name.strip():
-            raise AdapterError("An adapter needs a name that is not empty.")
-        if asked.name == self.base.name:
-            raise AdapterError(f"'{asked.name}' is the base model's name; take another for this adapter.")
-        if asked.name in (BASE_LABEL, OTHER_LABEL):
-            raise AdapterError(
-                f"An adapter cannot be called '{asked.name}': metrics and logs use that word for something else; take "
-                "another name for this adapter."
-            )
-        if asked.name.startswith(self._prefix):
-            raise AdapterError(
-                f"'{asked.name}' begins with '{self._prefix}', which clients may write before any adapter's name; "
-                "take another for this adapter."
-            )
+        self._refuse_name(asked.name)
         if asked.name in self._by_name:
             raise AdapterError(
                 f"An adapter named '{asked.name}' is already loaded; unload it first, or take another name."
             )
-        adapter_id = AdapterId(next(self._ids))
+        if asked.owner is None:
+            self._operator_names.add(asked.name)
+        adapter = self._by_name[asked.name] = self._made(asked)
+        return adapter
+
+    def renew(self, asked: LoraPath) -> Adapter:
+        """The next version of a loaded name, which still means the old one; `discard` it if it turns out to be bad."""
+        if asked.name not in self._by_name:
+            raise AdapterError(f"No adapter named '{asked.name}' is loaded, so there is none to renew.")
+        adapter = self._made(asked)
+        self._coming.setdefault(adapter.name, {})[adapter.version] = adapter
+        return adapter
+
+    def coming(self, name: str) -> list[Adapter]:
+        """The versions of a name that are being read."""
+        return list(self._coming.get(name, {}).values())
+
+    def switch(self, adapter: Adapter) -> Adapter:
+        """A name means this version from now on. Returns the old one, which is found by its number until discarded."""
+        self.stage(adapter)
+        old = self._by_name[adapter.name]
+        self._others[adapter.name][old.version] = old
+        self._by_name[adapter.name] = adapter
+        _take(self._others, adapter)
+        return old
+
+    def stage(self, adapter: Adapter) -> None:
+        """A version is found by its number from now on; its name means what it meant."""
+        if adapter.adapter_id not in self._by_id:
+            raise AdapterError(f"Adapter '{adapter.name}' was unloaded before its new version was read.")
+        _take(self._coming, adapter)
+        self._others.setdefault(adapter.name, {})[adapter.version] = adapter
+
+    def _made(self, asked: LoraPath) -> Adapter:
         adapter = Adapter(
-            adapter_id=adapter_id,
+            adapter_id=AdapterId(next(self._ids)),
             name=asked.name,
             path=asked.path,
             weight=asked.weight,
@@ -66,11 +97,31 @@ class Registry:
             is_builtin=asked.is_builtin,
             root=asked.root,
             owner=asked.owner,
+            version=self._numbers.next(asked.name),
         )
-        if asked.owner is None:
-            self._operator_names.add(asked.name)
-        self._by_name[asked.name] = adapter
+        self._by_id[adapter.adapter_id] = adapter
         return adapter
+
+    def _refuse_name(self, name: str) -> None:
+        if not name.strip():
+            raise AdapterError("An adapter needs a name that is not empty.")
+        if name == self.base.name:
+            raise AdapterError(f"'{name}' is the base model's name; take another for this adapter.")
+        if name in (BASE_LABEL, OTHER_LABEL):
+            raise AdapterError(
+                f"An adapter cannot be called '{name}': metrics and logs use that word for something else; take "
+                "another name for this adapter."
+            )
+        if name.startswith(self._prefix):
+            raise AdapterError(
+                f"'{name}' begins with '{self._prefix}', which clients may write before any adapter's name; "
+                "take another for this adapter."
+            )
+        if split_label(name):
+            raise AdapterError(
+                f"'{name}' ends in '@' and a number, which is how clients ask for one version of an adapter; take "
+                "another for this adapter."
+            )
 
     def loaded(self, name: str) -> Adapter | None:
         """The adapter that was loaded under exactly this name."""
@@ -81,17 +132,20 @@ class Registry:
         return name in self._operator_names
 
     def forget(self, name: str) -> Adapter:
-        """Forget a name; raises AdapterError if it is not known."""
-        adapter = self._by_name.pop(name, None)
+        """Forget a name with all its versions; raises AdapterError if it is not known."""
+        adapter = self._by_name.get(name)
         if adapter is None:
             listed = ", ".join(sorted(self._by_name)) or "none"
             raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed}.")
-        self._lost.pop(adapter.adapter_id, None)
+        for one in [*self.versions(name), *self.coming(name)]:
+            self.discard(one.adapter_id)
         return adapter
 
     def lose(self, adapter: Adapter, reason: str) -> None:
         """Keep a name, or bring it back, whose adapter cannot be served."""
-        self._by_name.setdefault(adapter.name, adapter)
+        self._by_id[adapter.adapter_id] = adapter
+        if adapter.version not in self._others.get(adapter.name, {}):
+            self._by_name.setdefault(adapter.name, adapter)
         self._lost[adapter.adapter_id] = reason
 
     def recover(self, adapter_id: AdapterId) -> None:
@@ -104,25 +158,41 @@ class Registry:
         return self._lost.get(adapter.adapter_id) if adapter else None
 
     def discard(self, adapter_id: AdapterId) -> None:
-        """Forget the name that has this id, if there is one."""
-        self._by_name = {name: one for name, one in self._by_name.items() if one.adapter_id != adapter_id}
+        """Forget the version that has this id, if there is one, and its name if the name means this version."""
+        adapter = self._by_id.pop(adapter_id, None)
+        if adapter is None:
+            return
+        self._lost.pop(adapter_id, None)
+        if self._by_name.get(adapter.name) == adapter:
+            del self._by_name[adapter.name]
+            self._numbers.rest(adapter.name)
+        _take(self._others, adapter)
+        _take(self._coming, adapter)
 
     def by_id(self, adapter_id: AdapterId) -> Adapter | None:
-        """The adapter that has this id now; searches all names."""
-        return next((one for one in self._by_name.values() if one.adapter_id == adapter_id), None)
+        """The adapter that has this id now."""
+        return self._by_id.get(adapter_id)
 
     def name_of(self, adapter_id: AdapterId) -> str | None:
-        """The name that means this id now; searches all names."""
-        return next((one.name for one in (self.base, *self._by_name.values()) if one.adapter_id == adapter_id), None)
+        """The name of the version that has this id now."""
+        adapter = self.base if adapter_id == BASE else self._by_id.get(adapter_id)
+        return adapter.name if adapter else None
 
     def get(self, model: str | None) -> Adapter | None:
         """As `find`, but None for an unknown name."""
         if model is None or model == self.base.name:
             return self.base
-        return self._by_name.get(model.removeprefix(self._prefix))
+        name = model.removeprefix(self._prefix)
+        return self._by_name.get(name) or self._numbered(name)
+
+    def _numbered(self, label: str) -> Adapter | None:
+        name, number = split_label(label) or (label, 0)
+        current = self._by_name.get(name)
+        is_current = current is not None and current.version == number
+        return current if is_current else self._others.get(name, {}).get(number)
 
     def find(self, model: str | None) -> Adapter:
-        """The base model for None or its name; an adapter for its name or `base:adapter`.
+        """The base model for None or its name; an adapter for its name, `name@version` or `base:adapter`.
 
         An unknown name is refused, never served by the base model.
         """
@@ -141,3 +211,11 @@ class Registry:
                 f"Adapter '{adapter.name}' could not be read: {reason} Load it again under this name, or unload it."
             )
             raise RequestError(Fault(FaultCode.ADAPTER_FAILED, message, param))
+
+
+def _take(versions: dict[str, dict[int, Adapter]], adapter: Adapter) -> None:
+    """Take a version out of a table by name and number, if it is there."""
+    numbered = versions.get(adapter.name, {})
+    numbered.pop(adapter.version, None)
+    if not numbered:
+        versions.pop(adapter.name, None)
