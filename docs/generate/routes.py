@@ -55,6 +55,11 @@ RIGHTS = {
     "/v1/unload_lora_adapter": Right.LOAD,
     "/load_lora_adapter": Right.LOAD,
     "/unload_lora_adapter": Right.LOAD,
+    "/load_lora_adapter_from_tensors": Right.LOAD,
+    "/v1/adapters": Right.ANY,
+    "/v1/adapters/{name:path}": Right.MODEL,
+    "PUT /v1/adapters/{name:path}": Right.LOAD,
+    "DELETE /v1/adapters/{name:path}": Right.LOAD,
     "/health": Right.NONE,
     "/livez": Right.NONE,
     "/health_generate": Right.ANY,
@@ -80,7 +85,7 @@ def application() -> FastAPI:
 
 @cache
 def all_routes() -> dict[str, list[Route]]:
-    """Every route by its path, with the other names of the same one."""
+    """Every route by its path, with the other names of the same one. Routes that put or delete have that before it."""
     app = application()
     found: dict[Any, list[Route]] = {}
     for route in app.routes:
@@ -88,7 +93,13 @@ def all_routes() -> dict[str, list[Route]]:
         if route.path not in ("/docs", app.openapi_url):
             found.setdefault(route.endpoint, []).append(route)
     # Decorators are applied from below: the name that the schema has was given last.
-    return {entry[-1].path: entry[::-1] for entry in found.values()}
+    return {_key(entry[-1]): entry[::-1] for entry in found.values()}
+
+
+def _key(route: Route) -> str:
+    """One path may have several routes, each with a method of its own."""
+    methods = set(route.methods or ())
+    return route.path if methods & {"GET", "POST"} else f"{min(methods)} {route.path}"
 
 
 def routes(*patterns: str) -> str:

@@ -44,7 +44,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/abort_request": {"rid": "none-of-mine"},
     **{path: {"lora_name": "parrot", "lora_path": "/parrot"} for path in RIGHTS if path.endswith("/load_lora_adapter")},
     **{path: {"lora_name": "parrot"} for path in RIGHTS if path.endswith("/unload_lora_adapter")},
+    "/load_lora_adapter_from_tensors": {"lora_name": "parrot", "config_dict": {}, "serialized_tensors": ""},
+    "PUT /v1/adapters/{name:path}": {"path": "/parrot"},
 }
+LOADED_NAMES = {"{name:path}": "parrot"}
 NAMES = {"{name:path}": "letters", "{name}": "page.js", "{id}": "none-of-mine"}
 
 
@@ -62,9 +65,9 @@ def test_a_route_refuses_whom_its_section_says_it_refuses(client, path):
     for route in all_routes()[path]:
         refused = set()
         asked = route.path
-        for place, name in NAMES.items():
+        method = next(iter({"POST", "PUT", "DELETE"} & (route.methods or set())), "GET")
+        for place, name in (NAMES if method in ("GET", "POST") else LOADED_NAMES).items():
             asked = asked.replace(place, name)
-        method = "POST" if "POST" in (route.methods or ()) else "GET"
         for who in ("nobody", *KEYS):
             headers = {"x-api-key": who} if who in KEYS else {}
             # A stream, because one of them has no end.

@@ -15,7 +15,7 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import AdapterId
-from rota.core.messages import AdapterFetched
+from rota.core.messages import AdapterFetched, RemoveAdapter
 from rota.core.policy_config import PolicyConfig
 from tests.builders import add_adapter
 from tests.scheduler.stage import Stage, loads, seated
@@ -350,6 +350,25 @@ def test_unloading_waits_for_users_and_takes_no_new_ones():
     stage.step()
     assert [end.reason for end in stage.said(Finished)] == [FinishReason.LENGTH]
     assert removed(stage) == [1]
+
+
+def test_an_old_version_takes_new_requests_until_it_has_no_user():
+    stage = Stage()
+    stage.seat(1, max_new_tokens=3)
+    stage.tell(RemoveAdapter(AdapterId(1), stage.now, takes_requests=True))
+    stage.ask("late", adapter=1, max_new_tokens=9)
+    while not stage.scheduler.is_idle:
+        assert removed(stage) == []
+        stage.step()
+    stage.ask("too late", adapter=1)
+    stage.step()
+
+    assert removed(stage) == [1]
+    assert [(end.request_id, end.fault and end.fault.code) for end in stage.said(Finished)] == [
+        ("runs1", None),
+        ("late", None),
+        ("too late", FaultCode.UNKNOWN_ADAPTER),
+    ]
 
 
 def test_unloading_by_force_ends_users_at_once():

@@ -225,7 +225,6 @@ def test_what_other_servers_clients_send_along_is_taken_where_it_changes_nothing
 @pytest.mark.parametrize(
     ("route", "field"),
     [
-        ("/v1/load_lora_adapter", "load_inplace"),
         ("/v1/load_lora_adapter", "is_3d_lora_weight"),
         ("/load_lora_adapter", "added_tokens_config"),
     ],

@@ -210,6 +210,7 @@ class ServerConfig(ShowConfig):
         "auto", "How the model marks its thoughts before an answer; 'auto' takes it from the chat template."
     )
     max_body_mb: int = option(16, "Largest body of a request, in MB; a larger one is refused.")
+    max_adapter_body_mb: int = option(1024, "Largest body with an adapter's weights, in MB; a larger one is refused.")
     stream_keep_alive: float = option(
         15.0, "Seconds of silence after which a stream sends an empty line, and its headers if they have not left."
     )
@@ -230,6 +231,7 @@ class ServerConfig(ShowConfig):
         # Not super(): a dataclass with slots is made anew, and super() has the old class.
         ShowConfig.__post_init__(self)
         _at_least("max_body_mb", self.max_body_mb, 1)
+        _at_least("max_adapter_body_mb", self.max_adapter_body_mb, 1)
         if not 0.0 < self.stream_keep_alive < math.inf:
             raise ConfigError(f"stream_keep_alive must be a finite number above 0, not {self.stream_keep_alive}.")
         if not 1.0 <= self.engine_silence_s < math.inf:

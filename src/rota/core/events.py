@@ -155,6 +155,7 @@ class HostChanged:
     adapter_id: AdapterId
     state: HostState
     engine_id: EngineId = FIRST_ENGINE
+    size_bytes: int = 0  # that it takes there; 0: not known, or not there
 
 
 class DrainState(StrEnum):

@@ -45,11 +45,15 @@ class AddAdapter:
 
 @dataclass(frozen=True, slots=True)
 class RemoveAdapter:
-    """A client removes an adapter: after its requests have finished, or at once when forced."""
+    """A client removes an adapter: after its requests have finished, or at once when forced.
+
+    An old version takes new requests as long as others use it: `name@version` may ask for it while it is there.
+    """
 
     adapter_id: AdapterId
     at: float
     is_forced: bool = False
+    takes_requests: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ class AdapterFetched:
     adapter_id: AdapterId
     at: float
     pages: int = 0  # that it takes in a slot; 0: every slot holds any adapter
+    size_bytes: int = 0  # that it takes in host memory; 0: not known
 
 
 @dataclass(frozen=True, slots=True)

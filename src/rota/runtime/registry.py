@@ -49,7 +49,7 @@ class Registry:
 
     def add(self, asked: LoraPath) -> Adapter:
         """Give a name an id; `forget` it if the adapter turns out to be bad."""
-        self._refuse_name(asked.name)
+        self.refuse_name(asked.name)
         if asked.name in self._by_name:
             raise AdapterError(
                 f"An adapter named '{asked.name}' is already loaded; unload it first, or take another name."
@@ -102,7 +102,8 @@ class Registry:
         self._by_id[adapter.adapter_id] = adapter
         return adapter
 
-    def _refuse_name(self, name: str) -> None:
+    def refuse_name(self, name: str) -> None:
+        """Raises AdapterError for a name that no adapter can have."""
         if not name.strip():
             raise AdapterError("An adapter needs a name that is not empty.")
         if name == self.base.name:
@@ -147,6 +148,9 @@ class Registry:
         if adapter.version not in self._others.get(adapter.name, {}):
             self._by_name.setdefault(adapter.name, adapter)
         self._lost[adapter.adapter_id] = reason
+
+    def is_lost(self, adapter: Adapter) -> bool:
+        return adapter.adapter_id in self._lost
 
     def recover(self, adapter_id: AdapterId) -> None:
         """A later engine could read the adapter."""

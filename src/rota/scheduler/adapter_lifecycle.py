@@ -57,8 +57,8 @@ class AdapterLifecycle:
         match message:
             case AddAdapter():
                 self._add(message)
-            case RemoveAdapter(adapter_id, at, is_forced):
-                self._remove(adapter_id, at, is_forced)
+            case RemoveAdapter():
+                self._remove(message)
             case AdapterFetched():
                 self._fetched(message)
             case AdapterReady(adapter_id, at, copy_s):
@@ -98,7 +98,7 @@ class AdapterLifecycle:
             return f"An adapter with the id {adapter.adapter_id} is already known."
         if slots == 0:
             return "This server was started without adapter slots."
-        if adapter.is_pinned and self._books.pinned >= slots - 1:
+        if adapter.is_pinned and len(self._books.pinned - {adapter.name}) >= slots - 1:
             kind = "slots" if slots == self._books.slots.most else "open slots"
             return (
                 f"Adapter '{adapter.name}' cannot be pinned: of {slots} {kind} at most {slots - 1} may be pinned, "
@@ -109,7 +109,7 @@ class AdapterLifecycle:
     def _fetched(self, message: AdapterFetched) -> None:
         adapter_id, at = message.adapter_id, message.at
         group = self._books.groups[adapter_id]
-        finish_read(self._books, adapter_id, at)
+        finish_read(self._books, adapter_id, at, message.size_bytes)
         if reason := too_many_pages(self._books, group, message.pages):
             self._failed(AdapterFailed(adapter_id, at, reason))
             return
@@ -118,7 +118,7 @@ class AdapterLifecycle:
         if adapter_id in self._unanswered:
             self._unanswered.remove(adapter_id)
             self._books.outbox.append(AdapterAdded(adapter_id, at, self._books.engine_id))
-        if group.standing is not Standing.LEAVING:
+        if not group.is_leaving:
             group.standing = Standing.KNOWN
         self._books.note_users(group)
         self.retire_if_done(group, at)
@@ -157,15 +157,17 @@ class AdapterLifecycle:
             books.note_users(group)
         self.retire_if_done(group, at)
 
-    def _remove(self, adapter_id: AdapterId, at: float, is_forced: bool) -> None:
+    def _remove(self, message: RemoveAdapter) -> None:
         """Unload: waits for the adapter's requests unless forced, and for a copy under way in any case."""
+        adapter_id, at = message.adapter_id, message.at
         group = self._books.groups.get(adapter_id)
         if group is None or adapter_id == BASE:
             self._refuse(adapter_id, at, f"No adapter with the id {adapter_id} is known.")
             return
-        group.standing = Standing.LEAVING
+        group.standing = Standing.RETIRING if message.takes_requests else Standing.LEAVING
+        group.is_pinned = False  # the next version of the name may be pinned in its place
         self._books.note_users(group)
-        if is_forced:
+        if message.is_forced:
             name = group.adapter.name if group.adapter else ""
             self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, f"Adapter '{name}' was unloaded.", "model"), at)
         self.retire_if_done(group, at)
@@ -174,7 +176,7 @@ class AdapterLifecycle:
         """Forget an adapter that is to leave, once no request uses it and no read or copy of it is under way."""
         books = self._books
         is_on_its_way = group.adapter_id in self._unanswered or books.hosts.is_fetching(group.adapter_id)
-        if group.standing is not Standing.LEAVING or group.users or is_on_its_way:
+        if not group.is_leaving or group.users or is_on_its_way:
             return
         residency = books.slots.residencies.get(group.adapter_id)
         if residency:

@@ -74,9 +74,9 @@ class Books:
         return self.groups[sequence.request.adapter_id]
 
     @property
-    def pinned(self) -> int:
-        """How many adapters are pinned; walks through all of them."""
-        return sum(group.is_pinned for group in self.groups.values())
+    def pinned(self) -> set[str]:
+        """The names of pinned adapters; walks through all adapters. Two versions of one name count once."""
+        return {group.adapter.name for group in self.groups.values() if group.adapter and group.is_pinned}
 
     def is_open(self, group: Group) -> bool:
         """May the sequences of a group be in a step?"""

@@ -31,6 +31,7 @@ class Standing(Enum):
     NEW = "being read for the first time"
     KNOWN = "known"
     FAILED = "known, but the last read or copy of it failed"
+    RETIRING = "to be removed when it has no user; takes new ones until then"
     LEAVING = "to be removed when its last user has finished"
 
 
@@ -97,6 +98,10 @@ class Group:
     @property
     def users(self) -> int:
         return len(self.queue) + len(self.prefilling) + len(self.decoding) + len(self.rowless)
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.standing in (Standing.RETIRING, Standing.LEAVING)
 
     @property
     def main_account(self) -> Account | None:

@@ -19,7 +19,7 @@ def too_many_pages(books: Books, group: Group, pages: int) -> str:
     left = shared.open_with(group.adapter_id, pages)
     if left >= slots.total:
         return ""
-    pinned, takes = books.pinned, f"Adapter '{group.adapter.name}' takes {pages} pages of eight ranks"
+    pinned, takes = len(books.pinned), f"Adapter '{group.adapter.name}' takes {pages} pages of eight ranks"
     if not left:
         return f"{takes}, but the slots share {shared.total}; {_ADVICE}."
     if left > pinned:

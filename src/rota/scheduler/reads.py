@@ -21,10 +21,10 @@ def order_idle_read(books: Books, draft: Draft, adapter: Adapter) -> None:
     _begin_read(books, draft, adapter)
 
 
-def finish_read(books: Books, adapter_id: AdapterId, at: float) -> None:
+def finish_read(books: Books, adapter_id: AdapterId, at: float, size_bytes: int) -> None:
     """An adapter lies in host memory."""
     books.hosts.finish_fetch(adapter_id)
-    _tell(books, adapter_id, HostState.HELD, at)
+    _tell(books, adapter_id, HostState.HELD, at, size_bytes)
 
 
 def forget_copy(books: Books, adapter_id: AdapterId, at: float) -> None:
@@ -39,5 +39,7 @@ def _begin_read(books: Books, draft: Draft, adapter: Adapter) -> None:
     _tell(books, adapter.adapter_id, HostState.READING, draft.now)
 
 
-def _tell(books: Books, adapter_id: AdapterId, state: HostState, at: float) -> None:
-    books.outbox.append(HostChanged(at=at, adapter_id=adapter_id, state=state, engine_id=books.engine_id))
+def _tell(books: Books, adapter_id: AdapterId, state: HostState, at: float, size_bytes: int = 0) -> None:
+    books.outbox.append(
+        HostChanged(at=at, adapter_id=adapter_id, state=state, engine_id=books.engine_id, size_bytes=size_bytes)
+    )

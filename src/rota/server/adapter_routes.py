@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
@@ -10,13 +12,14 @@ from rota.core.lora_paths import LoraPath
 from rota.server.access.access import Access
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
-from rota.server.adapters import AdapterManager
+from rota.server.adapter_names import MAX_NAME, check_name
+from rota.server.adapters import AT_ONCE, AdapterManager
 from rota.server.audit import audited
 from rota.server.fields import Fields, Unsupported, read_body
 from rota.server.native.bodies import AdaptersBody
 from rota.server.openapi import gives, takes
-
-MAX_NAME = 200
+from rota.server.versions.fields import TensorsFields
+from rota.server.versions.updates import Updates
 
 
 class UnloadFields(Fields):
@@ -32,7 +35,8 @@ class LoadFields(Fields):
 
     lora_name: str
     lora_path: str
-    load_inplace: Unsupported = None
+    # A name that is loaded already gets a new version.
+    load_inplace: bool | None = None
     is_3d_lora_weight: Unsupported = None
 
 
@@ -53,19 +57,24 @@ class NativeLoadFields(NativeUnloadFields):
     added_tokens_config: Unsupported = None
 
 
-def install_adapter_routes(app: FastAPI, adapters: AdapterManager, access: Access) -> None:
-    _install_vllm_routes(app, adapters, access)
+def install_adapter_routes(app: FastAPI, adapters: AdapterManager, access: Access, updates: Updates) -> None:
+    _install_vllm_routes(app, adapters, access, updates)
     _install_sglang_routes(app, adapters, access)
+    _install_tensors_route(app, adapters, access, updates)
 
 
-def _install_vllm_routes(app: FastAPI, adapters: AdapterManager, access: Access) -> None:
+def _install_vllm_routes(app: FastAPI, adapters: AdapterManager, access: Access, updates: Updates) -> None:
     """These answer with a text, or with OpenAI's error."""
 
     @app.post("/v1/load_lora_adapter", openapi_extra=takes(LoadFields), response_class=PlainTextResponse)
     async def load(http: Request) -> Response:
         """Load an adapter, in vLLM's shape. Answers when requests may name it."""
         fields = read_body(LoadFields, await http.body())
-        await _load(adapters, access, http, fields)
+        if fields.load_inplace:
+            fields.refuse_unsupported()
+            await updates.from_folder(http, fields.lora_name, fields.lora_path, None, AT_ONCE, "lora_path")
+        else:
+            await _load(adapters, access, http, fields)
         return PlainTextResponse(f"Adapter '{fields.lora_name}' is loaded.")
 
     @app.post("/v1/unload_lora_adapter", openapi_extra=takes(UnloadFields), response_class=PlainTextResponse)
@@ -104,6 +113,26 @@ def _install_sglang_routes(app: FastAPI, adapters: AdapterManager, access: Acces
         return _outcome(adapters, key, True, None if is_gone else _in_background(fields.lora_name))
 
 
+def _install_tensors_route(app: FastAPI, adapters: AdapterManager, access: Access, updates: Updates) -> None:
+    @app.post("/load_lora_adapter_from_tensors", openapi_extra=takes(TensorsFields), responses=gives(AdaptersBody))
+    async def load_tensors_and_list(http: Request) -> Response:
+        """Load an adapter from its weights, in SGLang's shape, or give its name a new version.
+
+        `serialized_tensors` is base64 of safetensors. SGLang's own form is a pickle, which is refused.
+        """
+        raw = await http.body()
+        fields = await asyncio.to_thread(read_body, TensorsFields, raw)  # it may be large
+        fields.refuse_unsupported()
+        key = access.key_of(http)
+        try:
+            await updates.from_base64(
+                http, fields.lora_name, fields.serialized_tensors, fields.config_dict, fields.pinned
+            )
+        except AdapterError as error:
+            return _outcome(adapters, key, False, str(error))
+        return _outcome(adapters, key, True)
+
+
 async def _load(
     adapters: AdapterManager,
     access: Access,
@@ -120,7 +149,7 @@ async def _load(
             if is_pinned:
                 access.operator_of(http)  # a pinned slot is lost to all other keys
             fields.refuse_unsupported()
-            _check_name(name)
+            check_name(name)
             asked = LoraPath(
                 name=name,
                 path=fields.lora_path,
@@ -156,12 +185,6 @@ def _outcome(adapters: AdapterManager, key: Key, is_success: bool, message: str 
 def _own_adapters(adapters: AdapterManager, key: Key) -> dict[str, str]:
     """By name: the folder for operators, and the name for other keys."""
     return {adapter.name: path_for(key, adapter) for adapter in adapters.loaded if key.may_use(adapter.name)}
-
-
-def _check_name(name: str) -> None:
-    """The name will appear in lists, log lines and metrics."""
-    if len(name) > MAX_NAME or not name.isprintable():
-        raise AdapterError(f"An adapter's name has at most {MAX_NAME} characters, all of them printable.")
 
 
 def _in_background(name: str) -> str:

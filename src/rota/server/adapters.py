@@ -1,11 +1,14 @@
-"""The adapter manager loads and unloads adapters while the server runs, and waits for the result."""
+"""The adapter manager loads, renews and unloads adapters while the server runs, and waits for the result."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
 
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError, RequestError
@@ -15,65 +18,153 @@ from rota.core.lora_paths import LoraPath
 from rota.core.messages import AddAdapter, RemoveAdapter
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
+from rota.server.name_locks import NameLocks
+from rota.server.outcomes import Outcomes
 
 # Most answers end within this time, and most clients wait longer.
 PATIENCE_S = 30.0
 
 LOG = logging.getLogger("rota.adapters")
 
-# The result: empty after a success, else the reason.
-Outcome = asyncio.Future[str]
+
+class Mode(StrEnum):
+    """What a new version means for its name and for the answers that run."""
+
+    FINISH = "finish"  # the name means the new version; running answers end under theirs
+    STAGE = "stage"  # the name means what it meant; `name@version` asks for the new version
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a new version takes the place of the old one."""
+
+    mode: Mode = Mode.FINISH
+    keeps_old: bool = False  # the old version stays until it is removed; else it leaves with its last user
+
+
+AT_ONCE = Terms()
 
 
 class AdapterManager:
-    """Loads and unloads adapters by name. Everything here runs on the event loop."""
+    """Loads, renews and unloads adapters by name. Everything here runs on the event loop."""
 
     def __init__(self, service: Service, registry: Registry, patience_s: float = PATIENCE_S) -> None:
         self._service = service
         self._registry = registry
         self._patience_s = patience_s
-        self._loading: dict[AdapterId, Outcome] = {}
-        self._unloading: dict[AdapterId, Outcome] = {}
+        self._loading, self._unloading = Outcomes(), Outcomes()
+        self._names = NameLocks()
         self._served: set[AdapterId] = set()  # were added once
+        self._kept: set[AdapterId] = set()  # stay until they are removed, though their name means another version
+        self._leaving: set[AdapterId] = set()
+        # Say whether a version must stay though its name means another. Who begins to say no calls `retire`.
+        self.holders: list[Callable[[Adapter], bool]] = []
+        # Hear of versions before an engine reads them, and when no engine will read them again.
+        self.on_new: Callable[[Adapter], None] = lambda _: None
+        self.on_gone: Callable[[AdapterId], None] = lambda _: None
 
     @property
     def loaded(self) -> list[Adapter]:
         return self._registry.adapters
 
-    async def load(self, asked: LoraPath) -> None:
+    async def load(self, asked: LoraPath) -> Adapter:
         """Returns when the adapter can serve requests. Raises AdapterError with the reason if it cannot.
 
         The name of a lost adapter may be loaded again. If that fails, the name stays lost.
         """
-        if (loss := self._registry.loss_of(asked.name)) is None:
-            return await self._load(asked)
-        lost = self._registry.forget(asked.name)
-        try:
-            await self._load(asked)
-        except (AdapterError, RequestError):
-            self._registry.lose(lost, loss)
-            raise
-        # The next engine must not try to read the old one too.
-        self._service.send(RemoveAdapter(lost.adapter_id, time.monotonic()))
-
-    async def _load(self, asked: LoraPath) -> None:
+        if self._registry.loss_of(asked.name) is not None:
+            return await self.update(asked)
         adapter = self._registry.add(asked)
+        await self._read(adapter)
+        return adapter
+
+    async def update(self, asked: LoraPath, terms: Terms = AT_ONCE) -> Adapter:
+        """As `load`, for a name that is loaded already, or not. A failure changes nothing: the old version serves on.
+
+        A name is updated once at a time: otherwise, the version that is read longest would win.
+        """
+        async with self._names.lock(asked.name):
+            if self._registry.loaded(asked.name) is None:
+                return await self.load(asked)
+            adapter = self._registry.renew(asked)
+            await self._read(adapter)
+            self._take_over(adapter, terms)
+            return adapter
+
+    async def use(self, adapter: Adapter, terms: Terms = AT_ONCE) -> None:
+        """A name means this version of it from now on: one that was staged or kept."""
+        async with self._names.lock(adapter.name):
+            if adapter.adapter_id in self._leaving:
+                raise AdapterError(f"Version {adapter.version} of '{adapter.name}' is leaving; load it again.")
+            self._take_over(adapter, terms)
+
+    def _take_over(self, adapter: Adapter, terms: Terms) -> None:
+        if terms.mode is Mode.STAGE:
+            self._registry.stage(adapter)
+            self._kept.add(adapter.adapter_id)
+            return
+        old = self._registry.switch(adapter)
+        self._kept.discard(adapter.adapter_id)
+        if terms.keeps_old and old != adapter:
+            self._kept.add(old.adapter_id)
+        self.retire(adapter.name)
+
+    def is_leaving(self, adapter: Adapter) -> bool:
+        """Whether a version leaves with its last user."""
+        return adapter.adapter_id in self._leaving
+
+    def retire(self, name: str) -> None:
+        """Versions that a name does not mean, and that nobody keeps or holds, leave with their last users."""
+        for one in self._registry.versions(name)[:-1]:
+            is_wanted = one.adapter_id in self._kept or any(holds(one) for holds in self.holders)
+            if not is_wanted and one.adapter_id not in self._leaving:
+                self._leaving.add(one.adapter_id)
+                with suppress(RequestError):  # the service is down, and all versions with it
+                    self._service.send(RemoveAdapter(one.adapter_id, time.monotonic(), takes_requests=True))
+
+    async def _read(self, adapter: Adapter) -> None:
+        """Have a version read and checked. Raises AdapterError with the reason; then nothing of it is left."""
+        adapter_id = adapter.adapter_id
+        self.on_new(adapter)
         try:
             self._service.send(AddAdapter(adapter=adapter, at=time.monotonic()))
+            reason = await self._loading.of(adapter_id)
         except RequestError:
-            self._registry.forget(asked.name)
+            self._forget(adapter_id)
             raise
-        if reason := await _future_for(self._loading, adapter):
+        except asyncio.CancelledError:
+            self._registry.discard(adapter_id)
+            self._service.send(RemoveAdapter(adapter_id, time.monotonic()))
+            raise
+        if reason:
             raise AdapterError(reason)
-        if not self._registry.has(adapter):
-            raise AdapterError(f"Adapter '{asked.name}' was unloaded before it was read.")
+        if self._registry.by_id(adapter_id) is None:
+            raise AdapterError(f"Adapter '{adapter.name}' was unloaded before it was read.")
 
     async def unload(self, name: str) -> bool:
         """Refuse new requests for a name at once, then wait for its open ones. False: they outlast the wait."""
-        adapter = self._registry.forget(name)
-        self._service.send(RemoveAdapter(adapter.adapter_id, time.monotonic()))
-        done, _ = await asyncio.wait([_future_for(self._unloading, adapter)], timeout=self._patience_s)
-        return bool(done)
+        leavers = [*self._registry.versions(name), *self._registry.coming(name)]
+        self._registry.forget(name)
+        return await self._remove(leavers)
+
+    async def unload_version(self, adapter: Adapter) -> bool:
+        """The same for one version, which its name does not mean."""
+        if self._registry.has(adapter):
+            raise AdapterError(
+                f"'{adapter.name}' means version {adapter.version} now; let it mean another version first, or unload "
+                f"'{adapter.name}' with all its versions."
+            )
+        self._registry.discard(adapter.adapter_id)
+        return await self._remove([adapter])
+
+    async def _remove(self, leavers: Iterable[Adapter]) -> bool:
+        waits = []
+        for one in leavers:
+            self._kept.discard(one.adapter_id)
+            self._service.send(RemoveAdapter(one.adapter_id, time.monotonic()))
+            waits.append(self._unloading.of(one.adapter_id))
+        _, late = await asyncio.wait(waits, timeout=self._patience_s)
+        return not late
 
     def observe(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -81,41 +172,34 @@ class AdapterManager:
                 case AdapterAdded(adapter_id):
                     self._served.add(adapter_id)
                     self._registry.recover(adapter_id)
-                    _resolve(self._loading, adapter_id)
+                    self._loading.resolve(adapter_id)
                 case AdapterRefused(others_serve=True):
                     self._warn(event)
                 case AdapterRefused(adapter_id=adapter_id, reason=reason):
                     self._refused(event)
-                    _resolve(self._loading, adapter_id, reason)
-                    _resolve(self._unloading, adapter_id)
+                    self._loading.resolve(adapter_id, reason)
+                    self._unloading.resolve(adapter_id)
                 case AdapterRemoved(adapter_id):
-                    self._served.discard(adapter_id)
-                    _resolve(self._unloading, adapter_id)
+                    self._forget(adapter_id)
+                    self._unloading.resolve(adapter_id)
 
     def _refused(self, event: AdapterRefused) -> None:
         """An engine reads adapters after its start, and the folder of one may be gone or its weights bad."""
         adapter_id = event.adapter_id
         adapter = self._registry.by_id(adapter_id)
-        if adapter is None or adapter_id not in self._served:
-            self._served.discard(adapter_id)
-            self._registry.discard(adapter_id)
+        if adapter is None or adapter_id not in self._served or adapter_id in self._leaving:
+            self._forget(adapter_id)
             return
         self._registry.lose(adapter, event.reason)
         self._warn(event)
+
+    def _forget(self, adapter_id: AdapterId) -> None:
+        for known in (self._served, self._kept, self._leaving):
+            known.discard(adapter_id)
+        self._registry.discard(adapter_id)
+        self.on_gone(adapter_id)
 
     def _warn(self, event: AdapterRefused) -> None:
         adapter = self._registry.by_id(event.adapter_id)
         fields = {"adapter": adapter.name if adapter else "", "engine": event.engine_id, "why": event.reason}
         LOG.warning("An adapter could not be read.", extra={"fields": fields})
-
-
-def _future_for(outcomes: dict[AdapterId, Outcome], adapter: Adapter) -> Outcome:
-    """Called after the message is sent. Its answer comes through the event loop, so never before this call."""
-    outcome = outcomes[adapter.adapter_id] = asyncio.get_running_loop().create_future()
-    return outcome
-
-
-def _resolve(outcomes: dict[AdapterId, Outcome], adapter_id: AdapterId, reason: str = "") -> None:
-    outcome = outcomes.pop(adapter_id, None)
-    if outcome and not outcome.done():  # else the client has left
-        outcome.set_result(reason)

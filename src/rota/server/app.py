@@ -50,6 +50,11 @@ from rota.server.requests_route import RequestsRoute
 from rota.server.responses.route import install_responses_route
 from rota.server.streams import Streams
 from rota.server.text_workers.pool import TextWorkers
+from rota.server.versions.history import History
+from rota.server.versions.listing import Listing
+from rota.server.versions.routes import install_version_routes
+from rota.server.versions.spool import Spool
+from rota.server.versions.updates import Updates
 from rota.text.parsers import Parsers
 from rota.text.tokenizer import Tokenizer
 
@@ -83,11 +88,11 @@ def create_app(
     metrics = Metrics(registry.name_of, config.metrics_max_adapters, policy, on_end, config.metrics_max_keys, engines)
     access = access or Access(registry)
     access.admission.watch(metrics.limit_met)
-    adapters = AdapterManager(service, registry, unload_patience_s)
+    adapters, history, spool = AdapterManager(service, registry, unload_patience_s), History(registry), Spool()
     # Observers get requests and events; listeners get events only.
     observers: list[Observer] = [metrics, *watchers]
     queries, counts = Queries(service), Counts(service)
-    listeners: list[Listener] = [adapters.observe, queries.observe, counts.observe, log_restarts]
+    listeners: list[Listener] = [history.observe, adapters.observe, queries.observe, counts.observe, log_restarts]
     streams = Streams(service, Observers(observers, listeners))
     front = Front(
         service,
@@ -105,21 +110,22 @@ def create_app(
         on_error=on_error,
     )
 
-    app = _application(front, companions)
+    app = _application(front, companions, spool.close)
     app.state.connections = metrics.connections  # for the server that listens
-    app.add_middleware(BodyLimit, max_bytes=config.max_body_mb * 2**20)
+    _limit_bodies(app, config)
     install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
     app.state.metrics_app = metrics_app(scrapes, service, registry, access.for_probes, config)  # for a second port
-    _install_routes(app, front, adapters, queries, metrics)
+    listing = Listing(registry, adapters, history, spool)
+    _install_routes(app, front, adapters, Updates(adapters, registry, access, spool), listing, queries, metrics)
     install_metrics_route(app, scrapes, access)
     return app
 
 
-def _application(front: Front, companions: Sequence[Companion]) -> FastAPI:
+def _application(front: Front, companions: Sequence[Companion], on_stop: Callable[[], None]) -> FastAPI:
     return FastAPI(
         title="Rota",
-        lifespan=_lifespan(front, companions),
+        lifespan=_lifespan(front, companions, on_stop),
         dependencies=[Depends(front.access.guard)],
         responses=ERROR_RESPONSES,
         docs_url=None,
@@ -140,7 +146,9 @@ def _each(*enders: OnEnd) -> OnEnd:
     return end
 
 
-def _lifespan(front: Front, companions: Sequence[Companion]) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def _lifespan(
+    front: Front, companions: Sequence[Companion], on_stop: Callable[[], None]
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         front.streams.start()
@@ -159,12 +167,26 @@ def _lifespan(front: Front, companions: Sequence[Companion]) -> Callable[[FastAP
         if front.grammars:
             await front.grammars.close()
         await asyncio.to_thread(front.service.stop)
+        on_stop()
         await warm_up
 
     return lifespan
 
 
-def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, queries: Queries, metrics: Metrics) -> None:
+def _limit_bodies(app: FastAPI, config: ServerConfig) -> None:
+    most, most_weights = config.max_body_mb * 2**20, config.max_adapter_body_mb * 2**20
+    app.add_middleware(BodyLimit, max_bytes=most, max_weights_bytes=most_weights)
+
+
+def _install_routes(
+    app: FastAPI,
+    front: Front,
+    adapters: AdapterManager,
+    updates: Updates,
+    listing: Listing,
+    queries: Queries,
+    metrics: Metrics,
+) -> None:
     service, registry, access = front.service, front.registry, front.access
     install_completions_route(app, front)
     install_chat_route(app, front)
@@ -174,7 +196,8 @@ def _install_routes(app: FastAPI, front: Front, adapters: AdapterManager, querie
     install_embeddings_routes(app, front)
     install_tokenize_routes(app, front)
     install_model_routes(app, front)
-    install_adapter_routes(app, adapters, access)
+    install_adapter_routes(app, adapters, access, updates)
+    install_version_routes(app, updates, registry, access, listing)
     install_generate_route(app, front)
     install_native_routes(app, front, queries)
     install_server_info(app, front, queries, metrics)

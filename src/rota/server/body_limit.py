@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rota.core.errors import Fault, FaultCode, RequestError
 
+# Where bodies may hold an adapter's weights.
+VERSIONS, FROM_TENSORS = "/v1/adapters/", "/load_lora_adapter_from_tensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The largest size of a body, and the flag that sets it."""
+
+    most_bytes: int
+    flag: str
+
+    def refusal(self) -> RequestError:
+        size = f"{self.most_bytes / 2**20:g} MB"
+        return RequestError(
+            Fault(FaultCode.BODY_TOO_LARGE, f"The body is larger than {size}, the limit set by {self.flag}.")
+        )
+
 
 class BodyLimit:
     """Refuses a body at the first byte beyond the limit and keeps no more. Reading the body raises the error."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, max_weights_bytes: int | None = None) -> None:
+        """Bodies with an adapter's weights have a limit of their own; None: there are none."""
         self._app = app
         self._max_bytes = max_bytes
+        self._max_weights_bytes = max_weights_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -22,6 +43,7 @@ class BodyLimit:
         headers = Headers(scope=scope)
         announced = int(headers.get("content-length", 0))
         encoding = headers.get("content-encoding", "identity")
+        limit = self._limit_of(scope, headers)
         received = 0
 
         async def receive_within_limit() -> Message:
@@ -29,18 +51,24 @@ class BodyLimit:
             if encoding.lower() != "identity":
                 detail = f"the body is encoded as '{encoding[:200]}'; send it uncompressed, without Content-Encoding"
                 raise HTTPException(415, detail)
-            if announced > self._max_bytes:
-                raise self._refusal()
+            if announced > limit.most_bytes:
+                raise limit.refusal()
             message = await receive()
             received += len(message.get("body", b""))
-            if received > self._max_bytes:
-                raise self._refusal()
+            if received > limit.most_bytes:
+                raise limit.refusal()
             return message
 
         await self._app(scope, receive_within_limit, send)
 
-    def _refusal(self) -> RequestError:
-        limit = f"{self._max_bytes / 2**20:g} MB"
-        return RequestError(
-            Fault(FaultCode.BODY_TOO_LARGE, f"The body is larger than {limit}, the limit set by --max-body-mb.")
-        )
+    def _limit_of(self, scope: Scope, headers: Headers) -> Limit:
+        if self._max_weights_bytes is not None and _has_weights(scope, headers):
+            return Limit(self._max_weights_bytes, "--max-adapter-body-mb")
+        return Limit(self._max_bytes, "--max-body-mb")
+
+
+def _has_weights(scope: Scope, headers: Headers) -> bool:
+    """JSON that names a folder is small, as all JSON is but SGLang's with weights in it."""
+    path: str = scope["path"]
+    is_json = headers.get("content-type", "application/json").startswith("application/json")
+    return path == FROM_TENSORS or (scope["method"] == "PUT" and path.startswith(VERSIONS) and not is_json)

@@ -17,6 +17,7 @@ from rota.server.grammars import check_grammars
 from rota.server.names import HEADER
 from rota.server.shape import OnlyWhole, Shape
 from rota.server.sse import EventStream
+from rota.server.version_header import version_header
 
 
 async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Shape, is_streamed: bool) -> Response:
@@ -33,7 +34,7 @@ async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Sh
         watch.cancel()
         answer.close()
 
-    headers = {HEADER: parsed.call.name}
+    headers = {HEADER: parsed.call.name, **version_header(front.registry, parsed.requests)}
     try:
         parts = await answer.next()
         if is_streamed:

@@ -150,7 +150,8 @@ class AdapterLoader:
             self._refused.put(adapter.adapter_id)
             self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), copy.reason))
         else:
-            self._post(AdapterFetched(adapter.adapter_id, time.monotonic(), self._bank.pages_of(copy)))
+            pages, size_bytes = self._bank.pages_of(copy), copy.size_bytes
+            self._post(AdapterFetched(adapter.adapter_id, time.monotonic(), pages, size_bytes))
 
     def _load(
         self, adapter: Adapter, copy: Copy, place: Place, is_free: torch.cuda.Event | None, pending: PendingCopy

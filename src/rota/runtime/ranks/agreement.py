@@ -105,5 +105,6 @@ def _agreed(order: Order) -> Outcome:
         copies = (said.copy_s for said in order.outcomes.values() if isinstance(said, AdapterReady))
         return replace(last, copy_s=max(copies))
     if isinstance(last, AdapterFetched):
-        return replace(last, pages=max(one.pages for one in order.outcomes.values() if isinstance(one, AdapterFetched)))
+        reads = [one for one in order.outcomes.values() if isinstance(one, AdapterFetched)]
+        return replace(last, pages=max(one.pages for one in reads), size_bytes=sum(one.size_bytes for one in reads))
     return last

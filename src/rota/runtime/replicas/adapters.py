@@ -74,9 +74,12 @@ class ReplicaAdapters:
         return list(self._settle(message.adapter_id, entry, message.at))
 
     def lacking(self, adapter_id: AdapterId, replicas: Collection[int]) -> list[int]:
-        """Those of the replicas that cannot serve a known adapter: they could not read it again after a restart."""
+        """Those of the replicas that cannot serve a known adapter: they could not read it again after a restart.
+
+        Of an adapter that leaves, also those that it has left already.
+        """
         entry = self._entries.get(adapter_id)
-        if entry is None or entry.leaving or entry.holders.issuperset(replicas):
+        if entry is None or entry.holders.issuperset(replicas):
             return []
         return [number for number in replicas if number not in entry.holders and number not in entry.asked]
 

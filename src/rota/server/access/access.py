@@ -99,13 +99,13 @@ class Access:
             raise _refusal(FaultCode.FORBIDDEN, message, "lora_name")
         return key
 
-    def refuse_loads(self, key: Key) -> None:
+    def refuse_loads(self, key: Key, param: str = "lora_path") -> None:
         """Raises FORBIDDEN if adapters are not loaded over HTTP, or if this key has no folder to load from."""
         if self._load_refusal:
-            raise _refusal(FaultCode.FORBIDDEN, self._load_refusal, "lora_path")
+            raise _refusal(FaultCode.FORBIDDEN, self._load_refusal, param)
         if key.adapter_root is None and not key.may_operate:
             message = f"Key '{key.name}' has no adapter_root, so there is no folder that it may load from."
-            raise _refusal(FaultCode.FORBIDDEN, message, "lora_path")
+            raise _refusal(FaultCode.FORBIDDEN, message, param)
 
     def shown(self, http: Request, fault: Fault) -> Fault:
         """A refusal as the client may see it: why the engine is down is for operators."""

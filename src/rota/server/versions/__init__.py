@@ -1,0 +1,1 @@
+"""New versions of adapters, and what clients learn of them."""

@@ -1,0 +1,91 @@
+"""The spool is the server's own folder for weights that came in bodies, and keeps each as long as its version is there.
+
+An engine reads a version again when its host memory was needed for others, and after a restart: so the files stay until
+the version is gone. A server that was killed leaves its folder behind, and the next server on the machine removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from rota.core.ids import AdapterId
+
+PREFIX = "rota-spool-"
+
+
+class Spool:
+    """Made on disk with the first body, in the folder for temporary files. Only the server's user may look into it."""
+
+    def __init__(self, parent: Path | None = None) -> None:
+        self._parent = parent
+        self._root: Path | None = None
+        self._lock: int | None = None
+        self._kept: dict[AdapterId, Path] = {}
+
+    def new_folder(self) -> Path:
+        """An empty folder for one version. Blocks on the disk."""
+        return Path(tempfile.mkdtemp(dir=self.root))
+
+    @property
+    def root(self) -> Path:
+        if self._root is None:
+            parent = (self._parent or Path(tempfile.gettempdir())).resolve()
+            _sweep(parent)
+            self._root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            self._lock = _locked(self._root)
+        return self._root
+
+    def is_root(self, folder: str) -> bool:
+        return self._root is not None and folder == str(self._root)
+
+    def keep(self, adapter_id: AdapterId, folder: Path) -> None:
+        """The folder belongs to this version from now on."""
+        self._kept[adapter_id] = folder
+
+    def has(self, adapter_id: AdapterId) -> bool:
+        """Whether a version came in a body."""
+        return adapter_id in self._kept
+
+    def drop(self, adapter_id: AdapterId) -> None:
+        """A version is gone, and its folder with it."""
+        if folder := self._kept.pop(adapter_id, None):
+            discard(folder)
+
+    def close(self) -> None:
+        if self._root is not None:
+            discard(self._root)
+        if self._lock is not None:
+            os.close(self._lock)
+        self._root = self._lock = None
+        self._kept = {}
+
+
+def discard(folder: Path) -> None:
+    """Remove a folder with all that is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked(folder: Path) -> int | None:
+    """Hold a folder for as long as this process lives; None if another process holds it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what servers of this user left behind that were killed."""
+    for left in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            is_own = left.lstat().st_uid == os.getuid() and left.is_dir() and not left.is_symlink()
+            if is_own and (handle := _locked(left)) is not None:
+                discard(left)
+                os.close(handle)

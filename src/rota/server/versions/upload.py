@@ -1,0 +1,129 @@
+"""An upload is an adapter in a body: safetensors, and PEFT's config beside them or in their metadata."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from fastapi import Request
+
+from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
+from rota.server.versions.spool import Spool, discard
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+# In the metadata of safetensors, if the config is not sent beside them.
+METADATA_KEY = "adapter_config"
+# Larger than the header of any adapter: a thousand factors take a hundred bytes each.
+MOST_HEADER_BYTES = 16 << 20
+# Written at a time, in a thread: a disk may be slow, and the event loop must not wait for it.
+WRITTEN_BYTES = 4 << 20
+# Bodies with weights that may arrive at a time: each takes room on the disk.
+MOST_UPLOADS = 8
+
+
+class Uploads:
+    """Receives bodies with weights into the spool; what fails leaves nothing there."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._open = 0
+
+    @asynccontextmanager
+    async def folder(self) -> AsyncIterator[Path]:
+        """A folder in the spool, which is removed if the block fails. Raises RequestError if too many are open."""
+        if self._open >= MOST_UPLOADS:
+            message = f"{MOST_UPLOADS} adapters are being sent already, as many as may; try again later."
+            raise RequestError(Fault(FaultCode.QUEUE_FULL, message))
+        self._open += 1
+        try:
+            folder = await asyncio.to_thread(self._spool.new_folder)
+            try:
+                yield folder
+            except BaseException:  # also CancelledError: nothing may be left behind
+                discard(folder)
+                raise
+        finally:
+            self._open -= 1
+
+
+async def receive(http: Request, folder: Path, config: dict[str, Any] | None) -> int:
+    """Write the body and the config as PEFT saves them; gives the bytes of the body.
+
+    Raises RequestError for a body that is too large or no safetensors, ClientDisconnect if it ends too early.
+    """
+    with (folder / WEIGHTS_FILE).open("wb") as file:
+        size = await _copy(http, file)
+    await asyncio.to_thread(complete, folder, config)
+    return size
+
+
+async def _copy(http: Request, file: BinaryIO) -> int:
+    size, waiting = 0, bytearray()
+    async for chunk in http.stream():
+        size += len(chunk)
+        waiting += chunk
+        if len(waiting) >= WRITTEN_BYTES:
+            waiting, full = bytearray(), waiting
+            await asyncio.to_thread(file.write, full)
+    await asyncio.to_thread(file.write, waiting)
+    return size
+
+
+def complete(folder: Path, config: dict[str, Any] | None) -> None:
+    """Write the config beside the weights. Raises RequestError if the weights are no safetensors, or have no config."""
+    metadata = _metadata_of(folder / WEIGHTS_FILE)
+    if config is None:
+        config = _config_in(metadata)
+    (folder / CONFIG_FILE).write_text(json.dumps(config), "utf-8")
+
+
+def _metadata_of(file: Path) -> dict[str, Any]:
+    """The metadata of safetensors. The engine looks at all the rest."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
+            raise _no_safetensors("it does not begin with the length of a header")
+        try:
+            header = json.loads(opened.read(length))
+        except ValueError:
+            raise _no_safetensors("its header is not JSON") from None
+    metadata = header.get("__metadata__", {}) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict):
+        raise _no_safetensors("its header has no table of tensors")
+    return metadata
+
+
+def _no_safetensors(why: str) -> RequestError:
+    message = f"The weights are no safetensors: {why}. Send what safetensors.torch.save gives."
+    return RequestError(Fault(FaultCode.BAD_FIELD, message, "body"))
+
+
+def _config_in(metadata: dict[str, Any]) -> dict[str, Any]:
+    if METADATA_KEY not in metadata:
+        message = (
+            f"There is no adapter config: send {CONFIG_FILE} as JSON in the query parameter 'config', or in the "
+            f"metadata of the safetensors under '{METADATA_KEY}'."
+        )
+        raise RequestError.bad_field("config", message)
+    return parse_config(str(metadata[METADATA_KEY]), f"the metadata '{METADATA_KEY}'")
+
+
+def parse_config(text: str, where: str = "config") -> dict[str, Any]:
+    """PEFT's config from JSON. Raises RequestError if it is not an object."""
+    try:
+        config = json.loads(text)
+    except ValueError:
+        config = None
+    if not isinstance(config, dict):
+        raise RequestError.bad_field("config", f"{where} must be {CONFIG_FILE} as a JSON object.")
+    return config
+
+
+def without_paths(error: AdapterError, folder: Path) -> AdapterError:
+    """The engine's reason, without the folder that its client has never heard of."""
+    return AdapterError(str(error).replace(f"{folder}/", "").replace(str(folder), "The body"))

@@ -1,0 +1,73 @@
+"""A server of letters whose adapters change while it runs, and what clients do with it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from rota.core.messages import AdapterFetched, Message
+from tests.builders import capacity
+from tests.fakes import FakeDevice, alphabet
+
+CONFIG = json.dumps({"peft_type": "LORA", "r": 8})
+
+
+@dataclass
+class SlowDevice(FakeDevice):
+    """Reads adapters whose path says "slow" only when it is told to; meanwhile it serves."""
+
+    unread: list[Message] = field(default_factory=list)
+
+    def listen(self, post: Callable[[Message], None]) -> None:
+        def post_unless_slow(message: Message) -> None:
+            is_slow = isinstance(message, AdapterFetched) and message.adapter_id in self._slow_ids
+            (self.unread.append if is_slow else post)(message)
+
+        self._post_now = post
+        super().listen(post_unless_slow)
+
+    @property
+    def _slow_ids(self) -> set[int]:
+        return {one.adapter_id for plan in self.plans for one in plan.reads if "slow" in one.path}
+
+    def read(self) -> None:
+        """What was to be read slowly is read."""
+        while self.unread:
+            self._post_now(self.unread.pop())
+
+
+def slow_device() -> SlowDevice:
+    """Its answers may be so long that none ends before a test does."""
+    return SlowDevice(next_token=alphabet, step_s=0.005, capacity=capacity(blocks=2000, max_sequence_tokens=20_000))
+
+
+def weights(metadata: dict[str, str] | None = None, size: int = 64) -> bytes:
+    """A small body of safetensors."""
+    tensor = {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}
+    header = json.dumps({"__metadata__": metadata or {}, "factor": tensor}).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(size)
+
+
+def put(client: httpx.Client, name: str, path: str | None = "/adapters/new", **fields: Any) -> httpx.Response:
+    body = {**({} if path is None else {"path": path}), **fields}
+    return client.put(f"/v1/adapters/{name}", json=body)
+
+
+def send(client: httpx.Client, name: str, body: bytes, **query: str) -> httpx.Response:
+    headers = {"content-type": "application/octet-stream"}
+    return client.put(f"/v1/adapters/{name}", content=body, params=query, headers=headers)
+
+
+def ask(client: httpx.Client, model: str, **fields: Any) -> httpx.Response:
+    return client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 3, "model": model, **fields})
+
+
+def versions(client: httpx.Client, name: str) -> dict[int, str]:
+    """The versions that are there, by number: the state of each."""
+    listed = client.get(f"/v1/adapters/{name}").json()["versions"]
+    return {one["version"]: one["state"] for one in listed}

@@ -1,0 +1,171 @@
+"""A name gets new versions while it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from rota.server.version_header import HEADER
+from tests.fakes import FakeDevice, alphabet
+from tests.server.letters import error_of, serving
+from tests.server.versions.serving import SlowDevice, ask, put, slow_device, versions
+from tests.waiting import until
+
+STREAMED = {"model": "poet", "prompt": "abc", "max_tokens": 19_000, "stream": True}
+
+
+@pytest.fixture
+def device() -> SlowDevice:
+    return slow_device()
+
+
+@pytest.fixture
+def client(tmp_path, device) -> Iterator[httpx.Client]:
+    with serving(tmp_path, device, adapters=("poet", "pirate")) as client:
+        yield client
+
+
+def test_a_new_version_takes_the_name_and_answers_say_which_gave_them(client):
+    assert ask(client, "poet").headers[HEADER] == "1"
+    assert put(client, "poet").json() == {"name": "poet", "version": 2, "previous": 1, "current": 2}
+
+    assert ask(client, "poet").headers[HEADER] == "2"
+    assert ask(client, "letters:poet@2").headers[HEADER] == "2"
+    assert ask(client, "pirate", stream=True).headers[HEADER] == "1"
+    assert HEADER not in ask(client, "letters").headers
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["letters", "poet", "pirate"]
+
+
+def test_put_loads_a_name_that_is_new(client):
+    assert put(client, "parrot").json() == {"name": "parrot", "version": 1, "previous": None, "current": 1}
+    assert ask(client, "parrot").status_code == 200
+
+
+def test_an_old_version_without_users_leaves_and_is_remembered(client):
+    put(client, "poet")
+    assert until(lambda: versions(client, "poet") == {2: "current"})
+    assert [one["version"] for one in client.get("/v1/adapters/poet").json()["history"]] == [1]
+
+    refused = ask(client, "poet@1")
+    assert (refused.status_code, "no model or adapter named 'poet@1'" in error_of(refused)["message"]) == (404, True)
+
+
+def test_an_answer_goes_on_under_the_version_it_began_with_which_takes_requests_until_then(client, device):
+    with client.stream("POST", "/v1/completions", json=STREAMED) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert put(client, "poet").status_code == 200
+        assert versions(client, "poet") == {2: "current", 1: "leaving"}
+        assert ask(client, "poet").headers[HEADER] == "2"
+        assert ask(client, "poet@1").headers[HEADER] == stream.headers[HEADER] == "1"
+    assert until(lambda: versions(client, "poet") == {2: "current"}), "the old version has not left"
+    assert [seat.adapter_id for plan in device.plans for seat in plan.seats] == [1, 3, 1]
+
+
+def test_the_old_version_serves_while_the_new_one_is_read(client, device):
+    with ThreadPoolExecutor(1) as threads:
+        updating = threads.submit(put, client, "poet", "/a/slow")
+        assert until(lambda: device.unread)
+        assert ask(client, "poet").headers[HEADER] == "1"
+        assert ask(client, "poet@2").status_code == 404
+        device.read()
+        assert updating.result().json()["current"] == 2
+    assert ask(client, "poet").headers[HEADER] == "2"
+
+
+@pytest.mark.parametrize("path", ["/a/broken", "/a/rotten"])
+def test_an_update_that_fails_changes_nothing(client, path):
+    refused = put(client, "poet", path)
+
+    assert (refused.status_code, path in error_of(refused)["message"]) == (400, True)
+    assert versions(client, "poet") == {1: "current"}
+    assert ask(client, "poet").headers[HEADER] == "1"
+    assert put(client, "poet").json()["version"] == 3
+
+
+def test_a_version_is_staged_used_and_left_again(client):
+    assert put(client, "poet", mode="stage").json() == {"name": "poet", "version": 2, "previous": 1, "current": 1}
+    assert versions(client, "poet") == {2: "kept", 1: "current"}
+    assert [ask(client, name).headers[HEADER] for name in ("poet", "poet@2")] == ["1", "2"]
+
+    assert put(client, "poet", None, version=2, keep_old=True).json()["current"] == 2
+    assert versions(client, "poet") == {2: "current", 1: "kept"}
+    assert put(client, "poet", None, version=1).json()["current"] == 1
+    assert until(lambda: versions(client, "poet") == {1: "current"})
+
+
+def test_one_version_is_removed_and_the_others_stay(client):
+    put(client, "poet", keep_old=True)
+    assert client.delete("/v1/adapters/poet@1").json() == {"name": "poet", "versions": [1], "is_gone": True}
+    assert versions(client, "poet") == {2: "current"}
+
+    refused = client.delete("/v1/adapters/poet@2")
+    assert (refused.status_code, "means version 2 now" in error_of(refused)["message"]) == (400, True)
+    assert client.delete("/v1/adapters/poet").json() == {"name": "poet", "versions": [2], "is_gone": True}
+    assert client.delete("/v1/adapters/poet").status_code == 404
+    assert client.get("/v1/adapters/poet").status_code == 404
+
+
+def test_unloading_a_name_while_its_next_version_is_read_takes_both(client, device):
+    with ThreadPoolExecutor(2) as threads:
+        updating = threads.submit(put, client, "poet", "/a/slow")
+        assert until(lambda: device.unread)
+        removing = threads.submit(client.delete, "/v1/adapters/poet")
+        assert until(lambda: ask(client, "poet").status_code == 404)
+        device.read()
+        assert "was unloaded before it was read" in error_of(updating.result())["message"]
+        assert removing.result().json()["is_gone"]
+    assert put(client, "poet").json()["version"] == 3
+
+
+def test_updates_of_one_name_come_one_after_the_other(client):
+    with ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(lambda number: put(client, "poet", f"/a/{number}").json(), range(8)))
+
+    assert sorted(answer["version"] for answer in answers) == list(range(2, 10))
+    assert all(answer["current"] >= answer["version"] for answer in answers)
+    assert until(lambda: versions(client, "poet") == {9: "current"})
+
+
+def test_vllms_load_inplace_gives_a_loaded_name_a_new_version(client):
+    body = {"lora_name": "poet", "lora_path": "/adapters/new"}
+    assert client.post("/v1/load_lora_adapter", json=body).status_code == 400
+    assert client.post("/v1/load_lora_adapter", json=body | {"load_inplace": True}).status_code == 200
+    assert ask(client, "poet").headers[HEADER] == "2"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "path", "either path, for a new version, or version"),
+        ({"path": "/a", "version": 1}, "path", "either path"),
+        ({"version": 9}, "version", "no version 9 of 'poet'; there are: 1"),
+        ({"version": 1, "mode": "stage"}, "mode", "mode 'stage' is for a new version"),
+        ({"version": 1, "pinned": True}, "pinned", "one that is there keeps its own"),
+        ({"path": "/a", "mode": "stage", "keep_old": True}, "keep_old", "says nothing with mode 'stage'"),
+        ({"path": "/a", "mode": "jump"}, "mode", "mode"),
+        ({"path": "/a", "rank": 8}, "rank", "'rank' is not a field; the fields are"),
+        ({"path": "/a", "mode": "stage", "pinned": True}, "pinned", "only one version stays"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_name(client, body, param, words):
+    refused = client.put("/v1/adapters/poet", json=body)
+    assert refused.status_code in (400, 404)
+    assert (error_of(refused)["param"], words in error_of(refused)["message"]) == (param, True)
+    assert versions(client, "poet") == {1: "current"}
+
+
+@pytest.mark.parametrize("name", ["letters", "base", "letters:new", "new@7", "a" * 201])
+def test_a_name_that_no_adapter_can_have_is_refused(client, name):
+    assert put(client, name).status_code == 400
+
+
+def test_a_pin_stays_with_the_name(tmp_path):
+    with serving(tmp_path, FakeDevice(next_token=alphabet)) as client:
+        assert put(client, "poet", pinned=True).status_code == 200
+        assert put(client, "poet").status_code == 200
+        assert client.get("/v1/adapters").json()["data"][0]["pinned"]
+        assert "may be pinned" in error_of(put(client, "pirate", pinned=True))["message"]
