@@ -1,0 +1,185 @@
+"""Weights come in bodies, and leave nothing behind that is not served."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pickle
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from rota.core.adapter import Adapter
+from rota.core.config import ServerConfig
+from rota.core.messages import AdapterFailed, Message
+from rota.server.access.keys import Key, KeyRing, digest_of
+from rota.server.version_header import HEADER
+from rota.server.versions.spool import PREFIX, Spool
+from tests.server.letters import error_of, serving
+from tests.server.versions.serving import CONFIG, SlowDevice, ask, put, send, slow_device, versions, weights
+from tests.waiting import until
+
+ACME = Key("acme", frozenset({"acme-*"}), may_operate=False)
+MUTE = Key("mute", may_load=False, may_operate=False)
+RING = KeyRing({digest_of(f"sk-{key.name}"): key for key in (Key("operator"), ACME, MUTE)})
+
+
+@pytest.fixture
+def spools(tmp_path, monkeypatch) -> Path:
+    """Where the server makes its spool."""
+    folder = tmp_path / "spools"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def device() -> SlowDevice:
+    return slow_device()
+
+
+@pytest.fixture
+def client(tmp_path, spools, device) -> Iterator[httpx.Client]:
+    config = ServerConfig(max_body_mb=1, max_adapter_body_mb=2)
+    with serving(tmp_path, device, config, keys=RING, adapters=("poet",)) as client:
+        client.headers["x-api-key"] = "sk-operator"
+        yield client
+    assert not list(spools.iterdir()), "the server left its spool behind"
+
+
+def files(spools: Path) -> list[Path]:
+    return sorted(path for path in spools.rglob("*") if path.is_file())
+
+
+def test_a_version_comes_in_a_body_and_its_files_go_with_it(client, spools, device):
+    assert send(client, "poet", weights(), config=CONFIG).json()["current"] == 2
+    assert ask(client, "poet").headers[HEADER] == "2"
+    (spool,) = spools.iterdir()
+    assert stat.S_IMODE(spool.stat().st_mode) == 0o700
+    config, saved = files(spools)
+    assert (json.loads(config.read_text()), saved.read_bytes()) == (json.loads(CONFIG), weights())
+    read = [one for plan in device.plans for one in plan.reads][-1]
+    assert (read.path, read.root) == (str(saved.parent), str(spool))
+    assert client.get("/v1/adapters/poet").json()["versions"][0]["path"] is None
+
+    assert put(client, "poet").json()["current"] == 3
+    assert until(lambda: not files(spools)), "the files of a version that left are still there"
+
+
+def test_the_config_may_be_in_the_metadata(client, spools):
+    assert send(client, "new", weights({"adapter_config": CONFIG})).json()["current"] == 1
+    assert json.loads(files(spools)[0].read_text()) == json.loads(CONFIG)
+    assert client.delete("/v1/adapters/new").json()["is_gone"]
+    assert until(lambda: not files(spools))
+
+
+@pytest.mark.parametrize(
+    ("body", "query", "status", "words"),
+    [
+        (
+            b"no weights at all",
+            {"config": CONFIG},
+            400,
+            "no safetensors: it does not begin with the length of a header",
+        ),
+        (b"", {"config": CONFIG}, 400, "no safetensors"),
+        (b"\x04" + bytes(7) + b"{{{{", {"config": CONFIG}, 400, "its header is not JSON"),
+        (weights(), {}, 400, "no adapter config: send adapter_config.json as JSON in the query parameter 'config'"),
+        (weights(), {"config": "[]"}, 400, "config must be adapter_config.json as a JSON object"),
+        (weights({"adapter_config": "{"}), {}, 400, "the metadata 'adapter_config' must be"),
+        (weights(), {"config": CONFIG, "mode": "jump"}, 400, "mode"),
+        (weights(), {"config": CONFIG, "keep_old": "perhaps"}, 400, "keep_old"),
+        (weights(), {"config": CONFIG, "rank": "8"}, 400, "'rank' is not a field"),
+        (weights(size=3 << 20), {"config": CONFIG}, 413, "larger than 2 MB, the limit set by --max-adapter-body-mb"),
+    ],
+)
+def test_a_body_that_cannot_be_is_refused_and_leaves_nothing(client, spools, body, query, status, words):
+    refused = send(client, "poet", body, **query)
+
+    assert (refused.status_code, words in error_of(refused)["message"]) == (status, True)
+    assert versions(client, "poet") == {1: "current"}
+    assert not files(spools)
+
+
+def test_a_body_may_be_larger_than_others(client):
+    assert send(client, "poet", weights(size=3 << 19), config=CONFIG).status_code == 200
+    other = client.put("/v1/adapters/poet", json={"path": "a" * (3 << 19)})
+    assert (other.status_code, "--max-body-mb" in error_of(other)["message"]) == (413, True)
+
+
+def test_weights_that_the_engine_refuses_leave_nothing_and_no_path_is_told(client, spools, monkeypatch):
+    monkeypatch.setattr(SlowDevice, "fetch", lambda _, adapter: _failed(adapter))
+    refused = send(client, "poet", weights(), config=CONFIG)
+
+    assert (refused.status_code, error_of(refused)["message"]) == (400, "adapter_model.safetensors is no good.")
+    assert versions(client, "poet") == {1: "current"}
+    assert until(lambda: not files(spools))
+
+
+def _failed(adapter: Adapter) -> Message:
+    return AdapterFailed(adapter.adapter_id, 0.0, f"{adapter.path}/adapter_model.safetensors is no good.")
+
+
+def test_a_client_that_leaves_in_the_middle_leaves_nothing(client, spools):
+    address = urlsplit(str(client.base_url))
+    head = (
+        "PUT /v1/adapters/poet?config=%7B%7D HTTP/1.1\r\nHost: x\r\nx-api-key: sk-operator\r\n"
+        "content-type: application/octet-stream\r\nContent-Length: 100000\r\n\r\n"
+    )
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(head.encode() + weights()[:50])
+        assert until(lambda: files(spools)), "the body is not being written"
+    assert until(lambda: not files(spools)), "half a body is still there"
+    assert versions(client, "poet") == {1: "current"}
+
+
+def test_a_key_without_a_folder_sends_weights_for_its_own_names_only(client):
+    def send_as(key: str, name: str) -> httpx.Response:
+        client.headers["x-api-key"] = f"sk-{key}"
+        return send(client, name, weights(), config=CONFIG)
+
+    assert send_as("acme", "acme-owl").status_code == 200
+    assert send_as("acme", "acme-owl").json()["version"] == 2
+    assert [send_as(*who).status_code for who in (("acme", "poet"), ("mute", "acme-owl"))] == [403, 403]
+    assert send_as("operator", "acme-owl").json()["version"] == 3
+    assert send_as("acme", "acme-owl").json()["version"] == 4  # it is still acme's own
+
+
+def test_sglangs_shape_takes_safetensors_and_no_pickle(client, spools):
+    def load(raw: bytes) -> httpx.Response:
+        text = base64.b64encode(raw).decode()
+        body = {"lora_name": "poet", "config_dict": json.loads(CONFIG), "serialized_tensors": text}
+        return client.post("/load_lora_adapter_from_tensors", json=body)
+
+    assert load(weights()).json()["success"]
+    assert ask(client, "poet").headers[HEADER] == "2"
+    refused = load(pickle.dumps({"weights": b"0" * 5000}))
+    assert (refused.status_code, "holds a pickle, which can run code" in error_of(refused)["message"]) == (400, True)
+    assert error_of(refused)["param"] == "serialized_tensors"
+    assert len(files(spools)) == 2
+
+
+def test_multipart_is_refused_with_what_to_send(client):
+    refused = client.put("/v1/adapters/poet", files={"weights": weights()})
+    assert "send the safetensors as the whole body" in error_of(refused)["message"]
+
+
+def test_a_new_server_removes_what_a_killed_one_left_and_no_other(tmp_path):
+    left, other = tmp_path / f"{PREFIX}left", tmp_path / "other"
+    for folder in (left, other):
+        folder.mkdir()
+        (folder / "file").touch()
+    living = Spool(tmp_path)
+    living.new_folder()
+    spool = Spool(tmp_path)
+    spool.new_folder()
+
+    assert sorted(tmp_path.iterdir()) == sorted([other, living.root, spool.root])
+    living.close()
+    spool.close()
+    assert list(tmp_path.iterdir()) == [other]
