@@ -14,6 +14,7 @@ from rota.core.events import (
     Finished,
     FinishReason,
     Inspected,
+    Moved,
     Preempted,
     PrefillsReleased,
     Produced,
@@ -24,7 +25,7 @@ from rota.core.events import (
     Whereabouts,
 )
 from rota.core.ids import AdapterId, EngineId, Slot
-from rota.core.messages import AbortAll, AdapterFetched, Explain, FlushCache, Inspect
+from rota.core.messages import AbortAll, AdapterFetched, Explain, FlushCache, Inspect, MoveRequests
 from rota.core.plan import Load, StepPlan, TokenLogprobs
 from rota.runtime.ranks.records import CODEC, Numbered
 from rota.runtime.wire import Failed, Ready, Stop, decode, encode
@@ -38,12 +39,14 @@ RECORDS = [
     Explain("a", 1.0),
     Inspect(1.0),
     FlushCache(1.0),
+    MoveRequests(old=AdapterId(1), new=AdapterId(2), at=1.0, keeps_kv=True),
     Stop(),
     Ready(capacity(pages=40)),
     AdapterFetched(AdapterId(1), 1.0, pages=8),
     Failed("It broke."),
     Admitted(request_id="a", at=1.0, cached_tokens=16),
     Preempted("a", 2.0),
+    Moved(request_id="a", at=2.0, old=AdapterId(1), new=AdapterId(2), output_tokens=7, kept_kv=True),
     Produced(
         at=3.0, request_ids=("a", "b"), tokens=(5, 6), logprobs=((1, TokenLogprobs(-0.5, ((6, -0.5), (9, -2.25)))),)
     ),

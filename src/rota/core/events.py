@@ -39,6 +39,21 @@ class Preempted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """A request goes on under another version of its adapter; the first `output_tokens` tokens are the old version's.
+
+    The KV of these tokens and of the prompt was kept, or is computed again.
+    """
+
+    request_id: RequestId
+    at: float
+    old: AdapterId
+    new: AdapterId
+    output_tokens: int
+    kept_kv: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
     """The tokens of one step, for all its requests: one event per step, not one per token.
 
@@ -284,5 +299,5 @@ class Routed:
 
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged | HostChanged | DrainChanged
 QueryResult = Explained | Inspected | CacheFlushed
-RequestEvent = Admitted | Preempted | PromptsScored | Produced | Finished
+RequestEvent = Admitted | Preempted | Moved | PromptsScored | Produced | Finished
 Event = RequestEvent | Routed | PrefillsReleased | AdapterEvent | EngineRestarted | QueryResult

@@ -56,6 +56,16 @@ class RemoveAdapter:
     takes_requests: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveRequests:
+    """A client wants the requests of one version of an adapter to go on under another, from their next token on."""
+
+    old: AdapterId
+    new: AdapterId
+    at: float
+    keeps_kv: bool = False  # else what is written so far is computed again, by the new version
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterFetched:
     """An adapter was read, checked and lies in host memory."""
@@ -121,5 +131,5 @@ class ServedElsewhere:
 
 
 Query = Explain | Inspect | FlushCache
-AdapterMessage = AddAdapter | RemoveAdapter | AdapterFetched | AdapterReady | AdapterFailed
+AdapterMessage = AddAdapter | RemoveAdapter | MoveRequests | AdapterFetched | AdapterReady | AdapterFailed
 Message = Submit | Abort | AbortAll | ServedElsewhere | AdapterMessage | Query

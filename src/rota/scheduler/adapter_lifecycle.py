@@ -14,6 +14,7 @@ from rota.core.messages import (
     AdapterMessage,
     AdapterReady,
     AddAdapter,
+    MoveRequests,
     RemoveAdapter,
 )
 from rota.policy.slot_policy import SlotPolicy
@@ -25,6 +26,7 @@ from rota.scheduler.idle_reads import IdleReads
 from rota.scheduler.moves import arrive, vacate
 from rota.scheduler.page_limits import too_many_pages
 from rota.scheduler.reads import finish_read, forget_copy
+from rota.scheduler.version_moves import VersionMoves
 
 
 class AdapterLifecycle:
@@ -35,6 +37,7 @@ class AdapterLifecycle:
         self._fetching = fetching
         self._idle_reads = idle_reads
         self._policy = policy
+        self._version_moves = VersionMoves(books)
         self._unanswered: set[AdapterId] = set()  # the clients that added them wait for an answer
         self._to_fetch: deque[Group] = deque()
         self._to_drop: list[AdapterId] = []
@@ -59,6 +62,8 @@ class AdapterLifecycle:
                 self._add(message)
             case RemoveAdapter():
                 self._remove(message)
+            case MoveRequests():
+                self._move(message)
             case AdapterFetched():
                 self._fetched(message)
             case AdapterReady(adapter_id, at, copy_s):
@@ -171,6 +176,11 @@ class AdapterLifecycle:
             name = group.adapter.name if group.adapter else ""
             self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, f"Adapter '{name}' was unloaded.", "model"), at)
         self.retire_if_done(group, at)
+
+    def _move(self, message: MoveRequests) -> None:
+        self._version_moves.apply(message)
+        if group := self._books.groups.get(message.old):
+            self.retire_if_done(group, message.at)
 
     def retire_if_done(self, group: Group, at: float) -> None:
         """Forget an adapter that is to leave, once no request uses it and no read or copy of it is under way."""

@@ -110,10 +110,10 @@ class Books:
         self.sequences[request.request_id] = sequence
         self.priorities[request.priority] += 1
         self.short_prompts += self.is_short(sequence)
-        self._enqueue(sequence)
+        self.enqueue(sequence)
         return sequence
 
-    def _enqueue(self, sequence: Sequence) -> None:
+    def enqueue(self, sequence: Sequence) -> None:
         group = self.group_of(sequence)
         group.queue.push(sequence)
         self.waiting += 1
@@ -171,7 +171,7 @@ class Books:
         """Back to the old place in the queue; the tokens stay, the KV is computed again later."""
         self.stand_up(sequence)
         sequence.refusal = None
-        self._enqueue(sequence)
+        self.enqueue(sequence)
         self.outbox.append(Preempted(sequence.request_id, now))
 
     def stand_up(self, sequence: Sequence) -> None:

@@ -216,6 +216,10 @@ class Group:
         """Take part in no step, and keep the KV, until there is a row again."""
         self.part(sequence)
         sequence.row = None
+        self.take_rowless(sequence)
+
+    def take_rowless(self, sequence: Sequence) -> None:
+        """A sequence that holds KV and has no row."""
         self.priorities[sequence.request.priority] += 1
         insort(self.rowless, sequence, key=arrival)
 

@@ -23,6 +23,7 @@ from rota.scheduler.prompts import Prompts
 from rota.scheduler.reasons import EFFECT_AFTER_SKIPS, EFFECT_OF, Effect, Reason
 from rota.scheduler.seating import seat_of
 from rota.scheduler.sequence import Arrival, Phase, Refusal, Sequence
+from rota.scheduler.version_moves import tell_move
 
 # How often a request that waits for KV may be overtaken.
 MOST_OVERTAKES = 64
@@ -228,6 +229,7 @@ class Newcomers:
         self._books.outbox.append(
             Admitted(request_id=sequence.request_id, at=draft.now, cached_tokens=cached_tokens, reasons=reasons)
         )
+        tell_move(self._books, sequence, draft.now)
         draft.seats.append(seat_of(sequence))
 
     # ── sequences that wait ──────────────────────────────────────────────────────────────────────────────────────────

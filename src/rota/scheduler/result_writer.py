@@ -136,7 +136,7 @@ class ResultWriter:
             return
         size = self._books.blocks.block_size
         while sequence.next_full <= sequence.computed:
-            if self._is_caching:
+            if self._is_caching and not sequence.is_mixed:
                 index = sequence.next_full // size - 1
                 extend_keys(sequence, index + 1, size)
                 self._books.blocks.publish(sequence.blocks[index], sequence.block_keys[index])

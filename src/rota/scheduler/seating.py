@@ -11,6 +11,7 @@ from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
 from rota.scheduler.sequence import Arrival, Sequence
 from rota.scheduler.sharing import Sharing
+from rota.scheduler.version_moves import tell_move
 
 
 class Seating:
@@ -47,6 +48,7 @@ class Seating:
         self._books.take_row(sequence)
         group.join(sequence, sequence.phase)
         sequence.refusal = None
+        tell_move(self._books, sequence, draft.now)
         draft.seats.append(seat_of(sequence))
 
 

@@ -49,7 +49,9 @@ class Sequence:
         "found",
         "given_back",
         "held_s",
+        "is_mixed",
         "limit",
+        "moved_from",
         "next_full",
         "overtaken",
         "phase",
@@ -95,6 +97,7 @@ class Sequence:
         self.yielded = 0  # prompt tokens by which others have overtaken it while it was the oldest that had begun
         self.held_s = 0.0  # how long the prefill delayer has held it back in all
         self.refusal: Refusal | None = None  # why it was last refused
+        self.moved_from: AdapterId | None = None  # the version that it leaves; told when it sits down under the new one
         self.row: Row | None = None
         self.blocks: list[BlockId] = []
         self.stand_up()
@@ -106,6 +109,7 @@ class Sequence:
         self.blocks = []
         self.given_back = 0  # of its blocks, the first ones that no layer's window reaches any more
         self.room = 0  # tokens that its blocks can hold
+        self.is_mixed = False  # is its KV of two versions of its adapter? Then no other sequence may find it
         self.computed = 0
         self.planned = 0
         self.pooled: list[float] = []  # the sum of the hidden states so far, for a request with pooling

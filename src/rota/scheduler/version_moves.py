@@ -1,0 +1,88 @@
+"""Version moves let the requests of one version of an adapter go on under another, from their next token on.
+
+A step in flight still gives the old version's token. So a sequence is moved at once, but it sits down under the new
+version only when no step contains it any more, as after a preemption: that is the border between two tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rota.core.events import Moved, Preempted
+from rota.core.messages import MoveRequests
+from rota.scheduler.books import Books
+from rota.scheduler.group import Group, Standing
+from rota.scheduler.sequence import Sequence
+
+
+class VersionMoves:
+    """Every user of the old version becomes a user of the new one, with its tokens and its place among others."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    def apply(self, message: MoveRequests) -> None:
+        """Does nothing if either version is not there: the requests end under the version that they have."""
+        old, new = self._books.groups.get(message.old), self._books.groups.get(message.new)
+        if old is None or new is None or new.standing is not Standing.KNOWN:
+            return
+        for sequence in [*old.queue]:
+            self._books.dequeue(sequence)
+            self._rename(sequence, old, new)
+            self._books.enqueue(sequence)
+        for sequence in [*old.running_sequences()]:
+            # Of a prompt that is only read, half would be the old version's.
+            if message.keeps_kv and sequence.pooling is None:
+                self._hand_over(sequence, old, new)
+            else:
+                self._begin_again(sequence, old, new, message.at)
+        self._books.note_users(old)
+        self._books.note_users(new)
+
+    def _begin_again(self, sequence: Sequence, old: Group, new: Group, at: float) -> None:
+        """Back to the queue; the tokens stay, the KV is computed again by the new version."""
+        self._books.stand_up(sequence)
+        sequence.refusal = None
+        self._rename(sequence, old, new)
+        self._books.enqueue(sequence)
+        self._books.outbox.append(Preempted(sequence.request_id, at))
+
+    def _hand_over(self, sequence: Sequence, old: Group, new: Group) -> None:
+        """Without a row: the device learns of a row's adapter when a sequence sits down there."""
+        books, blocks = self._books, len(sequence.held_blocks)
+        if sequence.row is not None:
+            books.lose_row(sequence)
+        books.count_blocks(sequence, -blocks)
+        books.group_sizes.shrink(old.running)
+        old.part(sequence)
+        self._rename(sequence, old, new)
+        books.group_sizes.grow(new.running)
+        new.take_rowless(sequence)
+        books.count_blocks(sequence, blocks)
+        sequence.is_mixed = True
+
+    def _rename(self, sequence: Sequence, old: Group, new: Group) -> None:
+        old.exit(sequence.account)
+        new.enter(sequence.account)
+        if sequence.moved_from is None:
+            sequence.moved_from = old.adapter_id
+        sequence.request = replace(sequence.request, adapter_id=new.adapter_id)
+        # Names of blocks begin with the version, so that no KV is found under another.
+        sequence.block_keys = []
+        sequence.found = 0
+
+
+def tell_move(books: Books, sequence: Sequence, at: float) -> None:
+    """A sequence sits down: if it left another version, that is told once."""
+    if sequence.moved_from is None:
+        return
+    moved = Moved(
+        request_id=sequence.request_id,
+        at=at,
+        old=sequence.moved_from,
+        new=sequence.request.adapter_id,
+        output_tokens=sequence.output_length,
+        kept_kv=sequence.is_mixed,
+    )
+    sequence.moved_from = None
+    books.outbox.append(moved)
