@@ -14,7 +14,6 @@ from rota.core.events import (
     Finished,
     FinishReason,
     Inspected,
-    Moved,
     Preempted,
     PrefillsReleased,
     Produced,
@@ -26,6 +25,7 @@ from rota.core.events import (
 )
 from rota.core.ids import AdapterId, EngineId, Slot
 from rota.core.messages import AbortAll, AdapterFetched, Explain, FlushCache, Inspect, MoveRequests
+from rota.core.moved import Moved
 from rota.core.plan import Load, StepPlan, TokenLogprobs
 from rota.runtime.ranks.records import CODEC, Numbered
 from rota.runtime.wire import Failed, Ready, Stop, decode, encode
@@ -46,7 +46,7 @@ RECORDS = [
     Failed("It broke."),
     Admitted(request_id="a", at=1.0, cached_tokens=16),
     Preempted("a", 2.0),
-    Moved(request_id="a", at=2.0, old=AdapterId(1), new=AdapterId(2), output_tokens=7, kept_kv=True),
+    Moved(request_id="a", at=2.0, old=1, new=2, old_version=3, new_version=4, output_tokens=7, kept_kv=True),
     Produced(
         at=3.0, request_ids=("a", "b"), tokens=(5, 6), logprobs=((1, TokenLogprobs(-0.5, ((6, -0.5), (9, -2.25)))),)
     ),

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.core.config import LoraConfig, SchedulerConfig
-from rota.core.events import AdapterAdded, AdapterRemoved, Event, FinishReason, Moved
+from rota.core.events import AdapterAdded, AdapterRemoved, Event, FinishReason
 from rota.core.ids import AdapterId, RequestId, Row
 from rota.core.messages import Message, MoveRequests, RemoveAdapter, Submit
+from rota.core.moved import Moved
 from rota.core.plan import Seat
 from rota.core.request import Request
 from rota.runtime.loop import run

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from rota.core.errors import Fault
 from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
+from rota.core.moved import Moved
 from rota.core.plan import TokenLogprobs
 
 
@@ -36,21 +37,6 @@ class Preempted:
 
     request_id: RequestId
     at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """A request goes on under another version of its adapter; the first `output_tokens` tokens are the old version's.
-
-    The KV of these tokens and of the prompt was kept, or is computed again.
-    """
-
-    request_id: RequestId
-    at: float
-    old: AdapterId
-    new: AdapterId
-    output_tokens: int
-    kept_kv: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from enum import Enum
 
+from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, BlockId, RequestId, Row
 from rota.core.request import Request
 from rota.scheduler.accounts import PRIORITY_HEAD_START_S, Account
@@ -97,7 +98,7 @@ class Sequence:
         self.yielded = 0  # prompt tokens by which others have overtaken it while it was the oldest that had begun
         self.held_s = 0.0  # how long the prefill delayer has held it back in all
         self.refusal: Refusal | None = None  # why it was last refused
-        self.moved_from: AdapterId | None = None  # the version that it leaves; told when it sits down under the new one
+        self.moved_from: Adapter | None = None  # the version that it leaves; told when it sits down under the new one
         self.row: Row | None = None
         self.blocks: list[BlockId] = []
         self.stand_up()

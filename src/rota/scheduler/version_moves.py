@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rota.core.events import Moved, Preempted
+from rota.core.events import Preempted
 from rota.core.messages import MoveRequests
+from rota.core.moved import Moved
 from rota.scheduler.books import Books
 from rota.scheduler.group import Group, Standing
 from rota.scheduler.sequence import Sequence
@@ -65,7 +66,7 @@ class VersionMoves:
         old.exit(sequence.account)
         new.enter(sequence.account)
         if sequence.moved_from is None:
-            sequence.moved_from = old.adapter_id
+            sequence.moved_from = old.adapter
         sequence.request = replace(sequence.request, adapter_id=new.adapter_id)
         # Names of blocks begin with the version, so that no KV is found under another.
         sequence.block_keys = []
@@ -74,13 +75,16 @@ class VersionMoves:
 
 def tell_move(books: Books, sequence: Sequence, at: float) -> None:
     """A sequence sits down: if it left another version, that is told once."""
-    if sequence.moved_from is None:
+    old, new = sequence.moved_from, books.group_of(sequence).adapter
+    if old is None or new is None:
         return
     moved = Moved(
         request_id=sequence.request_id,
         at=at,
-        old=sequence.moved_from,
-        new=sequence.request.adapter_id,
+        old=old.adapter_id,
+        new=new.adapter_id,
+        old_version=old.version,
+        new_version=new.version,
         output_tokens=sequence.output_length,
         kept_kv=sequence.is_mixed,
     )

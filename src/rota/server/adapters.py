@@ -15,7 +15,7 @@ from rota.core.errors import AdapterError, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
-from rota.core.messages import AddAdapter, RemoveAdapter
+from rota.core.messages import AddAdapter, MoveRequests, RemoveAdapter
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.name_locks import NameLocks
@@ -31,6 +31,7 @@ class Mode(StrEnum):
     """What a new version means for its name and for the answers that run."""
 
     FINISH = "finish"  # the name means the new version; running answers end under theirs
+    SWITCH = "switch"  # the name means the new version, and running answers go on under it
     STAGE = "stage"  # the name means what it meant; `name@version` asks for the new version
 
 
@@ -40,6 +41,7 @@ class Terms:
 
     mode: Mode = Mode.FINISH
     keeps_old: bool = False  # the old version stays until it is removed; else it leaves with its last user
+    keeps_kv: bool = False  # of answers that go on under the new version
 
 
 AT_ONCE = Terms()
@@ -107,7 +109,17 @@ class AdapterManager:
         self._kept.discard(adapter.adapter_id)
         if terms.keeps_old and old != adapter:
             self._kept.add(old.adapter_id)
+        if terms.mode is Mode.SWITCH:
+            self._move(adapter, old, terms.keeps_kv)
         self.retire(adapter.name)
+
+    def _move(self, adapter: Adapter, old: Adapter, keeps_kv: bool) -> None:
+        """Answers of the version before, and of those that are still leaving, go on under this one."""
+        for one in self._registry.versions(adapter.name)[:-1]:
+            if one == old or one.adapter_id in self._leaving:
+                self._service.send(
+                    MoveRequests(old=one.adapter_id, new=adapter.adapter_id, at=time.monotonic(), keeps_kv=keeps_kv)
+                )
 
     def is_leaving(self, adapter: Adapter) -> bool:
         """Whether a version leaves with its last user."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
+from rota.core.moved import Moved
 from rota.core.request import Request, SamplingParams
 from rota.runtime.seeds import seeded
 from rota.server.access.disclosure import fault_for
@@ -125,6 +126,11 @@ class Answer:
     @property
     def is_finished(self) -> bool:
         return all(choice.is_finished for choice in self.choices)
+
+    @property
+    def moves(self) -> list[tuple[int, Moved]]:
+        """From one version of an adapter to another, each with the position of its choice."""
+        return [(choice.position, move) for choice in self.choices for move in choice.moves]
 
     @property
     def usage(self) -> Usage:

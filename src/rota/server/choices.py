@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rota.core.errors import RequestError
 from rota.core.events import FinishReason
+from rota.core.moved import Moved
 from rota.core.plan import TokenLogprobs
 from rota.server.streams import Delta
 from rota.text.stream import TextStream
@@ -41,6 +42,7 @@ class Choice:
         self.output_tokens = 0
         self.cached_tokens = 0
         self.is_finished = False
+        self.moves: list[Moved] = []  # from one version of its adapter to another
         self._text = text
         self._has_output = has_output
 
@@ -53,6 +55,7 @@ class Choice:
         """Take a delta. Raises RequestError if the request failed. A stop string ends the choice early."""
         if not self.output_tokens:
             self.cached_tokens = delta.cached_tokens
+        self.moves += delta.moves
         text = ""
         taken = 0
         is_stopped = False

@@ -17,7 +17,7 @@ from rota.server.grammars import check_grammars
 from rota.server.names import HEADER
 from rota.server.shape import OnlyWhole, Shape
 from rota.server.sse import EventStream
-from rota.server.version_header import version_header
+from rota.server.version_header import moved_header, version_header
 
 
 async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Shape, is_streamed: bool) -> Response:
@@ -45,6 +45,7 @@ async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Sh
         end()
         raise
     end()
+    headers |= moved_header(answer.moves)
     is_large = isinstance(shape, OnlyWhole)
     body = await asyncio.to_thread(shape.whole, answer, parts) if is_large else shape.whole(answer, parts)
     return Response(body, media_type="application/json", headers=headers)

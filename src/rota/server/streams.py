@@ -12,6 +12,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import Admitted, Event, Finished, FinishReason, Produced, PromptsScored
 from rota.core.ids import RequestId
 from rota.core.messages import Abort, Submit
+from rota.core.moved import Moved
 from rota.core.plan import TokenLogprobs
 from rota.core.request import Request
 from rota.runtime.service import Service
@@ -31,6 +32,8 @@ class Delta:
     # Prompt tokens that were found in the KV cache. Set in the delta with the first token.
     cached_tokens: int = 0
     ending: Finished | None = None
+    # From which token on another version of the adapter answers.
+    moves: list[Moved] = field(default_factory=list)
 
 
 class Reply:
@@ -173,10 +176,8 @@ class Streams:
                     self._dispatch_tokens(event, touched)
                 case PromptsScored():
                     self._dispatch_scores(event, touched)
-                case Admitted(request_id=request_id, cached_tokens=cached_tokens):
-                    if waiting := self._waiting.get(request_id):
-                        reply, position = waiting
-                        reply.delta(position).cached_tokens = cached_tokens
+                case Admitted() | Moved():
+                    self._note_seat(event)
                 case Finished(request_id=request_id):
                     if waiting := self._waiting.pop(request_id, None):
                         reply, position = waiting
@@ -185,6 +186,15 @@ class Streams:
                         touched[reply] = None
         for reply in touched:
             reply.wake()
+
+    def _note_seat(self, event: Admitted | Moved) -> None:
+        """News that wake nobody: tokens follow."""
+        if waiting := self._waiting.get(event.request_id):
+            reply, position = waiting
+            if isinstance(event, Moved):
+                reply.delta(position).moves.append(event)
+            else:
+                reply.delta(position).cached_tokens = event.cached_tokens
 
     def _dispatch_tokens(self, event: Produced, touched: dict[Reply, None]) -> None:
         logprobs = dict(event.logprobs)

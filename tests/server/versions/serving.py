@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from rota.core.ids import Row
 from rota.core.messages import AdapterFetched, Message
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
@@ -39,6 +40,14 @@ class SlowDevice(FakeDevice):
         """What was to be read slowly is read."""
         while self.unread:
             self._post_now(self.unread.pop())
+
+
+@dataclass
+class LenientDevice(FakeDevice):
+    """Lets a row read KV of another version than its own: its client has asked for that."""
+
+    def _read(self, row: Row, start: int, end: int) -> list[int]:
+        return [self._kv[self._slot(row, position)][1] for position in range(max(0, start), end)]
 
 
 def slow_device() -> SlowDevice:

@@ -10,8 +10,8 @@ import pytest
 
 from rota.server.version_header import HEADER
 from tests.fakes import FakeDevice, alphabet
-from tests.server.letters import error_of, serving
-from tests.server.versions.serving import SlowDevice, ask, put, slow_device, versions
+from tests.server.letters import error_of, events_in, serving
+from tests.server.versions.serving import LenientDevice, SlowDevice, ask, put, slow_device, versions
 from tests.waiting import until
 
 STREAMED = {"model": "poet", "prompt": "abc", "max_tokens": 19_000, "stream": True}
@@ -74,6 +74,36 @@ def test_the_old_version_serves_while_the_new_one_is_read(client, device):
         device.read()
         assert updating.result().json()["current"] == 2
     assert ask(client, "poet").headers[HEADER] == "2"
+
+
+@pytest.mark.parametrize("kv", ["recompute", "keep"])
+def test_with_mode_switch_a_running_answer_goes_on_under_the_new_version_and_names_both(tmp_path, kv):
+    device = LenientDevice(next_token=alphabet, step_s=0.005)
+    with serving(tmp_path, device, adapters=("poet",)) as client:
+        asked = STREAMED | {"max_tokens": 400, "stream_options": {"include_usage": True}}
+        with client.stream("POST", "/v1/completions", json=asked) as stream:
+            lines = stream.iter_lines()
+            first = next(lines)
+            assert put(client, "poet", mode="switch", kv=kv).json()["current"] == 2
+            events = events_in([first, *lines])
+        (move,) = events[-1]["rota"]["moves"]
+        assert (move["choice"], move["from"], move["to"], move["kv"]) == (0, 1, 2, kv)
+        assert 0 < move["token"] < events[-1]["usage"]["completion_tokens"] == 400
+        assert (
+            "".join(event["choices"][0]["text"] for event in events[:-1]) == ("defghijklmnopqrstuvwxyzabc" * 16)[:400]
+        )
+        assert [seat.adapter_id for plan in device.plans for seat in plan.seats] == [1, 2]
+        assert until(lambda: versions(client, "poet") == {2: "current"})
+
+
+def test_a_whole_answer_that_was_moved_has_both_versions_in_its_header(client, device):
+    with ThreadPoolExecutor(1) as threads:
+        asking = threads.submit(ask, client, "poet", max_tokens=600)
+        assert until(lambda: any(plan.decodes for plan in device.plans))
+        put(client, "poet", mode="switch")
+        answer = asking.result()
+    assert answer.headers[HEADER] == "1, 2"
+    assert [(move["from"], move["to"]) for move in answer.json()["rota"]["moves"]] == [(1, 2)]
 
 
 @pytest.mark.parametrize("path", ["/a/broken", "/a/rotten"])
@@ -146,6 +176,7 @@ def test_vllms_load_inplace_gives_a_loaded_name_a_new_version(client):
         ({"version": 1, "mode": "stage"}, "mode", "mode 'stage' is for a new version"),
         ({"version": 1, "pinned": True}, "pinned", "one that is there keeps its own"),
         ({"path": "/a", "mode": "stage", "keep_old": True}, "keep_old", "says nothing with mode 'stage'"),
+        ({"path": "/a", "kv": "keep"}, "kv", "it needs mode 'switch'"),
         ({"path": "/a", "mode": "jump"}, "mode", "mode"),
         ({"path": "/a", "rank": 8}, "rank", "'rank' is not a field; the fields are"),
         ({"path": "/a", "mode": "stage", "pinned": True}, "pinned", "only one version stays"),

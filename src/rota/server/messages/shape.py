@@ -14,6 +14,7 @@ from rota.server.errors import ERROR_KINDS
 from rota.server.listening import Speech
 from rota.server.messages.errors import messages_error
 from rota.server.sse import named_event
+from rota.server.version_header import moves_field
 
 _REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "abort": "max_tokens"}
 _PING: dict[str, Any] = {"type": "ping"}
@@ -106,7 +107,7 @@ def _object_in(arguments: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: Answer) -> dict[str, Any]:
     """Here, tokens that were found in the cache are counted apart."""
     usage = answer.usage
     return {
@@ -114,4 +115,5 @@ def _usage(answer: Answer) -> dict[str, int]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.output_tokens,
+        **moves_field(answer.moves),
     }

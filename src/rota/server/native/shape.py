@@ -16,6 +16,7 @@ from rota.server.answer import Answer, Part
 from rota.server.choices import Choice, Chunk
 from rota.server.open_answers import name_of
 from rota.server.shape import DataEvents
+from rota.server.version_header import moves_field
 from rota.text.pieces import TokenPieces
 
 
@@ -93,6 +94,7 @@ class GenerateShape(DataEvents):
             "prompt_tokens": choice.prompt_tokens,
             "completion_tokens": choice.output_tokens,
             "cached_tokens": choice.cached_tokens,
+            **moves_field([(choice.position, move) for move in choice.moves]),
         }
         if self._logprobs:
             scores = [] if request.sampling.prompt_logprobs is None else [None, *so_far.scores]

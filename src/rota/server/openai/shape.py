@@ -14,6 +14,7 @@ from rota.server.choices import Choice, Chunk, joined
 from rota.server.openai.sampling_fields import StreamOptions
 from rota.server.prompts import Tokens
 from rota.server.shape import DataEvents
+from rota.server.version_header import moves_field
 
 _encode = msgspec.json.Encoder().encode
 
@@ -57,9 +58,9 @@ class OpenAiShape(DataEvents):
         return self._event_head + piece + tail + b"}"
 
     def last_event(self, answer: Answer) -> bytes | None:
-        if not self._options.include_usage:
-            return None
-        return self._event_head + b'],"usage":' + _encode(_usage(answer)) + b"}"
+        told = {"usage": _usage(answer)} if self._options.include_usage else {}
+        told |= moves_field(answer.moves)
+        return self._event_head + b"]," + _encode(told)[1:] if told else None
 
     def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
         chunks: dict[Choice, list[Chunk]] = {choice: [] for choice in answer.choices}
@@ -68,7 +69,8 @@ class OpenAiShape(DataEvents):
         whole = {choice: joined(said) for choice, said in chunks.items()}
         choices = [self.complete(choice, chunk) for choice, chunk in whole.items()]
         about_prompt = self.about_prompt(whole[answer.choices[0]])
-        return _encode({**self._head, "choices": choices, "usage": _usage(answer), **self._untold, **about_prompt})
+        more = {**self._untold, **about_prompt, **moves_field(answer.moves)}
+        return _encode({**self._head, "choices": choices, "usage": _usage(answer), **more})
 
     def about_prompt(self, _first: Chunk) -> dict[str, Any]:
         """More about the prompt, for the end of an answer that is not streamed. `_first`: the first choice."""

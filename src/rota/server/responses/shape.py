@@ -16,6 +16,7 @@ from rota.server.openai.logprobs import TokenNamer, chat_logprobs
 from rota.server.responses.call import ResponsesCall
 from rota.server.responses.output import Event, Output
 from rota.server.sse import WAITING, named_event
+from rota.server.version_header import moves_field
 
 _ERROR_CODES = {
     FaultCode.RATE_LIMITED: "rate_limit_exceeded",
@@ -114,4 +115,5 @@ class ResponsesShape:
             "output_tokens": usage.output_tokens,
             "output_tokens_details": {"reasoning_tokens": self._blocks.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.output_tokens,
+            **moves_field(answer.moves),
         }

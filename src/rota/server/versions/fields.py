@@ -17,7 +17,8 @@ from rota.server.versions.upload import parse_config
 class TermsFields(Fields):
     """How the new version takes the place of the old one."""
 
-    mode: Literal["finish", "stage"] | None = None
+    mode: Literal["finish", "switch", "stage"] | None = None
+    kv: Literal["recompute", "keep"] | None = None
     keep_old: bool | None = None
     pinned: bool | None = None
 
@@ -27,7 +28,10 @@ class TermsFields(Fields):
         mode = Mode(self.mode or Mode.FINISH)
         if self.keep_old and mode is Mode.STAGE:
             raise RequestError.bad_field("keep_old", "keep_old says nothing with mode 'stage': the old version stays.")
-        return Terms(mode, bool(self.keep_old))
+        if self.kv and mode is not Mode.SWITCH:
+            message = "kv says what becomes of answers that are moved; it needs mode 'switch'."
+            raise RequestError.bad_field("kv", message)
+        return Terms(mode, bool(self.keep_old), self.kv == "keep")
 
 
 class UpdateFields(TermsFields):
