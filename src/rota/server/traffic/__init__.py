@@ -1,0 +1,1 @@
+"""Traffic: a name's requests go to several versions or adapters, by weight."""
