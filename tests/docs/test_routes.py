@@ -42,13 +42,14 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/tokenize": {"prompt": "abc"},
     "/v1/detokenize": {"tokens": [65]},
     "/abort_request": {"rid": "none-of-mine"},
+    "PUT /v1/adapters/{name:path}/route": {"targets": {"parrot": 1.0}},
     **{path: {"lora_name": "parrot", "lora_path": "/parrot"} for path in RIGHTS if path.endswith("/load_lora_adapter")},
     **{path: {"lora_name": "parrot"} for path in RIGHTS if path.endswith("/unload_lora_adapter")},
     "/load_lora_adapter_from_tensors": {"lora_name": "parrot", "config_dict": {}, "serialized_tensors": ""},
     "PUT /v1/adapters/{name:path}": {"path": "/parrot"},
 }
 LOADED_NAMES = {"{name:path}": "parrot"}
-NAMES = {"{name:path}": "letters", "{name}": "page.js", "{id}": "none-of-mine"}
+NAMES = {"{name:path}/route": "parrot/route", "{name:path}": "letters", "{name}": "page.js", "{id}": "none-of-mine"}
 
 
 @pytest.fixture(scope="module")

@@ -262,6 +262,12 @@ def test_a_whole_scrape_has_exactly_the_names_kinds_and_labels_of_the_table():
     metrics = make()
     one_request(metrics, adapter=1, key="acme")
     metrics.limit_met("acme", "tokens_per_minute", 1.0)
+    metrics.asked("r1", 1, 1.0)
+    metrics.routed(["r1"], "legal", "legal@2")
+    metrics.observe([finished("r1")])
+    metrics.traffic.weigh("legal", {"legal@2": 1.0})
+    metrics.traffic.rolled_back("unloaded")
+    metrics.traffic.shadowed("dropped")
     metrics.observe(
         [
             DrainChanged(at=1.0, victim=1, beneficiary=2, state=DrainState.STARTED),

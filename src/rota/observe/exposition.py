@@ -18,6 +18,7 @@ from rota.observe.metrics import Metrics
 from rota.observe.picker_metrics import PickerTotals, picker_pieces, picker_totals
 from rota.observe.process_stats import ProcessStats, process_stats
 from rota.observe.text_format import CONTENT_TYPE, Labels, histograms, numbers
+from rota.observe.traffic_meters import TrafficMeters
 
 __all__ = ["CONTENT_TYPE", "EngineReport", "Snapshot", "Stats", "pieces", "process_stats_of", "render", "snapshot"]
 
@@ -48,6 +49,7 @@ class Snapshot:
     engines: dict[EngineId, EngineMeters]
     adapters: tuple[AdapterMeters, ...]
     keys: tuple[KeyMeters, ...]
+    traffic: TrafficMeters
     standings: dict[str, list[AdapterStanding]]  # by label, of all engines
     picker: PickerTotals | None = None
 
@@ -75,6 +77,7 @@ def snapshot(metrics: Metrics, reports: Sequence[EngineReport], wall_at: float |
         engines=metrics.engines.copy(),
         adapters=adapters,
         keys=tuple(metrics.keys),
+        traffic=metrics.traffic,
         standings=standings,
         picker=picker,
     )
@@ -104,6 +107,7 @@ def pieces(taken: Snapshot, stats: Stats) -> Iterator[str]:
     yield from _of_adapters(taken.adapters)
     if taken.keys:
         yield from _of_keys(taken.keys)
+    yield from _of_traffic(taken.traffic)
     # Without an engine's answer its own numbers are left out: older numbers may be wrong by now.
     if inspected := [report.inspected for report in taken.reports if report.inspected]:
         yield from _of_inspections(taken, inspected)
@@ -189,6 +193,16 @@ def _of_keys(keys: Sequence[KeyMeters]) -> Iterator[str]:
     yield numbers(table.KEY_OUTPUT_TOKENS, [((one.label,), one.output_tokens) for one in keys])
     limits = [((one.label, limit), number) for one in keys for limit, number in one.limits_met.copy().items()]
     yield numbers(table.KEY_LIMITS, limits)
+
+
+def _of_traffic(meters: TrafficMeters) -> Iterator[str]:
+    targets = meters.targets
+    outcomes = [((*one.names, what), number) for one in targets for what, number in one.outcomes.copy().items()]
+    yield numbers(table.TARGET_REQUESTS, outcomes)
+    yield from histograms(table.TARGET_TTFT, [(one.names, one.ttft) for one in targets])
+    yield numbers(table.TARGET_WEIGHT, meters.weights)
+    yield numbers(table.ROLLBACKS, [((cause,), number) for cause, number in meters.rollbacks.items()])
+    yield numbers(table.SHADOWS, [((what,), number) for what, number in meters.shadows.items()])
 
 
 def _of_inspections(taken: Snapshot, inspected: Sequence[Inspected]) -> Iterator[str]:

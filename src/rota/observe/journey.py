@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rota.core.events import Finished
 from rota.core.ids import AdapterId, EngineId, RequestId
 from rota.observe.meters import AdapterMeters, KeyMeters
+from rota.observe.traffic_meters import TargetMeters
 
 # The W3C headers of a client's trace, by name; empty: the client sent none.
 TraceHeaders = tuple[tuple[str, str], ...]
@@ -21,6 +22,7 @@ class Journey:
     meters: AdapterMeters
     owner: str = ""  # the name of the key that asked
     key_meters: KeyMeters | None = None  # None on a server without keys
+    target_meters: TargetMeters | None = None  # None: no traffic route chose its adapter
     call: str = ""  # the client's own name for the call it belongs to
     trace: TraceHeaders = ()
     engine_id: EngineId | None = None  # where it was sent, of several engines

@@ -116,6 +116,34 @@ KEY_LIMITS = _metric(
     "limit",
 )
 
+TARGET_REQUESTS = _metric(
+    "counter",
+    "target_requests_total",
+    "Requests that ended, of those that an adapter's traffic route sent to a target; outcomes as above.",
+    "adapter",
+    "target",
+    "outcome",
+)
+TARGET_TTFT = _metric(
+    "histogram", "target_ttft_seconds", "From the arrival of such a request to its first token.", "adapter", "target"
+)
+TARGET_WEIGHT = _metric(
+    "gauge", "target_weight", "The share of an adapter's requests that a target gets.", "adapter", "target"
+)
+ROLLBACKS = _metric(
+    "counter",
+    "rollbacks_total",
+    "Traffic routes that were rolled back because a target computed what is `not_a_number`, `failed` to be read, was "
+    "`adapter_failed`, or was `unloaded`.",
+    "cause",
+)
+SHADOWS = _metric(
+    "counter",
+    "shadow_requests_total",
+    "Copies of requests for shadows, by the outcomes of `rota_requests_total`, or `dropped` for want of room.",
+    "outcome",
+)
+
 ADAPTERS = _metric("gauge", "adapters_loaded", "Adapters that requests may ask for.")
 LOST = _metric("gauge", "adapters_lost", "Adapters that could not be read after the start or a restart.")
 LOSSES = _metric(

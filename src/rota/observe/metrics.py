@@ -31,6 +31,7 @@ from rota.observe.connection_meters import ConnectionMeters
 from rota.observe.journey import Journey, OnEnd, TraceHeaders
 from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, KeyMeters, count
 from rota.observe.places import MOST_ADAPTERS, MOST_KEYS, Places
+from rota.observe.traffic_meters import TrafficMeters
 
 
 class Metrics:
@@ -44,6 +45,7 @@ class Metrics:
         on_end: OnEnd | None = None,
         most_keys: int = MOST_KEYS,
         engines: Iterable[EngineId] = (FIRST_ENGINE,),
+        traffic: TrafficMeters | None = None,
     ) -> None:
         """`policy` has the buckets of the prefill delayer's histograms."""
         policy = policy or PolicyConfig()
@@ -56,6 +58,7 @@ class Metrics:
         self.engines: dict[EngineId, EngineMeters] = {}
         self.meet(engines)
         self.connections = ConnectionMeters()  # changed by the server that listens
+        self.traffic = traffic or TrafficMeters()
         self.journeys: dict[RequestId, Journey] = {}
         self.slots: dict[tuple[EngineId, Slot], SlotChanged] = {}  # the last change of each slot
         self.loaded: set[AdapterId] = set()
@@ -128,6 +131,12 @@ class Metrics:
                     journey.key_meters = self._keys.take(tenant, journey.asked_at)
                     journey.key_meters.open += 1
 
+    def routed(self, request_ids: Iterable[RequestId], name: str, target: str) -> None:
+        """Note the name whose traffic route chose the adapter of these open requests, and the target in it."""
+        for request_id in request_ids:
+            if journey := self.journeys.get(request_id):
+                journey.target_meters = self.traffic.asked(name, target, journey.asked_at)
+
     def limit_met(self, key: str, limit: str, at: float) -> None:
         """A call has met a limit of its key, and no request is made of it."""
         count(self._keys.take(key, at).limits_met, limit)
@@ -188,6 +197,9 @@ class Metrics:
         count(meters.outcomes, _outcome(event))
         if journey.key_meters:
             self._finished_of_key(journey.key_meters, event, journey.admitted_at is not None)
+        if journey.target_meters:
+            ttft_s = None if journey.first_at is None else journey.first_at - journey.asked_at
+            self.traffic.ended(journey.target_meters, _outcome(event), ttft_s, event.at)
         if journey.admitted_at is not None:
             meters.prompt_tokens += event.prompt_tokens
             meters.cached_tokens += event.cached_tokens

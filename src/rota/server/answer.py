@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.moved import Moved
 from rota.core.request import Request, SamplingParams
@@ -19,6 +18,7 @@ from rota.server.choices import Choice, Chunk
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswer, name_of, request_id_for
 from rota.server.streams import Reply
+from rota.server.traffic.route import Chosen
 from rota.text.stream import PLAIN_TEXT, TextOptions, TextStream
 from rota.text.tokenizer import Tokenizer
 
@@ -53,6 +53,8 @@ class ParsedCall:
     # The client's field that limits the output. None: the client set no limit.
     limit_param: str | None = "max_tokens"
     text: TextOptions = PLAIN_TEXT
+    # The adapter of each prompt, and why it is this one.
+    chosen: tuple[Chosen, ...] = ()
 
     def text_of(self, request: Request, tokenizer: Tokenizer) -> TextStream:
         """The text of one of its requests."""
@@ -119,7 +121,8 @@ class Answer:
         except BaseException:  # whatever it is, nothing has been used
             front.access.admission.settle(self._hold, 0)
             raise
-        self._entry = OpenAnswer(parsed.call, parsed.answer_id, parsed.requests, self.reply)
+        chosen = tuple([one for one in parsed.chosen for _ in range(parsed.choices_per_prompt)])
+        self._entry = OpenAnswer(parsed.call, parsed.answer_id, parsed.requests, self.reply, chosen)
         front.answers.add(self._entry)
         self._time_out = _fail_later(self.reply, front.request_timeout_s)
 
@@ -202,7 +205,7 @@ def _fail_later(reply: Reply, timeout_s: float | None) -> asyncio.TimerHandle | 
 def requests_for(
     call: Call,
     answer_id: str,
-    model: Adapter,
+    model: Chosen,
     prompts: Sequence[Tokens],
     sampling: SamplingParams,
     choices: int,

@@ -50,6 +50,9 @@ from rota.server.requests_route import RequestsRoute
 from rota.server.responses.route import install_responses_route
 from rota.server.streams import Streams
 from rota.server.text_workers.pool import TextWorkers
+from rota.server.traffic.routes import install_traffic_routes
+from rota.server.traffic.shadows import Shadows
+from rota.server.traffic.traffic import Traffic
 from rota.server.versions.history import History
 from rota.server.versions.listing import Listing
 from rota.server.versions.routes import install_version_routes
@@ -83,24 +86,25 @@ def create_app(
     `on_error` hears of every error that a client is told.
     """
     config = config or ServerConfig()
-    on_end = _each(log_end, *enders)
-    engines = [engine.engine_id for engine in service.state.engines]
-    metrics = Metrics(registry.name_of, config.metrics_max_adapters, policy, on_end, config.metrics_max_keys, engines)
+    traffic = Traffic(registry, Shadows(lambda request: streams.open([request]), lambda: _rows_of(service)))
+    on_end = _each(log_end, traffic.ended, *enders)
+    metrics = _metrics(service, registry, config, policy, on_end, traffic)
     access = access or Access(registry)
     access.admission.watch(metrics.limit_met)
     adapters, history, spool = AdapterManager(service, registry, unload_patience_s), History(registry), Spool()
     # Observers get requests and events; listeners get events only.
     observers: list[Observer] = [metrics, *watchers]
     queries, counts = Queries(service), Counts(service)
-    listeners: list[Listener] = [history.observe, adapters.observe, queries.observe, counts.observe, log_restarts]
-    streams = Streams(service, Observers(observers, listeners))
+    heard = history.observe, adapters.observe, traffic.observe, queries.observe, counts.observe, log_restarts
+    streams = Streams(service, Observers(observers, heard))
     front = Front(
         service,
         streams,
         tokenizer,
         registry,
         access,
-        OpenAnswers(partial(_note_owner, metrics)),
+        OpenAnswers(partial(_note, metrics, traffic.shadows)),
+        traffic,
         config.stream_keep_alive,
         config.request_timeout,
         scheduler.max_queued_requests if scheduler else None,
@@ -116,10 +120,24 @@ def create_app(
     install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
     app.state.metrics_app = metrics_app(scrapes, service, registry, access.for_probes, config)  # for a second port
+    install_traffic_routes(app, traffic, registry, access)  # first: a name may have slashes
     listing = Listing(registry, adapters, history, spool)
     _install_routes(app, front, adapters, Updates(adapters, registry, access, spool), listing, queries, metrics)
     install_metrics_route(app, scrapes, access)
     return app
+
+
+def _metrics(
+    service: Service,
+    registry: Registry,
+    config: ServerConfig,
+    policy: PolicyConfig | None,
+    on_end: OnEnd,
+    traffic: Traffic,
+) -> Metrics:
+    engines = [engine.engine_id for engine in service.state.engines]
+    most_adapters, most_keys = config.metrics_max_adapters, config.metrics_max_keys
+    return Metrics(registry.name_of, most_adapters, policy, on_end, most_keys, engines, traffic.meters)
 
 
 def _application(front: Front, companions: Sequence[Companion], on_stop: Callable[[], None]) -> FastAPI:
@@ -133,9 +151,19 @@ def _application(front: Front, companions: Sequence[Companion], on_stop: Callabl
     )
 
 
-def _note_owner(metrics: Metrics, answer: OpenAnswer) -> None:
+def _note(metrics: Metrics, shadows: Shadows, answer: OpenAnswer) -> None:
+    """An answer has been opened: who asked, which traffic route chose its adapter, and who gets a copy."""
     key, request_ids = answer.call.key, (request.request_id for request in answer.requests)
     metrics.owned(request_ids, key.name, answer.call.name, key.tenant.name, answer.call.trace)
+    for request, chosen in zip(answer.requests, answer.chosen, strict=True):
+        if chosen.target:
+            metrics.routed([request.request_id], chosen.name, chosen.target)
+        if chosen.shadow:
+            shadows.copy([request], chosen.shadow)
+
+
+def _rows_of(service: Service) -> int:
+    return sum(engine.capacity.rows for engine in service.state.engines if engine.capacity)
 
 
 def _each(*enders: OnEnd) -> OnEnd:

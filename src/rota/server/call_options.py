@@ -13,6 +13,8 @@ class CallOptions:
 
     text: TextOptions = PLAIN_TEXT
     cache_salt: str | None = None
+    # Who asks, as the client says: a traffic route sends the same asker to the same target.
+    asker: str | None = None
     # A higher one goes first. None: the key's own.
     priority: int | None = None
     # The client's own name for the call, and the field that holds it.

@@ -22,6 +22,8 @@ from rota.server.reading import Result, Work, read
 from rota.server.streams import Streams
 from rota.server.text_workers.pool import TextWorkers
 from rota.server.trace_headers import trace_in
+from rota.server.traffic.route import Chosen
+from rota.server.traffic.traffic import Traffic
 from rota.text.parsers import AS_THE_TEMPLATE_SAYS, Parsers
 from rota.text.tokenizer import Tokenizer
 
@@ -52,6 +54,7 @@ class Front:
     registry: Registry
     access: Access
     answers: OpenAnswers
+    traffic: Traffic
     keep_alive_s: float
     request_timeout_s: float | None = None
     # Every request waits in the queue, at least until the next step. None: no limit.
@@ -75,6 +78,19 @@ class Front:
         if asks.name is None:
             return call
         return replace(call, name=keep_name(http, checked_name(asks.name_param, asks.name)))
+
+    def choose(self, key: Key, model: str | None, param: str, asker: str | None) -> Chosen:
+        """Who answers a call that names `model` in the field `param`. Every route that generates asks here.
+
+        A key needs the right to use the name, and not each target of the name's traffic route. Raises RequestError for
+        a name that is not known, that the key may not use, or whose adapter is lost.
+        """
+        named = self.access.named(key, model, param)
+        is_one_version = model is not None and model.endswith(named.label)
+        # Two keys may have users of the same name.
+        chosen = Chosen(named) if is_one_version else self.traffic.choose(named, asker and f"{key.name}\0{asker}")
+        self.access.refuse_lost(key, chosen.adapter, param)
+        return chosen
 
     def enter(self, http: HttpRequest) -> Key:
         """The key of a call to a route with limits, which counts as a request. Raises RequestError as `identify`."""

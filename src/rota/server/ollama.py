@@ -133,8 +133,8 @@ def install_ollama_routes(app: FastAPI, front: Front) -> None:
         """Continue `messages`, or answer a `prompt`, in Ollama's shape: lines of JSON, unless `stream` is false."""
         call = front.identify(http)
         read = await front.read(call.key, http, read_ollama)
-        model = model_for(front, call, read.names)
-        shape = OllamaShape(model.name, read, is_chat=http.scope["path"] == "/api/chat")
+        model = model_for(front, call, read.names, read.asks)
+        shape = OllamaShape(model.adapter.name, read, is_chat=http.scope["path"] == "/api/chat")
         return await respond(front, http, parsed_chat(call, call.name, model, read), shape, read.is_streamed)
 
     @app.get("/api/tags")

@@ -12,6 +12,7 @@ from rota.core.request import Request
 from rota.observe.journey import TraceHeaders
 from rota.server.access.keys import Key
 from rota.server.streams import Reply
+from rota.server.traffic.route import Chosen
 
 # Names cannot contain this character: see `names`.
 _SEPARATOR = "#"
@@ -50,6 +51,8 @@ class OpenAnswer:
     answer_id: str
     requests: tuple[Request, ...]
     reply: Reply
+    # The adapter of each request, and why it is this one.
+    chosen: tuple[Chosen, ...] = ()
 
     @property
     def names(self) -> set[str]:

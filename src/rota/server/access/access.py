@@ -99,6 +99,10 @@ class Access:
             raise _refusal(FaultCode.FORBIDDEN, message, "lora_name")
         return key
 
+    def may_change(self, key: Key, adapter: str) -> bool:
+        """Whether `loader_of` would let this key load or unload the adapter."""
+        return key.may_load and key.may_use(adapter) and self._is_own(key, adapter)
+
     def refuse_loads(self, key: Key, param: str = "lora_path") -> None:
         """Raises FORBIDDEN if adapters are not loaded over HTTP, or if this key has no folder to load from."""
         if self._load_refusal:
@@ -112,10 +116,15 @@ class Access:
         return fault_for(getattr(http.state, "key", None), fault) if fault.code is FaultCode.ENGINE_DIED else fault
 
     def find(self, key: Key, model: str | None, param: str = "model") -> Adapter:
+        """As `named`; but a lost adapter is refused with its reason."""
+        found = self.named(key, model, param)
+        self.refuse_lost(key, found, param)
+        return found
+
+    def named(self, key: Key, model: str | None, param: str = "model") -> Adapter:
         """The model or adapter that a client names in the field `param`.
 
-        A name that is not on the key's list is FORBIDDEN, also if it does not exist. A lost adapter is refused with
-        its reason.
+        A name that is not on the key's list is FORBIDDEN, also if it does not exist.
         """
         found = self._registry.get(model)
         if found is None:
@@ -126,13 +135,13 @@ class Access:
                 )
                 raise _refusal(FaultCode.UNKNOWN_MODEL, message, param)
         elif self._is_open(key, found):
-            self._refuse_lost(key, found, param)
             return found
         asked = self._registry.base.name if model is None else model
         message = f"Key '{key.name}' may not use '{asked[:MOST_REPEATED]}'; {self._names(key)}."
         raise _refusal(FaultCode.FORBIDDEN, message, param)
 
-    def _refuse_lost(self, key: Key, adapter: Adapter, param: str) -> None:
+    def refuse_lost(self, key: Key, adapter: Adapter, param: str = "model") -> None:
+        """Raises RequestError if an adapter is lost, with as much of the reason as the key may see."""
         try:
             self._registry.refuse_lost(adapter, param)
         except RequestError as error:

@@ -22,7 +22,7 @@ class PooledFields(Fields):
     pooling: Literal["last", "mean"] | None = None
     cache_salt: CacheSalt | None = None
     priority: Count | None = None
-    # The client's own user. It changes nothing about the answer.
+    # The client's own user, who stays with one target of a traffic route.
     user: str | None = None
     truncate_prompt_tokens: Count | None = within(-1)
     add_special_tokens: bool | None = None
@@ -35,7 +35,7 @@ class PooledFields(Fields):
         return Reading(self.truncate_prompt_tokens, add_special_tokens=self.add_special_tokens is not False)
 
     def call_options(self) -> CallOptions:
-        return CallOptions(cache_salt=self.cache_salt, priority=self.priority)
+        return CallOptions(cache_salt=self.cache_salt, asker=self.user or self.cache_salt, priority=self.priority)
 
 
 class EmbeddingFields(PooledFields):

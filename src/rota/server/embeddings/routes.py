@@ -50,7 +50,7 @@ async def _answer(
 ) -> Response:
     call = front.identify(http)
     read = await front.read(call.key, http, work)
-    model = model_for(front, call, read.names)
+    model = model_for(front, call, read.names, read.asks)
     answer_id = f"{prefix}-{call.name}"
     requests = requests_for(call, answer_id, model, read.prompts.tokens, _SAMPLING, 1, read.asks)
     parsed = ParsedCall(
@@ -60,5 +60,6 @@ async def _answer(
         has_output=False,
         sent_as=tuple(SentAs(param, read.names.param) for param in read.prompts.params),
         limit_param=None,
+        chosen=(model,) * len(requests),
     )
-    return await respond(front, http, parsed, make_shape(answer_id, model.name, read), is_streamed=False)
+    return await respond(front, http, parsed, make_shape(answer_id, model.adapter.name, read), is_streamed=False)

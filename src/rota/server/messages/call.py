@@ -19,6 +19,7 @@ from rota.server.translation import Translation
 _SAME_NAMES = ("lora_path", "max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "cache_salt")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _NAMES = {
+    "user": "metadata.user_id",
     "stop": "stop_sequences",
     "continue_final_message": "messages",
     "reasoning_effort": "output_config.effort",
@@ -35,6 +36,8 @@ def read_messages(texts: Texts, raw: bytes) -> ChatCall:
     body: dict[str, Any] = {name: value for name in _SAME_NAMES if (value := getattr(fields, name)) is not None}
     if fields.stop_sequences:
         body["stop"] = fields.stop_sequences
+    if fields.metadata and fields.metadata.user_id:
+        body["user"] = fields.metadata.user_id
     return _translated(fields, body).read(texts)
 
 

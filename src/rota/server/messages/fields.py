@@ -97,7 +97,7 @@ class MessagesFields(PromptFields):
     stop_sequences: Annotated[list[Stop], Field(fail_fast=True)] | None = None
     seed: int | None = within(0, MAX_SEED)
     cache_salt: CacheSalt | None = None
-    # A note. It changes nothing about the answer.
+    # Who asks.
     metadata: MessagesMetadata | None = None
     # Only values that ask for the default behaviour.
     service_tier: Literal["auto", "standard_only"] | None = None

@@ -23,9 +23,9 @@ def install_messages_routes(app: FastAPI, front: Front) -> None:
         """Continue a conversation, in Anthropic's shape; errors are in that shape too."""
         call = front.identify(http)
         read = await front.read(call.key, http, read_messages)
-        model = model_for(front, call, read.names)
+        model = model_for(front, call, read.names, read.asks)
         answer_id = f"msg_{call.name}"
-        shape = MessagesShape(answer_id, model.name, read.speech)
+        shape = MessagesShape(answer_id, model.adapter.name, read.speech)
         return await respond(front, http, parsed_chat(call, answer_id, model, read), shape, read.is_streamed)
 
     @app.post("/v1/messages/count_tokens", openapi_extra=takes(PromptFields), responses=gives(TokenCountBody))

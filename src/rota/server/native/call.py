@@ -81,7 +81,12 @@ def _call_of(texts: Texts, fields: GenerateFields) -> GenerateCall:
         logprobs=(bool(fields.top_logprobs_num), bool(fields.return_text_in_logprobs))
         if fields.return_logprob
         else None,
-        asks=CallOptions(text=_text_options(fields), cache_salt=fields.cache_salt, priority=fields.priority),
+        asks=CallOptions(
+            text=_text_options(fields),
+            cache_salt=fields.cache_salt,
+            asker=fields.conversation_id or fields.cache_salt,
+            priority=fields.priority,
+        ),
         limit_param=fields.limit_param,
     )
 

@@ -71,6 +71,7 @@ class GenerateFields(Fields):
     stream_options: StreamOptions | None = None
     log_metrics: bool | None = None
     no_logs: bool | None = None
+    # Who asks.
     conversation_id: str | None = None
     token_ids_logprob: Unsupported = None
     return_hidden_states: Unsupported = None

@@ -41,7 +41,8 @@ def install_generate_route(app: FastAPI, front: Front) -> None:
 
 def _parsed(front: Front, call: Call, read: GenerateCall) -> ParsedCall:
     """One request per choice of each prompt."""
-    models = [front.access.find(call.key, name or None, place) for place, name in read.adapters]
+    asker = read.asks.asker
+    models = [front.choose(call.key, name or None, place, asker) for place, name in read.adapters]
     names = _names(call, read)
     now, scope = time.monotonic(), call.key.scope_with(read.asks.cache_salt)
     priority = call.key.priority_for(read.asks.priority)
@@ -70,6 +71,7 @@ def _parsed(front: Front, call: Call, read: GenerateCall) -> ParsedCall:
         sent_as=sent_as,
         limit_param=read.limit_param,
         text=read.asks.text,
+        chosen=tuple(models),
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
 
-from rota.core.adapter import Adapter
 from rota.server.answer import ParsedCall, SentAs, requests_for
 from rota.server.choices import Choice, Chunk
 from rota.server.front import Front
@@ -21,6 +20,7 @@ from rota.server.openai.model_names import model_for
 from rota.server.openai.shape import OpenAiShape
 from rota.server.openapi import gives, takes
 from rota.server.respond import respond
+from rota.server.traffic.route import Chosen
 from rota.text.tokenizer import Tokenizer
 
 
@@ -31,14 +31,14 @@ def install_chat_route(app: FastAPI, front: Front) -> None:
         call = front.identify(http)
         read = await front.read(call.key, http, read_chat)
         call = front.named(http, call, read.asks)
-        model = model_for(front, call, read.names)
+        model = model_for(front, call, read.names, read.asks)
         answer_id = f"chatcmpl-{call.name}"
-        shape = ChatShape(answer_id, model.name, read, front.tokenizer)
+        shape = ChatShape(answer_id, model.adapter.name, read, front.tokenizer)
         parsed = parsed_chat(call, answer_id, model, read)
         return await respond(front, http, parsed, shape, read.is_streamed)
 
 
-def parsed_chat(call: Call, answer_id: str, model: Adapter, read: ChatCall, param: str = "messages") -> ParsedCall:
+def parsed_chat(call: Call, answer_id: str, model: Chosen, read: ChatCall, param: str = "messages") -> ParsedCall:
     """A chat after its checks; `param` is the field in which the client sent the conversation."""
     return ParsedCall(
         call,
@@ -49,6 +49,7 @@ def parsed_chat(call: Call, answer_id: str, model: Adapter, read: ChatCall, para
         sent_as=(SentAs(param, read.names.param),),
         limit_param=read.limit_param,
         text=read.asks.text,
+        chosen=(model,),
     )
 
 

@@ -30,8 +30,9 @@ class ChatFields(ToolFields, StructuredFields, PromptEnding, SamplingFields):
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: Count | None = within(0, MAX_LOGPROBS)
-    # Notes for storage or billing. They change nothing about the answer.
+    # A note for storage or billing. It changes nothing about the answer.
     metadata: dict[str, Any] | None = None
+    # Who asks, if `user` does not say it.
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     # Only values that ask for the default behaviour.
@@ -51,6 +52,9 @@ class ChatFields(ToolFields, StructuredFields, PromptEnding, SamplingFields):
     @property
     def client_names(self) -> Mapping[str, str]:
         return {**super().client_names, "logprobs": "top_logprobs"}
+
+    def asker(self) -> str | None:
+        return self.user or self.safety_identifier or self.prompt_cache_key or super().asker()
 
     def output_limit(self) -> int:
         """The most output tokens. Left out: as many as the context holds."""

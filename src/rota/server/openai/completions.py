@@ -28,7 +28,7 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
         call = front.identify(http)
         read = await front.read(call.key, http, read_completion)
         call = front.named(http, call, read.asks)
-        model = model_for(front, call, read.names)
+        model = model_for(front, call, read.names, read.asks)
         answer_id = f"cmpl-{call.name}"
         parsed = ParsedCall(
             call,
@@ -40,9 +40,10 @@ def install_completions_route(app: FastAPI, front: Front) -> None:
             sent_as=tuple(SentAs(param, read.names.param) for param in read.prompts.params),
             limit_param=read.limit_param,
             text=read.asks.text,
+            chosen=(model,) * len(read.prompts.tokens),
         )
         prompts = [request.prompt for request in parsed.requests]
-        shape = CompletionShape(answer_id, model.name, read, prompts, front.tokenizer)
+        shape = CompletionShape(answer_id, model.adapter.name, read, prompts, front.tokenizer)
         return await respond(front, http, parsed, shape, read.is_streamed)
 
 

@@ -46,7 +46,7 @@ class SamplingFields(ForeignFields, CommonSampling):
     # The newer name of max_tokens.
     max_completion_tokens: Count | None = within(1)
     seed: int | None = within(0, MAX_SEED)
-    # The client's own user. It changes nothing about the answer.
+    # The client's own user, who stays with one target of a traffic route.
     user: str | None = None
     cache_salt: CacheSalt | None = None
     # A higher one goes first, up to the priority of the key.
@@ -67,12 +67,17 @@ class SamplingFields(ForeignFields, CommonSampling):
         return CallOptions(
             text=self.text_options(),
             cache_salt=self.cache_salt,
+            asker=self.asker(),
             priority=self.priority,
             name=self.rid if self.request_id is None else self.request_id,
             name_param="rid" if self.request_id is None else "request_id",
             tells_tokens=bool(self.return_token_ids),
             names_by_id=bool(self.return_tokens_as_token_ids),
         )
+
+    def asker(self) -> str | None:
+        """The first name that the client gives to who asks."""
+        return self.user or self.cache_salt
 
     def text_options(self) -> TextOptions:
         keeps_stop = bool(self.include_stop_str_in_output or self.no_stop_trim)

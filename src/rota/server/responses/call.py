@@ -25,6 +25,9 @@ _SAME_NAMES = (
     "parallel_tool_calls",
     "seed",
     "cache_salt",
+    "user",
+    "safety_identifier",
+    "prompt_cache_key",
     "chat_template_kwargs",
     "stream",
 )

@@ -85,12 +85,13 @@ class ResponsesFields(CommonSampling):
     stream: bool | None = None
     stream_options: ResponsesStreamOptions | None = None
     include: Annotated[list[str], Field(fail_fast=True)] | None = None
-    # Notes. They change nothing about the answer.
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
+    # Who asks: the first of them counts.
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    # Notes. They change nothing about the answer.
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
     prompt_cache_retention: str | None = None
     # A limit of calls to built-in tools, of which there are none.
     max_tool_calls: Count | None = None

@@ -23,8 +23,8 @@ def install_responses_route(app: FastAPI, front: Front) -> None:
         """Continue a conversation of items. Nothing is stored, so every call sends the whole conversation."""
         call = front.identify(http)
         read = await front.read(call.key, http, read_responses)
-        model = model_for(front, call, read.chat.names)
+        model = model_for(front, call, read.chat.names, read.chat.asks)
         answer_id = f"resp_{call.name}"
         parsed = parsed_chat(call, answer_id, model, read.chat, "input")
-        shape = ResponsesShape(answer_id, model.name, read, TokenNamer(front.tokenizer.pieces))
+        shape = ResponsesShape(answer_id, model.adapter.name, read, TokenNamer(front.tokenizer.pieces))
         return await respond(front, http, parsed, shape, read.chat.is_streamed)

@@ -1,0 +1,127 @@
+"""Traffic knows the route of each name that has one, and rolls a route back when one of its targets fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from rota.core.adapter import Adapter
+from rota.core.errors import FaultCode
+from rota.core.events import AdapterRefused, AdapterRemoved, Event, Finished
+from rota.core.ids import AdapterId, RequestId
+from rota.observe.journey import Journey
+from rota.observe.traffic_meters import TrafficMeters
+from rota.runtime.registry import Registry
+from rota.server.traffic.route import Chosen, Route
+from rota.server.traffic.shadows import Shadows
+
+LOG = logging.getLogger("rota.traffic")
+
+# The ends of requests that say something of their adapter, in the words of a roll-back's reason.
+_FAILURES = {
+    FaultCode.NOT_A_NUMBER: "computed a value that is not a number",
+    FaultCode.ADAPTER_FAILED: "could not be served",
+}
+
+
+class Traffic:
+    """All routes, by name. Everything here runs on the event loop."""
+
+    def __init__(self, registry: Registry, shadows: Shadows, now: Callable[[], float] = time.time) -> None:
+        """`now` is in seconds since 1970: an operator reads when a route was rolled back."""
+        self._registry = registry
+        self.shadows = shadows
+        self._now = now
+        self._routes: dict[str, Route] = {}
+
+    @property
+    def meters(self) -> TrafficMeters:
+        return self.shadows.meters
+
+    @property
+    def routes(self) -> list[Route]:
+        """In the order of their setting."""
+        return list(self._routes.values())
+
+    def route_of(self, name: str) -> Route | None:
+        return self._routes.get(name)
+
+    def set(self, route: Route) -> None:
+        """Send the requests of a name as the route says, from the next one on."""
+        self._routes[route.name] = route
+        self.meters.weigh(route.name, route.split.weights)
+
+    def end(self, name: str) -> Route | None:
+        """A name has no route from now on."""
+        self.meters.weigh(name, {})
+        return self._routes.pop(name, None)
+
+    def holds(self, adapter: Adapter) -> bool:
+        """Whether a route needs this version, so that it stays when its name means another."""
+        return any(adapter.label in route.named for route in self._routes.values())
+
+    def choose(self, named: Adapter, asker: str | None) -> Chosen:
+        """Who answers a request for a name: what its route says, or the name's current version."""
+        route = self._routes.get(named.name)
+        if route is None:
+            return Chosen(named)
+        target = route.split.choose(asker)
+        adapter = self._registry.get(target)
+        if adapter is None:
+            self._leave(route, target)
+            target = route.rollback
+            # Whatever has left: the name itself is here.
+            adapter = self._registry.get(target) or named
+        route.requests[target] = route.requests.get(target, 0) + 1
+        shadow = self._registry.get(route.shadow) if route.shadow else None
+        return Chosen(adapter, route.name, target, shadow)
+
+    def observe(self, events: Iterable[Event]) -> None:
+        """A target may be unloaded, or be lost when an engine reads it again."""
+        for event in events:
+            match event:
+                case AdapterRefused(others_serve=False):
+                    self._failed(event.adapter_id, f"could not be read: {event.reason}", "failed")
+                    self._look_for_leavers()
+                case AdapterRemoved():
+                    self._look_for_leavers()
+
+    def ended(self, request_id: RequestId, journey: Journey, ending: Finished) -> None:
+        """A request has ended; its end may say that its adapter is bad."""
+        self.shadows.ended(request_id, ending)
+        if ending.fault and (words := _FAILURES.get(ending.fault.code)):
+            self._failed(journey.adapter_id, f"{words}.", ending.fault.code.value)
+
+    def _failed(self, adapter_id: AdapterId, words: str, cause: str) -> None:
+        for route in self._routes.values():
+            for target in route.named:
+                found = self._registry.get(target)
+                if found and found.adapter_id == adapter_id:
+                    self._drop(route, target, f"'{target}' {words}", cause)
+
+    def _look_for_leavers(self) -> None:
+        for name, route in list(self._routes.items()):
+            if self._registry.loaded(name) is None:
+                self.end(name)
+                continue
+            for target in route.named:
+                if self._registry.get(target) is None:
+                    self._leave(route, target)
+
+    def _leave(self, route: Route, target: str) -> None:
+        self._drop(route, target, f"'{target}' was unloaded.", "unloaded")
+
+    def _drop(self, route: Route, target: str, reason: str, cause: str) -> None:
+        """Send a target no more requests. What a route rolls back to stays: there is nothing better."""
+        if target == route.shadow:
+            route.end_shadow(reason)
+            self._warn("A shadow gets no more copies.", route, reason)
+        if target in route.split.weights and target != route.rollback:
+            route.roll_back(reason, self._now())
+            self.meters.rolled_back(cause)
+            self.meters.weigh(route.name, route.split.weights)
+            self._warn("A route was rolled back.", route, reason)
+
+    def _warn(self, message: str, route: Route, reason: str) -> None:
+        LOG.warning(message, extra={"fields": {"adapter": route.name, "to": route.rollback, "why": reason}})

@@ -1,0 +1,171 @@
+"""Traffic follows its routes, and leaves a target that fails or goes."""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+import pytest
+
+from rota.core.adapter import Adapter
+from rota.core.errors import Fault, FaultCode
+from rota.core.events import AdapterRefused, AdapterRemoved, Finished, FinishReason
+from rota.core.lora_paths import LoraPath
+from rota.core.request import Request
+from rota.observe.journey import Journey
+from rota.observe.meters import AdapterMeters
+from rota.runtime.registry import Registry
+from rota.server.traffic.route import Route
+from rota.server.traffic.shadows import Shadows
+from rota.server.traffic.split import Split
+from rota.server.traffic.traffic import Traffic
+
+
+def unsent(_request: Request) -> NoReturn:
+    raise AssertionError("nothing is copied here")
+
+
+class Stage:
+    """An adapter named legal, in versions 1 (current) and 2, another named poet, and a route between them."""
+
+    def __init__(self, rollback: str = "legal@1", shadow: str | None = None, **weights: float) -> None:
+        self.registry = Registry("letters", "/models/letters")
+        self.legal = self.registry.add(LoraPath(name="legal", path="/adapters/legal"))
+        self.new = self.registry.renew(LoraPath(name="legal", path="/adapters/new"))
+        self.registry.stage(self.new)
+        self.poet = self.registry.add(LoraPath(name="poet", path="/adapters/poet"))
+        self.traffic = Traffic(self.registry, Shadows(unsent, lambda: 8), now=lambda: 1000.0)
+        self.meters = self.traffic.meters
+        weights = weights or {"legal@1": 0.5, "legal@2": 0.5}
+        self.traffic.set(Route(name="legal", split=Split(weights), rollback=rollback, shadow=shadow))
+
+    @property
+    def route(self) -> Route:
+        route = self.traffic.route_of("legal")
+        assert route
+        return route
+
+    def asked(self, times: int = 8) -> set[str]:
+        """The labels of those that answer."""
+        return {self.traffic.choose(self.legal, None).adapter.label for _ in range(times)}
+
+    def end(self, adapter: Adapter, code: FaultCode) -> None:
+        journey = Journey(adapter.adapter_id, adapter.name, 0.0, AdapterMeters(adapter.name))
+        fault = Fault(code, "So it is.")
+        self.traffic.ended("a", journey, Finished(request_id="a", at=1.0, reason=FinishReason.FAILED, fault=fault))
+
+
+def test_a_name_without_a_route_means_its_current_version():
+    stage = Stage()
+    chosen = stage.traffic.choose(stage.poet, "ann")
+
+    assert (chosen.adapter, chosen.target, chosen.shadow) == (stage.poet, "", None)
+
+
+def test_a_route_may_name_versions_other_adapters_and_the_name_itself():
+    stage = Stage(rollback="legal", **{"legal": 0.4, "legal@2": 0.3, "poet": 0.3})
+    assert stage.asked() == {"legal@1", "legal@2", "poet@1"}
+    assert sum(stage.route.requests.values()) == 8
+
+    stage.registry.switch(stage.new)
+    assert stage.asked() == {"legal@2", "poet@1"}, "the name means its current version"
+
+
+def test_a_version_that_a_route_needs_is_held():
+    stage = Stage(rollback="legal@1", shadow="poet@1", **{"legal@2": 1.0})
+    assert [stage.traffic.holds(one) for one in (stage.legal, stage.new, stage.poet)] == [True] * 3
+
+    stage.traffic.end("legal")
+    assert not any(stage.traffic.holds(one) for one in (stage.legal, stage.new, stage.poet))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (FaultCode.NOT_A_NUMBER, "'legal@2' computed a value that is not a number."),
+        (FaultCode.ADAPTER_FAILED, "'legal@2' could not be served."),
+    ],
+)
+def test_a_target_that_fails_rolls_its_route_back(code, words, caplog):
+    stage = Stage()
+    with caplog.at_level(logging.WARNING, "rota.traffic"):
+        stage.end(stage.new, code)
+        stage.end(stage.new, code)  # a request that ran beside it
+
+    assert stage.asked() == {"legal@1"}
+    assert stage.route.rolled_back
+    assert (stage.route.rolled_back.reason, stage.route.rolled_back.at) == (words, 1000.0)
+    assert stage.route.rolled_back.targets == {"legal@1": 0.5, "legal@2": 0.5}
+    assert [record.fields["why"] for record in caplog.records] == [words]
+    assert stage.meters.rollbacks == {code.value: 1}
+    assert stage.meters.weights == [(("legal", "legal@1"), 1.0)]
+
+
+@pytest.mark.parametrize("code", [FaultCode.QUEUE_FULL, FaultCode.ENGINE_DIED, FaultCode.TIMED_OUT])
+def test_an_end_that_says_nothing_of_the_adapter_changes_nothing(code):
+    stage = Stage()
+    stage.end(stage.new, code)
+
+    assert stage.route.rolled_back is None
+
+
+def test_what_a_route_rolls_back_to_stays_whatever_it_does():
+    stage = Stage()
+    stage.end(stage.legal, FaultCode.NOT_A_NUMBER)
+
+    assert stage.route.rolled_back is None
+
+
+def test_a_target_that_an_engine_cannot_read_again_rolls_its_route_back():
+    stage = Stage()
+    event = AdapterRefused(adapter_id=stage.new.adapter_id, at=1.0, reason="Its folder is gone.")
+    stage.traffic.observe([event])
+
+    assert stage.route.rolled_back
+    assert stage.route.rolled_back.reason == "'legal@2' could not be read: Its folder is gone."
+
+
+def test_a_target_that_leaves_takes_no_request_with_it():
+    stage = Stage()
+    stage.registry.discard(stage.new.adapter_id)
+    assert stage.asked() == {"legal@1"}, "also before the engine has said that it is gone"
+    assert stage.route.rolled_back
+    assert stage.route.rolled_back.reason == "'legal@2' was unloaded."
+
+
+def test_a_target_that_leaves_is_noticed_without_a_request():
+    stage = Stage()
+    stage.registry.discard(stage.new.adapter_id)
+    stage.traffic.observe([AdapterRemoved(stage.new.adapter_id, 1.0)])
+
+    assert stage.route.rolled_back
+    assert stage.meters.rollbacks == {"unloaded": 1}
+
+
+def test_if_all_targets_have_left_the_name_answers_itself():
+    stage = Stage(rollback="poet", **{"poet": 0.5, "legal@2": 0.5})
+    for one in (stage.poet, stage.new):
+        stage.registry.discard(one.adapter_id)
+
+    assert stage.asked() == {"legal@1"}
+
+
+def test_a_route_ends_with_its_name():
+    stage = Stage()
+    stage.registry.forget("legal")
+    stage.traffic.observe([AdapterRemoved(stage.legal.adapter_id, 1.0)])
+
+    assert stage.traffic.routes == []
+    assert stage.meters.weights == []
+
+
+@pytest.mark.parametrize("code", [FaultCode.NOT_A_NUMBER, FaultCode.ADAPTER_FAILED])
+def test_a_shadow_that_fails_gets_no_more_copies_and_the_traffic_goes_on(code):
+    stage = Stage(shadow="poet")
+    assert stage.traffic.choose(stage.legal, None).shadow is stage.poet
+
+    stage.end(stage.poet, code)
+    assert stage.traffic.choose(stage.legal, None).shadow is None
+    assert stage.route.shadow_ended.startswith("'poet' co")
+    assert stage.route.rolled_back is None
+    assert stage.meters.rollbacks == {}
