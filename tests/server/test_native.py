@@ -23,8 +23,6 @@ from rota.server.native.routes import install_native_routes
 from rota.server.open_answers import OpenAnswers
 from rota.server.queries import Queries
 from rota.server.streams import Streams
-from rota.server.traffic.shadows import Shadows
-from rota.server.traffic.traffic import Traffic
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.engines import REPLICAS, engines
@@ -345,8 +343,7 @@ def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
     service = engines(lambda: FakeDevice(next_token=lambda _: stuck([0] * 6)))
     streams = Streams(service)
     access, tokenizer = Access(registry), Tokenizer(write_byte_tokenizer(tmp_path))
-    traffic = Traffic(registry, Shadows(lambda request: streams.open([request]), lambda: 1))
-    front = Front(service, streams, tokenizer, registry, access, OpenAnswers(), traffic, keep_alive_s=15.0)
+    front = Front(service, streams, tokenizer, registry, access, OpenAnswers(), keep_alive_s=15.0)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

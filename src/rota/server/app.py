@@ -37,7 +37,7 @@ from rota.server.models import install_model_routes
 from rota.server.native.generate import install_generate_route
 from rota.server.native.routes import install_native_routes
 from rota.server.native.server_info import install_server_info
-from rota.server.observers import Listener, Observers
+from rota.server.observers import Observers
 from rota.server.ollama import install_ollama_routes, ollama_error
 from rota.server.open_answers import OpenAnswer, OpenAnswers
 from rota.server.openai.chat import install_chat_route
@@ -104,7 +104,6 @@ def create_app(
         registry,
         access,
         OpenAnswers(partial(_note, metrics, traffic.shadows)),
-        traffic,
         config.stream_keep_alive,
         config.request_timeout,
         scheduler.max_queued_requests if scheduler else None,
@@ -112,6 +111,7 @@ def create_app(
         grammars,
         parsers=Parsers(config.tool_call_parser, config.reasoning_parser),
         on_error=on_error,
+        traffic=traffic,
     )
 
     app = _application(front, companions, spool.close)

@@ -54,7 +54,6 @@ class Front:
     registry: Registry
     access: Access
     answers: OpenAnswers
-    traffic: Traffic
     keep_alive_s: float
     request_timeout_s: float | None = None
     # Every request waits in the queue, at least until the next step. None: no limit.
@@ -67,6 +66,8 @@ class Front:
     parsers: Parsers = AS_THE_TEMPLATE_SAYS
     # Hears of the errors that end streams.
     on_error: OnError = unheard
+    # Where the requests of a name go. None: to its current version.
+    traffic: Traffic | None = None
 
     def identify(self, http: HttpRequest) -> Call:
         """The caller of a route that generates. Raises RequestError for a wrong key, or one that used up its minute."""
@@ -86,9 +87,11 @@ class Front:
         a name that is not known, that the key may not use, or whose adapter is lost.
         """
         named = self.access.named(key, model, param)
+        chosen = Chosen(named)
         is_one_version = model is not None and model.endswith(named.label)
-        # Two keys may have users of the same name.
-        chosen = Chosen(named) if is_one_version else self.traffic.choose(named, asker and f"{key.name}\0{asker}")
+        if self.traffic and not is_one_version:
+            # Two keys may have users of the same name.
+            chosen = self.traffic.choose(named, asker and f"{key.name}\0{asker}")
         self.access.refuse_lost(key, chosen.adapter, param)
         return chosen
 
