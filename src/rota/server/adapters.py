@@ -64,6 +64,8 @@ class AdapterManager:
         # Hear of versions before an engine reads them, and when no engine will read them again.
         self.on_new: Callable[[Adapter], None] = lambda _: None
         self.on_gone: Callable[[AdapterId], None] = lambda _: None
+        # Hears of a name that is unloaded with all its versions, before anything else happens.
+        self.on_unload: Callable[[str], object] = lambda _: None
 
     @property
     def loaded(self) -> list[Adapter]:
@@ -157,6 +159,7 @@ class AdapterManager:
         """Refuse new requests for a name at once, then wait for its open ones. False: they outlast the wait."""
         leavers = [*self._registry.versions(name), *self._registry.coming(name)]
         self._registry.forget(name)
+        self.on_unload(name)
         return await self._remove(leavers)
 
     async def unload_version(self, adapter: Adapter) -> bool:

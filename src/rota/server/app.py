@@ -120,7 +120,7 @@ def create_app(
     install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
     app.state.metrics_app = metrics_app(scrapes, service, registry, access.for_probes, config)  # for a second port
-    install_traffic_routes(app, traffic, registry, access)  # first: a name may have slashes
+    install_traffic_routes(app, traffic, adapters, registry, access)  # first: a name may have slashes
     listing = Listing(registry, adapters, history, spool)
     _install_routes(app, front, adapters, Updates(adapters, registry, access, spool), listing, queries, metrics)
     install_metrics_route(app, scrapes, access)

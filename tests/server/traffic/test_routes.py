@@ -242,3 +242,62 @@ def test_only_who_may_load_a_name_sets_its_route_and_who_may_use_it_is_routed(tm
         ("end_route", "operator", True),
     ]
     assert told[2]["targets"] == "legal 0.5, new 0.5"
+
+
+# ── versions ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def renew(client: httpx.Client, **fields: Any) -> int:
+    body = {"path": "/adapters/next", **fields}
+    return client.put("/v1/adapters/legal", json=body).raise_for_status().json()["version"]
+
+
+def version(client: httpx.Client, model: str = "legal", **fields: Any) -> str:
+    """The version that answers."""
+    body = {"model": model, "prompt": "abc", "max_tokens": 2, **fields}
+    return client.post("/v1/completions", json=body).raise_for_status().headers["x-rota-adapter-version"]
+
+
+def there(client: httpx.Client) -> list[int]:
+    return sorted(one["version"] for one in client.get("/v1/adapters/legal").json()["versions"])
+
+
+def test_a_new_version_is_tried_with_a_part_of_the_traffic(client):
+    assert renew(client, mode="stage") == 2
+    route(client, targets={"legal@1": 0.75, "legal@2": 0.25})
+
+    assert sorted(version(client) for _ in range(4)) == ["1", "1", "1", "2"]
+    assert {version(client, user="ann") for _ in range(4)} in ({"1"}, {"2"})
+    assert version(client, "legal@2") == "2"
+
+
+def test_an_update_does_not_take_away_what_a_route_needs(client):
+    route(client, targets={"legal@1": 1.0})
+    assert renew(client) == 2
+    assert (version(client), there(client)) == ("1", [1, 2])
+
+    route(client, targets={"legal@2": 1.0})
+    assert version(client) == "2"
+    assert until(lambda: there(client) == [2]), "nobody needs the first version any more"
+
+
+def test_one_call_brings_the_old_version_back_and_lets_the_new_one_leave(client):
+    route(client, targets={"legal@1": 1.0})
+    renew(client)
+    route(client, targets={"legal@2": 1.0}, rollback="legal@1")
+    assert version(client) == "2"
+
+    assert client.delete("/v1/adapters/legal/route").status_code == 200
+    assert version(client) == "1"
+    assert until(lambda: there(client) == [1])
+
+
+def test_a_version_that_was_deleted_is_no_target(client):
+    renew(client, mode="stage")
+    route(client, targets={"legal@1": 0.5, "legal@2": 0.5})
+    client.delete("/v1/adapters/legal@2").raise_for_status()
+
+    assert {version(client) for _ in range(4)} == {"1"}
+    refused = route(client, targets={"legal@2": 1.0})
+    assert (refused.status_code, error_of(refused)["param"]) == (404, "targets.legal@2")
+    assert client.get("/v1/adapters/legal/route").json()["rolled_back"]["reason"] == "'legal@2' was unloaded."

@@ -6,11 +6,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
+from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
+from rota.server.adapters import AdapterManager
 from rota.server.audit import audited
 from rota.server.fields import read_body
 from rota.server.openapi import gives, takes
@@ -21,8 +23,11 @@ from rota.server.traffic.traffic import Traffic
 PATH = "/v1/adapters/{name:path}/route"
 
 
-def install_traffic_routes(app: FastAPI, traffic: Traffic, registry: Registry, access: Access) -> None:
+def install_traffic_routes(
+    app: FastAPI, traffic: Traffic, adapters: AdapterManager, registry: Registry, access: Access
+) -> None:
     """Whoever may load a name may say and see where its requests go: a target may be another's adapter."""
+    traffic.tie(adapters)
 
     @app.put(PATH, openapi_extra=takes(RouteFields), responses=gives(RouteBody))
     async def set_route(name: str, http: Request) -> dict[str, Any]:
@@ -34,7 +39,7 @@ def install_traffic_routes(app: FastAPI, traffic: Traffic, registry: Registry, a
             _loaded(registry, name)
             route = fields.route(name)
             for place, target in fields.places:
-                access.find(key, target, place)
+                _refuse_leaving(adapters, access.find(key, target, place), place)
             traffic.set(route)
         return shown(route)
 
@@ -58,6 +63,9 @@ def install_traffic_routes(app: FastAPI, traffic: Traffic, registry: Registry, a
         with audited(http, key, "end_route", adapter=name):
             access.loader_of(http, name)
             route = _set(traffic, name)
+            target = registry.get(route.rollback)
+            if target and target.name == name and not registry.has(target):
+                await adapters.use(target)
             traffic.end(name)
         return _seen(key, route)
 
@@ -66,6 +74,12 @@ def _loaded(registry: Registry, name: str) -> None:
     if registry.loaded(name) is None:
         message = f"No adapter named '{name[:200]}' is loaded; a route is set for a name that is."
         raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "name"))
+
+
+def _refuse_leaving(adapters: AdapterManager, target: Adapter, place: str) -> None:
+    if adapters.is_leaving(target):
+        message = f"{place}: version {target.version} of '{target.name}' is leaving; load it again."
+        raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, place))
 
 
 def _set(traffic: Traffic, name: str) -> Route:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from rota.core.adapter import Adapter
 from rota.core.errors import FaultCode
@@ -13,6 +14,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.observe.journey import Journey
 from rota.observe.traffic_meters import TrafficMeters
 from rota.runtime.registry import Registry
+from rota.server.adapters import AdapterManager
 from rota.server.traffic.route import Chosen, Route
 from rota.server.traffic.shadows import Shadows
 
@@ -34,6 +36,13 @@ class Traffic:
         self.shadows = shadows
         self._now = now
         self._routes: dict[str, Route] = {}
+        self._retire: Callable[[str], None] = lambda _: None
+
+    def tie(self, adapters: AdapterManager) -> None:
+        """Versions stay while a route needs them, and a route ends with its name."""
+        adapters.holders.append(self.holds)
+        adapters.on_unload = self.end
+        self._retire = adapters.retire
 
     @property
     def meters(self) -> TrafficMeters:
@@ -49,13 +58,20 @@ class Traffic:
 
     def set(self, route: Route) -> None:
         """Send the requests of a name as the route says, from the next one on."""
+        before = self._routes.get(route.name)
         self._routes[route.name] = route
         self.meters.weigh(route.name, route.split.weights)
+        self._release(before)
 
-    def end(self, name: str) -> Route | None:
+    def end(self, name: str) -> None:
         """A name has no route from now on."""
         self.meters.weigh(name, {})
-        return self._routes.pop(name, None)
+        self._release(self._routes.pop(name, None))
+
+    def _release(self, route: Route | None) -> None:
+        """Versions that the route needed may leave now."""
+        for name in {found.name for one in route.named if (found := self._registry.get(one))} if route else ():
+            self._retire(name)
 
     def holds(self, adapter: Adapter) -> bool:
         """Whether a route needs this version, so that it stays when its name means another."""
@@ -115,10 +131,14 @@ class Traffic:
     def _drop(self, route: Route, target: str, reason: str, cause: str) -> None:
         """Send a target no more requests. What a route rolls back to stays: there is nothing better."""
         if target == route.shadow:
+            before = replace(route)
             route.end_shadow(reason)
+            self._release(before)
             self._warn("A shadow gets no more copies.", route, reason)
         if target in route.split.weights and target != route.rollback:
+            before = replace(route)
             route.roll_back(reason, self._now())
+            self._release(before)
             self.meters.rolled_back(cause)
             self.meters.weigh(route.name, route.split.weights)
             self._warn("A route was rolled back.", route, reason)
