@@ -82,7 +82,7 @@ def _demo(app: typer.Typer, _: Serve, followers: Collection[str]) -> None:
 
 
 def _adapters(app: typer.Typer, *_: object) -> None:
-    from rota.commands.adapters import adapters_app
+    from rota.commands.adapters.app import adapters_app
 
     app.add_typer(adapters_app(), name="adapters")
 

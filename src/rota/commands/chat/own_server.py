@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rota.commands.chat.remote import ChatError
+from rota.commands.server_call import CallError
 from rota.runtime.lifeline import tied
 
 # A signal asks it to end; its engine then has this long.
@@ -18,7 +18,7 @@ _ADDRESS = re.compile(r" at (https?://\S+)$")
 
 @contextmanager
 def own_server() -> Iterator[str]:
-    """The address of a server that ends with the block, or with this process. Raises ChatError if it does not start."""
+    """The address of a server that ends with the block, or with this process. Raises CallError if it does not start."""
     words = [sys.executable, "-m", "rota", "serve", "--port", "0", "--quiet", "--drain-timeout", "0"]
     # In a session of its own: a ctrl-C in the terminal is for the answer, and not for the server.
     with subprocess.Popen(tied(words), stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
@@ -37,4 +37,4 @@ def _address(server: subprocess.Popen[str]) -> str:
     for line in server.stdout:
         if found := _ADDRESS.search(line.strip()):
             return found[1]
-    raise ChatError("The built-in model could not be started.")
+    raise CallError("The built-in model could not be started.")

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
-from rota.commands.chat.remote import ChatError, Piece, Remote
+from rota.commands.chat.remote import Piece, Remote
 from rota.commands.chat.screen import Screen
+from rota.commands.server_call import CallError
 
 HELP = """\
 /adapters       who can answer
@@ -67,12 +68,12 @@ class Talk:
                 self._obey(*line[1:].partition(" ")[::2])
             else:
                 self._answer(line.removeprefix("/") if line.startswith("//") else line)
-        except ChatError as error:
+        except CallError as error:
             self.has_failed = True
             self._screen.fail(str(error))
 
     def choose(self, name: str) -> None:
-        """Let another model answer. Raises ChatError if the server has none of this name."""
+        """Let another model answer. Raises CallError if the server has none of this name."""
         name = name.strip()
         self._models = self._remote.models()  # adapters come and go
         if name.isdigit() and name not in self._models and int(name) < len(self._models):
@@ -80,7 +81,7 @@ class Talk:
         if name not in self._models:
             near = difflib.get_close_matches(name, self._models, n=1)
             hint = f"do you mean {near[0]}?" if near else f"there are {', '.join(self._models)}."
-            raise ChatError(f"The server has no '{name}'; {hint}" if name else f"Name an adapter; {hint}")
+            raise CallError(f"The server has no '{name}'; {hint}" if name else f"Name an adapter; {hint}")
         self._model = name
         self._screen.note(f"{name} answers from now on.")
 
@@ -92,7 +93,7 @@ class Talk:
 
     def _obey(self, word: str, rest: str) -> None:
         if word not in self._commands:
-            raise ChatError(f"There is no command /{word}; /help lists the commands.")
+            raise CallError(f"There is no command /{word}; /help lists the commands.")
         self._commands[word](rest)
 
     def _set_system(self, text: str) -> None:

@@ -21,7 +21,7 @@ LOWEST_PRIORITY = -1000
 TENANT = Tenant(name="shadows", weight=0.001, priority=LOWEST_PRIORITY)
 # Copies may hold a row in so many.
 ROWS_PER_COPY = 8
-# A copy that takes longer is ended: its answer is read by nobody.
+# A copy that takes longer is ended: no client reads its answer.
 PATIENCE_S = 120.0
 _ENDING = "-shadow"
 
@@ -64,7 +64,7 @@ class Shadows:
             self.meters.shadowed(error.fault.code.value)
 
     def _end_late(self) -> None:
-        """An engine that died may have taken copies along, and nobody else waits for them."""
+        """An engine that died may have taken copies along, and no client waits for them."""
         for request_id, (reply, opened_at) in list(self._open.items()):
             if self._now() - opened_at < PATIENCE_S:
                 break
