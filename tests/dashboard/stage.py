@@ -76,10 +76,11 @@ def stage(
     service = ClosableService(PreloadedService(inner, adapters))
     ring = KeyRing({digest_of(secret): key for secret, key in (keys or {}).items()})
     access = Access(registry, ring)
-    feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
+    feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)
     viewers = Viewers(feed, service.send)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     app = create_app(service, tokenizer, registry, access=access, watchers=[feed], on_error=feed.note_error)
+    feed.routes = lambda: app.state.traffic.routes
     install_dashboard(app, viewers, access.operator_of, str(journal_dir) if journal_dir else None)
     with ThreadPoolExecutor(64) as pool, running(app) as url:
         service.wait_until_ready()

@@ -6,6 +6,7 @@ import pytest
 
 from rota.core.adapter import Adapter
 from rota.core.events import (
+    AdapterRemoved,
     AdapterStanding,
     Admitted,
     DrainChanged,
@@ -13,6 +14,8 @@ from rota.core.events import (
     EngineRestarted,
     Finished,
     FinishReason,
+    HostChanged,
+    HostState,
     Inspected,
     Preempted,
     Produced,
@@ -25,9 +28,12 @@ from rota.dashboard import feed as feed_module
 from rota.dashboard.feed import MOST_ROWS, Feed, Seen
 from rota.dashboard.lanes import MOST_TENURES
 from rota.dashboard.tenants import MOST_TENANTS
+from rota.dashboard.traffic import MOST_TARGETS
 from rota.dashboard.trouble import MOST_KINDS, MOST_RESTARTS
 from rota.runtime.replicas.states import joint_state
 from rota.runtime.service import Phase, ServiceState
+from rota.server.traffic.route import Route
+from rota.server.traffic.split import Split
 from tests.builders import capacity
 
 BASE_MODEL = Adapter(adapter_id=BASE, name="letters", path="")
@@ -225,6 +231,63 @@ def test_an_adapter_that_was_unloaded_stays_while_it_has_users(feed):
     row = frame_of(feed, 1.0).adapters[-1]
 
     assert (row.name, row.is_loaded, row.waiting) == ("adapter 9", False, 1)
+
+
+def test_every_version_has_a_row_and_says_where_it_lies():
+    names = ("legal", "legal", "poet", "far")
+    paths = ("/a/1", "/a/2", "/a/3", "s3://bucket/far")
+    old, new, poet, far = [
+        Adapter(adapter_id=AdapterId(number + 1), name=name, path=path, version=1 + (number == 1))
+        for number, (name, path) in enumerate(zip(names, paths, strict=True))
+    ]
+    feed = Feed(BASE_MODEL, lambda: [new, poet, far], lambda: READY, lambda: [old])
+    feed.observe([host(1, HostState.HELD), host(2, HostState.READING), host(3, HostState.HELD)])
+    feed.observe([host(3, HostState.GONE)])
+    rows = frame_of(feed, 1.0).adapters[1:]
+
+    assert [(row.name, row.version, row.is_current, row.place) for row in rows] == [
+        ("legal", 1, False, "host"),
+        ("legal", 2, True, "reading"),
+        ("poet", 1, True, "disk"),
+        ("far", 1, True, "source"),
+    ]
+    feed.observe([host(4, HostState.HELD), host(4, HostState.GONE)])
+    assert frame_of(feed, 2.0).adapters[-1].place == "disk", "what was read from afar was kept"
+
+
+def host(adapter: int, state: HostState) -> HostChanged:
+    return HostChanged(at=1.0, adapter_id=AdapterId(adapter), state=state)
+
+
+def test_the_memory_of_an_engine_goes_with_it_and_an_adapter_that_is_gone_is_forgotten(feed, board):
+    feed.observe([host(1, HostState.HELD), host(2, HostState.HELD), AdapterRemoved(AdapterId(2), 1.0)])
+    assert [row.place for row in frame_of(feed, 1.0).adapters[1:]] == ["host", "disk", "disk"]
+
+    board.state = ServiceState(phase=Phase.DOWN, reason="It ran out of memory.")
+    assert frame_of(feed, 2.0).adapters[1].place == "disk"
+
+
+def test_traffic_has_a_row_for_each_target(feed):
+    split = Split({"legal@7": 0.95, "legal@8": 0.05})
+    route = Route(name="legal", split=split, rollback="legal@7", shadow="legal@9", requests={"legal@7": 3})
+    feed.routes = lambda: [route]
+    rows = frame_of(feed, 1.0).targets
+    assert [(row.name, row.target, row.weight, row.requests) for row in rows] == [
+        ("legal", "legal@7", 0.95, 3),
+        ("legal", "legal@8", 0.05, 0),
+        ("legal", "legal@9", None, 0),
+    ]
+
+    route.roll_back("'legal@8' was unloaded.", 1.0)
+    first, _ = frame_of(feed, 1.0).targets
+    assert (first.target, first.weight, first.note) == ("legal@7", 1.0, "Rolled back: 'legal@8' was unloaded.")
+
+
+def test_of_very_many_targets_the_first_are_shown(feed):
+    routes = [Route(name=f"a{number}", split=Split({"b": 1.0}), rollback="b") for number in range(MOST_TARGETS + 1)]
+    feed.routes = lambda: routes
+
+    assert len(frame_of(feed, 1.0).targets) == MOST_TARGETS
 
 
 def test_of_a_thousand_adapters_the_busy_ones_are_listed():

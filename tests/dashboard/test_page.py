@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import expect
 
@@ -170,6 +171,26 @@ def test_an_adapter_is_loaded_and_unloaded_by_button(on_stage, open_page):
 
     assert [adapter.name for adapter in made.registry.adapters] == ["pirate"]
     assert page.get_by_label("Folder on the server").input_value() == "adapters/sonnet"
+
+
+def test_versions_and_the_split_of_their_traffic_are_shown(on_stage, open_page):
+    made = on_stage(names=("pirate",))
+    page = open_page(f"{made.url}/dashboard")
+    wait_for_text(page, "#status", "live")
+    assert page.locator("#traffic").is_hidden()
+
+    staged = {"path": "adapters/new", "mode": "stage"}
+    httpx.put(f"{made.url}/v1/adapters/pirate", json=staged, timeout=WAIT_MS).raise_for_status()
+    route = {"targets": {"pirate@1": 0.75, "pirate@2": 0.25}}
+    httpx.put(f"{made.url}/v1/adapters/pirate/route", json=route, timeout=WAIT_MS).raise_for_status()
+    for _ in range(4):
+        made.ask("pirate")
+    wait_for_text(page, '#traffic [data-key="pirate pirate@1"]', "^piratepirate@175 %3$")
+    wait_for_text(page, '#traffic [data-key="pirate pirate@2"]', "^pirate@225 %1$")
+    wait_for_text(page, '[data-adapter="1"] .name', "^pirate$")
+    wait_for_text(page, '[data-adapter="2"] .name', "^pirate@2$")
+    wait_for_text(page, '[data-adapter="2"] .where', "slot [12]|host memory")
+    assert page.locator('[data-adapter="2"] button').count() == 0, "a version goes with its name"
 
 
 def test_an_adapter_that_cannot_be_loaded_says_why(on_stage, browser):

@@ -163,7 +163,7 @@ def _listen(start: _Start) -> None:
     service = ClosableService(PreloadedService(start.engines, start.adapters))
     own_name = None if server.allow_anyone else server.host
     access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
-    feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
+    feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)
     app = create_app(
         service,
         tokenizer,
@@ -178,6 +178,7 @@ def _listen(start: _Start) -> None:
         companions=[KeyWatch(start.source, access).run] if start.source.path else (),
         grammars=GrammarChecks(folder),
     )
+    feed.routes = lambda: app.state.traffic.routes
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)
     others = [describe(server, keys), metrics_port.sentence if metrics_port else "", start.door.advice]
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rota.core.adapter import Adapter
 from rota.core.events import (
+    AdapterRemoved,
     AdapterStanding,
     Admitted,
     DrainChanged,
     EngineRestarted,
     Event,
     Finished,
+    HostChanged,
     Inspected,
     Preempted,
     Produced,
@@ -26,7 +28,9 @@ from rota.dashboard.histogram import bucket_of
 from rota.dashboard.lanes import Lanes
 from rota.dashboard.standings import merged
 from rota.dashboard.tenants import Tenants
+from rota.dashboard.traffic import RouteView, target_rows
 from rota.dashboard.trouble import Trouble
+from rota.dashboard.whereabouts import Whereabouts
 from rota.dashboard.window import SPANS_S, Span, Window
 from rota.runtime.service import Phase, ServiceState
 
@@ -56,10 +60,18 @@ class Feed:
     """An observer. It runs on the event loop's thread only."""
 
     def __init__(
-        self, base: Adapter, loaded: Callable[[], Sequence[Adapter]], state: Callable[[], ServiceState]
+        self,
+        base: Adapter,
+        loaded: Callable[[], Sequence[Adapter]],
+        state: Callable[[], ServiceState],
+        others: Callable[[], Sequence[Adapter]] = tuple,
     ) -> None:
+        """`others` are versions that are there and that their names do not mean."""
         self._base = base
         self._loaded = loaded
+        self._others = others
+        self.routes: Callable[[], Iterable[RouteView]] = tuple  # the server sets it, once it has traffic
+        self._whereabouts = Whereabouts()
         self._state = state
         self._open: dict[RequestId, OpenRequest] = {}
         self._window = Window()
@@ -88,10 +100,8 @@ class Feed:
             match event:
                 case Produced():
                     self._note_step(event)
-                case Admitted(request_id=request_id):
-                    self._admit(request_id, True)
-                case Preempted(request_id=request_id):
-                    self._admit(request_id, False)
+                case Admitted(request_id=request_id) | Preempted(request_id=request_id):
+                    self._admit(request_id, isinstance(event, Admitted))
                 case Finished(request_id=request_id):
                     self._end(request_id)
                 case EngineRestarted():
@@ -100,6 +110,8 @@ class Feed:
                     self._lanes.change_slot(event)
                 case DrainChanged():
                     self._lanes.change_drain(event)
+                case HostChanged() | AdapterRemoved():
+                    self._whereabouts.hear(event)
                 case Inspected(is_whole=True):
                     self._inspected[event.engine_id] = event
 
@@ -108,6 +120,7 @@ class Feed:
         for engine in self._state().engines:
             if engine.phase in (Phase.STARTING, Phase.DOWN):
                 self._lanes.clear(now, engine.engine_id)
+                self._whereabouts.clear(engine.engine_id)
                 self._inspected.pop(engine.engine_id, None)
         self._window.roll(now)
         self._lanes.forget(now)
@@ -149,6 +162,7 @@ class Feed:
             drains=self._lanes.drains,
             adapters=rows,
             unlisted=unlisted,
+            targets=target_rows(self.routes()),
             tenants=tenants,
             unlisted_tenants=unlisted_tenants,
             errors=self._trouble.errors(span),
@@ -218,30 +232,40 @@ class Feed:
 
     def _rows(self, standings: Mapping[AdapterId, AdapterStanding], span: Span) -> tuple[tuple[AdapterRow, ...], int]:
         """One row per adapter, by id. If there are too many, adapters in slots or with requests go first."""
-        loaded = {one.adapter_id: one for one in (self._base, *self._loaded())}
+        loaded = {one.adapter_id: one for one in (self._base, *self._loaded(), *self._others())}
         # An adapter that was just unloaded may still have requests or a slot.
         seated = {tenure.adapter for tenure in self._lanes.residents}
         known = {*loaded, *standings, *seated}
         ids = sorted(known, key=lambda id: (id != BASE, id not in seated, not _users(standings.get(id)), id))
-        rows = [_row(id, loaded.get(id), standings.get(id), span) for id in sorted(ids[:MOST_ROWS])]
+        former = {one.adapter_id for one in self._others()}
+        rows = [self._row(id, loaded.get(id), standings.get(id), span, former) for id in sorted(ids[:MOST_ROWS])]
         return tuple(rows), len(ids) - len(rows)
 
-
-def _row(id: AdapterId, adapter: Adapter | None, standing: AdapterStanding | None, span: Span) -> AdapterRow:
-    figures = span.figures_of(id)
-    return AdapterRow(
-        id=id,
-        name=adapter.name if adapter else f"adapter {id}",
-        path=adapter.path if adapter else "",
-        is_loaded=adapter is not None,
-        waiting=standing.waiting if standing else 0,
-        running=standing.running if standing else 0,
-        parked=standing.parked if standing else 0,
-        oldest_at=standing.oldest_at if standing else None,
-        reason=(standing.outlook or standing.reason) if standing else "",
-        ttft=figures.ttft,
-        tokens_per_s=figures.tokens_per_s,
-    )
+    def _row(
+        self,
+        id: AdapterId,
+        adapter: Adapter | None,
+        standing: AdapterStanding | None,
+        span: Span,
+        former: Container[AdapterId],
+    ) -> AdapterRow:
+        figures = span.figures_of(id)
+        return AdapterRow(
+            id=id,
+            name=adapter.name if adapter else f"adapter {id}",
+            path=adapter.path if adapter else "",
+            is_loaded=adapter is not None,
+            version=adapter.version if adapter else 1,
+            is_current=id not in former,
+            place=self._whereabouts.of(adapter) if adapter else "",
+            waiting=standing.waiting if standing else 0,
+            running=standing.running if standing else 0,
+            parked=standing.parked if standing else 0,
+            oldest_at=standing.oldest_at if standing else None,
+            reason=(standing.outlook or standing.reason) if standing else "",
+            ttft=figures.ttft,
+            tokens_per_s=figures.tokens_per_s,
+        )
 
 
 def _engine_frame(engine: ServiceState) -> EngineFrame:

@@ -62,6 +62,9 @@ class AdapterRow:
     name: str
     path: str
     is_loaded: bool  # False: it was unloaded, and its last requests still run
+    version: int = 1
+    is_current: bool = True  # the name means this version
+    place: str = ""  # host, reading, disk or source; of what is in a slot, the slot tells more
     waiting: int = 0
     running: int = 0
     parked: int = 0
@@ -69,6 +72,17 @@ class AdapterRow:
     reason: str = ""
     ttft: Spread = Spread()
     tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetRow:
+    """One target of a name whose requests are sent by weight."""
+
+    name: str
+    target: str
+    weight: float | None  # None: it gets copies, and its answers are dropped
+    requests: int  # since the route was set
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +160,7 @@ class Frame:
     drains: tuple[Drain, ...]
     adapters: tuple[AdapterRow, ...]
     unlisted: int  # adapters that have no row
+    targets: tuple[TargetRow, ...]  # empty if all names mean one version
     tenants: tuple[TenantRow, ...]  # empty on a server without keys
     unlisted_tenants: int
     errors: tuple[ErrorRow, ...]

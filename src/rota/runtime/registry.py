@@ -37,6 +37,11 @@ class Registry:
         """The current versions, in the order of their names' adding."""
         return list(self._by_name.values())
 
+    @property
+    def others(self) -> list[Adapter]:
+        """The versions that are there and that their names do not mean."""
+        return [one for numbered in self._others.values() for one in numbered.values()]
+
     def has(self, adapter: Adapter) -> bool:
         """Whether the name still means this adapter: it was not removed, nor loaded again."""
         return self._by_name.get(adapter.name) == adapter

@@ -87,16 +87,14 @@ def create_app(
     """
     config = config or ServerConfig()
     traffic = Traffic(registry, Shadows(lambda request: streams.open([request]), lambda: _rows_of(service)))
-    on_end = _each(log_end, traffic.ended, *enders)
-    metrics = _metrics(service, registry, config, policy, on_end, traffic)
+    metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *enders), traffic)
     access = access or Access(registry)
     access.admission.watch(metrics.limit_met)
     adapters, history, spool = AdapterManager(service, registry, unload_patience_s), History(registry), Spool()
     # Observers get requests and events; listeners get events only.
-    observers: list[Observer] = [metrics, *watchers]
     queries, counts = Queries(service), Counts(service)
     heard = history.observe, adapters.observe, traffic.observe, queries.observe, counts.observe, log_restarts
-    streams = Streams(service, Observers(observers, heard))
+    streams = Streams(service, Observers([metrics, *watchers], heard))
     front = Front(
         service,
         streams,
@@ -116,6 +114,7 @@ def create_app(
 
     app = _application(front, companions, spool.close)
     app.state.connections = metrics.connections  # for the server that listens
+    app.state.traffic = traffic  # for the dashboard
     _limit_bodies(app, config)
     install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)

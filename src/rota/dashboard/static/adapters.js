@@ -7,6 +7,7 @@ import { post } from "./live.js";
 
 const CELLS = ["name", "where", "load", "waiting", "running", "parked", "longest", "ttft", "rate", "why", "action"];
 const LABELS = { waiting: "waiting", running: "running", parked: "parked", longest: "longest wait", ttft: "first token", rate: "tokens/s" };
+const PLACES = { host: "host memory", reading: "being read", disk: "on disk", source: "at its source" };
 const CONFIRM_MS = 4000;
 
 export class Adapters {
@@ -59,8 +60,8 @@ export class Adapters {
 
   showRow(row, one, frame, most) {
     row.swatch.style.background = colour(one.id);
-    write(row.label, one.name);
-    row.label.title = one.name;
+    write(row.label, one.version > 1 || !one.is_current ? `${one.name}@${one.version}` : one.name);
+    row.label.title = one.is_current ? one.name : `${one.name} does not mean this version now`;
     write(row.where, whereIs(one, frame));
     [one.running, one.parked, one.waiting].forEach((number, index) => {
       row.bars[index].style.width = `${(100 * number) / most}%`;
@@ -78,7 +79,7 @@ export class Adapters {
   }
 
   showAction(row, one, frame) {
-    const mayUnload = frame.may_load && one.id !== 0 && one.is_loaded;
+    const mayUnload = frame.may_load && one.id !== 0 && one.is_loaded && one.is_current;
     if (mayUnload === Boolean(row.button)) return;
     row.button = mayUnload ? make("button", "quiet-button", "Unload") : null;
     row.action.replaceChildren(...(mayUnload ? [row.button] : []));
@@ -115,7 +116,7 @@ function whereIs(one, frame) {
   if (one.id === 0) return "needs no slot";
   const drain = frame.drains.find((other) => other.victim === one.id && isOn(other, frame.now));
   const resident = frame.residents.find((other) => other.adapter === one.id);
-  if (!resident) return one.is_loaded ? "out" : "unloaded";
+  if (!resident) return one.is_loaded ? PLACES[one.place] ?? "out" : "unloaded";
   if (resident.state === "loading") return `loading, slot ${resident.slot + 1}`;
   return drain ? `drains, slot ${resident.slot + 1}` : `slot ${resident.slot + 1}`;
 }

@@ -9,6 +9,7 @@ import { Live, key, reasonIn, withKey } from "./live.js";
 import { Player } from "./player.js";
 import { Strip } from "./strip.js";
 import { Tenants } from "./tenants.js";
+import { Traffic } from "./traffic.js";
 import { Trouble } from "./trouble.js";
 
 const DRAW_MS = 40;
@@ -17,7 +18,7 @@ const FRAME_MS = 200;
 const LATE_S = 0.35;
 
 const strip = new Strip();
-const views = [new Figures(), strip, new Charts(), new Adapters(), new Tenants(), new Trouble()];
+const views = [new Figures(), strip, new Charts(), new Adapters(), new Traffic(), new Tenants(), new Trouble()];
 let latest = null;
 let offset = null; // the server's clock less this page's, in seconds
 

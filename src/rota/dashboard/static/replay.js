@@ -255,7 +255,7 @@ export class Journal {
       const name = group.name ?? `adapter ${id}`;
       const [running, parked] = isReady ? [admitted, 0] : [0, admitted];
       const waits = { oldest_at: oldest?.at ?? null, reason: oldest?.reasons.join(", then ") ?? "" };
-      return { id, name, path: "", is_loaded: true, waiting, running, parked, ...waits, ...rows.get(id) };
+      return { id, name, path: "", is_loaded: true, version: 1, is_current: true, place: "", waiting, running, parked, ...waits, ...rows.get(id) };
     });
     const total = (name) => sum(adapters, (row) => row[name]);
     const past = this.restarts.filter((one) => one.at <= now);
@@ -280,6 +280,7 @@ export class Journal {
       drains: this.drains.filter(isNear),
       adapters,
       unlisted: 0,
+      targets: [],
       tenants: this.tenantRows(now, bins, ready),
       unlisted_tenants: 0,
       errors: this.errorRows(now, windowS),

@@ -46,6 +46,17 @@ class Route:
     requests: dict[str, int] = field(default_factory=dict)  # by target, since the route was set
 
     @property
+    def weights(self) -> Mapping[str, float]:
+        """By target."""
+        return self.split.weights
+
+    @property
+    def note(self) -> str:
+        """Why it is not as it was set; empty if it is."""
+        back = f"Rolled back: {self.rolled_back.reason}" if self.rolled_back else ""
+        return " ".join(filter(None, (back, self.shadow_ended and f"No more copies: {self.shadow_ended}")))
+
+    @property
     def named(self) -> set[str]:
         """All targets that it needs, also if they get no requests now."""
         return {*self.split.weights, self.rollback, *([self.shadow] if self.shadow else [])}
