@@ -20,6 +20,7 @@ export class Traffic {
       requests: one.weight === null ? "–" : count(one.requests),
       sentence: one.note,
     }]));
-    write(find("traffic-note"), `${count(new Set(targets.map((one) => one.name)).size)} by weight`);
+    const names = new Set(targets.map((one) => one.name)).size;
+    write(find("traffic-note"), `${count(names)} ${names === 1 ? "adapter" : "adapters"}`);
   }
 }

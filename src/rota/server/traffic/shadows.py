@@ -18,7 +18,7 @@ from rota.server.streams import Reply
 # Below all that a client may ask for, so that of two requests that wait the copy is always the later one.
 LOWEST_PRIORITY = -1000
 # A tenant of their own, with next to no share, so that no key pays for copies and no other tenant waits for them.
-TENANT = Tenant(name="shadows", weight=0.001, priority=LOWEST_PRIORITY)
+TENANT = Tenant(name="(shadows)", weight=0.001, priority=LOWEST_PRIORITY)
 # Copies may hold a row in so many.
 ROWS_PER_COPY = 8
 # A copy that takes longer is ended: no client reads its answer.
