@@ -69,6 +69,9 @@ def test_an_adapter_gets_new_versions_and_goes(run, client):
     assert ["heron", "2", "kept", "/adapters/two"] in rows
     assert code == 0
 
+    assert run("update", "heron", "/adapters/four", "--switch", "--keep-kv")[0] == (
+        "'heron' means version 4, and meant version 3 before.\n"
+    )
     assert run("unload", "heron@2") == ("'heron@2' is unloaded.\n", "", 0)
     assert run("unload", "heron") == ("'heron' is unloaded.\n", "", 0)
     assert "heron" not in names(client)
@@ -84,6 +87,10 @@ def test_an_update_says_what_the_name_shall_mean(run):
             "rota: Give either PATH, for a new version, or --version, for one that is there.\n",
             2,
         )
+    _, err, code = run("update", "legal", "/adapters/two", "--stage", "--switch")
+    assert (err.startswith("rota: --stage and --switch contradict each other"), code) == (True, 2)
+    _, err, code = run("update", "legal", "/adapters/two", "--keep-kv")
+    assert ("kv" in err, code) == (True, 1)
     assert run("update", "legal", "/adapters/broken")[1:] == ("rota: /adapters/broken is broken.\n", 1)
 
 

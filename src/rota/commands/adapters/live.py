@@ -47,15 +47,25 @@ def update(
     stage: Annotated[
         bool, typer.Option("--stage", help="The name means what it meant, and NAME@VERSION asks for the new version.")
     ] = False,
+    switch: Annotated[
+        bool, typer.Option("--switch", help="Answers that run go on under the new version from their next token on.")
+    ] = False,
+    keep_kv: Annotated[
+        bool, typer.Option("--keep-kv", help="With --switch: their KV stays; left out: it is computed again.")
+    ] = False,
     keep_old: Annotated[bool, typer.Option("--keep-old", help="The old version stays until it is unloaded.")] = False,
     base_url: BaseUrl = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Give an adapter of a running server a new version; answers that run end under the old one."""
+    """Give an adapter of a running server a new version; without --switch, answers that run end under the old one."""
     if (path is None) == (version is None):
         raise ConfigError("Give either PATH, for a new version, or --version, for one that is there.")
-    body: dict[str, Any] = {"path": path} if version is None else {"version": version}
-    body |= ({"mode": "stage"} if stage else {}) | ({"keep_old": True} if keep_old else {})
+    if stage and switch:
+        raise ConfigError("--stage and --switch contradict each other: the name means the old version, or the new one.")
+    what: dict[str, Any] = {"path": path} if version is None else {"version": version}
+    asked = {"mode": "stage" if stage else "switch" if switch else None, "keep_old": keep_old or None}
+    asked["kv"] = "keep" if keep_kv else None
+    body = what | {field: value for field, value in asked.items() if value is not None}
     made = LiveServer(base_url, api_key).update(name, body)
     if made["version"] != made["current"]:
         print(f"Version {made['version']} of '{name}' is there: '{name}@{made['version']}' asks for it.")

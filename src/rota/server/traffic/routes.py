@@ -26,7 +26,7 @@ PATH = "/v1/adapters/{name:path}/route"
 def install_traffic_routes(
     app: FastAPI, traffic: Traffic, adapters: AdapterManager, registry: Registry, access: Access
 ) -> None:
-    """Whoever may load a name may say and see where its requests go: a target may be another's adapter."""
+    """A key that may load a name may say and see where its requests go: a target may be another key's adapter."""
     traffic.tie(adapters)
 
     @app.put(PATH, openapi_extra=takes(RouteFields), responses=gives(RouteBody))
