@@ -4,7 +4,8 @@ from rota.scheduler.reasons import EFFECT_AFTER_SKIPS, EFFECT_OF, Effect, Reason
 
 
 def test_every_reason_to_refuse_the_first_of_a_queue_has_an_effect():
-    not_asked = {Reason.NOT_IN_SLOT, Reason.STEP_FULL, Reason.OTHER_TENANT}  # such a sequence was not looked at
+    # Such a sequence was not looked at.
+    not_asked = {Reason.PAUSED, Reason.NOT_IN_SLOT, Reason.STEP_FULL, Reason.OTHER_TENANT}
 
     assert EFFECT_OF.keys() == set(Reason) - not_asked
 

@@ -265,6 +265,15 @@ class CacheFlushed:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseChanged:
+    """Answers `Pause`, when no step is in flight any more, and `Resume`."""
+
+    at: float
+    is_paused: bool
+    engine_id: EngineId = FIRST_ENGINE
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRestarted:
     """The engine died and another takes its place: no request runs, no slot is taken, and adapters are read again."""
 
@@ -286,4 +295,4 @@ class Routed:
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged | HostChanged | DrainChanged
 QueryResult = Explained | Inspected | CacheFlushed
 RequestEvent = Admitted | Preempted | Moved | PromptsScored | Produced | Finished
-Event = RequestEvent | Routed | PrefillsReleased | AdapterEvent | EngineRestarted | QueryResult
+Event = RequestEvent | Routed | PrefillsReleased | AdapterEvent | EngineRestarted | PauseChanged | QueryResult

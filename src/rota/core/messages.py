@@ -122,6 +122,25 @@ class FlushCache:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """An operator stops all answers: no step computes before `Resume`, and what is open stays open.
+
+    `PauseChanged` answers once no step is in flight. With `is_drained`, requests that are open now are answered to
+    their end first, and later ones wait.
+    """
+
+    at: float
+    is_drained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Answers go on where they stopped; `PauseChanged` answers."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ServedElsewhere:
     """A tenant with open requests here got an answer from another engine, which counts as service here too."""
 
@@ -132,4 +151,4 @@ class ServedElsewhere:
 
 Query = Explain | Inspect | FlushCache
 AdapterMessage = AddAdapter | RemoveAdapter | MoveRequests | AdapterFetched | AdapterReady | AdapterFailed
-Message = Submit | Abort | AbortAll | ServedElsewhere | AdapterMessage | Query
+Message = Submit | Abort | AbortAll | ServedElsewhere | Pause | Resume | AdapterMessage | Query

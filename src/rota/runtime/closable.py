@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import suppress
 from dataclasses import replace
 
 from rota.core.capacity import Capacity
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import Event, Finished
 from rota.core.ids import RequestId
-from rota.core.messages import AddAdapter, Message, Submit
+from rota.core.messages import AddAdapter, Message, Pause, Resume, Submit
 from rota.runtime.service import Deliver, Phase, Service, ServiceState
 
 
@@ -46,7 +48,7 @@ class ClosableService:
         return self._service.wait_until_ready(timeout_s)
 
     def send(self, message: Message) -> None:
-        if not isinstance(message, Submit | AddAdapter):
+        if not isinstance(message, Submit | AddAdapter | Pause):
             return self._service.send(message)
         with self._changed:
             if self._is_closed:
@@ -61,7 +63,9 @@ class ClosableService:
             raise
 
     def close(self, timeout_s: float) -> None:
-        """Take no more requests, and block until all have ended or `timeout_s` is over."""
+        """Take no more requests, and block until all have ended or `timeout_s` is over. A pause ends: they go on."""
+        with suppress(RequestError):  # the service may be down
+            self._service.send(Resume(time.monotonic()))
         with self._changed:
             self._is_closed = True
             self._changed.wait_for(lambda: not self._open, timeout_s)

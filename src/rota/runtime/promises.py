@@ -1,4 +1,6 @@
-"""Promises are what a service owes: an end of every request, a result for every adapter, and adapters that stay."""
+"""Promises are what a service owes: an end of every request, a result for every adapter, adapters that stay, and peace
+while it is paused.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Admitted, Event, Finished, FinishReason
 from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId
-from rota.core.messages import AddAdapter, Message, RemoveAdapter, Submit
+from rota.core.messages import AddAdapter, Message, Pause, RemoveAdapter, Resume, Submit
 
 
 @dataclass(slots=True)
@@ -34,6 +36,7 @@ class Promises:
         self._coming: dict[AdapterId, Adapter] = {}
         self._leaving: dict[AdapterId, None] = {}
         self._known: dict[AdapterId, Adapter] = {}
+        self._is_paused = False
 
     def note_message(self, message: Message) -> None:
         match message:
@@ -44,6 +47,8 @@ class Promises:
             case RemoveAdapter(adapter_id):
                 self._leaving[adapter_id] = None
                 self._known.pop(adapter_id, None)
+            case Pause() | Resume():
+                self._is_paused = isinstance(message, Pause)
 
     def note_events(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -64,14 +69,15 @@ class Promises:
                 case AdapterRemoved(adapter_id):
                     self._leaving.pop(adapter_id, None)
 
-    def introductions(self) -> list[AddAdapter]:
-        """The first messages to a new engine: every adapter that was added and not removed.
+    def introductions(self) -> list[AddAdapter | Pause]:
+        """The first messages to a new engine: every adapter that was added and not removed, and a pause that lasts.
 
         Adapters with open requests come first: the new engine reads adapters in this order, and clients ask again.
         """
         now, in_use = time.monotonic(), {one.adapter_id for one in self._requests.values()}
         adapters = sorted(self._known.values(), key=lambda adapter: adapter.adapter_id not in in_use)
-        return [AddAdapter(adapter=adapter, at=now, is_known=True, is_read_later=True) for adapter in adapters]
+        known = [AddAdapter(adapter=adapter, at=now, is_known=True, is_read_later=True) for adapter in adapters]
+        return [*known, *([Pause(now)] if self._is_paused else [])]
 
     def break_all(self, reason: str) -> list[Event]:
         """The engine is dead: end all open requests, and return the events that say so.

@@ -64,6 +64,7 @@ class Books:
         # In the last pass, a tenant's requests that arrived later than this had to wait behind those that lacked KV.
         self.line_ends_at: dict[str, Arrival] = {}
         self.outbox: list[Event] = []
+        self.paused_at: float | None = None  # no step computes since then; None: steps do
         # Adapters with work and no slot: those a policy may have to choose among.
         self.absent = Absent()
         self.adapter_blocks = 0  # KV blocks that adapters' sequences hold, without the base model's

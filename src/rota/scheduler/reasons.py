@@ -8,6 +8,7 @@ from enum import Enum, StrEnum
 class Reason(StrEnum):
     """Why a sequence waits."""
 
+    PAUSED = "the server is paused"
     NOT_IN_SLOT = "its adapter is not in a slot"
     IN_FLIGHT = "its last step before preemption is still in flight"
     MAKING_ROOM = "its adapter makes room for another and this request would take too long"

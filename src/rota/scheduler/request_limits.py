@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rota.core.errors import Fault, FaultCode
+from rota.core.ids import RequestId
 from rota.core.request import Request
 from rota.core.tenant import Tenant
 from rota.scheduler.books import Books
@@ -19,16 +21,16 @@ class RequestLimits:
     max_queued: int
     vocabulary: int | None  # token ids lie below it; None: any id may come
 
-    def fault_of(self, request: Request, books: Books) -> Fault | None:
-        """Why a request cannot be taken; None if it can."""
+    def fault_of(self, request: Request, books: Books, held: Collection[RequestId] = ()) -> Fault | None:
+        """Why a request cannot be taken; None if it can. `held` are open too, and in no queue."""
         group = books.groups.get(request.adapter_id)
-        if request.request_id in books.sequences:
+        if request.request_id in books.sequences or request.request_id in held:
             return Fault(FaultCode.DUPLICATE_ID, f"A request with the id {request.request_id} is already open.")
         if group is None or group.standing is Standing.LEAVING:
             return Fault(FaultCode.UNKNOWN_ADAPTER, "The adapter this request asks for is not loaded.", "model")
         if fault := self._fault_of_prompt(request, books.blocks.total * books.blocks.block_size):
             return fault
-        if books.waiting >= self.max_queued:
+        if books.waiting + len(held) >= self.max_queued:
             return Fault(FaultCode.QUEUE_FULL, f"{self.max_queued} requests already wait; try again later.")
         return _fault_of_tenant(request.tenant, books)
 

@@ -11,7 +11,20 @@ from rota.core.config import EngineConfig, LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError, Fault
 from rota.core.events import CacheFlushed, Event, Finished, FinishReason
 from rota.core.ids import FIRST_ENGINE, EngineId, RequestId
-from rota.core.messages import Abort, AbortAll, Explain, FlushCache, Inspect, Message, ServedElsewhere, Submit
+from rota.core.messages import (
+    Abort,
+    AbortAll,
+    Explain,
+    FlushCache,
+    Inspect,
+    Message,
+    Pause,
+    Query,
+    RemoveAdapter,
+    Resume,
+    ServedElsewhere,
+    Submit,
+)
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
@@ -30,6 +43,7 @@ from rota.scheduler.idle_reads import IdleReads
 from rota.scheduler.lateness import Lateness
 from rota.scheduler.moves import Moves
 from rota.scheduler.newcomers import Newcomers
+from rota.scheduler.pauses import Pauses
 from rota.scheduler.prompts import Prompts
 from rota.scheduler.request_limits import RequestLimits
 from rota.scheduler.result_writer import ResultWriter
@@ -90,6 +104,7 @@ class Scheduler:
         self._flights: dict[int, Flight] = {}
         self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish)
         self._steps = 0
+        self._pauses = Pauses(self._books, self._take)
 
     @classmethod
     def from_config(cls, config: EngineConfig, capacity: Capacity, exchange: Exchange | None = None) -> Scheduler:
@@ -99,7 +114,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """No request waits, no request runs, no step is in flight."""
-        return not self._books.sequences and not self._flights
+        return not (self._books.sequences or self._flights or self._pauses.held)
 
     def abandon(self, at: float) -> None:
         """The loop was interrupted: forget the steps in flight and every open request."""
@@ -113,26 +128,57 @@ class Scheduler:
         match message:
             case Submit(request):
                 self._submit(request)
-            case Abort(request_id, at, is_complete):
-                if sequence := self._books.sequences.get(request_id):
-                    self._finish(sequence, FinishReason.STOP if is_complete else FinishReason.ABORT, at)
-            case AbortAll(at):
-                for sequence in list(self._books.sequences.values()):
-                    self._finish(sequence, FinishReason.ABORT, at)
+            case Abort() | AbortAll():
+                self._abort(message)
             case ServedElsewhere(tenant, prompt_tokens, decodes):
                 self._books.accounts.charge_elsewhere(tenant, prompt_tokens, decodes)
-            case Explain(request_id, at):
-                self._books.outbox.append(self._standings.explained(request_id, at))
-            case Inspect(at, only):
-                self._books.outbox.append(self._standings.inspected(self._steps, at, only))
-            case FlushCache(at):
-                self._books.outbox.append(CacheFlushed(at, self._books.blocks.named, self._books.engine_id))
-                self._books.blocks.forget()
+            case Pause(at, is_drained):
+                self._pauses.begin(at, is_drained)
+            case Resume(at):
+                self._pauses.end(at)
+            case Explain() | Inspect() | FlushCache():
+                self._answer(message)
             case _:
+                if isinstance(message, RemoveAdapter):
+                    self._pauses.let_in(message.adapter_id)  # an adapter leaves after all its requests
                 self._adapters.apply(message)
 
+    def _abort(self, message: Abort | AbortAll) -> None:
+        at = message.at
+        if isinstance(message, AbortAll):
+            self._pauses.end_all_held(at)
+            for sequence in list(self._books.sequences.values()):
+                self._finish(sequence, FinishReason.ABORT, at)
+            return
+        reason = FinishReason.STOP if message.is_complete else FinishReason.ABORT
+        if found := self._books.sequences.get(message.request_id):
+            self._finish(found, reason, at)
+        else:
+            self._pauses.end_held(message.request_id, reason, at)
+
+    def _answer(self, query: Query) -> None:
+        books = self._books
+        match query:
+            case Explain(request_id, at):
+                held = self._pauses.explain_held(request_id, at)
+                books.outbox.append(held or self._standings.explained(request_id, at))
+            case Inspect(at, only):
+                books.outbox.append(self._standings.inspected(self._steps, at, only))
+            case FlushCache(at):
+                books.outbox.append(CacheFlushed(at, books.blocks.named, books.engine_id))
+                books.blocks.forget()
+
     def _submit(self, request: Request) -> None:
-        if fault := self._limits.fault_of(request, self._books):
+        if self._pauses.is_draining and not self._fault_of(request):
+            self._pauses.hold(request)
+        else:
+            self._take(request)
+
+    def _fault_of(self, request: Request) -> Fault | None:
+        return self._limits.fault_of(request, self._books, self._pauses.held)
+
+    def _take(self, request: Request) -> None:
+        if fault := self._fault_of(request):
             at, prompt_tokens = request.arrived_at, len(request.prompt)
             self._books.outbox.append(
                 Finished(
@@ -155,6 +201,16 @@ class Scheduler:
         """Give slots to adapters, then fill the step: decodes, prompts that have begun, new sequences."""
         self._steps += 1
         draft = Draft(step_id=self._steps, now=now, budget=self._config.chunked_prefill_size)
+        if self._books.paused_at is None:
+            self._fill(draft, now)
+        else:
+            # Adapters come and go during a pause: a trainer loads its next one meanwhile.
+            self._adapters.give_orders(draft)
+            self._idle_reads.order(draft)
+        self._flights[draft.step_id] = draft.flight
+        return draft.plan()
+
+    def _fill(self, draft: Draft, now: float) -> None:
         self._lookup.begin_pass(self._books.step_s)
         self._lateness.hurry(now)
         self._adapters.give_orders(draft)
@@ -172,14 +228,13 @@ class Scheduler:
         self._lookup.end_pass()
         if self._lookup.is_unfinished:
             draft.ask_again(now)
-        self._flights[draft.step_id] = draft.flight
-        return draft.plan()
 
     # ── what was done ────────────────────────────────────────────────────────────────────────────────────────────
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Event]:
         """Record the tokens of a step; gives the events since the last commit."""
         self._writer.write(self._flights.pop(plan.step_id), result)
+        self._pauses.settle(result.at, is_quiet=not self._flights)
         events, self._books.outbox = self._books.outbox, []
         return events
 

@@ -53,7 +53,9 @@ class Standings:
                 position=position,
                 outlook=outlook,
             )
-        if not books.is_open(group):
+        if books.paused_at is not None:
+            refusal = Refusal(Reason.PAUSED.value, books.paused_at)
+        elif not books.is_open(group):
             refusal = Refusal(Reason.NOT_IN_SLOT.value, group.ran_at)
         elif sequence.row is None and sequence.refusal:
             refusal = sequence.refusal
@@ -105,6 +107,8 @@ class Standings:
 
 
 def _refusal(books: Books, sequence: Sequence) -> Refusal:
+    if books.paused_at is not None:
+        return Refusal(Reason.PAUSED.value, max(books.paused_at, sequence.request.arrived_at))
     if not books.is_open(books.group_of(sequence)):
         return Refusal(Reason.NOT_IN_SLOT.value, sequence.request.arrived_at)
     return sequence.refusal or Refusal("others of its adapter came first", sequence.request.arrived_at)

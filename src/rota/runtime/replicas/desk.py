@@ -25,7 +25,18 @@ from rota.core.events import (
     Routed,
 )
 from rota.core.ids import AdapterId, EngineId, RequestId
-from rota.core.messages import Abort, AbortAll, AddAdapter, Explain, Message, RemoveAdapter, ServedElsewhere, Submit
+from rota.core.messages import (
+    Abort,
+    AbortAll,
+    AddAdapter,
+    Explain,
+    Message,
+    Pause,
+    RemoveAdapter,
+    Resume,
+    ServedElsewhere,
+    Submit,
+)
 from rota.core.request import Request
 from rota.runtime.replicas.adapters import ReplicaAdapters
 from rota.runtime.replicas.held_requests import end_of, explain_held, with_held
@@ -52,6 +63,7 @@ class ReplicaDesk:
         self._adapters = ReplicaAdapters(roster.tell)
         self._routes: list[Event] = []  # told with the next events of any replica
         self._removals: dict[AdapterId, RemoveAdapter] = {}  # wait until no request for the adapter is held
+        self._is_paused = False
         self._is_closed = False
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -78,17 +90,23 @@ class ReplicaDesk:
             case AbortAll():
                 self._roster.tell_all(LIVING, message)
                 return self._end_all_held(FinishReason.ABORT)
+            case Pause() | Resume():
+                self._is_paused = isinstance(message, Pause)
+                self._roster.tell_all(LIVING, message)
+                return []
             case _:
                 self._roster.tell_all((Phase.READY,), message)
                 return []
 
     def add(self, replica: Service) -> int:
-        """A replica joins, and is told of all adapters; it takes requests once it is ready."""
+        """A replica joins, and is told of all adapters and of a pause; it takes requests once it is ready."""
         number = self._roster.add(replica)
         self._router.add()
         self._seen.append(None)
         self._adapters.away |= {number}
         self._adapters.introduce(number, self._now())
+        if self._is_paused:
+            self._roster.tell(number, Pause(self._now()))
         return number
 
     def close(self) -> list[Event]:
