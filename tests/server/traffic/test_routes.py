@@ -137,6 +137,12 @@ def test_a_route_that_cannot_be_is_refused_with_a_sentence_and_changes_nothing(
     assert client.get("/v1/routes").json() == {"data": []}
 
 
+def test_a_refusal_repeats_no_more_of_a_name_than_it_needs(client):
+    long = "x" * 10_000
+    for body in ({"targets": {long: 1.0}}, {"targets": {long: 2.0}}, {"targets": {long: 1.0}, "shadow": long}):
+        assert len(route(client, **body).content) < 2_000
+
+
 def test_a_name_that_is_unloaded_takes_its_route_along(client):
     route(client, **HALF)
     client.post("/v1/unload_lora_adapter", json={"lora_name": "legal"}).raise_for_status()

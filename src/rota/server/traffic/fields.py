@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from rota.core.errors import RequestError
+from rota.server.access.access import MOST_REPEATED
 from rota.server.fields import Fields
 from rota.server.traffic.route import Route
 from rota.server.traffic.split import MOST_TARGETS, Split, check_weights
@@ -29,8 +30,10 @@ class RouteFields(Fields):
     def route(self, name: str) -> Route:
         """Raises RequestError for weights that do not sum, and for a shadow that is a target too."""
         check_weights(self.targets)
-        if self.shadow in self.targets:
-            message = f"shadow: '{self.shadow}' is one of the targets, so it answers such requests already."
+        if self.shadow is not None and self.shadow in self.targets:
+            message = (
+                f"shadow: '{self.shadow[:MOST_REPEATED]}' is one of the targets, so it answers such requests already."
+            )
             raise RequestError.bad_field("shadow", message)
         heaviest = max(self.targets, key=lambda target: self.targets[target])
         return Route(name=name, split=Split(self.targets), rollback=self.rollback or heaviest, shadow=self.shadow)
@@ -45,7 +48,7 @@ class RouteFields(Fields):
         """Each name in the body, with its place."""
         others = {"rollback": self.rollback, "shadow": self.shadow}
         named = [(place, name) for place, name in others.items() if name is not None]
-        return [*((f"targets.{target}", target) for target in self.targets), *named]
+        return [*((f"targets.{target[:MOST_REPEATED]}", target) for target in self.targets), *named]
 
 
 class RolledBackBody(BaseModel):
