@@ -21,6 +21,7 @@ from rota.server.front import Front
 from rota.server.native.fields import GenerateFields, NativeSampling
 from rota.server.native.routes import install_native_routes
 from rota.server.open_answers import OpenAnswers
+from rota.server.pausing import Pausing
 from rota.server.queries import Queries
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
@@ -343,7 +344,9 @@ def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
     service = engines(lambda: FakeDevice(next_token=lambda _: stuck([0] * 6)))
     streams = Streams(service)
     access, tokenizer = Access(registry), Tokenizer(write_byte_tokenizer(tmp_path))
-    front = Front(service, streams, tokenizer, registry, access, OpenAnswers(), keep_alive_s=15.0)
+    answers = OpenAnswers()
+    pausing = Pausing(service, answers)
+    front = Front(service, streams, tokenizer, registry, access, answers, pausing, keep_alive_s=15.0)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

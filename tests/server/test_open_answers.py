@@ -19,6 +19,7 @@ from rota.server.answer import Answer, ParsedCall, requests_for
 from rota.server.choices import joined
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswers
+from rota.server.pausing import Pausing
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
@@ -40,7 +41,9 @@ def with_front(tmp_path) -> Callable[..., None]:
             registry = Registry("letters", "/models/letters")
             tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
             streams = Streams(service)
-            front = Front(service, streams, tokenizer, registry, Access(registry), OpenAnswers(), 15.0)
+            answers = OpenAnswers()
+            pausing = Pausing(service, answers)
+            front = Front(service, streams, tokenizer, registry, Access(registry), answers, pausing, 15.0)
             streams.start()
             try:
                 await test(front)

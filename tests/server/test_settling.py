@@ -21,6 +21,7 @@ from rota.server.answer import Answer, ParsedCall, requests_for
 from rota.server.errors import ClientGone
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswers
+from rota.server.pausing import Pausing
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
@@ -43,7 +44,9 @@ async def front_around(folder: Path, device: FakeDevice, timeout_s: float | None
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     streams.start()
     try:
-        yield Front(service, streams, tokenizer, registry, access, OpenAnswers(), 15.0, timeout_s)
+        answers = OpenAnswers()
+        pausing = Pausing(service, answers)
+        yield Front(service, streams, tokenizer, registry, access, answers, pausing, 15.0, timeout_s)
     finally:
         await asyncio.to_thread(service.stop)
 

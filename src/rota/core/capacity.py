@@ -27,3 +27,4 @@ class Capacity:
     ranks: int = 1  # devices that share the model
     device: str | None = None  # "cuda" or "cpu"; None: not known
     kv_dtype: str | None = None  # of keys and values; None: not known
+    dtype: str | None = None  # in which the model computes; None: not known

@@ -40,6 +40,7 @@ class FaultCode(StrEnum):
     STOPPING = "server_stopping"
     TIMED_OUT = "request_timed_out"
     TEXT_WORKER_DIED = "text_worker_died"
+    NOT_PAUSED = "not_paused"
 
 
 @dataclass(frozen=True, slots=True)

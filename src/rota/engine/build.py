@@ -137,6 +137,7 @@ def _assemble(
         window=spec.widest_window,
         device=chosen.device.type,
         kv_dtype=str(shape.dtype).removeprefix("torch."),
+        dtype=str(chosen.dtype).removeprefix("torch."),
     )
     return Engine(model, spec, KVCache(blocks, shape, chosen.device), capacity, adapters, group, chosen.shard)
 

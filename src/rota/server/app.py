@@ -44,6 +44,8 @@ from rota.server.openai.chat import install_chat_route
 from rota.server.openai.completions import install_completions_route
 from rota.server.openai.tokenize_routes import install_tokenize_routes
 from rota.server.openapi import ERROR_RESPONSES, install_openapi
+from rota.server.pause_routes import install_pause_routes
+from rota.server.pausing import Pausing
 from rota.server.probes import install_probes
 from rota.server.queries import Queries
 from rota.server.requests_route import RequestsRoute
@@ -93,15 +95,18 @@ def create_app(
     adapters, history, spool = AdapterManager(service, registry, unload_patience_s), History(registry), Spool()
     # Observers get requests and events; listeners get events only.
     queries, counts = Queries(service), Counts(service)
-    heard = history.observe, adapters.observe, traffic.observe, queries.observe, counts.observe, log_restarts
-    streams = Streams(service, Observers([metrics, *watchers], heard))
+    answers = OpenAnswers(partial(_note, metrics, traffic.shadows))
+    pausing = Pausing(service, answers)
+    heard = history, adapters, traffic, queries, counts, pausing
+    streams = Streams(service, Observers([metrics, *watchers], [*(one.observe for one in heard), log_restarts]))
     front = Front(
         service,
         streams,
         tokenizer,
         registry,
         access,
-        OpenAnswers(partial(_note, metrics, traffic.shadows)),
+        answers,
+        pausing,
         config.stream_keep_alive,
         config.request_timeout,
         scheduler.max_queued_requests if scheduler else None,
@@ -118,7 +123,7 @@ def create_app(
     _limit_bodies(app, config)
     install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
-    app.state.metrics_app = metrics_app(scrapes, service, registry, access.for_probes, config)  # for a second port
+    app.state.metrics_app = metrics_app(scrapes, front, config)  # for a second port
     install_traffic_routes(app, traffic, adapters, registry, access)  # first: a name may have slashes
     listing = Listing(registry, adapters, history, spool)
     _install_routes(app, front, adapters, Updates(adapters, registry, access, spool), listing, queries, metrics)
@@ -228,7 +233,8 @@ def _install_routes(
     install_generate_route(app, front)
     install_native_routes(app, front, queries)
     install_server_info(app, front, queries, metrics)
+    install_pause_routes(app, front, queries)
     RequestsRoute(service, registry, access, front.answers, metrics, queries).install(app)
     install_openapi(app)
     install_docs_page(app)
-    install_probes(app, service, access.for_probes)
+    install_probes(app, front)

@@ -17,6 +17,7 @@ from rota.server.errors import OnError, unheard
 from rota.server.gateway_headers import first_token_in, tenant_in
 from rota.server.names import checked_name, keep_name, name_in
 from rota.server.open_answers import Call, OpenAnswers
+from rota.server.pausing import Pausing
 from rota.server.prompts import TextLimits, Texts
 from rota.server.reading import Result, Work, read
 from rota.server.streams import Streams
@@ -54,6 +55,7 @@ class Front:
     registry: Registry
     access: Access
     answers: OpenAnswers
+    pausing: Pausing
     keep_alive_s: float
     request_timeout_s: float | None = None
     # Every request waits in the queue, at least until the next step. None: no limit.

@@ -10,15 +10,13 @@ from fastapi import Depends, FastAPI
 from rota.core.config import ServerConfig
 from rota.core.listen_config import ListenConfig
 from rota.observe.connection_meters import ConnectionMeters
-from rota.runtime.registry import Registry
-from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.access.exposure import is_loopback
-from rota.server.access.keys import Key
 from rota.server.body_limit import BodyLimit
 from rota.server.door.connection import BoundedConnection
 from rota.server.door.door import Door
 from rota.server.errors import install_error_handlers
+from rota.server.front import Front
 from rota.server.metrics_routes import Scrapes, install_metrics_route
 from rota.server.probes import install_probes
 
@@ -29,17 +27,15 @@ BACKLOG = 128
 MOST_BODY_BYTES = 65_536
 
 
-def metrics_app(
-    scrapes: Scrapes, service: Service, registry: Registry, probe_key: Key, config: ServerConfig
-) -> FastAPI:
+def metrics_app(scrapes: Scrapes, front: Front, config: ServerConfig) -> FastAPI:
     """GET /metrics and the probes, for clients without a key; web pages are kept away as from a server without keys."""
     own_name = config.metrics_host if is_loopback(config.metrics_host) else None
-    access = Access(registry, own_name=own_name)
+    access = Access(front.registry, own_name=own_name)
     app = FastAPI(title="Rota", dependencies=[Depends(access.guard)], docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit, max_bytes=MOST_BODY_BYTES)
     install_error_handlers(app)
     install_metrics_route(app, scrapes, access)
-    install_probes(app, service, probe_key)
+    install_probes(app, front)
     return app
 
 

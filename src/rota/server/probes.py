@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from rota.runtime.service import Phase, Service, ServiceState
+from rota.runtime.service import Phase
 from rota.server.access.disclosure import reason_for
-from rota.server.access.keys import Key
+from rota.server.front import Front
+from rota.server.pausing import PAUSED
 
 
-def install_probes(app: FastAPI, service: Service, key: Key) -> None:
-    """Probes need no key: `key` says what a client without one may learn."""
+def install_probes(app: FastAPI, front: Front) -> None:
+    """Probes need no key."""
+    service, pausing, key = front.service, front.pausing, front.access.for_probes
+
+    def answer(good: Callable[[str], bool]) -> Response:
+        state = service.state
+        is_paused = state.phase is Phase.READY and pausing.paused_at is not None
+        status = PAUSED if is_paused else state.phase.value
+        body = {"status": status} | ({"reason": reason_for(key, state.reason)} if state.reason else {})
+        return JSONResponse(body, 200 if good(status) else 503)
 
     @app.get("/health")
     @app.head("/health", include_in_schema=False)
+    async def healthy() -> Response:
+        """200 while the engine serves, also while the server is paused. 503 at the start, while the server stops, and
+        while the engine is down."""
+        return answer(lambda status: status in (Phase.READY, PAUSED))
+
     @app.get("/readyz")
     @app.head("/readyz", include_in_schema=False)
     async def ready() -> Response:
-        """200 while requests are answered. 503 at the start, while the server stops, and while the engine is down."""
-        state = service.state
-        return _answer(state, key, is_good=state.phase is Phase.READY)
+        """200 while requests are answered. 503 otherwise, also while the server is paused."""
+        return answer(lambda status: status == Phase.READY)
 
     @app.get("/livez")
     @app.head("/livez", include_in_schema=False)
     async def live() -> Response:
         """200 while the process lives, also while its engine starts again. 503 once the engine stays down."""
-        state = service.state
-        return _answer(state, key, is_good=state.phase is not Phase.DOWN)
-
-
-def _answer(state: ServiceState, key: Key, is_good: bool) -> Response:
-    body = {"status": state.phase.value} | ({"reason": reason_for(key, state.reason)} if state.reason else {})
-    return JSONResponse(body, 200 if is_good else 503)
+        return answer(lambda status: status != Phase.DOWN)

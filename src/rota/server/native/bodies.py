@@ -71,6 +71,8 @@ class ServerInfoBody(BaseModel):
     # Each engine: its phase and process, its capacity, the adapters in its slots, its start and last restart, its
     # requests.
     replicas: list[dict[str, Any]]
+    # With config_format=json: the model, its dtype, devices and adapters in vLLM's names.
+    vllm_config: dict[str, Any] | None = None
 
 
 class AdaptersBody(BaseModel):

@@ -22,6 +22,7 @@ from rota.server.fields import Fields, read_body
 from rota.server.front import Front
 from rota.server.native.bodies import AbortedBody, HealthBody, ModelInfoBody
 from rota.server.openapi import gives, takes
+from rota.server.pausing import PAUSED
 from rota.server.queries import Queries
 
 # A token may wait for a long step and for other requests. After this time it will hardly come.
@@ -50,6 +51,8 @@ def _install_health_probe(app: FastAPI, front: Front, probe_s: float) -> None:
         state = front.service.state
         if state.phase is not Phase.READY:
             return JSONResponse({"status": state.phase.value, "reason": reason_for(key, state.reason)}, 503)
+        if front.pausing.paused_at is not None:
+            return JSONResponse({"status": PAUSED, "reason": "No token comes before /resume."}, 503)
         reply = front.streams.open([_probe(front, key)])
         try:
             deltas = await asyncio.wait_for(reply.next(), probe_s)

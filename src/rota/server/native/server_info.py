@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
@@ -17,22 +17,28 @@ from rota.observe.metrics import Metrics
 from rota.runtime.service import ServiceState
 from rota.server.front import Front
 from rota.server.native.bodies import ServerInfoBody
+from rota.server.native.vllm_config import vllm_config
 from rota.server.openapi import gives
+from rota.server.pausing import PAUSED
 from rota.server.queries import Queries
 
 
 def install_server_info(app: FastAPI, front: Front, queries: Queries, metrics: Metrics) -> None:
     @app.get("/server_info", responses=gives(ServerInfoBody))
     @app.get("/get_server_info", include_in_schema=False)
-    async def server_info(http: HttpRequest) -> dict[str, Any]:
-        """The server's capacity, its adapters and its engines. Counts of requests are `age_s` seconds old."""
+    async def server_info(http: HttpRequest, config_format: Literal["json"] | None = None) -> dict[str, Any]:
+        """The server's capacity, its adapters and its engines. Counts of requests are `age_s` seconds old.
+
+        With `config_format=json` also `vllm_config`, what vLLM's clients read of a config.
+        """
         front.access.operator_of(http)
         standings = await queries.inspect_or_recall()
         state = front.service.state
         return {
             "version": version("rota"),
-            "status": state.phase.value,
+            "status": state.phase.value if front.pausing.paused_at is None else PAUSED,
             **_capacity(front, state),
+            **({"vllm_config": vllm_config(front.registry.base, state.capacity)} if config_format else {}),
             "loaded_adapters": {adapter.name: adapter.path for adapter in front.registry.adapters},
             "internal_states": [_described(standing) for standing in standings],
             "replicas": [_replica(engine, metrics, standings) for engine in state.engines],

@@ -1,0 +1,214 @@
+"""A pause over HTTP: clients wait, nothing is lost, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from rota.core.config import ServerConfig
+from rota.server.access.keys import Key, KeyRing, digest_of
+from tests.server.engines import REPLICAS
+from tests.server.letters import error_of, letters_device, serving
+from tests.waiting import until
+
+RING = KeyRing({digest_of("sk-boss"): Key("boss"), digest_of("sk-user"): Key("user", may_operate=False)})
+LONG = 40
+
+
+@pytest.fixture
+def serve(tmp_path) -> Iterator[Any]:
+    """Starts a server whose answers of 40 letters take most of a second, and threads that ask."""
+    with ExitStack() as stack:
+        threads = stack.enter_context(ThreadPoolExecutor(4))
+
+        def serve(**options: Any) -> tuple[httpx.Client, Any]:
+            client = stack.enter_context(serving(tmp_path, letters_device(0.02), **options))
+            ask = partial(client.post, "/v1/completions")
+            stack.callback(client.post, "/resume")  # or the threads of a failed test would wait
+            return client, lambda tokens=LONG, **fields: threads.submit(
+                ask, json={"prompt": "ab", "max_tokens": tokens, **fields}
+            )
+
+        yield serve
+
+
+def counts(client: httpx.Client) -> dict[str, int]:
+    states = client.get("/server_info").json()["internal_states"]
+    return {kind: sum(state[f"num_{kind}_reqs"] for state in states) for kind in ("running", "waiting", "parked")}
+
+
+def has_begun(client: httpx.Client, count: int = 1) -> bool:
+    return until(lambda: counts(client)["running"] == count)
+
+
+def text_of(asked: Future[httpx.Response]) -> str:
+    response = asked.result()
+    assert response.status_code == 200, response.text
+    text: str = response.json()["choices"][0]["text"]
+    return text
+
+
+def test_open_answers_stand_still_and_go_on_after_the_resume(serve):
+    client, ask = serve()
+    whole = text_of(ask())
+    asked = ask()
+    assert has_begun(client)
+
+    paused = client.post("/pause", params={"mode": "keep"})
+    new = ask(2)
+    assert until(lambda: sum(counts(client).values()) == 2)
+    assert (paused.status_code, paused.json()) == (200, {"status": "paused"})
+    assert client.get("/is_paused").json() == {"is_paused": True}
+    assert not any(one.done() for one in (asked, new))
+
+    assert client.post("/resume").json() == {"status": "resumed"}
+    assert (text_of(asked), text_of(new)) == (whole, whole[:2])
+    assert client.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_probes_and_the_state_of_the_server_say_that_it_is_paused(serve):
+    client, _ = serve()
+    client.post("/pause", params={"mode": "keep"})
+    probes = {path: client.get(path) for path in ("/health", "/readyz", "/livez", "/health_generate")}
+    info = client.get("/server_info").json()
+
+    assert [one.status_code for one in probes.values()] == [200, 503, 200, 503]
+    assert {one.json()["status"] for one in probes.values()} | {info["status"]} == {"paused"}
+    client.post("/resume")
+    assert client.get("/readyz").json() == {"status": "ready"}
+    assert client.get("/server_info").json()["status"] == "ready"
+
+
+def test_answers_are_finished_first_if_the_pause_waits_for_them(serve):
+    client, ask = serve()
+    asked = ask(30)
+    assert has_begun(client)
+    paused = client.post("/pause", params={"mode": "wait"})
+
+    assert paused.status_code == 200
+    assert sum(counts(client).values()) == 0
+    assert len(text_of(asked)) == 30
+
+
+def test_answers_end_with_what_they_have_if_the_pause_aborts_them(serve):
+    client, ask = serve()
+    asked = ask()
+    assert has_begun(client)
+    client.post("/pause").raise_for_status()  # as vLLM's, which aborts unless told otherwise
+    choice = asked.result().json()["choices"][0]
+
+    assert choice["finish_reason"] == "abort"
+    assert 0 < len(choice["text"]) < LONG
+
+
+def test_a_client_that_is_aborted_or_out_of_time_does_not_wait_for_the_resume(serve):
+    client, ask = serve(config=ServerConfig(request_timeout=1.0))
+    client.post("/pause", params={"mode": "keep"})
+    late, left = ask(), ask(rid="left")
+    assert until(lambda: counts(client)["waiting"] == 2)
+    client.post("/abort_request", json={"rid": "left"}).raise_for_status()
+
+    assert left.result().json()["choices"][0]["finish_reason"] == "abort"
+    assert error_of(late.result())["code"] == "request_timed_out"
+    assert client.get("/is_paused").json() == {"is_paused": True}
+
+
+def test_a_pause_that_nobody_ends_is_over_after_its_time(serve, caplog):
+    client, ask = serve()
+    client.post("/pause", params={"mode": "keep", "max_s": 0.3}).raise_for_status()
+
+    assert len(text_of(ask(3))) == 3
+    assert client.get("/is_paused").json() == {"is_paused": False}
+    assert "The pause was not ended within 0.3 seconds; the server goes on." in caplog.text
+
+
+def test_a_pause_that_is_resumed_while_it_waits_says_so(serve):
+    client, ask = serve()
+    asked = ask()
+    assert has_begun(client)
+    with ThreadPoolExecutor(1) as one:
+        pausing = one.submit(client.post, "/pause", params={"mode": "wait"})
+        assert until(lambda: client.get("/is_paused").json()["is_paused"])
+        client.post("/resume").raise_for_status()
+        refused = pausing.result()
+
+    assert (refused.status_code, error_of(refused)["code"]) == (409, "not_paused")
+    assert len(text_of(asked)) == LONG
+
+
+def test_the_cache_is_flushed_only_if_that_is_asked(serve):
+    client, ask = serve()
+
+    def cached_tokens() -> int:
+        prompt = "abcdefgh" * 10
+        usage = ask(1, prompt=prompt).result().json()["usage"]
+        cached: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return cached
+
+    for _ in range(2 * REPLICAS):  # every replica has it
+        cached_tokens()
+    client.post("/pause", params={"mode": "keep"}).raise_for_status()
+    client.post("/resume")
+    assert cached_tokens() > 0
+    client.post("/pause", params={"mode": "keep", "clear_cache": True}).raise_for_status()
+    client.post("/resume")
+    assert cached_tokens() == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "param", "words"),
+    [
+        ({"mode": "gently"}, "mode", "'abort', 'keep' or 'wait'"),
+        ({"max_s": 0}, "max_s", "greater than 0"),
+        ({"max_s": "nan"}, "max_s", "less than or equal to 86400"),
+        ({"clear_cache": "perhaps"}, "clear_cache", "boolean"),
+        ({"level": 1}, "level", "'level' is not known"),
+    ],
+)
+def test_a_pause_that_is_asked_for_wrongly_is_refused_and_changes_nothing(serve, params, param, words):
+    client, _ = serve()
+    refused = client.post("/pause", params=params)
+
+    assert (refused.status_code, error_of(refused)["param"]) == (400, param)
+    assert words in error_of(refused)["message"]
+    assert client.get("/is_paused").json() == {"is_paused": False}
+
+
+def test_pauses_are_the_operators_and_leave_lines(serve, caplog):
+    caplog.set_level(logging.INFO, "rota.audit")
+    client, _ = serve(keys=RING)
+    user, boss = {"x-api-key": "sk-user"}, {"x-api-key": "sk-boss"}
+    for path in ("/pause", "/resume"):
+        assert client.post(path, headers=user).status_code == 403
+    client.post("/pause", params={"mode": "keep"}, headers=boss).raise_for_status()
+    client.post("/resume", headers=boss).raise_for_status()
+
+    lines = [record.fields for record in caplog.records if record.name == "rota.audit"]
+    assert [(line["action"], line["key"], line["outcome"] == "ok") for line in lines] == [
+        ("pause", "user", False),
+        ("resume", "user", False),
+        ("pause", "boss", True),
+        ("resume", "boss", True),
+    ]
+    assert lines[2]["mode"] == "keep"
+
+
+def test_what_vllms_clients_ask_before_they_train_is_answered(serve):
+    client, _ = serve()
+    config = client.get("/server_info", params={"config_format": "json"}).json()["vllm_config"]
+    refused = client.get("/server_info", params={"config_format": "text"})
+
+    assert config["lora_config"] == {"max_lora_rank": 16, "max_loras": 2}
+    assert config["parallel_config"]["data_parallel_size"] == 1
+    assert config["model_config"]["max_model_len"] == client.get("/v1/models").json()["data"][0]["max_model_len"]
+    assert "vllm_config" not in client.get("/server_info").json()
+    assert (refused.status_code, error_of(refused)["param"]) == (400, "config_format")
+    assert client.get("/get_world_size").json() == {"world_size": REPLICAS}
+    assert client.get("/get_world_size", params={"include_dp": False}).json() == {"world_size": 1}
