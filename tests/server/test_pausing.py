@@ -212,3 +212,20 @@ def test_what_vllms_clients_ask_before_they_train_is_answered(serve):
     assert (refused.status_code, error_of(refused)["param"]) == (400, "config_format")
     assert client.get("/get_world_size").json() == {"world_size": REPLICAS}
     assert client.get("/get_world_size", params={"include_dp": False}).json() == {"world_size": 1}
+
+
+def test_a_trainers_round_is_answered_as_trl_reads_it(serve):
+    """TRL's own calls: the next adapter is loaded during a pause, asked for, and the one before is unloaded."""
+    client, ask = serve()
+    for name in ("policy-v1", "policy-v2"):
+        client.post("/pause", params={"mode": "keep"}, timeout=60.0).raise_for_status()
+        load = {"lora_name": name, "lora_path": f"/adapters/{name}", "load_inplace": False}
+        assert client.post("/v1/load_lora_adapter", json=load).status_code == 200
+        assert client.post("/resume").status_code == 200
+        fields = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "n": 1, "seed": 2**63 - 1}
+        rollout = ask(9, model=name, prompt=[*b"ab"], return_token_ids=True, logprobs=0, **fields).result()
+        choice = rollout.json()["choices"][0]
+        assert len(choice["token_ids"]) == len(choice["logprobs"]["token_logprobs"]) > 0
+        assert all(score <= 0.0 for score in choice["logprobs"]["token_logprobs"])
+    assert client.post("/v1/unload_lora_adapter", json={"lora_name": "policy-v1"}).status_code == 200
+    assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["letters", "policy-v2"]
