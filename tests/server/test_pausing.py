@@ -229,3 +229,18 @@ def test_a_trainers_round_is_answered_as_trl_reads_it(serve):
         assert all(score <= 0.0 for score in choice["logprobs"]["token_logprobs"])
     assert client.post("/v1/unload_lora_adapter", json={"lora_name": "policy-v1"}).status_code == 200
     assert [one["id"] for one in client.get("/v1/models").json()["data"]] == ["letters", "policy-v2"]
+
+
+def test_an_adapter_gets_a_new_version_during_a_pause(serve):
+    client, ask = serve(adapters=("pirate",))
+    asked = ask(model="pirate")
+    assert has_begun(client)
+    client.post("/pause", params={"mode": "keep"}).raise_for_status()
+    renewed = client.put("/v1/adapters/pirate", json={"path": "/adapters/other"})
+    new = ask(2, model="pirate")
+    assert until(lambda: sum(counts(client).values()) == 2)
+    client.post("/resume").raise_for_status()
+
+    assert renewed.json()["version"] == 2
+    assert len(text_of(asked)) == LONG
+    assert [one.result().headers["x-rota-adapter-version"] for one in (asked, new)] == ["1", "2"]

@@ -87,16 +87,14 @@ def create_app(
     beside the service, and are cancelled when it stops. Without `grammars`, requests with a grammar are refused.
     `on_error` hears of every error that a client is told.
     """
-    config = config or ServerConfig()
+    config, access = config or ServerConfig(), access or Access(registry)
     traffic = Traffic(registry, Shadows(lambda request: streams.open([request]), lambda: _rows_of(service)))
     metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *enders), traffic)
-    access = access or Access(registry)
     access.admission.watch(metrics.limit_met)
     adapters, history, spool = AdapterManager(service, registry, unload_patience_s), History(registry), Spool()
     # Observers get requests and events; listeners get events only.
-    queries, counts = Queries(service), Counts(service)
     answers = OpenAnswers(partial(_note, metrics, traffic.shadows))
-    pausing = Pausing(service, answers)
+    queries, counts, pausing = Queries(service), Counts(service), Pausing(service, answers)
     heard = history, adapters, traffic, queries, counts, pausing
     streams = Streams(service, Observers([metrics, *watchers], [*(one.observe for one in heard), log_restarts]))
     front = Front(
@@ -118,8 +116,7 @@ def create_app(
     )
 
     app = _application(front, companions, spool.close)
-    app.state.connections = metrics.connections  # for the server that listens
-    app.state.traffic = traffic  # for the dashboard
+    app.state.connections, app.state.traffic = metrics.connections, traffic  # for the listener, and the dashboard
     _limit_bodies(app, config)
     install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
