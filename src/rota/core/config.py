@@ -249,6 +249,7 @@ class FirstAdapters:
     count: int = 0
     rank: int = 0  # the largest; 0: there is none
     pages: int = 0  # that all of them take together, each as many as its rank needs; 0: not known
+    extras: int = 0  # what any of them has besides factors, as `Extra` counts it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 
 from rota.core.config import EngineConfig, FirstAdapters
+from rota.core.extras import Extra
 from rota.engine.choices import Choices
 from rota.engine.kv_cache import DEFAULT_FRACTION, SENSIBLE_TOKENS, CacheShape
 from rota.engine.lora.bank import pays_staging, slot_bytes
@@ -18,8 +20,11 @@ from rota.engine.lora.bank_size import (
     choose_slots,
     has_pages,
     slots_over,
+    useful_slots,
 )
 from rota.engine.lora.pages import PAGE_RANK, pages_for
+from rota.engine.lora.trims import trim_bytes
+from rota.engine.model.sites import site_shapes
 from rota.engine.parallel.group import Group
 
 
@@ -27,22 +32,32 @@ def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group:
     """The bank of every rank; waits for all ranks. Raises ConfigError if it does not fit."""
     first = _of_rank_0(config.first, group)
     rank, rank_from = choose_rank(config.lora, first)
-    pages = 0
+    pages, extras = 0, Extra(first.extras)
     if has_pages(config.lora, first):
         room = _room(config, chosen, shape, PAGE_RANK, pages_for(rank))
+        room = replace(room, apart=_trim_bytes(chosen, extras) * useful_slots(first.count, lambda _: ()))
         pages, pages_from = choose_pages(config.lora, rank, first, room)
         slots, slots_from = slots_over(pages, pages_from, config.lora, first)
     else:
-        slots, slots_from = choose_slots(config.lora, rank, first, _room(config, chosen, shape, rank))
+        room = _room(config, chosen, shape, rank)
+        room = replace(room, place_bytes=room.place_bytes + _trim_bytes(chosen, extras))
+        slots, slots_from = choose_slots(config.lora, rank, first, room)
     least, least_pages = group.least(slots), group.least(pages)
     slots_from = slots_from if (least, least_pages) == (slots, pages) else "the memory of another rank"
-    return BankSize(slots=least, rank=rank, pages=least_pages, slots_from=slots_from, rank_from=rank_from)
+    return BankSize(
+        slots=least, rank=rank, pages=least_pages, extras=extras, slots_from=slots_from, rank_from=rank_from
+    )
 
 
 def _of_rank_0(first: FirstAdapters, group: Group) -> FirstAdapters:
     """Only rank 0 loads the adapters to start with: under torchrun the others may have been told of none."""
-    told = first if group.rank == 0 else FirstAdapters(sys.maxsize, sys.maxsize, sys.maxsize)
-    return FirstAdapters(group.least(told.count), group.least(told.rank), group.least(told.pages))
+    told = first if group.rank == 0 else FirstAdapters(*[sys.maxsize] * 4)
+    return FirstAdapters(*(group.least(number) for number in (told.count, told.rank, told.pages, told.extras)))
+
+
+def _trim_bytes(chosen: Choices, extras: Extra) -> int:
+    """Of one slot."""
+    return trim_bytes(site_shapes(chosen.spec), chosen.spec.layers) if Extra.TRIMS in extras else 0
 
 
 def _room(config: EngineConfig, chosen: Choices, shape: CacheShape, rank: int, stage: int = 1) -> Room:

@@ -10,6 +10,7 @@ import torch
 
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
+from rota.core.extras import Extra
 from rota.engine.attention.protocol import Attention
 from rota.engine.attention.torch_attention import TorchAttention
 from rota.engine.bank_choice import choose_bank
@@ -23,10 +24,12 @@ from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
 from rota.engine.lora.annex import annex_rows
 from rota.engine.lora.bank import Bank
+from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.files.header_check import HeaderCheck
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import project_with_lora
 from rota.engine.lora.stacked import StackedProjector
+from rota.engine.model.sites import site_shapes
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
 from rota.engine.ops.protocol import Operations
@@ -158,7 +161,16 @@ def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
 def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapters:
     """The bank, the loader and the projector. The bank is made first; the KV cache takes the memory that is left."""
     lora, size = config.lora, chosen.bank
-    bank = Bank(chosen.spec, size.slots, size.rank, chosen.dtype, chosen.device, weights.annexes, pages=size.pages)
+    bank = Bank(
+        chosen.spec,
+        size.slots,
+        size.rank,
+        chosen.dtype,
+        chosen.device,
+        weights.annexes,
+        pages=size.pages,
+        base=_base(chosen, weights) if Extra.TRIMS in size.extras else None,
+    )
     project: Project = StackedProjector(bank) if chosen.device.type == "cpu" else project_with_lora
     if chosen.lora_backend == "triton":
         from rota.engine.lora.triton_ops import TritonProjector
@@ -166,8 +178,12 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
         project = TritonProjector(bank.device)
     read = checkpoint_reader(bank, chosen.whole, lora.adapter_root, chosen.shard)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
-    check = HeaderCheck(chosen.whole, chosen.bank.rank, lora.adapter_root)
+    check = HeaderCheck(chosen.whole, size.rank, lora.adapter_root, size.extras, chosen.shard.size)
     return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check)
+
+
+def _base(chosen: Choices, weights: Weights) -> BaseMatrices:
+    return BaseMatrices(weights.layers, site_shapes(chosen.spec), chosen.dtype, chosen.device)
 
 
 def _kernels(chosen: Choices) -> tuple[Operations, Attention]:

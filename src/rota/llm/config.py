@@ -13,7 +13,7 @@ from rota.core.options import build
 from rota.core.policy_config import PolicyConfig
 from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
 from rota.engine.folders.hub import model_folder
-from rota.engine.lora.files.ranks import ranks_of
+from rota.engine.lora.files.ranks import extras_of, ranks_of
 from rota.engine.lora.pages import pages_for
 from rota.engine.progress import listen_for_progress
 from rota.policy.policy_options import policy_config
@@ -54,9 +54,10 @@ def locate_model(config: EngineConfig) -> EngineConfig:
 
 def with_first(config: EngineConfig, entries: Collection[LoraPath]) -> EngineConfig:
     """The same config with slots for these adapters. Their folders are looked at once, here: a restart does not."""
-    is_asked = config.lora.max_lora_rank == "auto"
-    ranks = ranks_of(entries, config.lora.adapter_root) if is_asked else []
-    return replace(config, first=FirstAdapters(len(entries), max(ranks, default=0), sum(map(pages_for, ranks))))
+    is_asked, root = config.lora.max_lora_rank == "auto", config.lora.adapter_root
+    ranks, extras = ranks_of(entries, root) if is_asked else [], extras_of(entries, root)
+    first = FirstAdapters(len(entries), max(ranks, default=0), sum(map(pages_for, ranks)), extras)
+    return replace(config, first=first)
 
 
 def first_adapters(config: EngineConfig) -> list[LoraPath]:

@@ -26,9 +26,14 @@ def make_adapter(folder: Path, model: PreTrainedModel, seed: int = 0, **fields: 
         **{"r": 4, "lora_alpha": 6, "target_modules": EVERYTHING, "task_type": "CAUSAL_LM", **fields},
         init_lora_weights=False,
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
-        get_peft_model(copy.deepcopy(model), config).save_pretrained(str(folder))
+        tuned = get_peft_model(copy.deepcopy(model), config)
+        for name, parameter in tuned.named_parameters():
+            # What starts as the model's own, or at nought, would not show: magnitudes and biases.
+            if parameter.requires_grad and ".lora_A." not in name and ".lora_B.default.weight" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+        tuned.save_pretrained(str(folder))
     # A saved adapter has forgotten that its factors were drawn at random.
     change_config(folder, init_lora_weights=True)
     return folder

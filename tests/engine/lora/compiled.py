@@ -25,6 +25,7 @@ TYPES = {
     **dict.fromkeys(ANYWHERE, "*i32"),
     **dict.fromkeys(("x", "a", "b", "y"), "*bf16"),
     "partial": "*fp32",
+    "trims": "*fp32",
 }
 # Llama-8B's qkv, slots of rank 64.
 SITE = {"PARTS": 3, "MAX_RANK": 64, "OPERAND": tl.bfloat16}
@@ -41,11 +42,12 @@ def shrink(tuning: Tuning, tile: int, page: int) -> Any:
     return compiled(shrink_kernel, TYPES, constants, page, shapes.warps, shapes.stages)
 
 
-def expand(tuning: Tuning, tile: int, by_token: bool, page: int) -> Any:
+def expand(tuning: Tuning, tile: int, by_token: bool, page: int, trim: int = 0) -> Any:
     shapes = tuning.expand
     constants = {
         "FIRST": 4096, "SECOND": 1024, "THIRD": 1024, "SHARES": 1 if by_token else 8, "TILE": tile,
-        "COLUMNS": shapes.columns, "RANKS": shapes.ranks, "BY_TOKEN": by_token,
+        "COLUMNS": shapes.columns, "RANKS": shapes.ranks, "BY_TOKEN": by_token, "TRIM": trim,
+        **({} if trim else {"trims": None}),
     }  # fmt: skip
     types = {**TYPES, "shrunk": "*bf16" if by_token else "*fp32"}
     return compiled(expand_kernel, types, constants, page, shapes.warps, 1)

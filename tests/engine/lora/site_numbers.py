@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from rota.engine.lora.batch import make_batch
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.pages import PAGE_RANK, pages_for
+from rota.engine.lora.trims import Trims
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.lora_batch import LoraBatch
 
@@ -34,6 +37,17 @@ def random_factors(shape: SiteShape, ranks: list[int], max_rank: int, dtype: tor
     )
 
 
+def with_trims(factors: SiteFactors, slots: list[int]) -> SiteFactors:
+    """The same factors, with random trims in these slots; in memory slots lie apart."""
+    outputs, count = factors.shape.outputs, len(factors.ranks)
+    numbers = torch.cat([torch.ones(count, 1, outputs), torch.zeros(count, 1, outputs)], 1).repeat(1, 3, 1)[:, 2:4]
+    for slot in slots:
+        numbers[slot] = torch.randn(2, outputs) + 1.0
+    is_trimmed = torch.tensor([slot in slots for slot in range(count)])
+    device = factors.a.device
+    return replace(factors, trims=Trims(numbers.to(device), is_trimmed.to(device)))
+
+
 def token_by_token(y: Tensor, x: Tensor, factors: SiteFactors, token_slots: list[int]) -> Tensor:
     result, max_rank = y.double().cpu(), factors.max_rank
     for token, slot in enumerate(token_slots):
@@ -45,6 +59,9 @@ def token_by_token(y: Tensor, x: Tensor, factors: SiteFactors, token_slots: list
             b = factors.b[slot, :rank, first : first + width].double().cpu()
             result[token, first : first + width] += (a @ x[token].double().cpu()) @ b
             first += width
+        if factors.trims is not None:
+            gain, shift = factors.trims.numbers[slot].double().cpu()
+            result[token] = gain * result[token] + shift
     return result
 
 

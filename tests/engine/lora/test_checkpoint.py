@@ -163,10 +163,15 @@ def refusal(folder: Path | str, spec: ModelSpec, **arguments: Any) -> str:
 
 
 CONFIG_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "DoRA": ({"use_dora": True}, "sets 'use_dora': the adapter has DoRA, which Rota does not serve"),
+    "DoRA without magnitudes": (
+        {"use_dora": True},
+        "lacks the lora_magnitude_vector of 'model.layers.0.mlp.down_proj', though adapter_config.json sets 'use_dora'",
+    ),
+    "DoRA with biases of factors": ({"use_dora": True, "lora_bias": True}, "both 'use_dora' and 'lora_bias'"),
+    "a flag of no kind": ({"use_dora": "yes"}, "'use_dora' must be true or false, not 'yes'"),
     "another type": ({"peft_type": "LOHA"}, "describes a PEFT adapter of type 'LOHA'; Rota serves only 'LORA'"),
-    "biases": ({"bias": "all"}, "sets 'bias' to 'all'"),
-    "factor biases": ({"lora_bias": True}, "sets 'lora_bias'"),
+    "biases of no kind": ({"bias": "some"}, "sets 'bias' to 'some'; PEFT knows none, lora_only, all"),
+    "factor biases that are not there": ({"lora_bias": True}, "lacks the lora_B.bias of"),
     "saved modules": ({"modules_to_save": ["lm_head"]}, "sets 'modules_to_save': the adapter has whole layers"),
     "moved base": ({"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
     "embeddings": ({"target_modules": [*EVERYTHING, "embed_tokens"]}, "targets 'embed_tokens'; Rota does not serve"),
@@ -221,7 +226,7 @@ TENSOR_FAULTS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     ),
     "magnitudes": (
         lambda t: t.update({Q_A.replace("lora_A.weight", "lora_magnitude_vector"): torch.ones(4)}),
-        "the adapter is a DoRA",
+        "lora_magnitude_vector', but adapter_config.json does not set 'use_dora'",
     ),
     "a head": (
         lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(4)}),
@@ -231,7 +236,14 @@ TENSOR_FAULTS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
         lambda t: rename(t, "model.layers.0.mlp.up_proj", "lm_head"),
         "has factors for 'lm_head'; Rota does not serve embeddings or lm_head",
     ),
-    "a bias": (lambda t: t.update({Q_B.replace("weight", "bias"): torch.ones(4)}), "the adapter changes biases"),
+    "a bias of a factor": (
+        lambda t: t.update({Q_B.replace("weight", "bias"): torch.ones(4)}),
+        "lora_B.bias', but adapter_config.json does not set 'lora_bias'",
+    ),
+    "a bias": (
+        lambda t: t.update({Q_A.replace("lora_A.weight", "base_layer.bias"): torch.ones(4)}),
+        "q_proj.base_layer.bias', but this model has no bias there",
+    ),
     "a stranger": (lambda t: t.update({"score.weight": torch.ones(4)}), "'score.weight': it is no LoRA factor"),
     "two adapters": (
         lambda t: t.update({Q_A.replace("weight", "other.weight"): torch.zeros(4, 64)}),

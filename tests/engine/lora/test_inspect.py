@@ -29,7 +29,7 @@ def test_an_adapter_is_described_by_what_is_in_its_files(model, spec, tmp_path):
 
 
 def test_every_kind_of_reason_is_given_once(spec, folder):
-    change_config(folder, use_dora=True, bias="all", target_modules=["q_proj", "c_attn"])
+    change_config(folder, use_dora=True, bias="some", target_modules=["q_proj", "c_attn"])
     change_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:, :3] for name in tensors}))
 
     reasons = "\n".join(describe(folder, spec, max_rank=2).reasons)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
+from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.events import Event, Finished, Preempted, Produced, PromptsScored, SlotChanged, SlotReason
 from rota.core.ids import BASE, AdapterId, BlockId, RequestId, Row
 from rota.core.plan import Chunk, Seat, TokenLogprobs
@@ -42,11 +42,13 @@ class GroupServer(Server):
         ranks: Ranks | None,
         kv_blocks: int = 18,
         kv_cache_dtype: Literal["auto", "fp8"] = "auto",
+        first: FirstAdapters | None = None,
         **model: Any,
     ) -> None:
         self._max_open = 100
         config = self.config_of(folder, kv_blocks, **model)
-        self.config = replace(config, cache=replace(config.cache, kv_cache_dtype=kv_cache_dtype))
+        cache = replace(config.cache, kv_cache_dtype=kv_cache_dtype)
+        self.config = replace(config, cache=cache, first=first or config.first)
         device: Any = build_engine(self.config) if ranks is None else ranks.build(self.config)
         self.engine = device
         self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)

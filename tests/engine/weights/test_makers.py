@@ -11,6 +11,8 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rota.core.config import FirstAdapters
+from rota.core.extras import Extra
 from rota.core.ids import AdapterId
 from rota.engine.families.table import read_spec
 from rota.engine.parallel.shard import Shard
@@ -135,10 +137,11 @@ def answer(model: PreTrainedModel | PeftModel, prompt: list[int]) -> list[int]:
 def test_a_mixed_batch_of_adapters_is_answered_as_peft_answers_it(tmp_path, layout):
     model = write_model(tmp_path / "model", layout, "llama2")
     make_adapter(tmp_path / "1", model, seed=1)
-    make_adapter(tmp_path / "2", model, seed=2, r=8)
+    make_adapter(tmp_path / "2", model, seed=2, r=8, use_dora=not layout.startswith("8"))
     if layout.startswith("8"):
         model = rounds_inputs(model)
-    server = Server(tmp_path / "model", slots=2, maker=maker_of(tmp_path / "model"))
+    first = FirstAdapters(2, 8, 2, Extra.TRIMS)
+    server = Server(tmp_path / "model", slots=2, first=first, maker=maker_of(tmp_path / "model"))
     server.add(adapter(1, tmp_path), adapter(2, tmp_path))
     prompts = [PROMPT[:7], PROMPT]
     given = outputs(

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from rota.core.ids import Slot
 from rota.engine.device import send
+from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.batched_copy import can_batch, copy_stretches
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.lines import copy_lines, line_count, lines_of, shares_of, stretches_of
 from rota.engine.lora.pages import PAGE_RANK, pages_for
+from rota.engine.lora.trims import SlotTrims
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 
@@ -26,7 +28,7 @@ NO_ANNEXES: Mapping[str, Tensor] = {}
 
 
 def slot_bytes(spec: ModelSpec, max_rank: int, dtype: torch.dtype) -> int:
-    """The bytes of one slot on the device."""
+    """The bytes of one slot's factors on the device."""
     return run_length(site_shapes(spec), spec.layers, [max_rank] * len(SITES)) * dtype.itemsize
 
 
@@ -55,8 +57,12 @@ class Bank:
         annexes: Mapping[str, Tensor] = NO_ANNEXES,
         has_stage: bool | None = None,
         pages: int = 0,
+        base: BaseMatrices | None = None,
     ) -> None:
-        """With a stage, or without it, or by default with it where it pays. With pages, or without them."""
+        """With a stage, or without it, or by default with it where it pays. With pages, or without them.
+
+        With a `base` slots have trims, which are worked out against it.
+        """
         places, place_rank = (pages, PAGE_RANK) if pages else (slots, max_rank)
         if has_stage is None:
             has_stage = pays_staging(spec, place_rank, dtype, device)
@@ -65,6 +71,7 @@ class Bank:
         self.dtype = dtype
         self.device = device
         self.size_bytes = places * slot_bytes(spec, place_rank, dtype) + has_stage * slot_bytes(spec, max_rank, dtype)
+        self.base = base
         self._place_rank = place_rank
         self.layers = spec.layers
         self._shapes = site_shapes(spec)
@@ -82,6 +89,10 @@ class Bank:
         # By place and site: how many ranks are not zero.
         self._filled = [[0] * len(SITES) for _ in range(places)]
         self._generations = [0] * slots
+        self._trims: SlotTrims | None = None
+        if base is not None:
+            self._trims = SlotTrims(self._shapes, slots, spec.layers, device)
+            self.size_bytes += self._trims.size_bytes
         self._is_batching = can_batch(device)
         # With a stage, an adapter arrives here on the device; then each factor is copied to its place.
         self._stage: Tensor | None = None
@@ -93,7 +104,8 @@ class Bank:
         """What the operations read at one site of one layer; the tensors never change their address."""
         index = SITES.index(site)
         a, b, ranks = self._a[index][layer], self._b[index][layer], self._ranks[layer, index]
-        return SiteFactors(self._shapes[index], a, b, ranks, self._table)
+        trims = None if self._trims is None else self._trims.at(layer, index)
+        return SiteFactors(self._shapes[index], a, b, ranks, self._table, trims)
 
     def generation(self, slot: int) -> int:
         """How many adapters were copied into the slot so far: what is made from its factors has this age."""
@@ -120,6 +132,8 @@ class Bank:
         for index, rank in enumerate(adapter.site_ranks):
             self._clear_beyond(places, index, rank)
         self._write_pages(slot, pages)
+        if self._trims is not None:
+            self._trims.copy_in(slot, adapter.trims)
         self._ranks[:, :, slot].copy_(adapter.ranks, non_blocking=True)
         self._generations[slot] += 1
 
@@ -127,6 +141,8 @@ class Bank:
     def clear(self, slot: Slot, pages: Sequence[int] = ()) -> None:
         """Leave the slot without an adapter, whatever a copy that failed has written; queued as `copy_in` is."""
         self._ranks[:, :, slot].zero_()
+        if self._trims is not None:
+            self._trims.copy_in(slot, None)
         for place in self._places(slot, pages):
             self._filled[place] = [self._place_rank] * len(SITES)
         self._generations[slot] += 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from rota.core.config import CacheConfig, FirstAdapters, LoraConfig
 from rota.core.errors import ConfigError
+from rota.core.extras import Extra
 from rota.engine.device import DeviceMemory
 from rota.engine.kv_cache import CacheShape
 from rota.engine.lora.files.ranks import UNKNOWN_RANK
@@ -37,6 +38,7 @@ class BankSize:
     slots: int = 0
     rank: int = 0
     pages: int = 0
+    extras: Extra = Extra.NONE
     slots_from: str = ""
     rank_from: str = ""
 
@@ -58,6 +60,7 @@ class Room:
     """What a place takes (a slot's own, or a page), and what there is for places."""
 
     place_bytes: int
+    apart: int = 0  # bytes besides places: trims of slots that share pages
     more: int  # places besides those of slots: a staging buffer is as large as the largest adapter
     memory: DeviceMemory
     beside_kv: int  # bytes that adapters may take so that KV for the running limit is left
@@ -65,10 +68,10 @@ class Room:
 
     def holds(self, size: float) -> int:
         """How many places fit into so many bytes."""
-        return max(0, int(size // self.place_bytes) - self.more)
+        return max(0, int((size - self.apart) // self.place_bytes) - self.more)
 
     def takes(self, places: int) -> int:
-        return (places + self.more) * self.place_bytes
+        return (places + self.more) * self.place_bytes + self.apart
 
 
 def bytes_beside_kv(cache: CacheConfig, shape: CacheShape, memory: DeviceMemory, fraction: float, tokens: int) -> int:

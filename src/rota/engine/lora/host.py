@@ -22,10 +22,11 @@ class HostAdapter:
     pieces: tuple[Tensor, ...]  # the run, whole or as `pin` cuts it
     site_ranks: tuple[int, ...]  # in the order of SITES: the largest rank of any layer and part, or 0
     ranks: Tensor  # [layers, len(SITES)] int32, as SiteFactors.ranks has them
+    trims: Tensor | None = None  # [layers, numbers of a layer] float32 (trims.py), of a DoRA or an adapter with biases
 
     @property
     def size_bytes(self) -> int:
-        return sum(piece.nbytes for piece in self.pieces)
+        return sum(piece.nbytes for piece in self.pieces) + (0 if self.trims is None else self.trims.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rota.engine.lora.trims import Trims
 from rota.engine.model.sites import SiteShape
 
 
@@ -36,6 +37,7 @@ class SiteFactors:
     b: Tensor  # [places, place_rank, outputs]
     ranks: Tensor  # [slots] int32: the largest rank of the site's parts, 0 where the adapter has none
     table: Tensor | None = None  # [slots, most pages] int32: the places are pages; None: each is a slot's own
+    trims: Trims | None = None  # None: no adapter has any
 
     @property
     def place_rank(self) -> int:

@@ -9,6 +9,7 @@ the read.
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -40,10 +41,11 @@ def checkpoint_reader(
     """
     # Without the bank itself: a reader's thread may outlive its engine, and must not keep the device's memory.
     dtype, max_rank, is_pinned = bank.dtype, bank.max_rank, bank.device.type == "cuda"
+    base = None if bank.base is None else weakref.ref(bank.base)
 
     def read(adapter: Adapter) -> HostAdapter:
-        root = None if adapter.is_builtin else adapter_root
-        return read_checkpoint(adapter.path, spec, dtype, max_rank, root, is_pinned, adapter.root, shard)
+        root, matrices = None if adapter.is_builtin else adapter_root, None if base is None else base()
+        return read_checkpoint(adapter.path, spec, dtype, max_rank, root, is_pinned, adapter.root, shard, matrices)
 
     return read
 

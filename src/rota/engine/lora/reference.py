@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.engine.lora.layout import SiteFactors
+from rota.engine.lora.trims import trim
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SiteShape
 from rota.engine.padding import pad_rows, padded_rows
@@ -28,9 +29,11 @@ WORTH_A_PRODUCT = 1024
 
 
 def project_with_lora(project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
-    """A matrix product, plus what each token's adapter adds."""
+    """A matrix product, plus what each token's adapter adds, trimmed where the adapter has trims."""
     y = project(x)
     add_lora(y, x, factors, batch)
+    if factors.trims is not None:
+        trim(y, factors.trims, batch)
     return y
 
 

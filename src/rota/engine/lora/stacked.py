@@ -23,6 +23,7 @@ from torch import Tensor
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.reference import add_lora
+from rota.engine.lora.trims import trim
 from rota.engine.model.linear import Projection, projection
 from rota.engine.step.lora_batch import LoraBatch
 
@@ -56,7 +57,7 @@ class StackedProjector:
         self._masks: dict[bytes, Tensor] = {}
 
     def __call__(self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
-        """A matrix product, plus what each token's adapter adds."""
+        """A matrix product, plus what each token's adapter adds, trimmed where the adapter has trims."""
         y = project(x)
         if batch is not self._batch:
             self._take_batch(batch)
@@ -65,6 +66,8 @@ class StackedProjector:
             add = self._add_for(factors)
             self._adds[id(factors)] = (self._residents, add)
         add(y, x, batch)
+        if factors.trims is not None:
+            trim(y, factors.trims, batch)
         return y
 
     def _take_batch(self, batch: LoraBatch) -> None:

@@ -9,6 +9,8 @@ the shares: no atomics, no zeroing, the same sum every time.
 
 With pages (PAGE ranks each, pages.py) a slot is a row of a table: one more number is read for each rank, before the
 rank's own numbers. Without them (PAGE is 0) nothing is looked up, and the kernels are as if there were no pages.
+
+With trims (trims.py) expand ends with  y = gain · y + shift.  Without them (TRIM is 0) it is as if there were none.
 """
 
 # Kernel parameters are pointers and device scalars, which Python's types do not describe.
@@ -171,16 +173,26 @@ def _is_stored(nth, rank, MAX_RANK: tl.constexpr, BY_TOKEN: tl.constexpr, PAGE: 
         return (nth < _padded(rank)) & (nth < MAX_RANK)
 
 
+@triton.jit
+def _trimmed(y, trims, slot, column, end, OUTPUTS: tl.constexpr, TRIM: tl.constexpr):
+    """A slot's gain and shift of these columns, applied to y."""
+    if TRIM:
+        at = trims + slot * TRIM + column
+        gain = tl.load(at, mask=column < end, other=1.0)
+        shift = tl.load(at + OUTPUTS, mask=column < end, other=0.0)
+        return y * gain[None, :] + shift[None, :]
+    else:
+        return y
+
+
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=_ANYWHERE)
 def expand_kernel(
     y,  # -> [tokens, OUTPUTS]
     b,  # -> [slots, MAX_RANK, OUTPUTS], or [pages, PAGE, OUTPUTS]
     ranks,  # -> [slots] int32
     table,  # -> [slots, MAX_RANK / PAGE] int32, or None
-    order,
-    tile_slots,
-    tile_starts,
-    tile_counts,
+    trims,  # -> [slots, gains and shifts, OUTPUTS] float32, or None
+    order, tile_slots, tile_starts, tile_counts,
     shrunk,  # -> [SHARES, tokens in their order, PARTS * MAX_RANK]; BY_TOKEN: [tokens, all rows of A]
     tokens,
     y_stride,
@@ -197,7 +209,8 @@ def expand_kernel(
     OPERAND: tl.constexpr,
     BY_TOKEN: tl.constexpr,
     PAGE: tl.constexpr,
-):
+    TRIM: tl.constexpr,  # numbers from a slot's trims to the next slot's; 0: there are none
+):  # fmt: skip
     tile = tl.program_id(1)
     part, begin, end = _columns(tl.program_id(0), FIRST, SECOND, THIRD, COLUMNS)
     slot, rank, place, token, is_token = _look_up(tile, order, tile_slots, tile_starts, tile_counts, ranks, TILE)
@@ -231,4 +244,5 @@ def expand_kernel(
             s_at += RANKS
             b_at += RANKS * OUTPUTS
         b_tile = tl.load(b_at, mask=(nth < rank)[:, None] & inside, other=0.0)
-    tl.store(y_at, (base.to(tl.float32) + total).to(y.dtype.element_ty), mask=is_real)
+    total = _trimmed(base.to(tl.float32) + total, trims, slot, column, end, OUTPUTS, TRIM)
+    tl.store(y_at, total.to(y.dtype.element_ty), mask=is_real)

@@ -98,8 +98,8 @@ class TritonProjector:
         tuning = tuning_for(batch)
         y, shrunk = self._multiplied(project, x, factors, batch, tuning)
         product = OpenProduct(y=y, shrunk=shrunk, factors=factors, batch=batch, add=partial(expand, tuning=tuning))
-        # Operations that add the adapters' part themselves read no pages.
-        return product if factors.table is None else product.closed()
+        # Operations that add the adapters' part themselves read no pages, and no trims.
+        return product if factors.table is None and factors.trims is None else product.closed()
 
     def _multiplied(
         self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning
@@ -145,7 +145,7 @@ def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) ->
 
 
 def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) -> None:
-    """y += shrunk @ B, each part with its own columns.
+    """y += shrunk @ B, each part with its own columns; then y is trimmed, if slots have trims.
 
     shrunk: the shares that shrink gave on the same stream; or x @ A.T of all places, [tokens, all rows of A or more].
     """
@@ -158,11 +158,12 @@ def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tu
     columns = _at_most(shapes.columns * 2 // y.element_size(), max(widths))
     by_token = shrunk.dim() == 2
     expand_kernel[(sum(triton.cdiv(width, columns) for width in widths), len(batch.tile_slots))](
-        y, b, factors.ranks, factors.table, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, shrunk,
-        y.shape[0], y.stride(0), shrunk.stride(-2), FIRST=first, SECOND=second, THIRD=third, PARTS=len(widths),
-        MAX_RANK=factors.max_rank, SHARES=1 if by_token else shrunk.shape[0], TILE=batch.tile_size, COLUMNS=columns,
+        y, b, factors.ranks, factors.table, None if factors.trims is None else factors.trims.numbers,
+        batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, shrunk, y.shape[0], y.stride(0),
+        shrunk.stride(-2), FIRST=first, SECOND=second, THIRD=third, PARTS=len(widths), MAX_RANK=factors.max_rank,
+        SHARES=1 if by_token else shrunk.shape[0], TILE=batch.tile_size, COLUMNS=columns,
         RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=_operand(b), BY_TOKEN=by_token, PAGE=_page(factors),
-        num_warps=shapes.warps, num_stages=1,
+        TRIM=0 if factors.trims is None else factors.trims.numbers.stride(0), num_warps=shapes.warps, num_stages=1,
     )  # fmt: skip
 
 

@@ -51,6 +51,17 @@ def site_shapes(spec: ModelSpec) -> tuple[SiteShape, ...]:
     return shapes
 
 
+def biased_parts(spec: ModelSpec) -> tuple[str, ...]:
+    """The parts whose product has a bias in this model."""
+    has_bias = (spec.has_qkv_bias, spec.has_output_bias, spec.has_mlp_bias, spec.has_mlp_bias)
+    return tuple(
+        part
+        for shape, is_biased in zip(site_shapes(spec), has_bias, strict=True)
+        if is_biased
+        for part, _ in shape.parts
+    )
+
+
 def module_name(layer: int, part: str) -> str:
     """The name of a part of a layer in transformers and PEFT."""
     return f"model.layers.{layer}.{PARENTS[part]}.{part}"

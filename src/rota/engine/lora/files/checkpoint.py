@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.files.checks import refusals, values_not_finite
+from rota.core.extras import Extra
+from rota.engine.lora.base_matrices import BaseMatrices
+from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
 from rota.engine.lora.files.folder import AdapterFolder
+from rota.engine.lora.files.folding import Folding
 from rota.engine.lora.host import HostAdapter, StackedSite, pin, run_length, stacked_sites
 from rota.engine.model.sites import SiteShape, module_name, site_shapes
 from rota.engine.model.spec import ModelSpec
@@ -32,26 +35,55 @@ def read_checkpoint(
     is_pinned: bool = False,
     key_root: str | Path | None = None,
     shard: Shard = WHOLE,
+    base: BaseMatrices | None = None,
 ) -> HostAdapter:
     """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk.
 
-    `spec` is the whole model's. The folder is checked against it, and a rank reads only its part.
+    `spec` is the whole model's. The folder is checked against it, and a rank reads only its part. With a `base` slots
+    have trims.
     """
     shapes = site_shapes(shard.local(spec))
+    slots = SlotKind(max_rank, Extra.NONE if base is None else Extra.TRIMS, shard.size)
     with AdapterFolder(path, adapter_root, key_root) as folder:
-        for reason in refusals(folder, spec, max_rank):
+        for reason in refusals(folder, spec, slots):
             raise AdapterError(reason)
         ranks = torch.tensor(
             [[_rank(folder, shape, layer) for shape in shapes] for layer in range(spec.layers)], dtype=torch.int32
         )
         site_ranks = tuple(ranks.amax(dim=0).tolist())
         run = torch.zeros(run_length(shapes, spec.layers, site_ranks), dtype=dtype)
-        for shape, site in zip(shapes, stacked_sites(run, shapes, spec.layers, site_ranks), strict=True):
-            _fill(site, shape, folder, functools.partial(shard.factor_cut, spec=spec))
+        sites = stacked_sites(run, shapes, spec.layers, site_ranks)
+        cut_of = functools.partial(shard.factor_cut, spec=spec)
+        for shape, site in zip(shapes, sites, strict=True):
+            _fill(site, shape, folder, cut_of)
+        trims = None if base is None else _folded(folder, base, shard, cut_of, shapes, sites)
         _check_values(run, folder)
+        _check_values(run if trims is None else trims, folder)
+    if trims is not None:
+        ranks.clamp_min_(1)  # operations pass over a site without ranks
     if is_pinned:
-        return HostAdapter(pin(run), site_ranks, ranks.pin_memory())
-    return HostAdapter((run,), site_ranks, ranks)
+        return HostAdapter(pin(run), site_ranks, ranks.pin_memory(), None if trims is None else trims.pin_memory())
+    return HostAdapter((run,), site_ranks, ranks, trims)
+
+
+def _folded(
+    folder: AdapterFolder,
+    base: BaseMatrices,
+    shard: Shard,
+    cut_of: FactorCut,
+    shapes: tuple[SiteShape, ...],
+    sites: list[StackedSite],
+) -> Tensor | None:
+    """The adapter's trims, if it has any."""
+    if not (folder.config.is_dora or folder.config.has_factor_biases or folder.biases):
+        return None
+    cut = functools.partial(_cut_of_outputs, cut_of)
+    return Folding(folder=folder, base=base, cut_of=cut, adds_biases=shard.rank == 0).trims(shapes, sites)
+
+
+def _cut_of_outputs(cut_of: FactorCut, part: str) -> Cut | None:
+    """B's stretch is that of the outputs."""
+    return cut_of(part, "b")
 
 
 def _rank(folder: AdapterFolder, shape: SiteShape, layer: int) -> int:

@@ -7,28 +7,42 @@ every layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 
+from rota.core.extras import Extra
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.peft_config import EMBEDDINGS
 from rota.engine.lora.files.tensor_file import Stored
+from rota.engine.lora.files.trim_checks import biases_of_the_model, lengths, room_for_trims, vectors_of_factors
 from rota.engine.model.sites import PARENTS, module_name, module_names, site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.weights.finite import is_finite
 
 
-def refusals(folder: AdapterFolder, spec: ModelSpec | None, max_rank: int | None) -> Iterator[str]:
-    """At most one sentence of each kind, none if the model can serve the adapter; without a spec, if any model can.
+@dataclass(frozen=True, slots=True)
+class SlotKind:
+    """What slots have room for; by default they are made for the adapter that is looked at."""
 
-    Without a `max_rank` slots are made for the adapter.
-    """
+    max_rank: int | None = None
+    extras: Extra = ~Extra.NONE
+    ranks: int = 1  # of tensor parallel: how many share the model
+
+
+ANY_SLOT = SlotKind()
+
+
+def refusals(folder: AdapterFolder, spec: ModelSpec | None, slots: SlotKind = ANY_SLOT) -> Iterator[str]:
+    """At most one sentence of each kind, none if the model can serve the adapter; without a spec, if any model can."""
     yield from folder.config.refusals
     yield from islice(_other_tensors(folder), 1)
     yield from islice(_unpaired_factors(folder), 1)
-    yield from islice(_ranks(folder, max_rank), 1)
+    yield from islice(vectors_of_factors(folder), 1)
+    yield from islice(_ranks(folder, slots.max_rank), 1)
     if spec is not None:
         for check in MODEL_CHECKS:
             yield from islice(check(folder, spec), 1)
+    yield from room_for_trims(folder, slots.extras, slots.ranks)
 
 
 def values_not_finite(folder: AdapterFolder) -> Iterator[str]:
@@ -47,12 +61,8 @@ def _other_tensors(folder: AdapterFolder) -> Iterator[str]:
 
 
 def _what(stored: Stored) -> str:
-    if "lora_magnitude_vector" in stored.name:
-        return "the adapter is a DoRA"
     if "lora_embedding" in stored.name or any(name in stored.name for name in EMBEDDINGS):
         return "the adapter changes embeddings or lm_head"
-    if stored.name.endswith(".bias"):
-        return "the adapter changes biases"
     return "it is no LoRA factor"
 
 
@@ -140,4 +150,6 @@ MODEL_CHECKS: tuple[Callable[[AdapterFolder, ModelSpec], Iterator[str]], ...] = 
     _known_modules,
     _targeted_modules,
     _shapes,
+    biases_of_the_model,
+    lengths,
 )

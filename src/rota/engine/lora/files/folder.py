@@ -20,15 +20,24 @@ SINGLE = "adapter_model.safetensors"
 INDEX = "adapter_model.safetensors.index.json"
 PICKLED = "adapter_model.bin"
 # PEFT leaves the adapter's name out of its files; a state dict saved as it is has the name.
-FACTOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<letter>[AB])(\.[^.]+)?\.weight")
+MODULE = r"base_model\.model\.(?P<module>.+)"
+KINDS = {
+    "a": re.compile(rf"{MODULE}\.lora_A(\.[^.]+)?\.weight"),
+    "b": re.compile(rf"{MODULE}\.lora_B(\.[^.]+)?\.weight"),
+    "b_bias": re.compile(rf"{MODULE}\.lora_B(\.[^.]+)?\.bias"),
+    "magnitude": re.compile(rf"{MODULE}\.lora_magnitude_vector(\.[^.]+)?(\.weight)?"),
+    "bias": re.compile(rf"{MODULE}\.bias"),
+}
 
 
 @dataclass(slots=True)
 class Factors:
-    """A module's two factors; either may be missing from the file."""
+    """A module's two factors, and what may come with them; any may be missing from the file."""
 
     a: Stored | None = None  # [rank, inputs]
     b: Stored | None = None  # [outputs, rank]
+    b_bias: Stored | None = None  # [outputs]
+    magnitude: Stored | None = None  # [outputs], of a DoRA
 
 
 class OutsideError(AdapterError):
@@ -61,7 +70,8 @@ class AdapterFolder:
         self.config: PeftConfig
         self.files: list[TensorFile] = []
         self.factors: dict[str, Factors] = {}
-        self.other_tensors: list[Stored] = []  # tensors that are not factors
+        self.biases: dict[str, Stored] = {}  # by module: what stands in the place of the model's own bias
+        self.other_tensors: list[Stored] = []  # tensors of no kind that is served
 
     def fingerprint(self) -> bytes:
         """A digest of the config and of all headers. Folders that share it can be served by the same models."""
@@ -120,17 +130,24 @@ class AdapterFolder:
             self._sort_in(stored)
 
     def _sort_in(self, stored: Stored) -> None:
-        found = FACTOR.fullmatch(stored.name)
-        if found is None:
-            self.other_tensors.append(stored)
-            return
-        factors, letter = self.factors.setdefault(found["module"], Factors()), found["letter"].lower()
-        if getattr(factors, letter) is not None:
+        for kind, name in KINDS.items():
+            if found := name.fullmatch(stored.name):
+                self._take(kind, found["module"].removesuffix(".base_layer"), stored)
+                return
+        self.other_tensors.append(stored)
+
+    def _take(self, kind: str, module: str, stored: Stored) -> None:
+        is_bias = kind == "bias"
+        former = self.biases.get(module) if is_bias else getattr(self.factors.get(module), kind, None)
+        if former is not None:
             raise AdapterError(
                 f"{stored.file.path}: the tensor '{stored.name}' is there twice, in two spellings or two files; an "
                 "adapter folder holds one adapter."
             )
-        setattr(factors, letter, stored)
+        if is_bias:
+            self.biases[module] = stored
+        else:
+            setattr(self.factors.setdefault(module, Factors()), kind, stored)
 
     def _checked(self, path: Path) -> Path:
         if self._key_root is not None:

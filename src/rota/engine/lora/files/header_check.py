@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from rota.core.adapter import Adapter
-from rota.engine.lora.files.checks import refusals
+from rota.core.extras import Extra
+from rota.engine.lora.files.checks import SlotKind, refusals
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.reader import reason_for
 from rota.engine.model.spec import ModelSpec
@@ -18,8 +19,16 @@ class HeaderCheck:
     check takes some milliseconds, and to find that it was made before takes a third of one.
     """
 
-    def __init__(self, spec: ModelSpec, max_rank: int, adapter_root: str | None = None) -> None:
-        self._spec, self._max_rank, self._adapter_root = spec, max_rank, adapter_root
+    def __init__(
+        self,
+        spec: ModelSpec,
+        max_rank: int,
+        adapter_root: str | None = None,
+        extras: Extra = Extra.NONE,
+        ranks: int = 1,
+    ) -> None:
+        self._spec, self._adapter_root = spec, adapter_root
+        self._slots = SlotKind(max_rank, extras, ranks)
         self._passed: set[bytes] = set()
 
     def __call__(self, adapter: Adapter) -> str:
@@ -37,7 +46,7 @@ class HeaderCheck:
         if seen in self._passed:
             return ""
         with unopened as folder:
-            reason = next(refusals(folder, self._spec, self._max_rank), "")
+            reason = next(refusals(folder, self._spec, self._slots), "")
         if seen and not reason:
             self._passed.add(seen)
         return reason

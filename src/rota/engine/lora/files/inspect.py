@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from rota.engine.lora.files.checks import refusals, values_not_finite
+from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.model.sites import PARENTS
 from rota.engine.model.spec import ModelSpec
@@ -35,7 +35,7 @@ def describe(path: str | Path, spec: ModelSpec | None, max_rank: int | None = No
     Without a spec, the reasons hold for any model. Raises AdapterError only if the folder or its files cannot be read.
     """
     with AdapterFolder(path) as folder:
-        reasons = tuple(refusals(folder, spec, max_rank)) or tuple(islice(values_not_finite(folder), 1))
+        reasons = tuple(refusals(folder, spec, SlotKind(max_rank))) or tuple(islice(values_not_finite(folder), 1))
         stored = [tensor for file in folder.files for tensor in file.tensors.values()]
         parts = {module.rpartition(".")[2] for module in folder.factors}
         return AdapterDescription(

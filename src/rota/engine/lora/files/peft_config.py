@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from rota.core.errors import AdapterError, ModelError
+from rota.core.extras import Extra
+from rota.engine.lora.files.ranks import extras_in
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.sites import PARENTS, module_names
 
 EVERY_LINEAR = "all-linear"
+BIASES = ("none", "lora_only", "all")
 EMBEDDINGS = ("embed_tokens", "lm_head")
 # Initialisations that change the base weights, so that the factors alone are not the fine-tune.
 INITS_THAT_CHANGE_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 # Fields that, when set, change what an adapter computes.
 UNSUPPORTED_FIELDS = {
-    "use_dora": "DoRA",
     "modules_to_save": "whole layers of its own (embeddings, lm_head or a head)",
-    "lora_bias": "biases",
     "trainable_token_indices": "embeddings of its own",
     "target_parameters": "factors on bare parameters",
     "layer_replication": "repeated layers",
@@ -48,8 +49,16 @@ class PeftConfig:
     excluded: tuple[str, ...] | str | None
     layers: tuple[int, ...]
     layers_patterns: tuple[str, ...]
+    is_dora: bool
+    has_factor_biases: bool  # B has a bias
+    biases: str  # which biases of the model are its own: none, lora_only or all
+    extras: Extra
     base_model: str | None
     refusals: tuple[str, ...]  # why Rota cannot serve it with any model
+
+    def changes_bias(self, module: str) -> bool:
+        """Whether the adapter has its own values for a bias that the model has."""
+        return self.biases == "all" or (self.biases == "lora_only" and self.targets_module(module))
 
     def rank_of(self, module: str) -> int:
         return self.rank_pattern.get(_pattern_for(self.rank_pattern, module), self.rank)
@@ -111,6 +120,10 @@ def read_config(path: Path) -> PeftConfig:
             excluded=_texts(config, "exclude_modules") or None,
             layers=_layers(config),
             layers_patterns=_listed(_texts(config, "layers_pattern") or ()),
+            is_dora=config.flag("use_dora"),
+            has_factor_biases=config.flag("lora_bias"),
+            biases=str(config.get("bias", "none")),
+            extras=extras_in(config),
             base_model=config.get("base_model_name_or_path"),
             refusals=tuple(_refusals(config)),
         )
@@ -127,8 +140,10 @@ def _refusals(config: ConfigFile) -> Iterator[str]:
     for name, what in UNSUPPORTED_FIELDS.items():
         if config.get(name):
             yield f"{config.path} sets '{name}': the adapter has {what}, which Rota does not serve."
-    if (bias := config.get("bias", "none")) != "none":
-        yield f"{config.path} sets 'bias' to {bias!r}: the adapter changes biases, which Rota does not serve."
+    if (bias := config.get("bias", "none")) not in BIASES:
+        yield f"{config.path} sets 'bias' to {bias!r}; PEFT knows {', '.join(BIASES)}."
+    if config.get("use_dora") and config.get("lora_bias"):
+        yield f"{config.path} sets both 'use_dora' and 'lora_bias', which PEFT does not combine."
     start = config.get("init_lora_weights", True)
     if isinstance(start, str) and start.lower().startswith(INITS_THAT_CHANGE_THE_BASE):
         yield (

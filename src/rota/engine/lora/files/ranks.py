@@ -1,11 +1,13 @@
-"""The ranks of adapters are read from their configs alone, before torch is there and any weight is read."""
+"""Ranks and extras of adapters are read from their configs alone, before torch is there and any weight is read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from rota.core.errors import ModelError
+from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
 from rota.engine.model.config_file import ConfigFile
 
@@ -20,6 +22,21 @@ def ranks_of(entries: Iterable[LoraPath], adapter_root: str | None) -> list[int]
     reason, and on a cluster it may lie on the engine's machine alone.
     """
     return [_rank_in(_folder(entry, adapter_root)) or UNKNOWN_RANK for entry in entries]
+
+
+def extras_of(entries: Iterable[LoraPath], adapter_root: str | None) -> Extra:
+    """What any of these adapters has besides factors; nothing, for a folder that cannot be read here. Blocks."""
+    extras = Extra.NONE
+    for entry in entries:
+        with suppress(ModelError):
+            extras |= extras_in(ConfigFile(_folder(entry, adapter_root) / "adapter_config.json"))
+    return extras
+
+
+def extras_in(config: ConfigFile) -> Extra:
+    """What an adapter_config.json asks for besides factors."""
+    has_trims = config.get("use_dora") or config.get("lora_bias") or config.get("bias", "none") != "none"
+    return Extra.TRIMS if has_trims else Extra.NONE
 
 
 def _folder(entry: LoraPath, adapter_root: str | None) -> Path:
