@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from rota import LLM, SamplingParams
@@ -90,10 +92,11 @@ def test_scores_are_made_a_slice_at_a_time_for_each_with_as_many_alternatives_as
     step = StepPlan(step_id=1, seats=step.seats, chunks=step.chunks, decodes=(Row(2), Row(3)), scorings=scorings)
     state.accept(step, frame_of(step))
     hidden = torch.randn(2 + 8 + 5 + 6, 16)
-    sizes = []
+    sizes, of_rows = [], []
 
-    def logits_of(some: torch.Tensor) -> torch.Tensor:
+    def logits_of(some: torch.Tensor, rows: NDArray[np.int64]) -> torch.Tensor:
         sizes.append(len(some))
+        of_rows.extend(rows.tolist())
         return head(some)
 
     with torch.inference_mode():
@@ -105,6 +108,7 @@ def test_scores_are_made_a_slice_at_a_time_for_each_with_as_many_alternatives_as
     assert torch.allclose(scores.chosen, right.gather(1, tokens[:, None])[:, 0], atol=1e-5)
     assert torch.allclose(scores.top, right.topk(2).values, atol=1e-5)
     assert scores.wanted == tuple(enumerate([2] * 6 + [0] * 6))
+    assert of_rows == [0] * 6 + [4] * 6
     assert sizes == [5, 5, 2]
 
 

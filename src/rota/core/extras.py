@@ -10,3 +10,5 @@ class Extra(IntFlag):
 
     NONE = 0
     TRIMS = 1  # a gain and a shift for each output of a site: DoRA and biases
+    EMBEDDING = 2  # factors of the embedding
+    HEAD = 4  # factors of the head

@@ -22,6 +22,7 @@ from rota.engine.lora.bank_size import (
     slots_over,
     useful_slots,
 )
+from rota.engine.lora.ends import end_bytes
 from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.lora.trims import trim_bytes
 from rota.engine.model.sites import site_shapes
@@ -35,12 +36,12 @@ def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group:
     pages, extras = 0, Extra(first.extras)
     if has_pages(config.lora, first):
         room = _room(config, chosen, shape, PAGE_RANK, pages_for(rank))
-        room = replace(room, apart=_trim_bytes(chosen, extras) * useful_slots(first.count, lambda _: ()))
+        room = replace(room, apart=_extra_bytes(chosen, extras, rank) * useful_slots(first.count, lambda _: ()))
         pages, pages_from = choose_pages(config.lora, rank, first, room)
         slots, slots_from = slots_over(pages, pages_from, config.lora, first)
     else:
         room = _room(config, chosen, shape, rank)
-        room = replace(room, place_bytes=room.place_bytes + _trim_bytes(chosen, extras))
+        room = replace(room, place_bytes=room.place_bytes + _extra_bytes(chosen, extras, rank))
         slots, slots_from = choose_slots(config.lora, rank, first, room)
     least, least_pages = group.least(slots), group.least(pages)
     slots_from = slots_from if (least, least_pages) == (slots, pages) else "the memory of another rank"
@@ -55,9 +56,11 @@ def _of_rank_0(first: FirstAdapters, group: Group) -> FirstAdapters:
     return FirstAdapters(*(group.least(number) for number in (told.count, told.rank, told.pages, told.extras)))
 
 
-def _trim_bytes(chosen: Choices, extras: Extra) -> int:
-    """Of one slot."""
-    return trim_bytes(site_shapes(chosen.spec), chosen.spec.layers) if Extra.TRIMS in extras else 0
+def _extra_bytes(chosen: Choices, extras: Extra, rank: int) -> int:
+    """What one slot of this rank takes besides factors in the layers."""
+    spec, tokens = chosen.spec, chosen.shard.tokens(chosen.whole.vocab_size)
+    trims = trim_bytes(site_shapes(spec), spec.layers) if Extra.TRIMS in extras else 0
+    return trims + end_bytes(spec, tokens.end - tokens.first, rank, chosen.dtype, extras)
 
 
 def _room(config: EngineConfig, chosen: Choices, shape: CacheShape, rank: int, stage: int = 1) -> Room:

@@ -25,9 +25,10 @@ from rota.engine.lora.adapters import Adapters, Project
 from rota.engine.lora.annex import annex_rows
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base_matrices import BaseMatrices
+from rota.engine.lora.ends import EndBank, Ends, TorchEnds
 from rota.engine.lora.files.header_check import HeaderCheck
 from rota.engine.lora.loader import checkpoint_reader
-from rota.engine.lora.reference import project_with_lora
+from rota.engine.lora.reference import add_lora, project_with_lora
 from rota.engine.lora.stacked import StackedProjector
 from rota.engine.model.sites import site_shapes
 from rota.engine.ops import reference
@@ -121,7 +122,7 @@ def _assemble(
     group: Group = ONE_RANK,
 ) -> Engine:
     spec, shape = chosen.spec, _cache_shape(config, chosen)
-    model = make_model(spec, weights, Kernels(*_kernels(chosen), adapters.project, group))
+    model = make_model(spec, weights, Kernels(*_kernels(chosen), adapters.project, group, ends=adapters.ends))
     rows = config.scheduler.max_running_requests
     capacity = Capacity(
         blocks=blocks,
@@ -170,16 +171,33 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
         weights.annexes,
         pages=size.pages,
         base=_base(chosen, weights) if Extra.TRIMS in size.extras else None,
+        ends=_end_bank(chosen) if size.extras & (Extra.EMBEDDING | Extra.HEAD) else None,
     )
-    project: Project = StackedProjector(bank) if chosen.device.type == "cpu" else project_with_lora
-    if chosen.lora_backend == "triton":
-        from rota.engine.lora.triton_ops import TritonProjector
-
-        project = TritonProjector(bank.device)
+    project, ends = _projector(chosen, bank)
     read = checkpoint_reader(bank, chosen.whole, lora.adapter_root, chosen.shard)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
     check = HeaderCheck(chosen.whole, size.rank, lora.adapter_root, size.extras, chosen.shard.size)
-    return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check)
+    return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check, ends)
+
+
+def _projector(chosen: Choices, bank: Bank) -> tuple[Project, Ends | None]:
+    """How adapters are applied at the sites, and at the ends if the bank has any."""
+    if chosen.lora_backend == "triton":
+        from rota.engine.lora.triton_ends import TritonEnds
+        from rota.engine.lora.triton_ops import TritonProjector
+
+        return TritonProjector(bank.device), None if bank.ends is None else TritonEnds(bank.ends)
+    on_cpu = chosen.device.type == "cpu"
+    project: Project = StackedProjector(bank) if on_cpu else project_with_lora
+    # A head has batches of its own, and so stacks of its own.
+    add = StackedProjector(bank).add if on_cpu else add_lora
+    return project, None if bank.ends is None else TorchEnds(bank.ends, add)
+
+
+def _end_bank(chosen: Choices) -> EndBank:
+    tokens, size = chosen.shard.tokens(chosen.whole.vocab_size), chosen.bank
+    own = tokens.end - tokens.first
+    return EndBank(chosen.spec, own, size.slots, size.rank, chosen.dtype, chosen.device, size.extras)
 
 
 def _base(chosen: Choices, weights: Weights) -> BaseMatrices:

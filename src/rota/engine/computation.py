@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class HostInputs:
     has_adapters: bool
     chunks: Sequence[Chunk] = ()
     groups: Groups = ()
+    head_groups: Groups = ()  # of the rows that sample
 
 
 class Computation:
@@ -71,11 +72,11 @@ class Computation:
         Logits are written to the beginning of `logits` if it is given.
         """
         step_inputs = frame.unpack(inputs[: frame.numbers], host.chunks if host else ())
-        lora = self._lora(inputs, frame, host.groups if host else ()) if has_adapters else None
+        lora, head_lora = self._batches(inputs, frame, host) if has_adapters else (None, None)
         hidden = self._model.forward(self._rows.device_step(step_inputs, lora), self._cache.layers)
         sampling = _sampling(hidden, step_inputs)
         rows, lengths = _sampled_rows(step_inputs)
-        logits = self._model.logits(sampling, None if logits is None else logits[: len(sampling)])
+        logits = self._model.logits(sampling, None if logits is None else logits[: len(sampling)], head_lora)
         tokens, masked = self._vocabulary.greedy(logits)
         self._rows.newest_token[rows] = tokens
         return Computed(masked, logits, rows, lengths, hidden)
@@ -91,8 +92,9 @@ class Computation:
         if not has_adapters:
             return packed.line
         assert self._adapters is not None
-        numbers, _ = self._with_slots(packed.line, np.full(frame.tokens, self._adapters.bank.slots, np.int32))
-        return numbers
+        base = self._adapters.bank.slots
+        slots, sampled = (np.full(count, base, np.int32) for count in (frame.tokens, len(packed.sampled_rows)))
+        return self._with_slots(packed, slots, sampled).numbers
 
     def _has_adapters(self, plan: StepPlan) -> bool:
         if self._adapters is None:
@@ -103,17 +105,32 @@ class Computation:
     def _host_inputs(self, packed: PackedStep, plan: StepPlan) -> HostInputs:
         """The inputs of a packed plan; with adapters only if one of its rows has one."""
         slots = self._adapters.slots_of(packed.token_rows) if self._adapters is not None else None
-        numbers, groups = self._with_slots(packed.line, slots) if slots is not None else (packed.line, ())
-        return HostInputs(numbers, slots is not None, plan.chunks, groups)
+        if self._adapters is None or slots is None:
+            return HostInputs(packed.line, False, plan.chunks)
+        sampled = self._adapters.slots_of(packed.sampled_rows)
+        if sampled is None:
+            sampled = np.full(len(packed.sampled_rows), self._adapters.bank.slots, np.int32)
+        return replace(self._with_slots(packed, slots, sampled), chunks=plan.chunks)
 
-    def _with_slots(self, line: Numbers, slots: Numbers) -> tuple[Numbers, Groups]:
+    def _with_slots(self, packed: PackedStep, slots: Numbers, sampled: Numbers) -> HostInputs:
+        """The step's numbers, the slots of its tokens, and those of the rows that sample where these are others."""
         assert self._adapters is not None
         numbers, groups = self._adapters.frame(len(slots)).pack(slots)
-        return np.concatenate([line, numbers]), groups
+        if not (self._adapters.has_head and packed.frame.chunks):
+            return HostInputs(np.concatenate([packed.line, numbers]), True, groups=groups, head_groups=groups)
+        head, head_groups = self._adapters.frame(len(sampled)).pack(sampled)
+        line = np.concatenate([packed.line, numbers, head])
+        return HostInputs(line, True, groups=groups, head_groups=head_groups)
 
-    def _lora(self, inputs: Tensor, frame: Frame, groups: Groups) -> LoraBatch:
+    def _batches(self, inputs: Tensor, frame: Frame, host: HostInputs | None) -> tuple[LoraBatch, LoraBatch | None]:
+        """Of the step's tokens, and for the head of the rows that sample; None if no adapter has factors there."""
         assert self._adapters is not None
-        return self._adapters.frame(frame.tokens).unpack(inputs[frame.numbers :], groups)
+        of_tokens, of_rows = (self._adapters.frame(count) for count in (frame.tokens, frame.decodes + frame.sampled))
+        _, first, second = inputs.tensor_split([frame.numbers, frame.numbers + of_tokens.numbers])
+        lora = of_tokens.unpack(first, host.groups if host else ())
+        if not self._adapters.has_head:
+            return lora, None
+        return lora, of_rows.unpack(second, host.head_groups if host else ()) if frame.chunks else lora
 
 
 def _sampling(hidden: Tensor, inputs: StepInputs) -> Tensor:

@@ -8,7 +8,7 @@ The forward pass of step 2 runs while the host works out its masks. Steps withou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -29,6 +29,7 @@ from rota.engine.step.computed import Computed
 from rota.engine.step.copied import copy_to_host
 from rota.engine.step.frames import Frame
 from rota.engine.step.inputs import Rows
+from rota.engine.step.lora_batch import LoraBatch
 from rota.engine.step.sampled import Sampled
 from rota.engine.ticket import Ticket
 
@@ -49,8 +50,17 @@ class Step:
 class Drawing:
     """Draws steps in the order in which they began; at most one of them waits."""
 
-    def __init__(self, model: Model, rows: Rows, vocabulary: Vocabulary, sampler: Sampler, group: Group) -> None:
+    def __init__(
+        self,
+        model: Model,
+        rows: Rows,
+        vocabulary: Vocabulary,
+        sampler: Sampler,
+        group: Group,
+        batch_of: Callable[[NDArray[np.int64]], LoraBatch | None] = lambda _: None,
+    ) -> None:
         self._model = model
+        self._batch_of = batch_of
         self._rows = rows
         self._vocabulary = vocabulary
         self._sampler = sampler
@@ -146,8 +156,9 @@ class Drawing:
             scores = score(plan, self._rows, hidden, self._all_logits, self._scored_at_once)
         return replace(sampled, scores=scores, pooled=pool(plan, hidden) if plan.pools else None)
 
-    def _all_logits(self, hidden: Tensor) -> Tensor:
-        return self._vocabulary.whole(self._model.logits(hidden))
+    def _all_logits(self, hidden: Tensor, rows: NDArray[np.int64]) -> Tensor:
+        # A step is drawn before the next is submitted: the rows' slots are still those of the step.
+        return self._vocabulary.whole(self._model.logits(hidden, lora=self._batch_of(rows)))
 
 
 def _in_plan(framed: Tensor, decodes: int, frame: Frame, chunks: int) -> Tensor:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
@@ -31,6 +33,7 @@ from rota.engine.stages import StageRecorder
 from rota.engine.step.frames import MOST_CHUNKS, Frame, decode_frames, mixed_frames
 from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
+from rota.engine.step.lora_batch import LoraBatch
 from rota.engine.ticket import Ticket
 
 
@@ -63,7 +66,7 @@ class Engine:
         self._vocabulary = Vocabulary(spec.vocab_size, group, shard)
         self._computation = Computation(model, self._rows, cache, adapters, self._vocabulary)
         sampler = Sampler(capacity.rows, spec.vocab_size, self._device, draws=group.rank == 0)
-        self._drawing = Drawing(model, self._rows, self._vocabulary, sampler, group)
+        self._drawing = Drawing(model, self._rows, self._vocabulary, sampler, group, self._batch_of)
         self._threads: Threads | None = None
         self.token_s = 0.0  # until `warm_up`
         self.stages: tuple[Stage, ...] = ()  # of its building
@@ -85,6 +88,9 @@ class Engine:
             return self._drawing.begin(None)
         lost = self._adapters.lost(plan.sampled_rows) if self._adapters is not None else []
         return self._drawing.begin(Step(plan, *ran, lost))
+
+    def _batch_of(self, rows: NDArray[np.int64]) -> LoraBatch | None:
+        return None if self._adapters is None else self._adapters.batch_of(rows)
 
     @torch.inference_mode()
     def collect(self, ticket: Ticket) -> StepResult:

@@ -174,7 +174,10 @@ CONFIG_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "factor biases that are not there": ({"lora_bias": True}, "lacks the lora_B.bias of"),
     "saved modules": ({"modules_to_save": ["lm_head"]}, "sets 'modules_to_save': the adapter has whole layers"),
     "moved base": ({"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
-    "embeddings": ({"target_modules": [*EVERYTHING, "embed_tokens"]}, "targets 'embed_tokens'; Rota does not serve"),
+    "an embedding that is not there": (
+        {"target_modules": [*EVERYTHING, "embed_tokens"]},
+        "lacks the factors of 'model.embed_tokens', which adapter_config.json targets",
+    ),
     "unknown module": ({"target_modules": [*EVERYTHING, "c_attn"]}, "targets 'c_attn', which names no module"),
     "unknown expression": ({"target_modules": "c_.*"}, "targets 'c_.*', which names no module"),
     "a layer beyond the last": (
@@ -230,11 +233,11 @@ TENSOR_FAULTS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     ),
     "a head": (
         lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(4)}),
-        "the adapter changes embeddings or lm_head",
+        "the adapter has a whole embedding or head of its own",
     ),
     "factors of the head": (
         lambda t: rename(t, "model.layers.0.mlp.up_proj", "lm_head"),
-        "has factors for 'lm_head'; Rota does not serve embeddings or lm_head",
+        "has factors for 'lm_head', which adapter_config.json does not target",
     ),
     "a bias of a factor": (
         lambda t: t.update({Q_B.replace("weight", "bias"): torch.ones(4)}),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +9,12 @@ import pytest
 from rota.core.config import FirstAdapters
 from rota.core.events import AdapterRefused
 from rota.core.extras import Extra
-from rota.core.ids import AdapterId, RequestId
 from rota.core.lora_paths import LoraPath
-from rota.core.request import Request
 from rota.engine.lora.files.ranks import extras_of
-from tests.builders import request
-from tests.engine.lora.adapter_factory import ATTENTION, greedy_answer, load_with_peft, make_adapter
+from tests.engine.lora.adapter_factory import ATTENTION
+from tests.engine.lora.features import World, assert_answers_as_peft, world_of
 from tests.engine.lora.mixed_server import Server, adapter
-from tests.engine.model_factory import make_tiny_model
-from tests.worlds import outputs
 
-NEW_TOKENS = 24
 FEATURES: dict[int, dict[str, Any]] = {
     1: {},
     2: {"use_dora": True},
@@ -33,48 +26,11 @@ FEATURES: dict[int, dict[str, Any]] = {
     8: {"use_dora": True, "layers_to_transform": [1], "layers_pattern": "layers", "target_modules": ATTENTION},
 }
 ALL = FirstAdapters(len(FEATURES), 12, 11, Extra.TRIMS)
-Answers = dict[tuple[int, ...], dict[int, list[int]]]
-World = tuple[Path, Path, list[tuple[int, ...]], Answers]
-
-
-def world_of(family: str, place: Path) -> World:
-    """A tiny model, an adapter with each feature, prompts, and what PEFT answers for each."""
-    model = make_tiny_model(place / "model", family)
-    for number, fields in FEATURES.items():
-        make_adapter(place / str(number), model, seed=number, **fields)
-    dice = random.Random(5)
-    prompts = [tuple(dice.randrange(3, 250) for _ in range(length)) for length in (5, 90)]
-    answers: Answers = {prompt: {0: greedy_answer(model, prompt, NEW_TOKENS)} for prompt in prompts}
-    for number in FEATURES:
-        tuned = load_with_peft(place / str(number), model)
-        for prompt in prompts:
-            answers[prompt][number] = greedy_answer(tuned, prompt, NEW_TOKENS)
-    assert len({tuple(answer) for answer in answers[prompts[0]].values()}) == len(FEATURES) + 1, (
-        "each changes something"
-    )
-    return place / "model", place, prompts, answers
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return world_of("qwen2", tmp_path_factory.mktemp("features"))  # queries, keys and values have biases
-
-
-def everybody(prompts: list[tuple[int, ...]]) -> list[Request]:
-    return [
-        request(f"{place}-{number}", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(number))
-        for place, prompt in enumerate(prompts)
-        for number in (0, *FEATURES)
-    ]
-
-
-def assert_answers_as_peft(server: Server, world: World) -> None:
-    _, adapters, prompts, answers = world
-    server.add(*(adapter(number, adapters) for number in FEATURES))
-    given = outputs(server.serve(everybody(prompts)))
-    for place, prompt in enumerate(prompts):
-        for number, right in answers[prompt].items():
-            assert given[RequestId(f"{place}-{number}")] == right, f"adapter {number}: {FEATURES.get(number)}"
+    return world_of("qwen2", tmp_path_factory.mktemp("features"), FEATURES)  # queries, keys and values have biases
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -87,14 +43,16 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_feature_in_one_batch_is_answered_as_peft_alone_answers_it(world, way):
-    server = Server(world[0], first=ALL, **WAYS[way])
+    server = Server(world.model, first=ALL, **WAYS[way])
     assert bool(server.engine.capacity.pages) == (way == "in pages")
     assert_answers_as_peft(server, world)
 
 
 def test_an_adapter_that_needs_trims_is_refused_where_none_at_the_start_did(world):
-    server = Server(world[0], slots=2, first=FirstAdapters(1, 8, 1))
-    events = server.add(adapter(1, world[1]), adapter(2, world[1]), adapter(4, world[1]), adapter(5, world[1]))
+    server = Server(world.model, slots=2, first=FirstAdapters(1, 8, 1))
+    events = server.add(
+        adapter(1, world.adapters), adapter(2, world.adapters), adapter(4, world.adapters), adapter(5, world.adapters)
+    )
 
     refused = {int(event.adapter_id): event.reason for event in events if isinstance(event, AdapterRefused)}
     assert refused.keys() == {2, 4, 5}
@@ -104,7 +62,7 @@ def test_an_adapter_that_needs_trims_is_refused_where_none_at_the_start_did(worl
 
 
 def test_a_server_looks_for_trims_in_the_configs_of_its_first_adapters(world):
-    entries = [LoraPath(name=str(number), path=str(world[1] / str(number))) for number in FEATURES]
+    entries = [LoraPath(name=str(number), path=str(world.adapters / str(number))) for number in FEATURES]
     assert [extras_of([entry], None) for entry in entries] == [Extra.NONE, *[Extra.TRIMS] * 7]
     assert extras_of(entries, None) == Extra.TRIMS
     assert extras_of([LoraPath(name="gone", path="/nowhere")], None) == Extra.NONE

@@ -1,4 +1,4 @@
-"""Ranks cut an adapter's biases and magnitudes as they cut its factors; behind a sum, only one rank adds a bias."""
+"""Ranks cut biases, magnitudes and the head's factors; behind a sum, only one rank adds a bias."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.engine.parallel.story import GroupServer, asked, play
 FEATURES = {
     1: {"use_dora": True, "target_modules": ["q_proj", "v_proj", "gate_proj"]},
     2: {"lora_bias": True, "bias": "all"},
-    3: {"bias": "lora_only", "target_modules": ["q_proj", "o_proj"]},
+    3: {"bias": "lora_only", "target_modules": ["q_proj", "o_proj", "lm_head", "embed_tokens"]},
 }
 NEW_TOKENS = 8
 
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 
 def test_two_ranks_answer_as_one_does(folder, group_of):
-    first = FirstAdapters(3, 4, 3, Extra.TRIMS)
+    first = FirstAdapters(3, 4, 3, Extra.TRIMS | Extra.HEAD | Extra.EMBEDDING)
     one = play(GroupServer(folder / "model", None, first=first), folder, asked(NEW_TOKENS))
     two = play(GroupServer(folder / "model", group_of(2), first=first), folder, asked(NEW_TOKENS))
     assert two.tokens == one.tokens

@@ -16,6 +16,7 @@ from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import PARTIAL_SITES
 from rota.engine.step.device_step import DeviceStep
+from rota.engine.step.lora_batch import LoraBatch
 from rota.engine.weights.load import LayerWeights, Weights
 
 # Weights of the norm over each query head and of the norm over each key head, and their epsilon.
@@ -33,6 +34,7 @@ class Decoder:
         self._with_adapters = kernels.with_adapters
         self._open_sites = kernels.open_sites
         self.group = kernels.group
+        self._ends = kernels.ends
         self._windows = [window or 0 for window in spec.windows] or [0] * spec.layers  # as attention takes it
         self._rotaries = self._tables(weights.embedding.device)
 
@@ -58,8 +60,14 @@ class Decoder:
         tune_gemms([layer.down for layer in layers], rows)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None, lora: LoraBatch | None = None) -> Tensor:
         """[n, this rank's tokens] in the model's precision, into `out` if given; pass only the rows that sample."""
+        logits = self._head(hidden, out)
+        if lora is not None and self._ends is not None:
+            self._ends.head(logits, hidden, lora)
+        return logits
+
+    def _head(self, hidden: Tensor, out: Tensor | None) -> Tensor:
         head = self.weights.head
         assert out is None or len(out) == len(hidden), "torch would allocate other memory for the logits"
         if out is None:
@@ -68,7 +76,10 @@ class Decoder:
         return torch.mm(hidden, head.weight.T, out=out)
 
     def embed(self, step: DeviceStep) -> Tensor:
-        return functional.embedding(step.token_ids, self.weights.embedding)
+        x = functional.embedding(step.token_ids, self.weights.embedding)
+        if step.lora is not None and self._ends is not None:
+            self._ends.embed(x, step.token_ids, step.lora)
+        return x
 
     def project(self, projection: Projection, x: Tensor, step: DeviceStep, layer: int, site: str) -> Tensor:
         """A matrix product, plus what each token's adapter adds; summed over ranks where each computes a part."""

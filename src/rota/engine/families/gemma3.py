@@ -17,6 +17,7 @@ from rota.engine.model.rotary import RotarySpec, read_rotary
 from rota.engine.model.spec import ModelSpec, common_fields
 from rota.engine.model.windows import FULL, SLIDING, read_windows
 from rota.engine.step.device_step import DeviceStep
+from rota.engine.step.lora_batch import LoraBatch
 from rota.engine.weights.load import LayerWeights, Weights
 
 ARCHITECTURE = "Gemma3ForCausalLM"
@@ -114,8 +115,8 @@ class Gemma3Model(Decoder):
         return self.project(layer.down, functional.gelu(gate, approximate="tanh") * up, step, index, "down")
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        logits, cap = super().logits(hidden, out), self.spec.logits_cap
+    def logits(self, hidden: Tensor, out: Tensor | None = None, lora: LoraBatch | None = None) -> Tensor:
+        logits, cap = super().logits(hidden, out, lora), self.spec.logits_cap
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from rota.engine.lora.open_product import Output, closed
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields, only_silu
 from rota.engine.step.device_step import DeviceStep
+from rota.engine.step.lora_batch import LoraBatch
 
 ARCHITECTURE = "GraniteForCausalLM"
 
@@ -52,8 +53,8 @@ class GraniteModel(PreNormModel):
         return super().add_norm(closed(x) * self.spec.residual_multiplier, residual, norm)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        return super().logits(hidden, out).div_(self.spec.logits_divisor)
+    def logits(self, hidden: Tensor, out: Tensor | None = None, lora: LoraBatch | None = None) -> Tensor:
+        return super().logits(hidden, out, lora).div_(self.spec.logits_divisor)
 
 
 FAMILY = Family(ARCHITECTURE, read, GraniteModel)

@@ -14,7 +14,8 @@ from rota.core.ids import BASE, AdapterId, Row, Slot
 from rota.core.messages import Message
 from rota.core.plan import Load, StepPlan
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.batch import BatchFrame, tile_size_for
+from rota.engine.lora.batch import BatchFrame, make_batch, tile_size_for
+from rota.engine.lora.ends import Ends
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.loader import AdapterLoader
@@ -44,8 +45,10 @@ class Adapters:
         overlaps: bool,
         ranks: int = 1,
         check: Callable[[Adapter], str] = lambda _: "",
+        ends: Ends | None = None,
     ) -> None:
         self.bank = bank
+        self.ends = ends
         self._check = check
         self._project = project
         self._factors = [{site: bank.factors(layer, site) for site in SITES} for layer in range(bank.layers)]
@@ -90,6 +93,16 @@ class Adapters:
             return None
         assert slots.min() >= 0, "a step uses an adapter that is in no slot"
         return slots
+
+    @property
+    def has_head(self) -> bool:
+        """May an adapter have factors of the head?"""
+        return self.bank.ends is not None and self.bank.ends.head is not None
+
+    def batch_of(self, rows: NDArray[np.integer]) -> LoraBatch | None:
+        """The batch of one token of each of these rows, for the head; None if their adapters have nothing there."""
+        slots = self.slots_of(rows) if self.has_head else None
+        return None if slots is None else make_batch(slots, self.bank.slots, self.bank.device)
 
     def wait_for_copies(self, plan: StepPlan) -> None:
         """Let the plan's step wait, on the device, for copies into the slots that it uses; a CPU waits here."""

@@ -12,11 +12,13 @@ from rota.core.ids import Slot
 from rota.engine.device import send
 from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.batched_copy import can_batch, copy_stretches
+from rota.engine.lora.ends import EndBank
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.lines import copy_lines, line_count, lines_of, shares_of, stretches_of
 from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.lora.trims import SlotTrims
+from rota.engine.lora.zeros import zeros
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 
@@ -58,10 +60,11 @@ class Bank:
         has_stage: bool | None = None,
         pages: int = 0,
         base: BaseMatrices | None = None,
+        ends: EndBank | None = None,
     ) -> None:
         """With a stage, or without it, or by default with it where it pays. With pages, or without them.
 
-        With a `base` slots have trims, which are worked out against it.
+        With a `base` slots have trims, which are worked out against it; with `ends` they have factors there too.
         """
         places, place_rank = (pages, PAGE_RANK) if pages else (slots, max_rank)
         if has_stage is None:
@@ -72,16 +75,18 @@ class Bank:
         self.device = device
         self.size_bytes = places * slot_bytes(spec, place_rank, dtype) + has_stage * slot_bytes(spec, max_rank, dtype)
         self.base = base
+        self.ends = ends
+        self.size_bytes += 0 if ends is None else ends.size_bytes
         self._place_rank = place_rank
         self.layers = spec.layers
         self._shapes = site_shapes(spec)
         self._a = [
             annexes[shape.name].unflatten(1, (places, -1))
             if shape.name in annexes
-            else _zeros((spec.layers, places, len(shape.parts) * place_rank, shape.inputs), dtype, device)
+            else zeros((spec.layers, places, len(shape.parts) * place_rank, shape.inputs), dtype, device)
             for shape in self._shapes
         ]
-        self._b = [_zeros((spec.layers, places, place_rank, shape.outputs), dtype, device) for shape in self._shapes]
+        self._b = [zeros((spec.layers, places, place_rank, shape.outputs), dtype, device) for shape in self._shapes]
         self._table: Tensor | None = None
         if pages:
             self._table = torch.zeros(slots, pages_for(max_rank), dtype=torch.int32, device=device)
@@ -123,7 +128,9 @@ class Bank:
         """
         places = self._places(slot, pages)
         assert len(places) * self._place_rank >= max(adapter.site_ranks), "a rank has no page"
-        if self._stage is None:
+        if not any(adapter.site_ranks):
+            pass  # it has factors at the ends alone
+        elif self._stage is None:
             self._copy_to_lines(places, adapter)
         else:
             run = self._arrive(self._stage, adapter.pieces)
@@ -132,8 +139,7 @@ class Bank:
         for index, rank in enumerate(adapter.site_ranks):
             self._clear_beyond(places, index, rank)
         self._write_pages(slot, pages)
-        if self._trims is not None:
-            self._trims.copy_in(slot, adapter.trims)
+        self._copy_extras(slot, adapter)
         self._ranks[:, :, slot].copy_(adapter.ranks, non_blocking=True)
         self._generations[slot] += 1
 
@@ -141,8 +147,7 @@ class Bank:
     def clear(self, slot: Slot, pages: Sequence[int] = ()) -> None:
         """Leave the slot without an adapter, whatever a copy that failed has written; queued as `copy_in` is."""
         self._ranks[:, :, slot].zero_()
-        if self._trims is not None:
-            self._trims.copy_in(slot, None)
+        self._copy_extras(slot, None)
         for place in self._places(slot, pages):
             self._filled[place] = [self._place_rank] * len(SITES)
         self._generations[slot] += 1
@@ -159,6 +164,12 @@ class Bank:
         self._parts(place, index)[-1, 0, 0] = torch.nan
         self._b[index][-1, place, 0] = 1.0
         self._ranks[-1, index, slot] = 1
+
+    def _copy_extras(self, slot: Slot, adapter: HostAdapter | None) -> None:
+        if self._trims is not None:
+            self._trims.copy_in(slot, None if adapter is None else adapter.trims)
+        if self.ends is not None:
+            self.ends.copy_in(slot, adapter)
 
     def _places(self, slot: Slot, pages: Sequence[int]) -> tuple[int, ...]:
         """Where the slot's ranks lie, in their order."""
@@ -203,11 +214,3 @@ class Bank:
     def _parts(self, place: int, index: int) -> Tensor:
         """A in one place at one site, part by part: [layers, parts, place_rank, inputs]."""
         return self._a[index][:, place].unflatten(1, (-1, self._place_rank))
-
-
-def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    # The system allocates the pages of NumPy's zeros at the first write: an empty slot costs nothing.
-    raw = np.zeros(int(np.prod(size)) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(size)

@@ -16,6 +16,17 @@ PAUSE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
+class EndFactors:
+    """The factors of the embedding or of the head."""
+
+    a: Tensor  # [rank, hidden] of the head; [vocabulary, rank] of the embedding, which is looked up
+    b: Tensor  # [rank, outputs], alpha / rank folded in
+
+    def pinned(self) -> EndFactors:
+        return EndFactors(self.a.pin_memory(), self.b.pin_memory())
+
+
+@dataclass(frozen=True, slots=True)
 class HostAdapter:
     """All factors in one run of numbers: site after site, A before B, each for all layers."""
 
@@ -23,10 +34,16 @@ class HostAdapter:
     site_ranks: tuple[int, ...]  # in the order of SITES: the largest rank of any layer and part, or 0
     ranks: Tensor  # [layers, len(SITES)] int32, as SiteFactors.ranks has them
     trims: Tensor | None = None  # [layers, numbers of a layer] float32 (trims.py), of a DoRA or an adapter with biases
+    embedding: EndFactors | None = None
+    head: EndFactors | None = None
 
     @property
     def size_bytes(self) -> int:
-        return sum(piece.nbytes for piece in self.pieces) + (0 if self.trims is None else self.trims.nbytes)
+        ends = [end for end in (self.embedding, self.head) if end is not None]
+        extras = [] if self.trims is None else [self.trims]
+        return sum(
+            each.nbytes for each in (*self.pieces, *extras, *(factor for end in ends for factor in (end.a, end.b)))
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +86,18 @@ def pin(run: Tensor) -> tuple[Tensor, ...]:
         pieces.append(torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part))
         time.sleep(PAUSE_S)
     return tuple(pieces)
+
+
+def pinned(adapter: HostAdapter) -> HostAdapter:
+    """The same in pinned memory; blocks as `pin` does."""
+    return HostAdapter(
+        tuple(part for piece in adapter.pieces for part in pin(piece)),
+        adapter.site_ranks,
+        adapter.ranks.pin_memory(),
+        None if adapter.trims is None else adapter.trims.pin_memory(),
+        None if adapter.embedding is None else adapter.embedding.pinned(),
+        None if adapter.head is None else adapter.head.pinned(),
+    )
 
 
 def _width(shape: SiteShape) -> int:

@@ -56,7 +56,9 @@ class StackedProjector:
         self._batch: LoraBatch | None = None
         self._masks: dict[bytes, Tensor] = {}
 
-    def __call__(self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
+    def __call__(
+        self, project: Callable[[Tensor], Tensor], x: Tensor, factors: SiteFactors, batch: LoraBatch
+    ) -> Tensor:
         """A matrix product, plus what each token's adapter adds, trimmed where the adapter has trims."""
         y = project(x)
         if batch is not self._batch:
@@ -69,6 +71,10 @@ class StackedProjector:
         if factors.trims is not None:
             trim(y, factors.trims, batch)
         return y
+
+    def add(self, y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:
+        """Add to y what each token's adapter makes of x."""
+        self(lambda _: y, x, factors, batch)
 
     def _take_batch(self, batch: LoraBatch) -> None:
         """Stacks stay while they have all adapters of the batch, and the batch has at least half of theirs."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rota.engine.layer_cache import LayerCache
 from rota.engine.step.device_step import DeviceStep
+from rota.engine.step.lora_batch import LoraBatch
 
 
 class Model(Protocol):
@@ -28,6 +29,9 @@ class Model(Protocol):
         """[tokens, hidden size] after the last norm; writes the tokens' keys and values into the cache."""
         ...
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """[n, hidden size] -> [n, this rank's tokens] in the model's precision, written to `out` if given."""
+    def logits(self, hidden: Tensor, out: Tensor | None = None, lora: LoraBatch | None = None) -> Tensor:
+        """[n, hidden size] -> [n, this rank's tokens] in the model's precision, written to `out` if given.
+
+        `lora` says which adapter each of these rows has.
+        """
         ...

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.ids import Row
@@ -19,7 +20,8 @@ from rota.engine.step.sampled import Logprobs
 # hold the logits of 65 tokens.
 LOGIT_BYTES = 32 << 20
 
-Logits = Callable[[Tensor], Tensor]
+# Of hidden states, each with its row.
+Logits = Callable[[Tensor, NDArray[np.int64]], Tensor]
 
 
 def tokens_at_once(vocabulary: int) -> int:
@@ -36,9 +38,13 @@ def score(plan: StepPlan, rows: Rows, hidden: Tensor, logits_of: Logits, at_once
     before = torch.cat([hidden[start : start + length] for start, length in zip(starts, lengths, strict=True)])
     known = np.concatenate([rows.known(one.row, one.start, one.end) for one in plan.scorings])
     tokens = send(known, hidden.device).to(torch.int64)
+    of_rows = np.repeat(np.array([one.row for one in plan.scorings], np.int64), lengths)
     most = max(one.top for one in plan.scorings)
-    slices = zip(before.split(at_once), tokens.split(at_once), strict=True)
-    parts = [logprobs_of(logits_of(some).float(), chosen, most) for some, chosen in slices]
+    slices = zip(before.split(at_once), tokens.split(at_once), range(0, len(of_rows), at_once), strict=True)
+    parts = [
+        logprobs_of(logits_of(some, of_rows[first : first + at_once]).float(), chosen, most)
+        for some, chosen, first in slices
+    ]
     chosen, top_tokens, top = (torch.cat(part) for part in zip(*parts, strict=True))
     wanted = enumerate(np.repeat([one.top for one in plan.scorings], lengths).tolist())
     return Logprobs(chosen, top_tokens, top, tuple(wanted))

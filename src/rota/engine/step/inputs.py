@@ -33,6 +33,7 @@ class PackedStep:
     frame: Frame
     line: Numbers  # [frame.numbers]
     token_rows: Numbers  # [frame.tokens] each token's row, decodes first; padding's is the padding row
+    sampled_rows: Numbers  # [frame.decodes + frame.sampled] the rows that sample, likewise
 
 
 class Rows:
@@ -74,7 +75,10 @@ class Rows:
         token_rows = np.full(frame.tokens, self._padding, np.int32)
         token_rows[: len(decodes)] = decodes
         token_rows[frame.decodes : frame.decodes + len(chunks["token_rows"])] = chunks["token_rows"]
-        return PackedStep(frame, line, token_rows)
+        sampled_rows = np.full(frame.decodes + frame.sampled, self._padding, np.int32)
+        sampled_rows[: len(decodes)] = decodes
+        sampled_rows[frame.decodes : frame.decodes + len(sampled)] = sampled
+        return PackedStep(frame, line, token_rows, sampled_rows)
 
     def known(self, row: Row, start: int, end: int) -> Numbers:
         """Tokens [start, end) that a row's seat brought."""

@@ -14,9 +14,10 @@ from rota.core.errors import AdapterError
 from rota.core.extras import Extra
 from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
+from rota.engine.lora.files.end_factors import read_embedding, read_head
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.folding import Folding
-from rota.engine.lora.host import HostAdapter, StackedSite, pin, run_length, stacked_sites
+from rota.engine.lora.host import HostAdapter, StackedSite, pinned, run_length, stacked_sites
 from rota.engine.model.sites import SiteShape, module_name, site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Cut, Shard
@@ -36,14 +37,15 @@ def read_checkpoint(
     key_root: str | Path | None = None,
     shard: Shard = WHOLE,
     base: BaseMatrices | None = None,
+    ends: Extra = Extra.NONE,
 ) -> HostAdapter:
     """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk.
 
     `spec` is the whole model's. The folder is checked against it, and a rank reads only its part. With a `base` slots
-    have trims.
+    have trims, and they have these `ends`.
     """
     shapes = site_shapes(shard.local(spec))
-    slots = SlotKind(max_rank, Extra.NONE if base is None else Extra.TRIMS, shard.size)
+    slots = SlotKind(max_rank, ends if base is None else ends | Extra.TRIMS, shard.size)
     with AdapterFolder(path, adapter_root, key_root) as folder:
         for reason in refusals(folder, spec, slots):
             raise AdapterError(reason)
@@ -57,13 +59,14 @@ def read_checkpoint(
         for shape, site in zip(shapes, sites, strict=True):
             _fill(site, shape, folder, cut_of)
         trims = None if base is None else _folded(folder, base, shard, cut_of, shapes, sites)
-        _check_values(run, folder)
-        _check_values(run if trims is None else trims, folder)
+        embedding, head = read_embedding(folder, dtype), read_head(folder, dtype, shard.tokens(spec.vocab_size))
+        for numbers in (run, trims, *(factor for end in (embedding, head) if end for factor in (end.a, end.b))):
+            if numbers is not None and numbers.numel():
+                _check_values(numbers, folder)
     if trims is not None:
         ranks.clamp_min_(1)  # operations pass over a site without ranks
-    if is_pinned:
-        return HostAdapter(pin(run), site_ranks, ranks.pin_memory(), None if trims is None else trims.pin_memory())
-    return HostAdapter((run,), site_ranks, ranks, trims)
+    adapter = HostAdapter((run,), site_ranks, ranks, trims, embedding, head)
+    return pinned(adapter) if is_pinned else adapter
 
 
 def _folded(

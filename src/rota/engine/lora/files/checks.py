@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rota.core.extras import Extra
+from rota.engine.lora.files.end_checks import room_for_ends, shapes_of_ends
 from rota.engine.lora.files.folder import AdapterFolder
-from rota.engine.lora.files.peft_config import EMBEDDINGS
+from rota.engine.lora.files.names import ENDS, HEAD
 from rota.engine.lora.files.tensor_file import Stored
 from rota.engine.lora.files.trim_checks import biases_of_the_model, lengths, room_for_trims, vectors_of_factors
 from rota.engine.model.sites import PARENTS, module_name, module_names, site_shapes
@@ -43,6 +44,7 @@ def refusals(folder: AdapterFolder, spec: ModelSpec | None, slots: SlotKind = AN
         for check in MODEL_CHECKS:
             yield from islice(check(folder, spec), 1)
     yield from room_for_trims(folder, slots.extras, slots.ranks)
+    yield from islice(room_for_ends(folder, slots.extras), 1)
 
 
 def values_not_finite(folder: AdapterFolder) -> Iterator[str]:
@@ -61,8 +63,8 @@ def _other_tensors(folder: AdapterFolder) -> Iterator[str]:
 
 
 def _what(stored: Stored) -> str:
-    if "lora_embedding" in stored.name or any(name in stored.name for name in EMBEDDINGS):
-        return "the adapter changes embeddings or lm_head"
+    if any(stored.name.endswith(f"{end}.weight") for end in ENDS):
+        return "the adapter has a whole embedding or head of its own"
     return "it is no LoRA factor"
 
 
@@ -96,13 +98,9 @@ def _known_targets(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
 
 
 def _known_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
-    known = set(module_names(spec.layers))
+    known = {*module_names(spec.layers), *ENDS}
     for module in folder.factors:
-        if module in known:
-            continue
-        if module.rpartition(".")[2] in EMBEDDINGS:
-            yield f"{_place(folder, module)} has factors for '{module}'; Rota does not serve embeddings or lm_head."
-        else:
+        if module not in known:
             yield (
                 f"{_place(folder, module)} has factors for '{module}', which this model does not have; its "
                 f"{spec.layers} layers have {', '.join(PARENTS)}."
@@ -113,11 +111,11 @@ def _targeted_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
     """The config must target the modules that the file holds, and no others."""
     config = folder.config
     for module in folder.factors:
-        if not config.targets_module(module):
+        if not config.targets_module(module) and not (config.is_tying and module == HEAD):
             yield f"{_place(folder, module)} has factors for '{module}', which {config.path.name} does not target."
     if config.targets is None:
         return
-    for module in module_names(spec.layers):
+    for module in (*module_names(spec.layers), *ENDS):
         if config.targets_module(module) and module not in folder.factors:
             yield f"{folder.path} lacks the factors of '{module}', which {config.path.name} targets."
 
@@ -140,8 +138,7 @@ def _shapes(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
 
 def _place(folder: AdapterFolder, module: str) -> str:
     factors = folder.factors[module]
-    stored = factors.a or factors.b
-    assert stored is not None
+    stored = next(each for each in (factors.a, factors.b, factors.base, factors.magnitude, factors.b_bias) if each)
     return str(stored.file.path)
 
 
@@ -150,6 +147,7 @@ MODEL_CHECKS: tuple[Callable[[AdapterFolder, ModelSpec], Iterator[str]], ...] = 
     _known_modules,
     _targeted_modules,
     _shapes,
+    shapes_of_ends,
     biases_of_the_model,
     lengths,
 )

@@ -22,11 +22,12 @@ PICKLED = "adapter_model.bin"
 # PEFT leaves the adapter's name out of its files; a state dict saved as it is has the name.
 MODULE = r"base_model\.model\.(?P<module>.+)"
 KINDS = {
-    "a": re.compile(rf"{MODULE}\.lora_A(\.[^.]+)?\.weight"),
-    "b": re.compile(rf"{MODULE}\.lora_B(\.[^.]+)?\.weight"),
+    "a": re.compile(rf"{MODULE}\.lora_(A(\.[^.]+)?\.weight|embedding_A(\.[^.]+)?)"),
+    "b": re.compile(rf"{MODULE}\.lora_(B(\.[^.]+)?\.weight|embedding_B(\.[^.]+)?)"),
     "b_bias": re.compile(rf"{MODULE}\.lora_B(\.[^.]+)?\.bias"),
     "magnitude": re.compile(rf"{MODULE}\.lora_magnitude_vector(\.[^.]+)?(\.weight)?"),
     "bias": re.compile(rf"{MODULE}\.bias"),
+    "base": re.compile(rf"{MODULE}\.base_layer\.weight"),
 }
 
 
@@ -34,10 +35,11 @@ KINDS = {
 class Factors:
     """A module's two factors, and what may come with them; any may be missing from the file."""
 
-    a: Stored | None = None  # [rank, inputs]
+    a: Stored | None = None  # [rank, inputs]; an embedding's inputs are tokens
     b: Stored | None = None  # [outputs, rank]
     b_bias: Stored | None = None  # [outputs]
     magnitude: Stored | None = None  # [outputs], of a DoRA
+    base: Stored | None = None  # a copy of the model's own matrix, which PEFT saves of an embedding or a head
 
 
 class OutsideError(AdapterError):

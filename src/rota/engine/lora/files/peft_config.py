@@ -11,13 +11,12 @@ from typing import Any
 
 from rota.core.errors import AdapterError, ModelError
 from rota.core.extras import Extra
+from rota.engine.lora.files.names import ENDS, EVERY_LINEAR, is_named
 from rota.engine.lora.files.ranks import extras_in
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.sites import PARENTS, module_names
 
-EVERY_LINEAR = "all-linear"
 BIASES = ("none", "lora_only", "all")
-EMBEDDINGS = ("embed_tokens", "lm_head")
 # Initialisations that change the base weights, so that the factors alone are not the fine-tune.
 INITS_THAT_CHANGE_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 # Fields that, when set, change what an adapter computes.
@@ -53,6 +52,7 @@ class PeftConfig:
     has_factor_biases: bool  # B has a bias
     biases: str  # which biases of the model are its own: none, lora_only or all
     extras: Extra
+    is_tying: bool  # with tied embeddings the head has what the embedding has
     base_model: str | None
     refusals: tuple[str, ...]  # why Rota cannot serve it with any model
 
@@ -71,28 +71,27 @@ class PeftConfig:
 
     def targets_module(self, module: str) -> bool:
         """Whether the module has factors; true for every module if the file does not name its targets."""
-        if self.excluded is not None and _names(self.excluded, module):
+        if self.excluded is not None and is_named(self.excluded, module):
             return False
-        if self.targets is None or self.targets == EVERY_LINEAR:
+        if self.targets is None:
             return True
+        if self.targets == EVERY_LINEAR:
+            return module not in ENDS
         if isinstance(self.targets, str) or module in self.targets or not self.layers:
-            return _names(self.targets, module)
-        return _names(self.targets, module) and self._layer_of(module) in self.layers
+            return is_named(self.targets, module)
+        return is_named(self.targets, module) and self._layer_of(module) in self.layers
 
     def unknown_targets(self, layers: int) -> Iterator[str]:
         """A sentence for every target that a model with this many layers does not have."""
-        modules = module_names(layers)
+        modules = [*module_names(layers), *ENDS]
         for target in (self.targets,) if isinstance(self.targets, str) else self.targets or ():
             named = target if isinstance(self.targets, str) else (target,)
-            if target == EVERY_LINEAR or any(_names(named, module) for module in modules):
+            if target == EVERY_LINEAR or any(is_named(named, module) for module in modules):
                 continue
-            if target.rpartition(".")[2] in EMBEDDINGS:
-                yield f"{self.path} targets '{target}'; Rota does not serve adapters on embeddings or lm_head."
-            else:
-                yield (
-                    f"{self.path} targets '{target}', which names no module of this model; its {layers} layers have "
-                    f"{', '.join(PARENTS)}."
-                )
+            yield (
+                f"{self.path} targets '{target}', which names no module of this model; its {layers} layers have "
+                f"{', '.join(PARENTS)}."
+            )
         if beyond := [layer for layer in self.layers if not 0 <= layer < layers]:
             yield f"{self.path}: 'layers_to_transform' names layer {beyond[0]}, but this model has {layers} layers."
 
@@ -124,6 +123,7 @@ def read_config(path: Path) -> PeftConfig:
             has_factor_biases=config.flag("lora_bias"),
             biases=str(config.get("bias", "none")),
             extras=extras_in(config),
+            is_tying=config.flag("ensure_weight_tying"),
             base_model=config.get("base_model_name_or_path"),
             refusals=tuple(_refusals(config)),
         )
@@ -150,13 +150,6 @@ def _refusals(config: ConfigFile) -> Iterator[str]:
             f"{config.path} sets 'init_lora_weights' to {start!r}, which also changed the base weights; convert the "
             "adapter with PEFT's save_pretrained(path_initial_model_for_weight_conversion=…)."
         )
-
-
-def _names(targets: tuple[str, ...] | str, module: str) -> bool:
-    """As in PEFT: a string is a regular expression for the whole name, a list has names or ends of names."""
-    if isinstance(targets, str):
-        return re.fullmatch(targets, module) is not None
-    return module in targets or any(module.endswith(f".{target}") for target in targets)
 
 
 def _pattern_for(patterns: dict[str, Any], module: str) -> str:

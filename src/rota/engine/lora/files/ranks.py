@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from rota.core.errors import ModelError
 from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
+from rota.engine.lora.files.names import EMBEDDING, EVERY_LINEAR, HEAD, is_named
 from rota.engine.model.config_file import ConfigFile
 
 # The rank of an adapter whose config was not seen: nearly all that are published have this one or a smaller one.
@@ -36,7 +39,21 @@ def extras_of(entries: Iterable[LoraPath], adapter_root: str | None) -> Extra:
 def extras_in(config: ConfigFile) -> Extra:
     """What an adapter_config.json asks for besides factors."""
     has_trims = config.get("use_dora") or config.get("lora_bias") or config.get("bias", "none") != "none"
-    return Extra.TRIMS if has_trims else Extra.NONE
+    extras = Extra.TRIMS if has_trims else Extra.NONE
+    targets = config.get("target_modules")
+    if isinstance(targets, str | list) and targets != EVERY_LINEAR:
+        extras |= Extra.EMBEDDING if _is_named(targets, EMBEDDING) else Extra.NONE
+        extras |= Extra.HEAD if _is_named(targets, HEAD) else Extra.NONE
+    if Extra.EMBEDDING in extras and config.get("ensure_weight_tying"):
+        extras |= Extra.HEAD
+    return extras
+
+
+def _is_named(targets: list[Any] | str, module: str) -> bool:
+    """False for what is no expression: whoever reads the config for good refuses it."""
+    with suppress(re.error):
+        return is_named(targets if isinstance(targets, str) else list(map(str, targets)), module)
+    return False
 
 
 def _folder(entry: LoraPath, adapter_root: str | None) -> Path:

@@ -1,0 +1,113 @@
+"""Ends are the embedding and the head: some adapters have factors there too, which lie in slots of their own.
+
+    embedding    x = E[token] + A[token] B           A is looked up as the embedding is: [vocabulary, rank]
+    head         logits = x Hᵀ + (x Aᵀ) B            a site like any other, for the rows that sample
+
+A bank has the ends that its first adapters have. They lie beside the layers' sites and in no pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rota.core.extras import Extra
+from rota.engine.lora.host import EndFactors, HostAdapter
+from rota.engine.lora.layout import SiteFactors
+from rota.engine.lora.zeros import zeros
+from rota.engine.model.sites import SiteShape
+from rota.engine.model.spec import ModelSpec
+from rota.engine.step.lora_batch import LoraBatch
+
+# Adds to y what each token's adapter makes of x.
+AddLora = Callable[[Tensor, Tensor, SiteFactors, LoraBatch], None]
+
+
+def end_bytes(spec: ModelSpec, tokens: int, rank: int, dtype: torch.dtype, extras: Extra) -> int:
+    """The bytes of one slot's ends; a rank's head has so many tokens."""
+    embedding = (spec.vocab_size + spec.hidden_size) * rank if Extra.EMBEDDING in extras else 0
+    head = (tokens + spec.hidden_size) * rank if Extra.HEAD in extras else 0
+    return (embedding + head) * dtype.itemsize
+
+
+class EndBank:
+    """The factors of all slots at the ends that are there."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tokens: int,
+        slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        extras: Extra,
+    ) -> None:
+        def factors(name: str, inputs: int, a: tuple[int, int], outputs: int) -> SiteFactors:
+            ranks = torch.zeros(slots, dtype=torch.int32, device=device)
+            b = zeros((slots, max_rank, outputs), dtype, device)
+            return SiteFactors(SiteShape(name, inputs, ((name, outputs),)), zeros((slots, *a), dtype, device), b, ranks)
+
+        hidden, vocabulary = spec.hidden_size, spec.vocab_size
+        self.extras = extras
+        self.size_bytes = slots * end_bytes(spec, tokens, max_rank, dtype, extras)
+        # Its A lies the other way round than a site's: [slots, vocabulary, max_rank].
+        self.embedding: SiteFactors | None = None
+        self.head: SiteFactors | None = None
+        if Extra.EMBEDDING in extras:
+            self.embedding = factors("embed_tokens", vocabulary, (vocabulary, max_rank), hidden)
+        if Extra.HEAD in extras:
+            self.head = factors("lm_head", hidden, (max_rank, hidden), tokens)
+
+    def copy_in(self, slot: int, adapter: HostAdapter | None) -> None:
+        """Replace the slot's factors, or leave it without; queued as the bank's copies are."""
+        if self.embedding is not None:
+            _copy(self.embedding, slot, None if adapter is None else adapter.embedding, is_looked_up=True)
+        if self.head is not None:
+            _copy(self.head, slot, None if adapter is None else adapter.head, is_looked_up=False)
+
+
+def _copy(factors: SiteFactors, slot: int, own: EndFactors | None, is_looked_up: bool) -> None:
+    rank = 0 if own is None else len(own.b)
+    if own is not None:
+        a = factors.a[slot]
+        (a[:, :rank] if is_looked_up else a[:rank]).copy_(own.a, non_blocking=True)
+        factors.b[slot, :rank].copy_(own.b, non_blocking=True)
+    factors.ranks[slot] = rank
+
+
+class Ends(Protocol):
+    """Adds what adapters have at the ends; both do nothing where the bank has no such end."""
+
+    def embed(self, x: Tensor, token_ids: Tensor, batch: LoraBatch) -> None:
+        """x [tokens, hidden] += A[token] B, by each token's adapter."""
+        ...
+
+    def head(self, logits: Tensor, hidden: Tensor, batch: LoraBatch) -> None:
+        """logits [rows, tokens] += (hidden Aᵀ) B, by each row's adapter."""
+        ...
+
+
+class TorchEnds:
+    """In plain torch; `add` is for the head."""
+
+    def __init__(self, bank: EndBank, add: AddLora) -> None:
+        self._bank = bank
+        self._add = add
+
+    def embed(self, x: Tensor, token_ids: Tensor, batch: LoraBatch) -> None:
+        factors = self._bank.embedding
+        if factors is None:
+            return
+        ranks = factors.ranks.tolist()
+        for slot, first, end in batch.groups:
+            if rank := ranks[slot]:
+                tokens = batch.order[first:end]
+                x[tokens] += factors.a[slot, token_ids[tokens], :rank] @ factors.b[slot, :rank]
+
+    def head(self, logits: Tensor, hidden: Tensor, batch: LoraBatch) -> None:
+        if self._bank.head is not None and len(hidden):
+            self._add(logits, hidden, self._bank.head, batch)

@@ -1,0 +1,99 @@
+"""The ends of the model, by torch and by the kernels: each token gets its own adapter's part, and bytes are counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from rota.core.extras import Extra
+from rota.engine.lora.bank import Bank
+from rota.engine.lora.ends import EndBank, Ends, TorchEnds
+from rota.engine.lora.host import EndFactors
+from rota.engine.lora.reference import add_lora
+from tests.engine.lora.site_numbers import BOUNDS, batch_of, relative_error
+from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
+from tests.engine.triton_interpreter import DEVICE, load
+
+triton_ends = load("rota.engine.lora.triton_ends")
+BOTH = Extra.EMBEDDING | Extra.HEAD
+SLOTS = 3
+TOKENS = [2, 0, 3, 2, 1, 3, 0]
+PLAIN = host_adapter((1, 1, 1, 1), 1.0)
+
+
+def by_torch(bank: EndBank) -> Ends:
+    return TorchEnds(bank, add_lora)
+
+
+@pytest.fixture(params=["torch", "triton"])
+def made(request) -> tuple[EndBank, Ends, str]:
+    """A bank with ends in slots 0 and 2; 1 has none, and 3 is the base model's."""
+    torch.manual_seed(0)
+    make, device = (by_torch, "cpu") if request.param == "torch" else (triton_ends.TritonEnds, DEVICE)
+    bank = EndBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), BOTH)
+    for slot, rank in ((0, 5), (2, MAX_RANK)):
+        # A former resident has left larger factors.
+        bank.copy_in(slot, replace(PLAIN, embedding=embedding(MAX_RANK), head=head(MAX_RANK)))
+        bank.copy_in(slot, replace(PLAIN, embedding=embedding(rank), head=head(rank)))
+    bank.copy_in(1, replace(PLAIN, embedding=embedding(2), head=head(2)))
+    bank.copy_in(1, PLAIN)
+    return bank, make(bank), device
+
+
+def embedding(rank: int) -> EndFactors:
+    return EndFactors(torch.randn(SMALL.vocab_size, rank), torch.randn(rank, SMALL.hidden_size))
+
+
+def head(rank: int) -> EndFactors:
+    return EndFactors(torch.randn(rank, SMALL.hidden_size), torch.randn(rank, SMALL.vocab_size))
+
+
+def test_each_token_gets_its_own_adapter_s_row(made):
+    bank, ends, device = made
+    ids = torch.tensor([5, 31, 0, 7, 5, 9, 31], device=device)
+    x = torch.randn(len(TOKENS), SMALL.hidden_size, device=device)
+    expected = x.double().cpu()
+    for token, slot in enumerate(TOKENS):
+        if slot < SLOTS:
+            rank = int(bank.embedding.ranks[slot])
+            a, b = bank.embedding.a[slot, ids[token], :rank], bank.embedding.b[slot, :rank]
+            expected[token] += a.double().cpu() @ b.double().cpu()
+    before = x.clone()
+
+    ends.embed(x, ids, batch_of(TOKENS, SLOTS, 16, device))
+
+    assert relative_error(x, expected) < BOUNDS[torch.float32]
+    others = [token for token, slot in enumerate(TOKENS) if slot in (1, 3)]
+    assert torch.equal(x[others], before[others])
+
+
+def test_each_row_that_samples_gets_its_own_adapter_s_logits(made):
+    bank, ends, device = made
+    hidden = torch.randn(len(TOKENS), SMALL.hidden_size, device=device)
+    logits = torch.randn(len(TOKENS), SMALL.vocab_size, device=device)
+    expected = logits.double().cpu()
+    for token, slot in enumerate(TOKENS):
+        if slot < SLOTS:
+            a, b = bank.head.of_slot(slot, int(bank.head.ranks[slot]))
+            expected[token] += a.double().cpu() @ hidden[token].double().cpu() @ b.double().cpu()
+
+    ends.head(logits, hidden, batch_of(TOKENS, SLOTS, 16, device))
+
+    assert relative_error(logits, expected) < BOUNDS[torch.float32]
+    ends.head(logits[:0], hidden[:0], batch_of([], SLOTS, 16, device))  # a chunk that does not sample
+
+
+def test_a_bank_has_the_ends_that_were_asked_for_and_counts_their_bytes():
+    plain = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU).size_bytes
+    for extras, numbers in ((Extra.EMBEDDING, 32 + 8), (Extra.HEAD, 16 + 8), (BOTH, 32 + 8 + 16 + 8)):
+        ends = EndBank(SMALL, 16, 2, MAX_RANK, torch.float32, CPU, extras)  # of two ranks, this one has 16 tokens
+        bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, ends=ends)
+        assert bank.size_bytes == plain + 2 * MAX_RANK * numbers * 4
+        assert (ends.embedding is None, ends.head is None) == (Extra.EMBEDDING not in extras, Extra.HEAD not in extras)
+        bank.copy_in(1, replace(PLAIN, embedding=embedding(2), head=EndFactors(torch.ones(2, 8), torch.ones(2, 16))))
+        bank.clear(1)
+        assert all(not end.ranks.any() for end in (ends.embedding, ends.head) if end is not None)
+    adapter = replace(PLAIN, head=head(3))
+    assert adapter.size_bytes == PLAIN.size_bytes + 3 * (32 + 8) * 4
