@@ -24,6 +24,7 @@ from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
 from rota.engine.lora.annex import annex_rows
 from rota.engine.lora.bank import Bank
+from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.ends import EndBank, Ends, TorchEnds
 from rota.engine.lora.files.header_check import HeaderCheck
@@ -171,7 +172,7 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
         weights.annexes,
         pages=size.pages,
         base=_base(chosen, weights) if Extra.TRIMS in size.extras else None,
-        ends=_end_bank(chosen) if size.extras & (Extra.EMBEDDING | Extra.HEAD) else None,
+        ends=_end_bank(chosen, weights) if size.extras & (Extra.EMBEDDING | Extra.HEAD) else None,
     )
     project, ends = _projector(chosen, bank)
     read = checkpoint_reader(bank, chosen.whole, lora.adapter_root, chosen.shard)
@@ -194,10 +195,10 @@ def _projector(chosen: Choices, bank: Bank) -> tuple[Project, Ends | None]:
     return project, None if bank.ends is None else TorchEnds(bank.ends, add)
 
 
-def _end_bank(chosen: Choices) -> EndBank:
+def _end_bank(chosen: Choices, weights: Weights) -> EndBank:
     tokens, size = chosen.shard.tokens(chosen.whole.vocab_size), chosen.bank
-    own = tokens.end - tokens.first
-    return EndBank(chosen.spec, own, size.slots, size.rank, chosen.dtype, chosen.device, size.extras)
+    own, base = tokens.end - tokens.first, BaseEnds(size.extras, weights.embedding, weights.head)
+    return EndBank(chosen.spec, own, size.slots, size.rank, chosen.dtype, chosen.device, base)
 
 
 def _base(chosen: Choices, weights: Weights) -> BaseMatrices:

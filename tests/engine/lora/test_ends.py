@@ -9,9 +9,11 @@ import torch
 
 from rota.core.extras import Extra
 from rota.engine.lora.bank import Bank
+from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.ends import EndBank, Ends, TorchEnds
 from rota.engine.lora.host import EndFactors
 from rota.engine.lora.reference import add_lora
+from rota.engine.model.linear import Linear
 from tests.engine.lora.site_numbers import BOUNDS, batch_of, relative_error
 from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
 from tests.engine.triton_interpreter import DEVICE, load
@@ -23,6 +25,11 @@ TOKENS = [2, 0, 3, 2, 1, 3, 0]
 PLAIN = host_adapter((1, 1, 1, 1), 1.0)
 
 
+def below(extras: Extra) -> BaseEnds:
+    embedding = torch.zeros(SMALL.vocab_size, SMALL.hidden_size)
+    return BaseEnds(extras, embedding, Linear(embedding))
+
+
 def by_torch(bank: EndBank) -> Ends:
     return TorchEnds(bank, add_lora)
 
@@ -32,7 +39,7 @@ def made(request) -> tuple[EndBank, Ends, str]:
     """A bank with ends in slots 0 and 2; 1 has none, and 3 is the base model's."""
     torch.manual_seed(0)
     make, device = (by_torch, "cpu") if request.param == "torch" else (triton_ends.TritonEnds, DEVICE)
-    bank = EndBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), BOTH)
+    bank = EndBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), below(BOTH))
     for slot, rank in ((0, 5), (2, MAX_RANK)):
         # A former resident has left larger factors.
         bank.copy_in(slot, replace(PLAIN, embedding=embedding(MAX_RANK), head=head(MAX_RANK)))
@@ -88,7 +95,9 @@ def test_each_row_that_samples_gets_its_own_adapter_s_logits(made):
 def test_a_bank_has_the_ends_that_were_asked_for_and_counts_their_bytes():
     plain = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU).size_bytes
     for extras, numbers in ((Extra.EMBEDDING, 32 + 8), (Extra.HEAD, 16 + 8), (BOTH, 32 + 8 + 16 + 8)):
-        ends = EndBank(SMALL, 16, 2, MAX_RANK, torch.float32, CPU, extras)  # of two ranks, this one has 16 tokens
+        ends = EndBank(
+            SMALL, 16, 2, MAX_RANK, torch.float32, CPU, below(extras)
+        )  # of two ranks, this one has 16 tokens
         bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, ends=ends)
         assert bank.size_bytes == plain + 2 * MAX_RANK * numbers * 4
         assert (ends.embedding is None, ends.head is None) == (Extra.EMBEDDING not in extras, Extra.HEAD not in extras)
@@ -97,3 +106,16 @@ def test_a_bank_has_the_ends_that_were_asked_for_and_counts_their_bytes():
         assert all(not end.ranks.any() for end in (ends.embedding, ends.head) if end is not None)
     adapter = replace(PLAIN, head=head(3))
     assert adapter.size_bytes == PLAIN.size_bytes + 3 * (32 + 8) * 4
+
+
+def test_rows_of_a_head_are_told_in_any_form():
+    torch.manual_seed(0)
+    plain = Linear(torch.randn(32, 8))
+
+    class Hidden:
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return plain(x)
+
+    for form in (plain, Hidden()):
+        rows = BaseEnds(BOTH, torch.zeros(32, 8), form).head_rows([3, 31])
+        torch.testing.assert_close(rows, plain.weight[[3, 31]])

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pytest
 import torch
 
 from rota.core.config import FirstAdapters
+from rota.core.errors import AdapterError
 from rota.core.events import AdapterRefused, PromptsScored
 from rota.core.extras import Extra
 from rota.core.ids import AdapterId
+from rota.core.lora_paths import LoraPath
+from rota.engine.families.table import read_spec
+from rota.engine.lora.files.inspect import describe
+from rota.engine.lora.files.ranks import ranks_of
 from tests.builders import request
-from tests.engine.lora.adapter_factory import load_with_peft
+from tests.engine.lora.adapter_factory import change_config, change_tensors, load_with_peft, make_adapter
 from tests.engine.lora.features import World, assert_answers_as_peft, world_of
 from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.model_factory import make_tiny_model
 
+# Some tokens of the prompts, and others.
+OFTEN = [20, 9, *range(100, 110)]
 FEATURES: dict[int, dict[str, Any]] = {
     1: {},
     2: {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
@@ -24,6 +32,8 @@ FEATURES: dict[int, dict[str, Any]] = {
     4: {"target_modules": ["embed_tokens"], "use_rslora": True},
     5: {"target_modules": ["embed_tokens", "down_proj"], "rank_pattern": {"embed_tokens": 12}},
     6: {"use_dora": True, "target_modules": ["v_proj"]},
+    7: {"trainable_token_indices": OFTEN},
+    8: {"trainable_token_indices": {"embed_tokens": OFTEN[:5], "lm_head": OFTEN[3:]}, "target_modules": ["o_proj"]},
 }
 ENDS = Extra.EMBEDDING | Extra.HEAD
 ALL = FirstAdapters(len(FEATURES), 12, 8, ENDS | Extra.TRIMS)
@@ -48,16 +58,19 @@ def test_ends_in_one_batch_are_answered_as_peft_alone_answers_them(world, way):
 
 
 FAMILIES = {
-    "smollm2": {7: {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True}},  # tied
-    "granite": {},  # the embedding and the logits are multiplied
-    "gemma3": {},  # tied; the embedding is multiplied, and the logits are capped
+    "smollm2": {  # tied
+        7: {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
+        8: {"trainable_token_indices": OFTEN},
+    },
+    "granite": {8: {"trainable_token_indices": {"lm_head": OFTEN}}},  # the embedding and the logits are multiplied
+    "gemma3": {8: {"trainable_token_indices": OFTEN}},  # tied; the embedding is multiplied, and the logits are capped
 }
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_treat_their_ends_as_peft_does(family, tmp_path):
     world = world_of(family, tmp_path, {2: FEATURES[2], 3: FEATURES[3], 4: FEATURES[4]} | FAMILIES[family])
-    assert_answers_as_peft(Server(world.model, slots=3, first=FirstAdapters(4, 8, 4, ENDS)), world)
+    assert_answers_as_peft(Server(world.model, slots=3, first=FirstAdapters(4, 12, 4, ENDS)), world)
 
 
 def test_a_prompt_is_scored_with_the_head_of_its_adapter(world):
@@ -83,5 +96,59 @@ def test_an_end_that_no_adapter_at_the_start_has_is_refused_with_what_to_do(worl
     refused = {int(event.adapter_id): event.reason for event in events if isinstance(event, AdapterRefused)}
     assert refused.keys() == {2, 4}
     for reason in refused.values():
-        assert "has factors for 'model.embed_tokens', for which this server's slots have no room; start the" in reason
+        assert "has factors or tokens for 'model.embed_tokens', for which this server's slots have no room" in reason
         assert "with this adapter among its --lora-paths" in reason
+
+
+def test_a_copy_of_another_model_s_embedding_or_head_is_refused(world, tmp_path):
+    for number, module in ((2, "model.embed_tokens"), (3, "lm_head")):
+        folder = shutil.copytree(world.adapters / str(number), tmp_path / str(number))
+        name = f"base_model.model.{module}.base_layer.weight"
+        change_tensors(folder, lambda tensors, name=name: tensors[name].mul_(1.5))
+        events = Server(world.model, slots=2, first=ALL).add(adapter(number, tmp_path))
+        (refused,) = [event for event in events if isinstance(event, AdapterRefused)]
+        assert f"the tensor '{name}' is not this model's own" in refused.reason
+
+
+ROWS = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+TOKEN_FAULTS: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "another module": ({"trainable_token_indices": {"wte": [1]}}, None, "names 'wte'; Rota knows model.embed_tokens"),
+    "no list": ({"trainable_token_indices": 5}, None, "must have lists of token numbers, not 5"),
+    "no numbers": ({"trainable_token_indices": ["a"]}, None, "must have lists of token numbers, not ['a']"),
+    "twice": ({"trainable_token_indices": [4] * 12}, None, "names a token twice"),
+    "fewer": (
+        {"trainable_token_indices": [4]},
+        None,
+        "names 1 tokens of 'model.embed_tokens', but their rows have the",
+    ),
+    "beyond": ({"trainable_token_indices": list(range(245, 257))}, None, "names token 256, but this model has 256"),
+    "not named": ({"trainable_token_indices": None}, None, "does not name its tokens in 'trainable_token_indices'"),
+    "no rows": ({}, lambda tensors: tensors.pop(ROWS), "has no rows for them"),
+}
+
+
+@pytest.mark.parametrize("fault", TOKEN_FAULTS)
+def test_tokens_that_cannot_be_served_are_refused_with_their_field(world, tmp_path, fault):
+    fields, change, sentence = TOKEN_FAULTS[fault]
+    folder = shutil.copytree(world.adapters / "7", tmp_path / "7")
+    change_config(folder, **fields)
+    if change is not None:
+        change_tensors(folder, change)
+    try:
+        reasons = describe(folder, read_spec(world.model)).reasons
+    except AdapterError as error:
+        reasons = (str(error),)
+    assert sentence in "\n".join(reasons)
+
+
+def test_each_token_takes_a_rank(world):
+    reasons = describe(world.adapters / "7", read_spec(world.model), max_rank=8).reasons
+    assert "names 12 tokens of 'model.embed_tokens', and each takes a rank: over the limit of 8" in reasons[0]
+    assert ranks_of([LoraPath(name="tokens", path=str(world.adapters / "7"))], None) == [12]
+
+
+def test_a_dora_of_an_end_is_refused(world, tmp_path):
+    model = make_tiny_model(tmp_path / "model", "llama3")
+    make_adapter(tmp_path / "dora", model, use_dora=True, target_modules=["lm_head", "q_proj"])
+    (reason,) = describe(tmp_path / "dora", read_spec(world.model)).reasons
+    assert "sets 'use_dora' and has factors for 'lm_head', where Rota serves plain factors alone" in reason

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rota.core.extras import Extra
+from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.host import EndFactors, HostAdapter
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.zeros import zeros
@@ -44,7 +45,7 @@ class EndBank:
         max_rank: int,
         dtype: torch.dtype,
         device: torch.device,
-        extras: Extra,
+        base: BaseEnds,
     ) -> None:
         def factors(name: str, inputs: int, a: tuple[int, int], outputs: int) -> SiteFactors:
             ranks = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -52,7 +53,7 @@ class EndBank:
             return SiteFactors(SiteShape(name, inputs, ((name, outputs),)), zeros((slots, *a), dtype, device), b, ranks)
 
         hidden, vocabulary = spec.hidden_size, spec.vocab_size
-        self.extras = extras
+        self.base, extras = base, base.extras
         self.size_bytes = slots * end_bytes(spec, tokens, max_rank, dtype, extras)
         # Its A lies the other way round than a site's: [slots, vocabulary, max_rank].
         self.embedding: SiteFactors | None = None

@@ -20,7 +20,6 @@ import torch
 
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError
-from rota.core.extras import Extra
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.engine.lora.bank import Bank
@@ -43,13 +42,12 @@ def checkpoint_reader(
     # Without the bank itself: a reader's thread may outlive its engine, and must not keep the device's memory.
     dtype, max_rank, is_pinned = bank.dtype, bank.max_rank, bank.device.type == "cuda"
     base = None if bank.base is None else weakref.ref(bank.base)
-    ends = Extra.NONE if bank.ends is None else bank.ends.extras
+    ends = None if bank.ends is None else weakref.ref(bank.ends.base)
 
     def read(adapter: Adapter) -> HostAdapter:
-        root, matrices = None if adapter.is_builtin else adapter_root, None if base is None else base()
-        return read_checkpoint(
-            adapter.path, spec, dtype, max_rank, root, is_pinned, adapter.root, shard, matrices, ends
-        )
+        root = None if adapter.is_builtin else adapter_root
+        below = None if base is None else base(), None if ends is None else ends()
+        return read_checkpoint(adapter.path, spec, dtype, max_rank, root, is_pinned, adapter.root, shard, *below)
 
     return read
 

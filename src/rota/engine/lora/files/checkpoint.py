@@ -12,9 +12,10 @@ from torch import Tensor
 
 from rota.core.errors import AdapterError
 from rota.core.extras import Extra
+from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
-from rota.engine.lora.files.end_factors import read_embedding, read_head
+from rota.engine.lora.files.end_factors import read_ends
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.folding import Folding
 from rota.engine.lora.host import HostAdapter, StackedSite, pinned, run_length, stacked_sites
@@ -37,7 +38,7 @@ def read_checkpoint(
     key_root: str | Path | None = None,
     shard: Shard = WHOLE,
     base: BaseMatrices | None = None,
-    ends: Extra = Extra.NONE,
+    ends: BaseEnds | None = None,
 ) -> HostAdapter:
     """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk.
 
@@ -45,7 +46,8 @@ def read_checkpoint(
     have trims, and they have these `ends`.
     """
     shapes = site_shapes(shard.local(spec))
-    slots = SlotKind(max_rank, ends if base is None else ends | Extra.TRIMS, shard.size)
+    extras = Extra.NONE if ends is None else ends.extras
+    slots = SlotKind(max_rank, extras if base is None else extras | Extra.TRIMS, shard.size)
     with AdapterFolder(path, adapter_root, key_root) as folder:
         for reason in refusals(folder, spec, slots):
             raise AdapterError(reason)
@@ -59,7 +61,9 @@ def read_checkpoint(
         for shape, site in zip(shapes, sites, strict=True):
             _fill(site, shape, folder, cut_of)
         trims = None if base is None else _folded(folder, base, shard, cut_of, shapes, sites)
-        embedding, head = read_embedding(folder, dtype), read_head(folder, dtype, shard.tokens(spec.vocab_size))
+        embedding, head = None, None
+        if ends is not None:
+            embedding, head = read_ends(folder, spec, ends, dtype, shard.tokens(spec.vocab_size))
         for numbers in (run, trims, *(factor for end in (embedding, head) if end for factor in (end.a, end.b))):
             if numbers is not None and numbers.numel():
                 _check_values(numbers, folder)

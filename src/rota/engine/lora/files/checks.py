@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rota.core.extras import Extra
-from rota.engine.lora.files.end_checks import room_for_ends, shapes_of_ends
+from rota.engine.lora.files.end_checks import own_tokens, room_for_ends, shapes_of_ends
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.names import ENDS, HEAD
 from rota.engine.lora.files.tensor_file import Stored
@@ -43,6 +43,7 @@ def refusals(folder: AdapterFolder, spec: ModelSpec | None, slots: SlotKind = AN
     if spec is not None:
         for check in MODEL_CHECKS:
             yield from islice(check(folder, spec), 1)
+        yield from islice(own_tokens(folder, spec, slots.max_rank), 1)
     yield from room_for_trims(folder, slots.extras, slots.ranks)
     yield from islice(room_for_ends(folder, slots.extras), 1)
 
@@ -56,7 +57,7 @@ def values_not_finite(folder: AdapterFolder) -> Iterator[str]:
 
 
 def _other_tensors(folder: AdapterFolder) -> Iterator[str]:
-    if not folder.factors:
+    if not folder.factors and not folder.tokens:
         yield f"{folder.path} holds no LoRA factors (tensors named 'base_model.model.….lora_A.weight')."
     for stored in folder.other_tensors:
         yield f"{stored.file.path} holds the tensor '{stored.name}': {_what(stored)}, which Rota does not serve."

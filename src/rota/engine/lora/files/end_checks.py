@@ -12,19 +12,49 @@ from rota.engine.model.spec import ModelSpec
 EXTRAS = {EMBEDDING: Extra.EMBEDDING, HEAD: Extra.HEAD}
 
 
+def own_tokens(folder: AdapterFolder, spec: ModelSpec, max_rank: int | None) -> Iterator[str]:
+    """Rows for tokens must be as many as the config names, and each of them takes a rank."""
+    config = folder.config
+    for module, stored in folder.tokens.items():
+        if module not in config.own_tokens:
+            yield (
+                f"{stored.file.path} holds the tensor '{stored.name}', but {config.path.name} does not name its tokens "
+                "in 'trainable_token_indices'."
+            )
+    for module, tokens in config.own_tokens.items():
+        place = f"{config.path}: 'trainable_token_indices' names"
+        if module not in folder.tokens:
+            yield f"{place} {len(tokens)} tokens of '{module}', but {folder.path} has no rows for them."
+        elif folder.tokens[module].shape != (len(tokens), spec.hidden_size):
+            yield (
+                f"{place} {len(tokens)} tokens of '{module}', but their rows have the shape "
+                f"{list(folder.tokens[module].shape)}."
+            )
+        if max(tokens, default=0) >= spec.vocab_size:
+            yield f"{place} token {max(tokens)}, but this model has {spec.vocab_size} tokens."
+        if module in folder.factors:
+            yield f"{place} tokens of '{module}', which has factors too; Rota serves one of both."
+        if max_rank is not None and len(tokens) > max_rank:
+            yield (
+                f"{place} {len(tokens)} tokens of '{module}', and each takes a rank: over the limit of {max_rank} that "
+                f"slots were made for; start the server with --max-lora-rank {len(tokens)}, or with this adapter among "
+                "its --lora-paths."
+            )
+
+
 def room_for_ends(folder: AdapterFolder, extras: Extra) -> Iterator[str]:
     """The bank must have this end, and no trims are computed there."""
     config = folder.config
     for module in ENDS:
-        if module not in folder.factors:
+        if module not in folder.factors and module not in folder.tokens:
             continue
-        if config.is_dora or config.has_factor_biases:
+        if module in folder.factors and (config.is_dora or config.has_factor_biases):
             field = "use_dora" if config.is_dora else "lora_bias"
             yield f"{config.path} sets '{field}' and has factors for '{module}', where Rota serves plain factors alone."
         elif EXTRAS[module] not in extras:
             yield (
-                f"{config.path} has factors for '{module}', for which this server's slots have no room; start the "
-                "server with this adapter among its --lora-paths."
+                f"{config.path} has factors or tokens for '{module}', for which this server's slots have no room; "
+                "start the server with this adapter among its --lora-paths."
             )
 
 

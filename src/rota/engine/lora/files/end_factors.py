@@ -2,12 +2,53 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
+from rota.core.errors import AdapterError
+from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.names import EMBEDDING, HEAD
+from rota.engine.lora.files.own_tokens import embedding_of_tokens, head_of_tokens
 from rota.engine.lora.host import EndFactors
+from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import Cut
+
+# Of a matrix's copy: how many rows are compared, and how far off rounding alone may bring them.
+COMPARED_ROWS = 16
+SAME = 0.01
+
+
+def read_ends(
+    folder: AdapterFolder, spec: ModelSpec, base: BaseEnds, dtype: torch.dtype, tokens: Cut
+) -> tuple[EndFactors | None, EndFactors | None]:
+    """What the adapter has at the embedding and at the head of this rank's tokens.
+
+    Beside factors there PEFT saves the matrix below, and would load it over the model's.
+    """
+    _check_copy(folder, EMBEDDING, base.embedding_rows, Cut(0, 0, spec.vocab_size, spec.vocab_size))
+    if base.has_plain_head:
+        _check_copy(folder, HEAD, base.head_rows, tokens)
+    embedding = read_embedding(folder, dtype) or embedding_of_tokens(folder, spec, base, dtype)
+    return embedding, read_head(folder, dtype, tokens) or head_of_tokens(folder, spec, base, dtype, tokens)
+
+
+def _check_copy(folder: AdapterFolder, module: str, rows_of: Callable[[list[int]], Tensor], tokens: Cut) -> None:
+    """A few rows tell whether a copy is the model's own; it may be in another precision."""
+    factors = folder.factors.get(module)
+    if factors is None or factors.base is None:
+        return
+    places = range(0, tokens.end - tokens.first, max(1, (tokens.end - tokens.first) // COMPARED_ROWS))
+    first, stored = tokens.first, factors.base
+    copied = torch.cat([stored.read(Cut(0, first + place, first + place + 1, tokens.of)) for place in places]).float()
+    own = rows_of(list(places))
+    if not bool(((copied - own).norm() <= SAME * own.norm()).item()):
+        raise AdapterError(
+            f"{stored.file.path}: the tensor '{stored.name}' is not this model's own; the adapter was made for another "
+            "model, or changed the whole matrix, which Rota does not serve."
+        )
 
 
 def read_embedding(folder: AdapterFolder, dtype: torch.dtype) -> EndFactors | None:

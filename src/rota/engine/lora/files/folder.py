@@ -27,6 +27,7 @@ KINDS = {
     "b_bias": re.compile(rf"{MODULE}\.lora_B(\.[^.]+)?\.bias"),
     "magnitude": re.compile(rf"{MODULE}\.lora_magnitude_vector(\.[^.]+)?(\.weight)?"),
     "bias": re.compile(rf"{MODULE}\.bias"),
+    "tokens": re.compile(rf"{MODULE}\.token_adapter\.trainable_tokens_delta(\.[^.]+)?"),
     "base": re.compile(rf"{MODULE}\.base_layer\.weight"),
 }
 
@@ -73,6 +74,7 @@ class AdapterFolder:
         self.files: list[TensorFile] = []
         self.factors: dict[str, Factors] = {}
         self.biases: dict[str, Stored] = {}  # by module: what stands in the place of the model's own bias
+        self.tokens: dict[str, Stored] = {}  # by module: rows of its own for some tokens
         self.other_tensors: list[Stored] = []  # tensors of no kind that is served
 
     def fingerprint(self) -> bytes:
@@ -139,15 +141,15 @@ class AdapterFolder:
         self.other_tensors.append(stored)
 
     def _take(self, kind: str, module: str, stored: Stored) -> None:
-        is_bias = kind == "bias"
-        former = self.biases.get(module) if is_bias else getattr(self.factors.get(module), kind, None)
+        apart = {"bias": self.biases, "tokens": self.tokens}.get(kind)
+        former = getattr(self.factors.get(module), kind, None) if apart is None else apart.get(module)
         if former is not None:
             raise AdapterError(
                 f"{stored.file.path}: the tensor '{stored.name}' is there twice, in two spellings or two files; an "
                 "adapter folder holds one adapter."
             )
-        if is_bias:
-            self.biases[module] = stored
+        if apart is not None:
+            apart[module] = stored
         else:
             setattr(self.factors.setdefault(module, Factors()), kind, stored)
 

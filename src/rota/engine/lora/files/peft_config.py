@@ -12,7 +12,7 @@ from typing import Any
 from rota.core.errors import AdapterError, ModelError
 from rota.core.extras import Extra
 from rota.engine.lora.files.names import ENDS, EVERY_LINEAR, is_named
-from rota.engine.lora.files.ranks import extras_in
+from rota.engine.lora.files.ranks import extras_in, read_own_tokens
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.sites import PARENTS, module_names
 
@@ -22,7 +22,6 @@ INITS_THAT_CHANGE_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
 # Fields that, when set, change what an adapter computes.
 UNSUPPORTED_FIELDS = {
     "modules_to_save": "whole layers of its own (embeddings, lm_head or a head)",
-    "trainable_token_indices": "embeddings of its own",
     "target_parameters": "factors on bare parameters",
     "layer_replication": "repeated layers",
     "alora_invocation_tokens": "activated LoRA",
@@ -53,6 +52,7 @@ class PeftConfig:
     biases: str  # which biases of the model are its own: none, lora_only or all
     extras: Extra
     is_tying: bool  # with tied embeddings the head has what the embedding has
+    own_tokens: dict[str, tuple[int, ...]]  # by module at an end: the tokens that have rows of the adapter's own
     base_model: str | None
     refusals: tuple[str, ...]  # why Rota cannot serve it with any model
 
@@ -124,6 +124,7 @@ def read_config(path: Path) -> PeftConfig:
             biases=str(config.get("bias", "none")),
             extras=extras_in(config),
             is_tying=config.flag("ensure_weight_tying"),
+            own_tokens=read_own_tokens(config),
             base_model=config.get("base_model_name_or_path"),
             refusals=tuple(_refusals(config)),
         )

@@ -11,7 +11,7 @@ from typing import Any
 from rota.core.errors import ModelError
 from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
-from rota.engine.lora.files.names import EMBEDDING, EVERY_LINEAR, HEAD, is_named
+from rota.engine.lora.files.names import EMBEDDING, ENDS, EVERY_LINEAR, HEAD, is_named
 from rota.engine.model.config_file import ConfigFile
 
 # The rank of an adapter whose config was not seen: nearly all that are published have this one or a smaller one.
@@ -46,7 +46,31 @@ def extras_in(config: ConfigFile) -> Extra:
         extras |= Extra.HEAD if _is_named(targets, HEAD) else Extra.NONE
     if Extra.EMBEDDING in extras and config.get("ensure_weight_tying"):
         extras |= Extra.HEAD
+    if read_own_tokens(config):
+        extras |= Extra.EMBEDDING | Extra.HEAD  # whether they are tied, the config does not say
     return extras
+
+
+def read_own_tokens(config: ConfigFile) -> dict[str, tuple[int, ...]]:
+    """By module, the tokens for which an adapter has rows of its own; a bare list means the embedding."""
+    value = config.get("trainable_token_indices", {})
+    named = value if isinstance(value, dict) else {"embed_tokens": value}
+    return {_end(config, name): _tokens(config, tokens) for name, tokens in named.items()}
+
+
+def _end(config: ConfigFile, name: str) -> str:
+    for module in ENDS:
+        if is_named([name], module):
+            return module
+    raise ModelError(f"{config.path}: 'trainable_token_indices' names '{name}'; Rota knows {', '.join(ENDS)}.")
+
+
+def _tokens(config: ConfigFile, tokens: Any) -> tuple[int, ...]:
+    if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
+        raise ModelError(f"{config.path}: 'trainable_token_indices' must have lists of token numbers, not {tokens!r}.")
+    if len(set(tokens)) < len(tokens):
+        raise ModelError(f"{config.path}: 'trainable_token_indices' names a token twice.")
+    return tuple(tokens)
 
 
 def _is_named(targets: list[Any] | str, module: str) -> bool:
@@ -66,6 +90,7 @@ def _rank_in(folder: Path) -> int | None:
     try:
         config = ConfigFile(path)
         pattern = config.section("rank_pattern")
-        return max([config.whole("r", 8), *(ConfigFile(path, pattern).whole(key) for key in pattern)])
+        tokens = map(len, read_own_tokens(config).values())
+        return max([config.whole("r", 8), *tokens, *(ConfigFile(path, pattern).whole(key) for key in pattern)])
     except ModelError:
         return None
