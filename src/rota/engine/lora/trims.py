@@ -22,8 +22,9 @@ from torch import Tensor
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.lora_batch import LoraBatch
 
-# Up to so many tokens take one operation for all of them; more take one for each adapter, without copies of its trims.
-FEW_TOKENS = 64
+# Up to so many tokens of more than so many adapters take one operation for all of them. Else each adapter takes one,
+# without copies of its trims.
+FEW_TOKENS, FEW_GROUPS = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +94,28 @@ def clear(lines: Tensor, shapes: Sequence[SiteShape]) -> None:
 def trim(y: Tensor, trims: Trims, batch: LoraBatch) -> None:
     """Trim the rows of y [tokens, outputs] whose adapter has trims; the others do not change."""
     trimmed = tuple(trims.is_trimmed.tolist())
-    tokens = _tokens(batch, trimmed)
-    if tokens is None:
-        return
-    if len(tokens) <= FEW_TOKENS:
+    groups, tokens = _tokens(batch, trimmed)
+    if tokens is not None and len(groups) > FEW_GROUPS and len(tokens) <= FEW_TOKENS:
         gain, shift = trims.numbers[batch.token_slots[tokens]].unbind(dim=1)
         y[tokens] = torch.addcmul(shift, y[tokens], gain).to(y.dtype)
         return
-    for slot, first, end in batch.groups:
-        if trimmed[slot]:
-            gain, shift = trims.numbers[slot]
-            rows = batch.order[first:end]
+    for slot, rows in groups:
+        gain, shift = trims.numbers[slot]
+        if isinstance(rows, slice):
+            y[rows].mul_(gain).add_(shift)
+        else:
             y[rows] = torch.addcmul(shift, y[rows], gain).to(y.dtype)
 
 
 @functools.lru_cache(maxsize=4)
-def _tokens(batch: LoraBatch, trimmed: tuple[bool, ...]) -> Tensor | None:
-    """The tokens whose slot has trims; all sites of a step share them."""
-    parts = [batch.order[first:end] for slot, first, end in batch.groups if trimmed[slot]]
-    return torch.cat(parts) if parts else None
+def _tokens(batch: LoraBatch, trimmed: tuple[bool, ...]) -> tuple[list[tuple[int, slice | Tensor]], Tensor | None]:
+    """The slots that have trims with their tokens, and all of these tokens; all sites of a step share them."""
+    groups = [(slot, batch.order[first:end]) for slot, first, end in batch.groups if trimmed[slot]]
+    tokens = torch.cat([rows for _, rows in groups]) if groups else None
+    return [(slot, _run_or_indices(rows)) for slot, rows in groups], tokens
+
+
+def _run_or_indices(tokens: Tensor) -> slice | Tensor:
+    """A slice if the tokens are contiguous: they are trimmed where they lie."""
+    first, last = int(tokens[0]), int(tokens[-1])
+    return slice(first, last + 1) if last - first + 1 == len(tokens) else tokens
