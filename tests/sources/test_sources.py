@@ -1,0 +1,132 @@
+"""Addresses become folders: once for many who ask, within a size, and never of mixed contents."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rota.sources.address import Address, parse_address
+from rota.sources.disk_cache import DiskCache
+from rota.sources.download import MOST_VAIN
+from rota.sources.source import ChangedError, SourceError
+from rota.sources.sources import Sources
+from tests.sources.shelf import Shelf, adapter_files
+
+SIZE = sum(map(len, adapter_files().values()))
+
+
+def address(name: str) -> Address:
+    return parse_address(f"s3://bucket/{name}")
+
+
+def make(folder: Path, *names: str, adapters: int = 10) -> tuple[Sources, Shelf]:
+    shelf = Shelf({f"bucket/{name}": adapter_files(name) for name in names})
+    return Sources(DiskCache(folder, adapters * SIZE), lambda _: shelf), shelf
+
+
+def content(sources: Sources, where: Address) -> dict[str, bytes]:
+    with sources.folder_of(where) as folder:
+        return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def test_an_adapter_is_fetched_once(tmp_path: Path):
+    sources, shelf = make(tmp_path, "one")
+    assert content(sources, address("one")) == adapter_files("one")
+    reads = list(shelf.reads)
+    assert content(sources, address("one")) == adapter_files("one")
+    assert shelf.reads == reads
+    again, shelf = make(tmp_path)
+    assert content(again, address("one")) == adapter_files("one"), "a new process finds it, though the source is gone"
+
+
+def test_many_who_ask_wait_for_one_download(tmp_path: Path):
+    sources, shelf = make(tmp_path, "one")
+    may_go, asked = threading.Event(), sources.pin(address("one"))
+    shelf.files = _slow(shelf.files, may_go)  # type: ignore[method-assign]
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(content, sources, asked) for _ in range(8)]
+        may_go.set()
+        assert all(one.result() == adapter_files("one") for one in found)
+    assert len(shelf.reads) == 2, "each file once"
+
+
+def _slow(verb, may_go):
+    def late(place):
+        may_go.wait()
+        return verb(place)
+
+    return late
+
+
+def test_only_an_adapters_own_files_are_fetched(tmp_path: Path):
+    sources, shelf = make(tmp_path, "one")
+    shelf.places["bucket/one"] |= {"optimizer.pt": b"x" * 10**6, "README.md": b"read me"}
+    assert content(sources, address("one")) == adapter_files("one")
+
+
+@pytest.mark.parametrize(
+    ("files", "sentence"),
+    [
+        ({"README.md": b""}, "s3://bucket/odd is no adapter: it has no adapter_config.json"),
+        ({"adapter_config.json": b"{}"}, "has no adapter_model.safetensors"),
+        ({"adapter_config.json": b"{}", "adapter_model.bin": b""}, "reads only safetensors"),
+        ({**adapter_files(), "adapter_config.json": b" " * (2 << 20)}, "a config of more than 1 MiB"),
+        ({**adapter_files(), "adapter_model.safetensors": b" " * (3 << 20)}, "takes 3 MiB, more than the 0 MiB"),
+    ],
+)
+def test_a_place_without_an_adapter_is_refused_and_leaves_nothing(tmp_path: Path, files: dict[str, bytes], sentence):
+    sources, shelf = make(tmp_path)
+    shelf.places["bucket/odd"] = files
+    with pytest.raises(SourceError, match=sentence):
+        content(sources, address("odd"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_that_fails_leaves_no_files(tmp_path: Path):
+    sources, shelf = make(tmp_path, "one")
+    shelf.breaks = [0] * MOST_VAIN
+    with pytest.raises(SourceError, match="broke off"):
+        content(sources, address("one"))
+    assert [path for path in tmp_path.rglob("*") if path.suffix != ".lock"] == []
+    assert content(sources, address("one")) == adapter_files("one"), "the next one succeeds"
+
+
+def test_what_was_read_longest_ago_leaves_first(tmp_path: Path):
+    sources, shelf = make(tmp_path, "one", "two", "six", adapters=2)
+    content(sources, address("one"))
+    content(sources, address("two"))
+    content(sources, address("one"))
+    content(sources, address("six"))
+    shelf.reads.clear()
+    content(sources, address("one"))
+    content(sources, address("six"))
+    assert shelf.reads == []
+    content(sources, address("two"))
+    assert len(shelf.reads) == 2
+
+
+def test_what_is_being_read_stays(tmp_path: Path):
+    sources, _ = make(tmp_path, "one", "two", "six", adapters=1)
+    with ExitStack() as stack:
+        folder = stack.enter_context(sources.folder_of(address("one")))
+        content(sources, address("two"))
+        assert (folder / "adapter_config.json").exists()
+    content(sources, address("six"))
+    assert not folder.exists()
+
+
+def test_a_pinned_address_means_one_content(tmp_path: Path):
+    sources, shelf = make(tmp_path, "one")
+    first = sources.pin(address("one"))
+    assert content(sources, first) == adapter_files("one")
+    shelf.places["bucket/one"] = adapter_files("new")
+    second = sources.pin(address("one"))
+    assert content(sources, second) == adapter_files("new")
+    assert content(sources, first) == adapter_files("one"), "the old version is still on disk"
+    other = Sources(DiskCache(tmp_path / "other", 10 * SIZE), lambda _: shelf)
+    with pytest.raises(ChangedError, match="holds something else than when it was loaded"):
+        content(other, first)
