@@ -30,10 +30,10 @@ class Shelf:
             raise SourceError(f"There is nothing at {place}.")
         return [self._listed(name, content) for name, content in self.places[place].items()]
 
-    def read(self, place: str, file: SourceFile, start: int) -> Iterator[bytes]:
+    def read(self, place: str, file: SourceFile, start: int, end: int | None = None) -> Iterator[bytes]:
         self.reads.append((file.name, start))
-        content = self.places[place][file.name]
-        if _tag(content) != file.tag:
+        content = self.places[place][file.name][:end]
+        if _tag(self.places[place][file.name]) != file.tag:
             raise ChangedError(f"{place}/{file.name} changed.")
         ends_at = start + self.breaks.pop(0) if self.breaks else len(content)
         for first in range(start, min(ends_at, len(content)), PIECE):

@@ -14,7 +14,7 @@ from rota.sources.address import Address, has_scheme, is_repository, parse_addre
         ("s3://bucket/legal/v7", "s3", "bucket/legal/v7"),
         ("s3://bucket/legal/", "s3", "bucket/legal"),
         ("gs://bucket/a", "gs", "bucket/a"),
-        ("az://account/container/a", "az", "account/container/a"),
+        ("az://container/a", "az", "container/a"),
         ("hf://acme/legal@v2/best", "hf", "acme/legal@v2/best"),
         ("acme/legal-7.1", "hf", "acme/legal-7.1"),
     ],
@@ -40,6 +40,8 @@ def test_a_pin_comes_back_from_its_text():
         "s3://b/./c",
         "s3://b/%2e%2e/c",
         "s3://b\\c",
+        "s3://b/c?versionId=1",
+        "s3://b/c\n",
         "x y",
     ],
 )

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rota.core.errors import AdapterError
 from rota.sources.address import Address, parse_address
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import MOST_VAIN
-from rota.sources.source import ChangedError, SourceError
+from rota.sources.outline import FIRST_BYTES
+from rota.sources.source import ChangedError, SourceError, SourceFile, UnreachableError
 from rota.sources.sources import Sources
 from tests.sources.shelf import Shelf, adapter_files
 
@@ -39,8 +41,9 @@ def test_an_adapter_is_fetched_once(tmp_path: Path):
     reads = list(shelf.reads)
     assert content(sources, address("one")) == adapter_files("one")
     assert shelf.reads == reads
-    again, shelf = make(tmp_path)
-    assert content(again, address("one")) == adapter_files("one"), "a new process finds it, though the source is gone"
+    pinned = sources.pin(address("one"))
+    again, _ = make(tmp_path)
+    assert content(again, pinned) == adapter_files("one"), "a new process finds it, though the source is gone"
 
 
 def test_many_who_ask_wait_for_one_download(tmp_path: Path):
@@ -91,7 +94,7 @@ def test_a_download_that_fails_leaves_no_files(tmp_path: Path):
     shelf.breaks = [0] * MOST_VAIN
     with pytest.raises(SourceError, match="broke off"):
         content(sources, address("one"))
-    assert [path for path in tmp_path.rglob("*") if path.suffix != ".lock"] == []
+    assert list(tmp_path.rglob("*")) == []
     assert content(sources, address("one")) == adapter_files("one"), "the next one succeeds"
 
 
@@ -130,3 +133,58 @@ def test_a_pinned_address_means_one_content(tmp_path: Path):
     other = Sources(DiskCache(tmp_path / "other", 10 * SIZE), lambda _: shelf)
     with pytest.raises(ChangedError, match="holds something else than when it was loaded"):
         content(other, first)
+
+
+def test_a_folder_that_was_damaged_is_fetched_again(tmp_path: Path):
+    sources, _ = make(tmp_path, "one")
+    with sources.folder_of(address("one")) as folder:
+        weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(b"x" * weights.stat().st_size)
+    again, shelf = make(tmp_path, "one")
+    assert content(again, address("one")) == adapter_files("one")
+    assert len(shelf.reads) == 2
+
+
+def test_what_a_dead_process_has_left_goes_when_room_is_made(tmp_path: Path):
+    sources, _ = make(tmp_path, "one")
+    (tmp_path / "0123.part").mkdir()
+    content(sources, address("one"))
+    assert [path.suffix for path in tmp_path.iterdir()] == [""]
+
+
+def test_a_store_that_is_away_at_the_start_is_done_without(tmp_path: Path):
+    sources, shelf = make(tmp_path, "one")
+    content(sources, address("one"))
+    pinned = sources.pin(address("one"))
+
+    def is_away(_place: str) -> list[SourceFile]:
+        raise UnreachableError("The store is away.")
+
+    shelf.files = is_away  # type: ignore[method-assign]
+    assert sources.pin_or_kept(address("one")) == pinned
+    with pytest.raises(UnreachableError):
+        sources.pin_or_kept(address("two"))
+    shelf.files = Shelf({}).files  # type: ignore[method-assign]
+    with pytest.raises(SourceError, match="There is nothing"):
+        sources.pin_or_kept(address("one"))
+
+
+def test_errors_of_a_folder_name_its_address(tmp_path: Path):
+    sources, _ = make(tmp_path, "one")
+    with pytest.raises(AdapterError) as caught, sources.folder_of(address("one")) as folder:
+        raise AdapterError(f"{folder}/adapter_config.json is odd.")
+    assert str(caught.value) == "s3://bucket/one/adapter_config.json is odd."
+
+
+def test_an_outline_has_config_and_header_and_the_length_of_the_weights(tmp_path: Path):
+    header = b'{"__metadata__": {}}' + b" " * (FIRST_BYTES + 12)
+    weights = len(header).to_bytes(8, "little") + header + b"w" * 10**6
+    sources, shelf = make(tmp_path, adapters=10**5)
+    shelf.places["bucket/big"] = {**adapter_files(), "adapter_model.safetensors": weights}
+    with sources.outline_of(address("big")) as folder:
+        read = (folder / "adapter_model.safetensors").read_bytes()
+        assert read[: 8 + len(header)] == weights[: 8 + len(header)]
+        assert len(read) == len(weights)
+        assert set(read[8 + len(header) :]) == {0}
+    assert not folder.exists()
+    assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,8 @@ from rota.core.errors import AdapterError
 STORES = ("s3", "gs", "az")
 HUB = "hf"
 _WITH_SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>[^#]*)(#(?P<pin>[0-9a-f]+))?")
+# What an address on the web gives another meaning, or writes in two ways.
+_ODD = re.compile(r"[\\%?]")
 # As the Hub names its repositories.
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -59,6 +61,6 @@ def parse_address(path: str) -> Address:
         known = ", ".join(f"{one}://" for one in (*STORES, HUB))
         raise AdapterError(f"Rota knows no source '{scheme}://'; it reads folders, and {known}.")
     # Two spellings of one place, or a way out of a root, are no places.
-    if not place or any(part in ("", ".", "..") for part in place.split("/")) or "\\" in place or "%" in place:
+    if not place.isprintable() or _ODD.search(place) or any(part in ("", ".", "..") for part in place.split("/")):
         raise AdapterError(f"'{path}' names no place: give the bucket, or the repository, and the path below it.")
     return Address(scheme, place, found["pin"] or "")

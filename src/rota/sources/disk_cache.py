@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -19,107 +18,96 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rota.sources.address import Address
+from rota.sources.contents import USED, Contents, contents_in, note_contents
 from rota.sources.download import Download
+from rota.sources.file_locks import alone, held
+from rota.sources.source import SourceError
 
-USED = ".used"
+PART = ".part"
 
 
 class DiskCache:
     """For any thread and process: locks of files keep them apart."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        self._folder = folder
+        self._folder = folder.absolute()
         self.most_bytes = most_bytes
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._seen: set[str] = set()  # keys whose content was compared in this process
 
     @contextmanager
     def reading(self, address: Address) -> Iterator[Path | None]:
-        """The folder of a pinned address, which stays while the block runs; None if it is not here."""
+        """The folder of a pinned address, which stays while the block runs; None if it is not here, or damaged."""
         folder = self._folder / _key(address)
-        with _held(folder / USED, fcntl.LOCK_SH) as is_held:
-            if is_held:
+        with held(folder / USED, fcntl.LOCK_SH) as is_held:
+            is_whole = is_held and contents_in(folder).are_in(folder, deeply=folder.name not in self._seen)
+            if is_whole:
+                self._seen.add(folder.name)
                 os.utime(folder / USED)
-            yield folder if is_held else None
+            yield folder if is_whole else None
 
     def newest(self, address: Address) -> Address | None:
         """The address with the pin under which it was kept last."""
-        found = [folder for folder in self._complete() if _told(folder).get("address") == str(address)]
-        return None if not found else address.pinned(str(_told(max(found, key=_used_at))["pin"]))
+        found = [folder for folder in self._complete() if contents_in(folder).address == str(address)]
+        return None if not found else address.pinned(contents_in(max(found, key=_used_at)).pin)
 
     def keep(self, address: Address, download: Download) -> None:
         """Bring a pinned address here, unless another does or has done so: then wait for that. Raises SourceError."""
-        key = _key(address)
-        with _alone(self._folder / f"{key}.lock"):
-            folder, part = self._folder / key, self._folder / f"{key}.part"
-            if (folder / USED).exists():
-                return
-            self._make_room(download.size)
-            part.mkdir(exist_ok=True)  # or what a process that died has left, and then the rest is fetched
-            try:
-                download.into(part)
-            except Exception:
-                shutil.rmtree(part, ignore_errors=True)
-                raise
-            about = {"address": str(address.pinned("")), "pin": address.pin, "bytes": download.size}
-            (part / USED).write_text(json.dumps(about), "utf-8")
-            os.rename(part, folder)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with alone(self._folder / f"{_key(address)}.lock", download.patience_s) as is_alone:
+                if not is_alone:
+                    raise SourceError(f"Another process has not brought {address.pinned('')} here in time.")
+                with self.reading(address) as there:
+                    if there is not None:
+                        return
+                self._bring(address, download)
+        except OSError as error:
+            raise SourceError(f"The server's cache on disk cannot be written ({error.strerror}).") from error
 
     def size(self) -> int:
         """The bytes of all complete folders."""
-        return sum(int(_told(folder).get("bytes", 0)) for folder in self._complete())
+        return sum(contents_in(folder).size for folder in self._complete())
 
-    def _make_room(self, size: int) -> None:
+    def _bring(self, address: Address, download: Download) -> None:
+        folder = self._folder / _key(address)
+        part = folder.with_suffix(PART)
+        shutil.rmtree(folder, ignore_errors=True)  # a damaged one
+        self._make_room(download.size, part)
+        part.mkdir(exist_ok=True)  # or what a process that died has left, and then the rest is fetched
+        try:
+            download.into(part)
+            note_contents(part, Contents(address=str(address.pinned("")), pin=address.pin))
+        except BaseException:  # whatever it is, nothing is left behind
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        os.rename(part, folder)
+        self._seen.add(folder.name)
+
+    def _make_room(self, size: int, own: Path) -> None:
         """Remove what was read longest ago. What is being read stays, though the cache is too large for a while."""
+        for part in self._folder.glob(f"*{PART}"):
+            # Nobody downloads it: its process has died, and nobody asked for it since.
+            if part != own and not part.with_suffix(".lock").exists():
+                shutil.rmtree(part, ignore_errors=True)
         over = self.size() + size - self.most_bytes
         for folder in sorted(self._complete(), key=_used_at):
             if over <= 0:
                 return
-            with _held(folder / USED, fcntl.LOCK_EX) as is_held:
+            with held(folder / USED, fcntl.LOCK_EX) as is_held:
                 if is_held:
-                    over -= int(_told(folder).get("bytes", 0))
+                    over -= contents_in(folder).size
                     (folder / USED).unlink()  # first: without it a folder counts as gone
                     shutil.rmtree(folder, ignore_errors=True)
 
     def _complete(self) -> list[Path]:
-        return [used.parent for used in self._folder.glob(f"*/{USED}") if used.parent.suffix != ".part"]
+        return [used.parent for used in self._folder.glob(f"*/{USED}") if used.parent.suffix != PART]
 
 
 def _key(address: Address) -> str:
     return hashlib.sha256(str(address).encode()).hexdigest()[:32]
 
 
-def _told(folder: Path) -> dict[str, object]:
-    with suppress(OSError, ValueError):
-        return dict(json.loads((folder / USED).read_text("utf-8")))
-    return {}
-
-
 def _used_at(folder: Path) -> float:
     with suppress(OSError):
         return (folder / USED).stat().st_mtime
     return 0.0
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Hold a lock that others wait for."""
-    with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-@contextmanager
-def _held(path: Path, kind: int) -> Iterator[bool]:
-    """Hold a file's lock without waiting; False if the file is not there, or held in another way."""
-    try:
-        file = path.open("r+")
-    except FileNotFoundError:
-        yield False
-        return
-    with file:
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield path.exists()  # else it was removed between the two

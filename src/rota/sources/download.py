@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from rota.sources.contents import sha256_of
 from rota.sources.source import ChangedError, Source, SourceError, SourceFile
 
 # A source that gives less than this is taken for one that has failed: 84 MB may take almost three minutes.
@@ -33,9 +33,14 @@ class Download:
     def size(self) -> int:
         return sum(one.size for one in self.files)
 
+    @property
+    def patience_s(self) -> float:
+        """The longest that it may take."""
+        return LEAST_S + self.size / SLOWEST_BYTES_PER_S
+
     def into(self, folder: Path) -> None:
         """Raises SourceError."""
-        ends_at = self.now() + LEAST_S + self.size / SLOWEST_BYTES_PER_S
+        ends_at = self.now() + self.patience_s
         for file in self.files:
             self._fetch(file, folder / file.name, ends_at)
             _check(file, folder / file.name, self.place)
@@ -72,7 +77,5 @@ class Download:
 def _check(file: SourceFile, target: Path, place: str) -> None:
     if target.stat().st_size != file.size:
         raise ChangedError(f"{place}/{file.name} is longer than its source says: {file.size:,} bytes.")
-    if file.sha256:
-        with target.open("rb") as content:
-            if hashlib.file_digest(content, "sha256").hexdigest() != file.sha256:
-                raise ChangedError(f"{place}/{file.name} is not what its source says: its SHA-256 is another.")
+    if file.sha256 and sha256_of(target) != file.sha256:
+        raise ChangedError(f"{place}/{file.name} is not what its source says: its SHA-256 is another.")

@@ -8,26 +8,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 from rota.core.errors import ConfigError
 from rota.sources.source import ChangedError, SourceError, SourceFile
+from rota.sources.store_errors import error_for
 
-CONNECT_S, IDLE_S = "5s", "20s"
-RETRIES = 2
+CONNECT_S, IDLE_S = 5.0, 10.0
+# Within both: no listing takes longer than the two idle times that it may have begun.
+RETRIES, RETRY_S = 2, 10.0
 PIECE_BYTES = 4 << 20
 
 
 class ObjectStore:
-    """Places are `bucket/path`; Azure's are `account/container/path`."""
+    """Places are `bucket/path`. Azure's are `container/path`; the account is the environment's."""
 
-    def __init__(self, scheme: str) -> None:
+    def __init__(self, scheme: str, connect_s: float = CONNECT_S, idle_s: float = IDLE_S) -> None:
         try:
             import obstore
         except ImportError:
             raise ConfigError(f"{scheme}:// needs obstore: pip install 'rota[stores]'.") from None
         self._library: Any = obstore
         self._scheme = scheme
+        self._timeouts = {"connect_timeout": timedelta(seconds=connect_s), "read_timeout": timedelta(seconds=idle_s)}
 
     def files(self, place: str) -> Sequence[SourceFile]:
         with self._told_of(place):
@@ -36,28 +40,26 @@ class ObjectStore:
             raise SourceError(f"There is nothing at {self._scheme}://{place}.")
         return [SourceFile(name=one["path"], size=one["size"], tag=_tag(one)) for one in found]
 
-    def read(self, place: str, file: SourceFile, start: int) -> Iterator[bytes]:
+    def read(self, place: str, file: SourceFile, start: int, end: int | None = None) -> Iterator[bytes]:
+        stretch = (start, file.size if end is None else min(end, file.size))
         with self._told_of(place):
-            result = self._library.get(self._at(place), file.name, options={"range": {"offset": start}})
+            result = self._library.get(self._at(place), file.name, options={"range": stretch})
             if _tag(result.meta) != file.tag:
                 raise ChangedError(f"{self._scheme}://{place}/{file.name} changed while it was read; load it again.")
             for piece in result.stream(min_chunk_size=PIECE_BYTES):
                 yield bytes(piece)
 
     def _at(self, place: str) -> Any:
-        options = {"connect_timeout": CONNECT_S, "timeout": None, "read_timeout": IDLE_S}
+        options: dict[str, Any] = dict(self._timeouts)
         # Stores of one's own are often spoken to without TLS, in one's own network.
         if os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true") and self._scheme == "s3":
             options["allow_http"] = True
-        return self._library.store.from_url(
-            f"{self._scheme}://{place}",
-            client_options={name: value for name, value in options.items() if value is not None},
-            retry_config={"max_retries": RETRIES},
-        )
+        retry = {"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)}
+        return self._library.store.from_url(f"{self._scheme}://{place}", client_options=options, retry_config=retry)
 
     @contextmanager
     def _told_of(self, place: str) -> Iterator[None]:
-        """A store's errors as sentences; the store's own words may hold its address, and stay out of them."""
+        """A store's errors as sentences."""
         errors, where = self._library.exceptions, f"{self._scheme}://{place}"
         try:
             yield
@@ -68,13 +70,9 @@ class ObjectStore:
         except errors.PreconditionError:
             raise ChangedError(f"{where} changed while it was read; load it again.") from None
         except errors.BaseError as error:
-            raise SourceError(f"{where} could not be read: {_first_line(error)}.") from error
+            raise error_for(where, str(error)) from None
 
 
 def _tag(meta: Any) -> str:
     """Without a tag of its own, the moment of the last change stands for the content."""
     return str(meta.get("e_tag") or meta.get("version") or meta["last_modified"].isoformat())
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".")[:200]

@@ -1,4 +1,4 @@
-"""A source has two verbs: it lists the files of a place, and reads one of them from some byte on."""
+"""A source has two verbs: it lists the files of a place, and reads a stretch of one of them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from rota.core.errors import AdapterError
 
 class SourceError(AdapterError):
     """A source could not give what was asked for. The message is a sentence for the client."""
+
+
+class UnreachableError(SourceError):
+    """A source does not answer: what it has is not known."""
 
 
 class ChangedError(SourceError):
@@ -34,6 +38,6 @@ class Source(Protocol):
         """What lies at a place, without what lies in folders below it. Raises SourceError."""
         ...
 
-    def read(self, place: str, file: SourceFile, start: int) -> Iterator[bytes]:
-        """The bytes of a file from `start` on. Raises ChangedError if its tag is another by now, else SourceError."""
+    def read(self, place: str, file: SourceFile, start: int, end: int | None = None) -> Iterator[bytes]:
+        """The bytes [start, end) of a file. Raises ChangedError if its tag is another by now, else SourceError."""
         ...

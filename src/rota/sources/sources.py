@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rota.core.errors import AdapterError
 from rota.sources.address import HUB, Address
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import Download
-from rota.sources.hub import Hub
 from rota.sources.object_store import ObjectStore
-from rota.sources.source import ChangedError, Source, SourceFile
+from rota.sources.outline import outlined
+from rota.sources.source import ChangedError, Source, SourceError, SourceFile, UnreachableError
 from rota.sources.wanted import pin_of, wanted
 
 
 def source_for(scheme: str) -> Source:
-    return Hub() if scheme == HUB else ObjectStore(scheme)
+    if scheme != HUB:
+        return ObjectStore(scheme)
+    from rota.sources.hub import Hub  # imported here: it takes a while, and few need it
+
+    return Hub()
+
+
+def sources_at(folder: str | None, gigabytes: float) -> Sources:
+    """With a cache in `folder`, or where caches lie on this machine."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Sources(DiskCache(Path(folder or Path(home) / "rota" / "adapters"), int(gigabytes * 1e9)))
 
 
 class Sources:
@@ -30,32 +42,64 @@ class Sources:
         """The address of what lies there now. Raises SourceError."""
         return address if address.pin else address.pinned(pin_of(self._listed(address)))
 
+    def pin_or_kept(self, address: Address) -> Address:
+        """As `pin`; where the source does not answer, the address of what was brought here last."""
+        try:
+            return self.pin(address)
+        except UnreachableError:
+            if (kept := self._cache.newest(address)) is None:
+                raise
+            return kept
+
     @contextmanager
     def folder_of(self, address: Address) -> Iterator[Path]:
-        """A folder with the adapter, which stays while the block runs. Raises SourceError.
-
-        An address without a pin means what the cache has; else what lies there now.
-        """
-        if not address.pin:
-            address = self._cache.newest(address) or self.pin(address)
+        """A folder with the adapter, which stays while the block runs. Raises AdapterError, which names the address."""
+        address = self.pin(address)
         with self._cache.reading(address) as folder:
             if folder is not None:
-                yield folder
+                with _named(folder, address):
+                    yield folder
                 return
         self._fetch(address)
         with self._cache.reading(address) as folder:
             if folder is None:
-                raise ChangedError(f"The cache on disk has no room for {address} beside what is being read.")
+                raise SourceError(f"The cache on disk has no room for {address.pinned('')} beside what is being read.")
+            with _named(folder, address):
+                yield folder
+
+    @contextmanager
+    def outline_of(self, address: Address) -> Iterator[Path]:
+        """A folder with the adapter's config and headers; weights that are not on the disk read as zeros."""
+        address = self.pin(address)
+        with self._cache.reading(address) as folder:
+            if folder is not None:
+                with _named(folder, address):
+                    yield folder
+                return
+        source, files = self._open(address.scheme), self._pinned_files(address)
+        with outlined(source, address.place, files) as folder, _named(folder, address):
             yield folder
 
     def _fetch(self, address: Address) -> None:
+        files = self._pinned_files(address)
+        self._cache.keep(address, Download(source=self._open(address.scheme), place=address.place, files=files))
+
+    def _pinned_files(self, address: Address) -> list[SourceFile]:
         files = self._listed(address)
         if pin_of(files) != address.pin:
             where = address.pinned("")
             raise ChangedError(f"{where} holds something else than when it was loaded; load it again as a new version.")
-        source = self._open(address.scheme)
-        self._cache.keep(address, Download(source=source, place=address.place, files=files))
+        return files
 
     def _listed(self, address: Address) -> list[SourceFile]:
         found = self._open(address.scheme).files(address.place)
         return wanted(found, str(address.pinned("")), self._cache.most_bytes)
+
+
+@contextmanager
+def _named(folder: Path, address: Address) -> Iterator[None]:
+    """What is wrong with a folder of the cache is told of the address: clients know no other place."""
+    try:
+        yield
+    except AdapterError as error:
+        raise AdapterError(str(error).replace(str(folder), str(address.pinned("")))) from error

@@ -1,0 +1,26 @@
+"""One S3 server for all tests of sources."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.sources.s3_server import S3Server, s3_server
+
+
+@pytest.fixture(scope="session")
+def only_s3() -> Iterator[S3Server]:
+    pytest.importorskip("moto", reason="moto is not installed, which is the S3 server of these tests")
+    pytest.importorskip("obstore", reason="obstore is not installed: rota[stores]")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(only_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    for name, value in only_s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return only_s3
