@@ -6,6 +6,7 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
@@ -22,14 +23,16 @@ CONFIG = json.dumps({"peft_type": "LORA", "r": 8})
 class SlowDevice(FakeDevice):
     """Reads adapters whose path says "slow" only when it is told to; meanwhile it serves."""
 
-    unread: list[Message] = field(default_factory=list)
+    unread: list[Callable[[], None]] = field(default_factory=list)  # of all replicas
 
     def listen(self, post: Callable[[Message], None]) -> None:
         def post_unless_slow(message: Message) -> None:
             is_slow = isinstance(message, AdapterFetched) and message.adapter_id in self._slow_ids
-            (self.unread.append if is_slow else post)(message)
+            if is_slow:
+                self.unread.append(partial(post, message))
+            else:
+                post(message)
 
-        self._post_now = post
         super().listen(post_unless_slow)
 
     @property
@@ -39,7 +42,7 @@ class SlowDevice(FakeDevice):
     def read(self) -> None:
         """What was to be read slowly is read."""
         while self.unread:
-            self._post_now(self.unread.pop())
+            self.unread.pop()()
 
 
 @dataclass

@@ -10,6 +10,7 @@ import pytest
 
 from rota.server.version_header import HEADER
 from tests.fakes import FakeDevice, alphabet
+from tests.server.engines import REPLICAS
 from tests.server.letters import error_of, events_in, serving
 from tests.server.versions.serving import LenientDevice, SlowDevice, ask, put, slow_device, versions
 from tests.waiting import until
@@ -68,7 +69,7 @@ def test_an_answer_goes_on_under_the_version_it_began_with_which_takes_requests_
 def test_the_old_version_serves_while_the_new_one_is_read(client, device):
     with ThreadPoolExecutor(1) as threads:
         updating = threads.submit(put, client, "poet", "/a/slow")
-        assert until(lambda: device.unread)
+        assert until(lambda: len(device.unread) == REPLICAS)
         assert ask(client, "poet").headers[HEADER] == "1"
         assert ask(client, "poet@2").status_code == 404
         device.read()
@@ -142,7 +143,7 @@ def test_one_version_is_removed_and_the_others_stay(client):
 def test_unloading_a_name_while_its_next_version_is_read_takes_both(client, device):
     with ThreadPoolExecutor(2) as threads:
         updating = threads.submit(put, client, "poet", "/a/slow")
-        assert until(lambda: device.unread)
+        assert until(lambda: len(device.unread) == REPLICAS)
         removing = threads.submit(client.delete, "/v1/adapters/poet")
         assert until(lambda: ask(client, "poet").status_code == 404)
         device.read()
