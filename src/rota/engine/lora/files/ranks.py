@@ -74,7 +74,7 @@ def _tokens(config: ConfigFile, tokens: Any) -> tuple[int, ...]:
 
 
 def _is_named(targets: list[Any] | str, module: str) -> bool:
-    """False for what is no expression: whoever reads the config for good refuses it."""
+    """False for what is no expression: the check of the whole config refuses it."""
     with suppress(re.error):
         return is_named(targets if isinstance(targets, str) else list(map(str, targets)), module)
     return False
