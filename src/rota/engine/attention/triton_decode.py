@@ -42,24 +42,31 @@ AT_ONCE_APART = tl.constexpr(32)
 @triton.jit
 def _attend(
     q,  # [GROUP_TILE, DIMS]
-    begin,
-    end,
-    keys,
-    values,
-    scales,
-    table,
-    scale,
-    page_stride,
-    token_stride,
-    GROUP_TILE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIMS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-    OPERAND: tl.constexpr,
-):
+    begin, end, keys, values, scales, table, scale, page_stride, token_stride, kv_head,
+    GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, OPERAND: tl.constexpr,
+):  # fmt: skip
     """Absorb the keys [begin, end) of one row, all of which its token sees."""
-    q, scale = operands(q, scale, scales, OPERAND)
+    if scales is None:
+        return _attend_numbers(
+            q, begin, end, keys, values, table, scale, page_stride, token_stride,
+            GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
+        )  # fmt: skip
+    else:
+        return _attend_codes(
+            q, begin, end, keys, values, scales + 2 * kv_head * BLOCK_SIZE, table, scale, page_stride, token_stride,
+            GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
+        )  # fmt: skip
+
+
+@triton.jit
+def _attend_numbers(
+    q, begin, end, keys, values, table, scale, page_stride, token_stride,
+    GROUP_TILE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    TILE: tl.constexpr, OPERAND: tl.constexpr,
+):  # fmt: skip
+    """`_attend` to numbers as the model computes them."""
+    q = q.to(OPERAND)
     top = tl.full([GROUP_TILE], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_TILE], tl.float32)
     mixed = tl.zeros([GROUP_TILE, DIMS], tl.float32)
@@ -69,13 +76,12 @@ def _attend(
         inside = positions < end
         k = load_tile(keys, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
         v = load_tile(values, at, inside, HEAD_DIM, DIMS, True).to(OPERAND)
-        k_scales, v_scales = load_scales(scales, at, inside, HEAD_DIM, True)
         positions += TILE
         at = locate(table, positions, end, page_stride, token_stride, BLOCK_SIZE)
         top, total, mixed = absorb(
-            q, k, v, k_scales, v_scales, inside[None, :], top, total, mixed, scale, scales is not None, True, False
-        )
-    return top, total, settled(mixed, total, scales)  # zeros for a padded row of length 0
+            q, k, v, 0.0, 0.0, inside[None, :], top, total, mixed, scale, False, True, False
+        )  # fmt: skip
+    return top, total, settled(mixed, total, None)  # zeros for a padded row of length 0
 
 
 @triton.jit
@@ -159,24 +165,16 @@ def decode_kernel(
     heads = kv_head * GROUP + in_group
     is_real = (in_group < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     keys, values = keys + kv_head * head_stride, values + kv_head * head_stride
-    if scales is not None:
-        scales += 2 * kv_head * BLOCK_SIZE
     # Both at once: a program without a share reads past the list's end, but not past its room.
     count = tl.load(shares)
     decode, row, begin, end, first, pieces, slot = entry_of(shares, index)
     while index < count:
         q_offsets = heads[:, None] * query_head_stride + dims[None, :]
         q = tl.load(query + decode * query_stride + q_offsets, mask=is_real, other=0.0)
-        if scales is None:
-            top, total, mixed = _attend(
-                q, begin, end, keys, values, scales, tables + row * table_stride, scale, page_stride, token_stride,
-                GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
-            )  # fmt: skip
-        else:
-            top, total, mixed = _attend_codes(
-                q, begin, end, keys, values, scales, tables + row * table_stride, scale, page_stride, token_stride,
-                GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
-            )  # fmt: skip
+        top, total, mixed = _attend(
+            q, begin, end, keys, values, scales, tables + row * table_stride, scale, page_stride, token_stride, kv_head,
+            GROUP_TILE, HEAD_DIM, DIMS, BLOCK_SIZE, TILE, OPERAND,
+        )  # fmt: skip
         if pieces == 1:
             _store_heads(output, decode * HEADS + heads, dims, mixed, is_real, HEAD_DIM)
         else:

@@ -182,9 +182,8 @@ def prefill_kernel(
     first_query = tl.load(offsets + chunk)
     length = tl.load(offsets + chunk + 1) - first_query
     start = tl.load(starts + chunk)
-    packed = block * QUERIES + tl.arange(0, QUERIES)
+    packed, dims = block * QUERIES + tl.arange(0, QUERIES), tl.arange(0, DIMS)
     token, head = packed // GROUP, kv_head * GROUP + packed % GROUP
-    dims = tl.arange(0, DIMS)
     is_real = (token < length)[:, None] & (dims < HEAD_DIM)[None, :]
     query_row = (first_query + token).to(tl.int64)
     q_offsets = query_row * query_stride + head * query_head_stride
@@ -194,9 +193,8 @@ def prefill_kernel(
     if scales is not None:
         scales += 2 * kv_head * BLOCK_SIZE
     top, total, mixed = _attend(
-        q, start + token, start, length, block, begin, end, window, keys, values,
-        scales, table, scale, page_stride, token_stride,
-        GROUP, HEAD_DIM, DIMS, BLOCK_SIZE, QUERIES, TILE, WINDOWED, OPERAND,
+        q, start + token, start, length, block, begin, end, window, keys, values, scales, table, scale, page_stride,
+        token_stride, GROUP, HEAD_DIM, DIMS, BLOCK_SIZE, QUERIES, TILE, WINDOWED, OPERAND,
     )  # fmt: skip
     if pieces == 1:
         out_offsets = (query_row * HEADS + head) * HEAD_DIM
