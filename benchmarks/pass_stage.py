@@ -109,7 +109,9 @@ class Stage:
         for load in plan.loads:
             self._under_way.appendleft((self.steps, AdapterReady(load.adapter_id, self.now)))
         for adapter in plan.fetches:
-            self._under_way.append((self.steps + self.read_steps, AdapterFetched(adapter.adapter_id, self.now)))
+            self._under_way.append(
+                (self.steps + self.read_steps, AdapterFetched(adapter_id=adapter.adapter_id, at=self.now))
+            )
         return plan
 
     def _hear(self, event: Event) -> None:

@@ -51,7 +51,7 @@ class Device:
         self._scheduler.commit(plan, result)
         committed_at = time.perf_counter()
         for adapter in plan.fetches:
-            self._scheduler.apply(AdapterFetched(adapter.adapter_id, self.now))
+            self._scheduler.apply(AdapterFetched(adapter_id=adapter.adapter_id, at=self.now))
         for load in plan.loads:
             self._scheduler.apply(AdapterReady(load.adapter_id, self.now))
         return plan, committed_at - committing_at + planned_at - started_at

@@ -139,7 +139,7 @@ class FakeDevice:
             return AdapterFailed(adapter.adapter_id, self.now(), reason)
         if "rotten" in adapter.path:
             return AdapterFailed(adapter.adapter_id, self.now(), f"{adapter.path} is rotten.")
-        return AdapterFetched(adapter.adapter_id, self.now())
+        return AdapterFetched(adapter_id=adapter.adapter_id, at=self.now())
 
     def _sit_down(self, seat: Seat) -> None:
         assert 0 <= seat.row < self.capacity.rows, f"row {seat.row} does not exist"

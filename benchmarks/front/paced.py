@@ -35,7 +35,7 @@ class PacedDevice:
 
     def submit(self, plan: StepPlan) -> Due:
         for adapter in plan.reads:
-            self._post(AdapterFetched(adapter.adapter_id, time.monotonic()))
+            self._post(AdapterFetched(adapter_id=adapter.adapter_id, at=time.monotonic()))
         for load in plan.loads:
             self._post(AdapterReady(load.adapter_id, time.monotonic()))
         if self._step_s and (plan.chunks or plan.decodes):

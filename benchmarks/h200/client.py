@@ -123,4 +123,4 @@ class ServiceClient:
         self.recorder.transients.add(everybody)
         (ask,) = visit.asks
         self._ask("transient", replace(ask, adapter_id=transient), everybody)
-        self._at(now + visit.stays_s, lambda: self.send(RemoveAdapter(transient, time.monotonic())))
+        self._at(now + visit.stays_s, lambda: self.send(RemoveAdapter(adapter_id=transient, at=time.monotonic())))

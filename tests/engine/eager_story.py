@@ -137,7 +137,7 @@ def slots_change_hands_every_step(story: Story, rounds: int, is_patient: bool) -
 
 
 # Adapters of ranks 4, 8 and 12.
-FIRST_THREE = FirstAdapters(3, 12, 4)
+FIRST_THREE = FirstAdapters(count=3, rank=12, pages=4)
 
 
 def pages_change_hands_every_step(story: Story, rounds: int, is_patient: bool) -> list[tuple[int, ...]]:

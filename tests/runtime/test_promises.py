@@ -17,7 +17,7 @@ def known(promises: Promises) -> list[AdapterId]:
 
 def test_whoever_is_open_when_the_engine_goes_hears_of_it_once():
     promises = Promises()
-    for message in (submit("a"), submit("b"), add_adapter(1), RemoveAdapter(AdapterId(2), 0.0)):
+    for message in (submit("a"), submit("b"), add_adapter(1), RemoveAdapter(adapter_id=AdapterId(2), at=0.0)):
         promises.note_message(message)
     promises.note_events([Finished(request_id=RequestId("a"), at=1.0, reason=FinishReason.STOP)])
     finished, refused, removed = promises.break_all("The engine is gone.")
@@ -73,7 +73,7 @@ def test_an_adapter_is_not_introduced_again_once_it_is_to_be_removed():
     promises = Promises()
     promises.note_message(add_adapter(1))
     promises.note_events([AdapterAdded(ONE, 1.0)])
-    promises.note_message(RemoveAdapter(ONE, 2.0))
+    promises.note_message(RemoveAdapter(adapter_id=ONE, at=2.0))
 
     assert known(promises) == []
 
@@ -81,7 +81,7 @@ def test_an_adapter_is_not_introduced_again_once_it_is_to_be_removed():
 def test_an_adapter_that_was_to_be_removed_while_it_was_read_is_not_introduced():
     promises = Promises()
     promises.note_message(add_adapter(1))
-    promises.note_message(RemoveAdapter(ONE, 0.5))
+    promises.note_message(RemoveAdapter(adapter_id=ONE, at=0.5))
     promises.note_events([AdapterAdded(ONE, 1.0), AdapterRemoved(ONE, 1.0)])
 
     assert known(promises) == []
@@ -95,7 +95,7 @@ def test_an_adapter_that_a_new_engine_refuses_is_introduced_to_the_next_until_it
     promises.note_events([AdapterAdded(ONE, 1.0), gone])
     assert known(promises) == [1]
 
-    promises.note_message(RemoveAdapter(ONE, 3.0))
+    promises.note_message(RemoveAdapter(adapter_id=ONE, at=3.0))
     promises.note_events([gone])  # the engine does not know it
     assert known(promises) == []
     assert promises.break_all("The engine is gone.") == []
@@ -117,5 +117,5 @@ def test_an_adapter_that_others_serve_is_introduced_to_every_new_engine_also_bef
     assert known(promises) == [1]
     promises.note_events([AdapterRefused(adapter_id=ONE, at=1.0, reason="It cannot be read.")])
     assert known(promises) == [1]
-    promises.note_message(RemoveAdapter(ONE, 2.0))
+    promises.note_message(RemoveAdapter(adapter_id=ONE, at=2.0))
     assert known(promises) == []

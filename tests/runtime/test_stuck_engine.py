@@ -69,7 +69,7 @@ class SlowDisk(FakeDevice):
 
     def report(self, adapter: Adapter) -> None:
         assert self._post is not None
-        self._post(AdapterFetched(adapter.adapter_id, self.now()))
+        self._post(AdapterFetched(adapter_id=adapter.adapter_id, at=self.now()))
 
     def submit(self, plan: StepPlan) -> FakeTicket:
         post, self._post = self._post, lambda message: None if isinstance(message, AdapterFetched) else post(message)

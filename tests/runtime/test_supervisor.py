@@ -98,7 +98,7 @@ def test_a_new_engine_knows_the_adapters_that_were_added_and_not_removed():
     with supervised(SLOW) as (service, listener):
         kept, gone, failed = add_adapter(1), add_adapter(2), add_adapter(3, path="broken")
         add(service, listener, kept)
-        service.send(RemoveAdapter(add(service, listener, gone), 0.0))
+        service.send(RemoveAdapter(adapter_id=add(service, listener, gone), at=0.0))
         listener.wait_for_adapter(2, AdapterRemoved)
         service.send(failed)
         listener.wait_for_adapter(3, AdapterRefused)
@@ -131,7 +131,7 @@ def test_what_was_asked_about_adapters_is_answered_when_the_engine_dies():
         adapter = add(service, listener, add_adapter(1))
         service.send(submit("user", max_new_tokens=400, adapter=adapter))
         listener.wait_for_tokens("user")
-        service.send(RemoveAdapter(adapter, 0.0))
+        service.send(RemoveAdapter(adapter_id=adapter, at=0.0))
         os.kill(service.engine_pid, signal.SIGSTOP)  # from here on it answers nothing
         service.send(add_adapter(2))
         os.kill(service.engine_pid, signal.SIGKILL)

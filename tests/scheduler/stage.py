@@ -55,7 +55,7 @@ class Stage:
 
     def read(self, adapter: int, pages: int = 0) -> None:
         """An adapter lies in host memory, and takes so many pages in a slot."""
-        self.tell(AdapterFetched(AdapterId(adapter), self.now, pages))
+        self.tell(AdapterFetched(adapter_id=AdapterId(adapter), at=self.now, pages=pages))
 
     def arrive(self, *adapters: int, copy_s: float = 0.0) -> None:
         """Their copies into slots are complete; without a time no step uses a slot before it hears of its copy."""
@@ -66,7 +66,7 @@ class Stage:
         self.tell(AdapterFailed(AdapterId(adapter), self.now, reason))
 
     def unload(self, adapter: int, is_forced: bool = False) -> None:
-        self.tell(RemoveAdapter(AdapterId(adapter), self.now, is_forced))
+        self.tell(RemoveAdapter(adapter_id=AdapterId(adapter), at=self.now, is_forced=is_forced))
 
     def step(self, at: float | None = None, token: int = 7) -> StepPlan:
         """One step from plan to tokens, at a moment that stays the present one."""

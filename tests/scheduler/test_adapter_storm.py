@@ -53,7 +53,9 @@ def lives(draw: st.DrawFn, number: int) -> list[tuple[float, Message]]:
     messages: list[tuple[float, Message]] = [(added_at, add_adapter(number, added_at, is_pinned=draw(st.booleans())))]
     for _ in range(draw(st.integers(0, 2))):
         removed_at = added_at + draw(moments(30))
-        messages.append((removed_at, RemoveAdapter(AdapterId(number), removed_at, draw(st.booleans()))))
+        messages.append(
+            (removed_at, RemoveAdapter(adapter_id=AdapterId(number), at=removed_at, is_forced=draw(st.booleans())))
+        )
     for turn in range(draw(st.integers(0, 4))):
         at = max(0.0, added_at + draw(moments(30)) - 1.0)
         asked = request(
@@ -76,7 +78,7 @@ def storms(draw: st.DrawFn) -> list[tuple[float, Message]]:
     for number in range(draw(st.integers(0, 3))):
         at = draw(moments(30))
         messages.append((at, Submit(request(f"base{number}", prompt=5, max_new_tokens=15, arrived_at=at))))
-    return messages + [(EVENING, RemoveAdapter(AdapterId(number), EVENING)) for number in ADAPTERS]
+    return messages + [(EVENING, RemoveAdapter(adapter_id=AdapterId(number), at=EVENING)) for number in ADAPTERS]
 
 
 failures = st.builds(
@@ -181,8 +183,11 @@ def test_an_adapter_that_is_unloaded_before_its_first_read_is_read_once_for_its_
     first = request("first", prompt=1, max_new_tokens=3, adapter=AdapterId(4), priority=-1)
     last = request("last", prompt=1, max_new_tokens=1, adapter=AdapterId(1), arrived_at=2.5)
     messages: list[tuple[float, Message]] = [(0.0, add_adapter(4)), (0.0, Submit(first)), (0.0, add_adapter(6))]
-    messages += [(0.0, RemoveAdapter(AdapterId(6), 0.0)), (2.5, add_adapter(1, 2.5)), (2.5, Submit(last))]
-    messages += [(3.0, RemoveAdapter(AdapterId(1), 3.0)), (EVENING, RemoveAdapter(AdapterId(4), EVENING))]
+    messages += [(0.0, RemoveAdapter(adapter_id=AdapterId(6), at=0.0)), (2.5, add_adapter(1, 2.5)), (2.5, Submit(last))]
+    messages += [
+        (3.0, RemoveAdapter(adapter_id=AdapterId(1), at=3.0)),
+        (EVENING, RemoveAdapter(adapter_id=AdapterId(4), at=EVENING)),
+    ]
     found = capacity(blocks=6, block_size=8, rows=2, max_sequence_tokens=64, slots=1)
     world = UnreliableWorld(messages, FakeDevice(found), set(), 1, 1, 0.1)
     events: list[Event] = []

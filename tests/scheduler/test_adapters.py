@@ -34,7 +34,7 @@ def test_an_adapter_is_added_when_it_has_been_read():
     assert fetches(stage.step()) == [1]
     assert stage.said(AdapterAdded) == []
 
-    stage.tell(AdapterFetched(AdapterId(1), 0.5))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(1), at=0.5))
     stage.step()
     assert stage.said(AdapterAdded) == [AdapterAdded(AdapterId(1), 0.5)]
 
@@ -58,7 +58,7 @@ def test_who_asks_for_an_adapter_while_it_is_read_waits_for_it():
     stage.step()
     assert stage.why("early") == "its adapter is not in a slot"
 
-    stage.tell(AdapterFetched(AdapterId(1), 0.0))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(1), at=0.0))
     assert loads(stage.step()) == [1]
 
 
@@ -109,7 +109,7 @@ def test_no_more_adapters_are_read_at_a_time_than_host_memory_holds():
         stage.tell(add_adapter(number))
     assert fetches(stage.step()) == [1, 2]
 
-    stage.tell(AdapterFetched(AdapterId(1), 0.0))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(1), at=0.0))
     plan = stage.step()
     assert fetches(plan) == [3]
     assert plan.drops == (1,)
@@ -120,11 +120,11 @@ def test_an_adapter_dropped_for_room_comes_back_from_its_path_when_somebody_asks
     for number in (1, 2):
         stage.tell(add_adapter(number))
         stage.step()
-        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+        stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
     stage.ask("r", adapter=1)
     assert fetches(stage.step()) == [1]
 
-    stage.tell(AdapterFetched(AdapterId(1), 0.0))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(1), at=0.0))
     assert loads(stage.step()) == [1]
     assert len(stage.said(AdapterAdded)) == 2, "it was never gone"
 
@@ -136,11 +136,11 @@ def test_host_memory_goes_to_one_that_could_run_before_one_that_could_not_howeve
     for number in (3, 2, 1):
         stage.tell(add_adapter(number))
         stage.step()
-        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+        stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
     stage.seat(1)
     stage.ask("second", adapter=2)
     stage.step(at=1.0)
-    stage.tell(AdapterFetched(AdapterId(2), 1.0))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(2), at=1.0))
     assert loads(stage.step()) == [2]
     stage.ask("takes the last blocks", prompt=28, max_new_tokens=400)
     stage.step()
@@ -254,7 +254,7 @@ def test_without_overlap_a_host_copy_outlives_the_step_that_copies_from_it():
     for number in (1, 2):
         stage.tell(add_adapter(number))
         stage.step()
-        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+        stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
         stage.ask(f"r{number}", adapter=number)
     plan = stage.step()
     assert (loads(plan), plan.drops, fetches(plan)) == ([2], (), [])
@@ -302,7 +302,7 @@ def test_an_adapter_that_failed_is_read_again_for_the_next_who_asks():
     stage.ask("lucky", adapter=1)
     assert fetches(stage.step()) == [1]
 
-    stage.tell(AdapterFetched(AdapterId(1), 0.0))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(1), at=0.0))
     assert loads(stage.step()) == [1]
 
 
@@ -355,7 +355,7 @@ def test_unloading_waits_for_users_and_takes_no_new_ones():
 def test_an_old_version_takes_new_requests_until_it_has_no_user():
     stage = Stage()
     stage.seat(1, max_new_tokens=3)
-    stage.tell(RemoveAdapter(AdapterId(1), stage.now, takes_requests=True))
+    stage.tell(RemoveAdapter(adapter_id=AdapterId(1), at=stage.now, takes_requests=True))
     stage.ask("late", adapter=1, max_new_tokens=9)
     while not stage.scheduler.is_idle:
         assert removed(stage) == []
@@ -423,7 +423,7 @@ def test_unloading_what_is_still_being_read_answers_both_who_added_and_who_remov
     stage.step()
     assert [end.fault.code for end in stage.said(Finished)] == [FaultCode.UNKNOWN_ADAPTER]
     if is_read:
-        stage.tell(AdapterFetched(AdapterId(1), 0.0))
+        stage.tell(AdapterFetched(adapter_id=AdapterId(1), at=0.0))
     else:
         stage.fail(1)
     stage.step()
@@ -437,7 +437,7 @@ def test_unloading_a_pinned_adapter_that_never_got_its_slot_leaves_nothing_behin
     stage.seat(1, 2)
     stage.tell(add_adapter(3, is_pinned=True))
     stage.step()
-    stage.tell(AdapterFetched(AdapterId(3), 0.0))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(3), at=0.0))
     stage.step()
     stage.unload(3)
     stage.step()
@@ -462,7 +462,7 @@ def test_unload_is_final_and_a_reload_under_a_new_id_is_another_adapter():
     stage.step()
     assert [end.fault.code for end in stage.said(Finished) if end.fault] == [FaultCode.UNKNOWN_ADAPTER]
 
-    stage.tell(AdapterFetched(AdapterId(2), 0.0))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(2), at=0.0))
     stage.ask("new", adapter=2, max_new_tokens=1, prompt=tuple(range(40)))
     stage.step()
     stage.arrive(2)

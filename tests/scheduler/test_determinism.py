@@ -39,7 +39,9 @@ def traffic() -> list[tuple[float, Message]]:
         )
         if dice.random() < 0.2:
             messages.append((at + 0.5, abort(f"r{number}", at + 0.5)))
-    return messages + [(3.0, RemoveAdapter(AdapterId(number), 3.0, number % 2 == 0)) for number in (3, 4)]
+    return messages + [
+        (3.0, RemoveAdapter(adapter_id=AdapterId(number), at=3.0, is_forced=number % 2 == 0)) for number in (3, 4)
+    ]
 
 
 def events(policy: PolicyConfig) -> list[Event]:

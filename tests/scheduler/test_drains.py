@@ -66,7 +66,7 @@ def known_but_not_at_hand(host_adapters: int, *adapters: int) -> Stage:
     for number in adapters:
         stage.tell(add_adapter(number))
         stage.step()
-        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+        stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
     return stage
 
 
@@ -82,7 +82,7 @@ def test_the_slot_that_a_drain_frees_is_kept_while_the_starving_adapter_is_read_
 
     plan = stage.step()
     assert (plan.seats, plan.loads) == ((), ())
-    stage.tell(AdapterFetched(AdapterId(2), 3.2))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(2), at=3.2))
     assert loads(stage.step(at=3.2)) == [2]
 
 
@@ -103,7 +103,7 @@ def test_the_slot_that_a_drain_frees_is_kept_through_a_read_of_two_seconds():
     stage = reserved_and_read()
     assert stage.step(at=4.2).seats == ()
     assert stage.step(at=5.0).seats == ()
-    stage.tell(AdapterFetched(AdapterId(2), 5.1))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(2), at=5.1))
 
     assert loads(stage.step(at=5.1)) == [2]
 

@@ -29,7 +29,7 @@ def on_disk(host_adapters: int, *adapters: int, policy: str = "wait") -> Stage:
     for number in adapters:
         stage.tell(add_adapter(number))
         stage.step()
-        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+        stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
     return stage
 
 
@@ -53,7 +53,7 @@ def test_an_adapter_that_lacks_kv_does_not_keep_those_behind_it_from_being_read(
     for number in (2, 3, 4, 1):
         stage.tell(add_adapter(number))
         stage.step()
-        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+        stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
     stage.seat(1, prompt=40, max_new_tokens=40)
     stage.ask("large, at hand", adapter=4, at=-1.0, prompt=180)
     stage.ask("small, on disk", adapter=2, prompt=4)
@@ -70,7 +70,7 @@ def test_pinned_adapters_that_share_one_place_in_host_memory_come_to_their_slots
         plan = stage.step()
         read += fetched(plan)
         for number in fetched(plan):
-            stage.tell(AdapterFetched(AdapterId(number), 0.0))
+            stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
         for load in plan.loads:
             seated.append(load.adapter_id)
             stage.tell(AdapterReady(load.adapter_id, 0.0))

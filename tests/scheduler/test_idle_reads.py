@@ -27,7 +27,7 @@ def ids(adapters) -> list[int]:
 
 def read(stage: Stage, adapter: int) -> StepPlan:
     """An adapter lies in host memory; the plan that follows."""
-    stage.tell(AdapterFetched(AdapterId(adapter), stage.now))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(adapter), at=stage.now))
     return stage.step()
 
 

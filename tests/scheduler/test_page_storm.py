@@ -57,7 +57,9 @@ def lives(draw: st.DrawFn, number: int) -> list[tuple[float, Message]]:
     messages: list[tuple[float, Message]] = [(added_at, replace(added, is_read_later=draw(st.booleans())))]
     if draw(st.booleans()):
         removed_at = added_at + draw(st.integers(0, 30))
-        messages.append((removed_at, RemoveAdapter(AdapterId(number), removed_at, draw(st.booleans()))))
+        messages.append(
+            (removed_at, RemoveAdapter(adapter_id=AdapterId(number), at=removed_at, is_forced=draw(st.booleans())))
+        )
     for turn in range(draw(st.integers(0, 4))):
         at = added_at + draw(st.integers(0, 30))
         asked = request(
@@ -76,7 +78,7 @@ def lives(draw: st.DrawFn, number: int) -> list[tuple[float, Message]]:
 @st.composite
 def storms(draw: st.DrawFn) -> list[tuple[float, Message]]:
     messages = [message for number in ADAPTERS for message in draw(lives(number))]
-    return messages + [(EVENING, RemoveAdapter(AdapterId(number), EVENING)) for number in ADAPTERS]
+    return messages + [(EVENING, RemoveAdapter(adapter_id=AdapterId(number), at=EVENING)) for number in ADAPTERS]
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,7 +20,7 @@ def costliest_pass(stage: Stage, passes: int) -> int:
         stage.finish(plan)
         costs.append(calls)
         for adapter in plan.fetches:
-            stage.tell(AdapterFetched(adapter.adapter_id, stage.now))
+            stage.tell(AdapterFetched(adapter_id=adapter.adapter_id, at=stage.now))
         stage.arrive(*(load.adapter_id for load in plan.loads))
     return max(costs)
 

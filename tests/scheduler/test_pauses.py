@@ -132,7 +132,7 @@ def test_an_adapter_is_loaded_and_another_unloaded_during_a_pause():
         (0.0, add_adapter(1)),
         (10.0, Pause(10.0)),
         (11.0, add_adapter(2, at=11.0)),
-        (12.0, RemoveAdapter(AdapterId(1), 12.0)),
+        (12.0, RemoveAdapter(adapter_id=AdapterId(1), at=12.0)),
         (20.0, submit("new", arrived_at=20.0, adapter=AdapterId(2))),
         (300.0, Resume(300.0)),
     ]
@@ -151,7 +151,7 @@ def test_an_adapter_that_leaves_during_a_pause_answers_its_requests_first(is_dra
         (5.0, submit("open", max_new_tokens=30, arrived_at=5.0, adapter=one)),
         (9.0, Pause(9.0, is_drained)),
         (10.0, submit("late", arrived_at=10.0, adapter=one)),
-        (11.0, RemoveAdapter(one, 11.0)),
+        (11.0, RemoveAdapter(adapter_id=one, at=11.0)),
         (12.0, submit("too late", arrived_at=12.0, adapter=one)),
         (200.0, Resume(200.0)),
     ]

@@ -33,7 +33,7 @@ def on_disk(host_adapters: int, *adapters: int, policy: str = "wait") -> Stage:
     for number in adapters:
         stage.tell(add_adapter(number))
         stage.step()
-        stage.tell(AdapterFetched(AdapterId(number), 0.0))
+        stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
     return stage
 
 
@@ -82,7 +82,7 @@ def test_two_adapters_are_read_ahead_at_a_time():
         stage.ask(f"waits{adapter}", adapter)
 
     assert fetched(stage.step()) == [3, 4]
-    stage.tell(AdapterFetched(AdapterId(3), 0.0))
+    stage.tell(AdapterFetched(adapter_id=AdapterId(3), at=0.0))
     assert fetched(stage.step()) == [5]
 
 

@@ -15,7 +15,7 @@ OLD, NEW = AdapterId(1), AdapterId(2)
 
 def move(stage: Stage, keeps_kv: bool = False) -> None:
     stage.tell(MoveRequests(old=OLD, new=NEW, at=stage.now, keeps_kv=keeps_kv))
-    stage.tell(RemoveAdapter(OLD, stage.now, takes_requests=True))
+    stage.tell(RemoveAdapter(adapter_id=OLD, at=stage.now, takes_requests=True))
 
 
 def run_out(stage: Stage) -> None:
@@ -85,7 +85,7 @@ def test_a_request_that_waits_is_the_new_versions_from_its_first_token_on():
 def test_nothing_moves_to_a_version_that_is_not_there(new):
     stage = Stage(rows=4)
     stage.seat(1, max_new_tokens=3)
-    stage.tell(RemoveAdapter(OLD, stage.now, takes_requests=True))
+    stage.tell(RemoveAdapter(adapter_id=OLD, at=stage.now, takes_requests=True))
     stage.tell(MoveRequests(old=OLD, new=new, at=stage.now))
     run_out(stage)
     assert stage.said(Moved) == []

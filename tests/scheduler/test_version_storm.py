@@ -67,7 +67,7 @@ def storms(draw: st.DrawFn) -> list[tuple[float, Message]]:
         if draw(st.booleans()):
             moving = MoveRequests(old=old, new=AdapterId(number), at=at, keeps_kv=draw(st.booleans()))
             messages.append((at, moving))
-        messages.append((at, RemoveAdapter(old, at, takes_requests=True)))
+        messages.append((at, RemoveAdapter(adapter_id=old, at=at, takes_requests=True)))
     return messages
 
 
@@ -115,7 +115,7 @@ def test_a_storm_of_versions_mixes_nothing_and_leaves_nothing(
     found = capacity(blocks=blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots)
     config = SchedulerConfig(chunked_prefill_size=16, overlap_depth=depth)
     scheduler = Scheduler(config, found, policy, LoraConfig(max_loaded_loras=host_adapters))
-    evening = [(EVENING, RemoveAdapter(AdapterId(number), EVENING)) for number in VERSIONS]
+    evening = [(EVENING, RemoveAdapter(adapter_id=AdapterId(number), at=EVENING)) for number in VERSIONS]
     device = WatchfulDevice(found)
     world = UnreliableWorld([*storm, *evening], device, failures, host_adapters, depth, 0.9 * STEP_S)
     events: list[Event] = []

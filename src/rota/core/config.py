@@ -242,7 +242,7 @@ class ServerConfig(ShowConfig):
             raise ConfigError(f"request_timeout must be a finite number above 0, not {self.request_timeout}.")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstAdapters:
     """The adapters to start with, as far as slots follow them. They are looked at once: a restart changes no slot."""
 

@@ -43,7 +43,7 @@ class AddAdapter:
     refusal: str = ""  # why it cannot be served, if a look at its config and headers has told
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveAdapter:
     """A client removes an adapter: after its requests have finished, or at once when forced.
 
@@ -66,7 +66,7 @@ class MoveRequests:
     keeps_kv: bool = False  # else what is written so far is computed again, by the new version
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFetched:
     """An adapter was read, checked and lies in host memory."""
 

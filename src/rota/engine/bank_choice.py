@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
 from rota.core.config import EngineConfig, FirstAdapters
@@ -52,8 +52,8 @@ def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group:
 
 def _of_rank_0(first: FirstAdapters, group: Group) -> FirstAdapters:
     """Only rank 0 loads the adapters to start with: under torchrun the others may have been told of none."""
-    told = first if group.rank == 0 else FirstAdapters(*[sys.maxsize] * 4)
-    return FirstAdapters(*(group.least(number) for number in (told.count, told.rank, told.pages, told.extras)))
+    told = {name: number if group.rank == 0 else sys.maxsize for name, number in asdict(first).items()}
+    return FirstAdapters(**{name: group.least(number) for name, number in told.items()})
 
 
 def _extra_bytes(chosen: Choices, extras: Extra, rank: int) -> int:

@@ -56,7 +56,9 @@ def with_first(config: EngineConfig, entries: Collection[LoraPath]) -> EngineCon
     """The same config with slots for these adapters. Their folders are looked at once, here: a restart does not."""
     is_asked, root = config.lora.max_lora_rank == "auto", config.lora.adapter_root
     ranks, extras = ranks_of(entries, root) if is_asked else [], extras_of(entries, root)
-    first = FirstAdapters(len(entries), max(ranks, default=0), sum(map(pages_for, ranks)), extras)
+    first = FirstAdapters(
+        count=len(entries), rank=max(ranks, default=0), pages=sum(map(pages_for, ranks)), extras=extras
+    )
     return replace(config, first=first)
 
 

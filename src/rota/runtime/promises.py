@@ -44,7 +44,7 @@ class Promises:
                 self._requests[request.request_id] = _Open(request.adapter_id, len(request.prompt))
             case AddAdapter(adapter=adapter, is_known=is_known):
                 (self._known if is_known else self._coming)[adapter.adapter_id] = adapter
-            case RemoveAdapter(adapter_id):
+            case RemoveAdapter(adapter_id=adapter_id):
                 self._leaving[adapter_id] = None
                 self._known.pop(adapter_id, None)
             case Pause() | Resume():

@@ -128,13 +128,15 @@ class AdapterManager:
         return adapter.adapter_id in self._leaving
 
     def retire(self, name: str) -> None:
-        """Versions that a name does not mean, and that nobody keeps or holds, leave with their last users."""
+        """Versions that a name does not mean, and that are neither kept nor held, leave with their last users."""
         for one in self._registry.versions(name)[:-1]:
             is_wanted = one.adapter_id in self._kept or any(holds(one) for holds in self.holders)
             if not is_wanted and one.adapter_id not in self._leaving:
                 self._leaving.add(one.adapter_id)
                 with suppress(RequestError):  # the service is down, and all versions with it
-                    self._service.send(RemoveAdapter(one.adapter_id, time.monotonic(), takes_requests=True))
+                    self._service.send(
+                        RemoveAdapter(adapter_id=one.adapter_id, at=time.monotonic(), takes_requests=True)
+                    )
 
     async def _read(self, adapter: Adapter) -> None:
         """Have a version read and checked. Raises AdapterError with the reason; then nothing of it is left."""
@@ -148,7 +150,7 @@ class AdapterManager:
             raise
         except asyncio.CancelledError:
             self._registry.discard(adapter_id)
-            self._service.send(RemoveAdapter(adapter_id, time.monotonic()))
+            self._service.send(RemoveAdapter(adapter_id=adapter_id, at=time.monotonic()))
             raise
         if reason:
             raise AdapterError(reason)
@@ -176,7 +178,7 @@ class AdapterManager:
         waits = []
         for one in leavers:
             self._kept.discard(one.adapter_id)
-            self._service.send(RemoveAdapter(one.adapter_id, time.monotonic()))
+            self._service.send(RemoveAdapter(adapter_id=one.adapter_id, at=time.monotonic()))
             waits.append(self._unloading.of(one.adapter_id))
         _, late = await asyncio.wait(waits, timeout=self._patience_s)
         return not late

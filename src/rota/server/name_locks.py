@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class NameLocks:
-    """A lock is there only while somebody holds it or waits for it."""
+    """A lock is there only while a call holds it or waits for it."""
 
     def __init__(self) -> None:
         self._locks: dict[str, asyncio.Lock] = {}

@@ -92,7 +92,7 @@ class Traffic:
         for ask in visit.asks:
             message = self._submit("transient", replace(ask, adapter_id=transient), at + ask.at)
             self._mail.post(message.request.arrived_at, message)
-        self._mail.post(at + visit.stays_s, RemoveAdapter(transient, at + visit.stays_s))
+        self._mail.post(at + visit.stays_s, RemoveAdapter(adapter_id=transient, at=at + visit.stays_s))
 
     def _arrivals(self, client: int, wave: Iterator[Ask]) -> Iterator[tuple[float, Message]]:
         for ask in wave:

@@ -114,7 +114,7 @@ class VirtualWorld(Mail):
         for adapter in plan.reads:
             at = self._now + self._fetch_s
             pages = self._pages_of(adapter.adapter_id) if self._pages_of else 0
-            self.post(at, AdapterFetched(adapter.adapter_id, at, pages))
+            self.post(at, AdapterFetched(adapter_id=adapter.adapter_id, at=at, pages=pages))
         for load in plan.loads:
             if load.is_awaited:
                 continue

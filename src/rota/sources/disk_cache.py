@@ -86,7 +86,7 @@ class DiskCache:
     def _make_room(self, size: int, own: Path) -> None:
         """Remove what was read longest ago. What is being read stays, though the cache is too large for a while."""
         for part in self._folder.glob(f"*{PART}"):
-            # Nobody downloads it: its process has died, and nobody asked for it since.
+            # It is not being downloaded: its process has died, and no other has asked for it since.
             if part != own and not part.with_suffix(".lock").exists():
                 shutil.rmtree(part, ignore_errors=True)
         over = self.size() + size - self.most_bytes

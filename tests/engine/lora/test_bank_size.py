@@ -71,7 +71,7 @@ def bank(ranks: list[int], memory: DeviceMemory = H200, rows: int = ROWS, **fiel
 
 
 def first_of(ranks: list[int]) -> FirstAdapters:
-    return FirstAdapters(len(ranks), max(ranks, default=0), sum(map(pages_for, ranks)))
+    return FirstAdapters(count=len(ranks), rank=max(ranks, default=0), pages=sum(map(pages_for, ranks)))
 
 
 def paged(
@@ -201,7 +201,7 @@ def test_slots_leave_the_blocks_that_were_asked_for():
 
 def test_a_choice_says_what_decided():
     def why(count: int, memory: DeviceMemory = H200, **fields: Any) -> tuple[str, str]:
-        config, first = LoraConfig(**fields), FirstAdapters(count, 16 if count else 0)
+        config, first = LoraConfig(**fields), FirstAdapters(count=count, rank=16 if count else 0)
         rank, rank_from = choose_rank(config, first)
         return choose_slots(config, rank, first, room_for(rank, memory))[1], rank_from
 
@@ -215,7 +215,7 @@ def test_a_choice_says_what_decided():
 
 
 def test_where_copies_need_a_staging_buffer_the_memory_share_holds_it_too():
-    config, first = LoraConfig(), FirstAdapters(200, 16)
+    config, first = LoraConfig(), FirstAdapters(count=200, rank=16)
     assert choose_slots(config, 16, first, room_for(16, H200, more=1))[0] == 88
 
 
@@ -239,7 +239,7 @@ Counts = st.integers(0, 300)
 
 @given(Counts, Ranks, Memories, st.floats(0.04, 0.9), st.integers(1, 200), st.integers(1, 512))
 def test_slots_stay_within_every_bound(count, rank, memory, share, loaded, rows):
-    first, room = FirstAdapters(count, rank), room_for(rank, memory, rows)
+    first, room = FirstAdapters(count=count, rank=rank), room_for(rank, memory, rows)
     slots, _ = choose_slots(LoraConfig(lora_memory_share=share, max_loaded_loras=loaded), rank, first, room)
     assert 1 <= slots <= loaded
     assert room.takes(slots) <= share * memory.total
@@ -252,7 +252,7 @@ def test_slots_stay_within_every_bound(count, rank, memory, share, loaded, rows)
 def test_more_adapters_or_more_memory_never_mean_fewer_slots(count, more, rank, memory, more_memory):
     def slots(count: int, total: int) -> int:
         room = room_for(rank, DeviceMemory(total, memory.taken))
-        return choose_slots(LoraConfig(), rank, FirstAdapters(count, rank), room)[0]
+        return choose_slots(LoraConfig(), rank, FirstAdapters(count=count, rank=rank), room)[0]
 
     few = slots(count, memory.total)
     assert slots(count + more, memory.total) >= few

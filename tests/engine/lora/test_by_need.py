@@ -112,7 +112,9 @@ def test_an_engine_has_the_slots_that_its_first_adapters_need(model, adapters, n
 
 
 def test_on_a_gpu_six_adapters_of_rank_16_lie_where_flags_set_by_hand_would_put_them(model):
-    asked = replace(config(model, []), cache=CacheConfig(mem_fraction_static=0.88), first=FirstAdapters(6, 16, 12))
+    asked = replace(
+        config(model, []), cache=CacheConfig(mem_fraction_static=0.88), first=FirstAdapters(count=6, rank=16, pages=12)
+    )
     memory = DeviceMemory(140 << 30, 16 << 30)
     gpu = replace(choose(asked), spec=LLAMA_8B, dtype=torch.bfloat16, lora_backend="triton", memory=memory)
     shape = CacheShape(LLAMA_8B.layers, LLAMA_8B.kv_heads, LLAMA_8B.head_dim, 16, torch.bfloat16)
@@ -151,14 +153,14 @@ def test_ranks_agree_on_what_the_first_starts_with_and_the_poorest_holds(model):
         return choose_bank(own, replace(chosen, memory=memory), shape, group)
 
     # The second rank was started by torchrun without --lora-paths, and would take 64.
-    told = (FirstAdapters(40, 16, 80), FirstAdapters())
+    told = (FirstAdapters(count=40, rank=16, pages=80), FirstAdapters())
     one, other = together(2, lambda group: agreed(group, told, (30, 20)))
     assert [(each.slots, each.rank) for each in (one, other)] == [(20, 16)] * 2
     assert one.slots_from == "the memory of another rank"
     assert other.slots_from == "0.05 of the memory"
 
     # Of different ranks: 20 slots of rank 16 take the bytes of 40 pages.
-    mixed = (FirstAdapters(40, 16, 79), FirstAdapters(1, 8, 1))
+    mixed = (FirstAdapters(count=40, rank=16, pages=79), FirstAdapters(count=1, rank=8, pages=1))
     one, other = together(2, lambda group: agreed(group, mixed, (30, 20)))
     assert [(each.slots, each.rank, each.pages) for each in (one, other)] == [(40, 16, 40)] * 2
     assert one.slots_from == "the memory of another rank"

@@ -119,7 +119,7 @@ def test_a_name_loaded_again_never_sees_kv_of_its_old_weights(world):
     server.add(adapter(1, adapters))
     prompt = prompts[1]
     old = server.serve([request("old", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(1))])
-    server.scheduler.apply(RemoveAdapter(AdapterId(1), 0.0))
+    server.scheduler.apply(RemoveAdapter(adapter_id=AdapterId(1), at=0.0))
     # The same name with other weights: a new id.
     server.add(Adapter(adapter_id=AdapterId(9), name="adapter1", path=str(adapters / "2")))
     new = server.serve([request("new", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(9))])

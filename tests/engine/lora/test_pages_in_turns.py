@@ -19,7 +19,7 @@ NEW_TOKENS = 12
 PROMPT = (9, 8, 7, 200, 201, 5, 77)
 RANKS = {1: 4, 2: 8, 3: 20, 4: 64, 5: 56, 6: 40}
 # What a server has that starts with the first two and the fourth: pages for them, and for one more of rank 64.
-FIRST = FirstAdapters(3, 64, 10)
+FIRST = FirstAdapters(count=3, rank=64, pages=10)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ FEATURES: dict[int, dict[str, Any]] = {
     8: {"trainable_token_indices": {"embed_tokens": OFTEN[:5], "lm_head": OFTEN[3:]}, "target_modules": ["o_proj"]},
 }
 ENDS = Extra.EMBEDDING | Extra.HEAD
-ALL = FirstAdapters(len(FEATURES), 12, 8, ENDS | Extra.TRIMS)
+ALL = FirstAdapters(count=len(FEATURES), rank=12, pages=8, extras=ENDS | Extra.TRIMS)
 WAYS: dict[str, dict[str, Any]] = {
     "slots for all": {"slots": len(FEATURES)},
     "slots for two, taking turns": {"slots": 2, "turn_ms": 0.001},
@@ -70,7 +70,9 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_treat_their_ends_as_peft_does(family, tmp_path):
     world = world_of(family, tmp_path, {2: FEATURES[2], 3: FEATURES[3], 4: FEATURES[4]} | FAMILIES[family])
-    assert_answers_as_peft(Server(world.model, slots=3, first=FirstAdapters(4, 12, 4, ENDS)), world)
+    assert_answers_as_peft(
+        Server(world.model, slots=3, first=FirstAdapters(count=4, rank=12, pages=4, extras=ENDS)), world
+    )
 
 
 def test_a_prompt_is_scored_with_the_head_of_its_adapter(world):
@@ -91,7 +93,7 @@ def test_a_prompt_is_scored_with_the_head_of_its_adapter(world):
 
 
 def test_an_end_that_no_adapter_at_the_start_has_is_refused_with_what_to_do(world):
-    server = Server(world.model, slots=2, first=FirstAdapters(1, 8, 1, Extra.HEAD))
+    server = Server(world.model, slots=2, first=FirstAdapters(count=1, rank=8, pages=1, extras=Extra.HEAD))
     events = server.add(*(adapter(number, world.adapters) for number in (1, 2, 3, 4)))
     refused = {int(event.adapter_id): event.reason for event in events if isinstance(event, AdapterRefused)}
     assert refused.keys() == {2, 4}

@@ -25,7 +25,7 @@ FEATURES: dict[int, dict[str, Any]] = {
     7: {"use_dora": True, "rank_pattern": {"q_proj": 2, "down_proj": 12}, "alpha_pattern": {"q_proj": 5}},
     8: {"use_dora": True, "layers_to_transform": [1], "layers_pattern": "layers", "target_modules": ATTENTION},
 }
-ALL = FirstAdapters(len(FEATURES), 12, 11, Extra.TRIMS)
+ALL = FirstAdapters(count=len(FEATURES), rank=12, pages=11, extras=Extra.TRIMS)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def test_every_feature_in_one_batch_is_answered_as_peft_alone_answers_it(world, 
 
 
 def test_an_adapter_that_needs_trims_is_refused_where_none_at_the_start_did(world):
-    server = Server(world.model, slots=2, first=FirstAdapters(1, 8, 1))
+    server = Server(world.model, slots=2, first=FirstAdapters(count=1, rank=8, pages=1))
     events = server.add(
         adapter(1, world.adapters), adapter(2, world.adapters), adapter(4, world.adapters), adapter(5, world.adapters)
     )

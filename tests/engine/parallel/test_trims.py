@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 
 def test_two_ranks_answer_as_one_does(folder, group_of):
-    first = FirstAdapters(3, 4, 3, Extra.TRIMS | Extra.HEAD | Extra.EMBEDDING)
+    first = FirstAdapters(count=3, rank=4, pages=3, extras=Extra.TRIMS | Extra.HEAD | Extra.EMBEDDING)
     one = play(GroupServer(folder / "model", None, first=first), folder, asked(NEW_TOKENS))
     two = play(GroupServer(folder / "model", group_of(2), first=first), folder, asked(NEW_TOKENS))
     assert two.tokens == one.tokens

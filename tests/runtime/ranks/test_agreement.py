@@ -33,22 +33,22 @@ def test_an_adapter_is_fetched_when_every_rank_has_said_so():
     agreement, posted = agreement_of(3)
     agreement.order(fetch(1, 2))
 
-    agreement.note(2, AdapterFetched(ONE, 3.0))
-    agreement.note(0, AdapterFetched(ONE, 4.0))
-    agreement.note(0, AdapterFetched(TWO, 5.0))
+    agreement.note(2, AdapterFetched(adapter_id=ONE, at=3.0))
+    agreement.note(0, AdapterFetched(adapter_id=ONE, at=4.0))
+    agreement.note(0, AdapterFetched(adapter_id=TWO, at=5.0))
     assert posted == []
-    agreement.note(1, AdapterFetched(ONE, 6.0))
+    agreement.note(1, AdapterFetched(adapter_id=ONE, at=6.0))
 
-    assert posted == [AdapterFetched(ONE, 6.0)]
+    assert posted == [AdapterFetched(adapter_id=ONE, at=6.0)]
 
 
 def test_an_adapter_takes_as_many_pages_as_the_rank_that_needs_most():
     agreement, posted = agreement_of(2)
     agreement.order(fetch(1))
-    agreement.note(0, AdapterFetched(ONE, 3.0, pages=2))
-    agreement.note(1, AdapterFetched(ONE, 4.0, pages=1))
+    agreement.note(0, AdapterFetched(adapter_id=ONE, at=3.0, pages=2))
+    agreement.note(1, AdapterFetched(adapter_id=ONE, at=4.0, pages=1))
 
-    assert posted == [AdapterFetched(ONE, 4.0, pages=2)]
+    assert posted == [AdapterFetched(adapter_id=ONE, at=4.0, pages=2)]
 
 
 def test_a_copy_is_complete_with_the_last_rank_and_took_as_long_as_the_longest():
@@ -69,7 +69,7 @@ def test_a_rank_that_cannot_read_fails_the_adapter_for_all_and_the_next_plan_dro
 
     agreement.note(1, AdapterFailed(ONE, 1.0, "The disk is broken."))
     assert posted == []
-    agreement.note(0, AdapterFetched(ONE, 2.0))
+    agreement.note(0, AdapterFetched(adapter_id=ONE, at=2.0))
 
     assert posted == [AdapterFailed(ONE, 1.0, "Rank 1: The disk is broken.")]
     again = agreement.order(fetch(1))
@@ -134,7 +134,7 @@ def test_in_any_order_of_words_each_read_ends_in_one_message_of_all_ranks(ranks,
     for rank in turns:
         is_good = outcomes[rank][said[rank]]
         said[rank] += 1
-        agreement.note(rank, AdapterFetched(ONE, 1.0) if is_good else AdapterFailed(ONE, 1.0, "bad"))
+        agreement.note(rank, AdapterFetched(adapter_id=ONE, at=1.0) if is_good else AdapterFailed(ONE, 1.0, "bad"))
         assert len(posted) == min(said[rank] for rank in range(ranks))
 
     expected = [all(outcomes[rank][at] for rank in range(ranks)) for at in range(len(successes))]

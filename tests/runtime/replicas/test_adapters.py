@@ -13,7 +13,7 @@ from rota.runtime.replicas.adapters import ReplicaAdapters
 from tests.builders import add_adapter
 from tests.runtime.replicas.fakes import added, kinds, refused, removed
 
-REMOVE = RemoveAdapter(AdapterId(1), 2.0)
+REMOVE = RemoveAdapter(adapter_id=AdapterId(1), at=2.0)
 
 
 class Stage:

@@ -161,7 +161,7 @@ def test_what_is_added_and_removed_while_a_replica_starts_again_holds_there_too(
         add(service, listener, 1, 2)
         os.kill(pids_of(service)[1], signal.SIGKILL)
         assert until(lambda: phases(service)[1] is not Phase.READY)
-        service.send(RemoveAdapter(AdapterId(1), 0.0))
+        service.send(RemoveAdapter(adapter_id=AdapterId(1), at=0.0))
         service.send(add_adapter(3))
         listener.wait_for_adapter(1, AdapterRemoved)
         listener.wait_for_adapter(3, AdapterAdded)
@@ -280,7 +280,7 @@ def test_adapters_come_and_go_while_replicas_die_and_every_question_is_answered(
                 os.kill(pids_of(service)[number // 4 % 2], signal.SIGKILL)
                 assert until(lambda: service.state.phase is Phase.READY)
             if number % 3 == 0:
-                service.send(RemoveAdapter(AdapterId(number - 1), 0.0))
+                service.send(RemoveAdapter(adapter_id=AdapterId(number - 1), at=0.0))
         kept = [number for number in range(1, 13) if number % 3 != 2]
 
         def answered(number: int) -> list[type]:

@@ -191,7 +191,7 @@ def test_an_adapter_is_removed_behind_the_requests_for_it_that_are_held():
     with_adapter(desk)
     for name in ("a", "b"):
         desk.send(submit(name, tenant=ONE, adapter=AdapterId(1)))
-    assert desk.send(RemoveAdapter(AdapterId(1), 1.0)) == []
+    assert desk.send(RemoveAdapter(adapter_id=AdapterId(1), at=1.0)) == []
     assert sent_to(replicas, RemoveAdapter) == []
 
     desk.note(0, [finished("a")])

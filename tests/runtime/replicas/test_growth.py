@@ -95,7 +95,7 @@ def test_nobody_waits_for_a_newcomers_answer_before_it_was_ready_once():
     assert heard(desk, 0, added(1, 0)) == []
     assert kinds(heard(desk, 1, added(1, 1))) == ["AdapterAdded"]
 
-    desk.send(RemoveAdapter(ONE, 1.0))
+    desk.send(RemoveAdapter(adapter_id=ONE, at=1.0))
     assert isinstance(newcomer.sent[-1], RemoveAdapter)
     assert heard(desk, 0, removed(1, 0)) == []
     assert kinds(heard(desk, 1, removed(1, 1))) == ["AdapterRemoved"]
@@ -128,7 +128,7 @@ def test_an_adapter_that_is_being_added_when_a_newcomer_joins_is_refused_there_t
 def test_an_adapter_that_is_being_removed_when_a_newcomer_joins_is_not_told_there():
     desk, replicas = desk_of()
     with_adapter(desk, replicas)
-    desk.send(RemoveAdapter(ONE, 1.0))
+    desk.send(RemoveAdapter(adapter_id=ONE, at=1.0))
     newcomer = joined(desk)
 
     assert newcomer.adapters == []
@@ -245,12 +245,12 @@ def test_the_adapters_of_the_start_wait_for_a_place_as_the_start_does():
 def test_a_removal_does_not_wait_for_a_replica_that_has_lost_its_place():
     desk, replicas = desk_of()
     with_adapter(desk, replicas)
-    desk.send(RemoveAdapter(ONE, 1.0))
+    desk.send(RemoveAdapter(adapter_id=ONE, at=1.0))
     assert heard(desk, 0, removed(1, 0)) == []
     replicas[1].lose_place()
 
     assert kinds(heard(desk, 1)) == ["AdapterRemoved"]
-    assert desk.send(RemoveAdapter(ONE, 1.0)) != []
+    assert desk.send(RemoveAdapter(adapter_id=ONE, at=1.0)) != []
 
 
 def test_the_requests_of_a_replica_that_serves_are_not_touched_when_another_has_no_place():

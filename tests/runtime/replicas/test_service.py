@@ -132,7 +132,7 @@ def test_an_adapter_that_one_replica_cannot_read_is_refused_and_stays_nowhere():
         for name in "cd":
             service.send(submit(name, adapter=AdapterId(2)))
             assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
-        service.send(RemoveAdapter(AdapterId(2), 0.0))
+        service.send(RemoveAdapter(adapter_id=AdapterId(2), at=0.0))
         listener.wait_for_adapter(2, AdapterRemoved)
     told = [event for event in listener.events if isinstance(event, AdapterAdded | AdapterRefused | AdapterRemoved)]
     assert [(type(event), event.adapter_id) for event in told] == [
@@ -201,7 +201,7 @@ def test_a_replica_joins_a_service_of_one_and_serves_its_adapters():
             service.send(submit(name, adapter=AdapterId(1)))
             assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
         assert engines_of(listener) == {0, 1}
-        service.send(RemoveAdapter(AdapterId(1), 0.0))
+        service.send(RemoveAdapter(adapter_id=AdapterId(1), at=0.0))
         listener.wait_for_adapter(1, AdapterRemoved)
         for name in "cd":
             service.send(submit(name, adapter=AdapterId(1)))

@@ -66,7 +66,7 @@ class Storm:
         if left:
             number = self.dice.choice(left)
             self.removed.add(number)
-            self.service.send(RemoveAdapter(AdapterId(number), time.monotonic()))
+            self.service.send(RemoveAdapter(adapter_id=AdapterId(number), at=time.monotonic()))
 
     def query(self) -> None:
         self.service.send(Inspect(time.monotonic()))

@@ -155,7 +155,9 @@ class AdapterLoader:
             self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), copy.reason))
         else:
             pages, size_bytes = self._bank.pages_of(copy), copy.size_bytes
-            self._post(AdapterFetched(adapter.adapter_id, time.monotonic(), pages, size_bytes))
+            self._post(
+                AdapterFetched(adapter_id=adapter.adapter_id, at=time.monotonic(), pages=pages, size_bytes=size_bytes)
+            )
 
     def _load(
         self, adapter: Adapter, copy: Copy, place: Place, is_free: torch.cuda.Event | None, pending: PendingCopy

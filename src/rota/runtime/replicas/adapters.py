@@ -136,7 +136,7 @@ class ReplicaAdapters:
         else:
             entry.refusal = refusal
             told = sorted({replica, *entry.invited})
-            self._take_back(entry, told, RemoveAdapter(refusal.adapter_id, refusal.at, is_forced=True))
+            self._take_back(entry, told, RemoveAdapter(adapter_id=refusal.adapter_id, at=refusal.at, is_forced=True))
 
     def _added(self, replica: int, entry: _Entry, event: AdapterAdded) -> list[Event]:
         """An adapter that was lost everywhere is back with the first replica that could read it again."""
@@ -164,7 +164,9 @@ class ReplicaAdapters:
         if was_asked and entry.refusal is None:
             entry.refusal = event
             others = (entry.asked | entry.invited | entry.holders) - entry.leaving
-            self._take_back(entry, sorted(others), RemoveAdapter(event.adapter_id, event.at, is_forced=True))
+            self._take_back(
+                entry, sorted(others), RemoveAdapter(adapter_id=event.adapter_id, at=event.at, is_forced=True)
+            )
         return list(self._settle(event.adapter_id, entry, event.at))
 
     def _settle(self, adapter_id: AdapterId, entry: _Entry, at: float) -> Iterator[Event]:
