@@ -23,10 +23,10 @@ def test_a_place_of_a_source(path: str, scheme: str, place: str):
     assert parse_address(path) == Address(scheme, place)
 
 
-def test_a_pin_comes_back_from_its_text():
-    pinned = parse_address("s3://bucket/legal").pinned("0123abcd")
-    assert str(pinned) == "s3://bucket/legal#0123abcd"
-    assert parse_address(str(pinned)) == pinned
+def test_a_digest_comes_back_from_its_text():
+    exact = parse_address("s3://bucket/legal").with_digest("0123abcd")
+    assert str(exact) == "s3://bucket/legal#0123abcd"
+    assert parse_address(str(exact)) == exact
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_only_a_stretch_is_read_for_an_outline(s3: S3Server):
 
 def test_what_is_uploaded_later_is_another_content(s3: S3Server, tmp_path: Path):
     where = parse_address(s3.put("renewed", adapter_files("one")))
-    first = sources_in(tmp_path).pin(where)
+    first = sources_in(tmp_path).exact(where)
     s3.put("renewed", adapter_files("two"))
     assert content(tmp_path, str(where)) == adapter_files("two")
     with pytest.raises(ChangedError, match="s3://adapters/renewed holds something else than when it was loaded"):

@@ -41,14 +41,14 @@ def test_an_adapter_is_fetched_once(tmp_path: Path):
     reads = list(shelf.reads)
     assert content(sources, address("one")) == adapter_files("one")
     assert shelf.reads == reads
-    pinned = sources.pin(address("one"))
+    exact = sources.exact(address("one"))
     again, _ = make(tmp_path)
-    assert content(again, pinned) == adapter_files("one"), "a new process finds it, though the source is gone"
+    assert content(again, exact) == adapter_files("one"), "a new process finds it, though the source is gone"
 
 
 def test_many_who_ask_wait_for_one_download(tmp_path: Path):
     sources, shelf = make(tmp_path, "one")
-    may_go, asked = threading.Event(), sources.pin(address("one"))
+    may_go, asked = threading.Event(), sources.exact(address("one"))
     shelf.files = _slow(shelf.files, may_go)  # type: ignore[method-assign]
     with ThreadPoolExecutor(8) as pool:
         found = [pool.submit(content, sources, asked) for _ in range(8)]
@@ -122,12 +122,12 @@ def test_what_is_being_read_stays(tmp_path: Path):
     assert not folder.exists()
 
 
-def test_a_pinned_address_means_one_content(tmp_path: Path):
+def test_an_exact_address_means_one_content(tmp_path: Path):
     sources, shelf = make(tmp_path, "one")
-    first = sources.pin(address("one"))
+    first = sources.exact(address("one"))
     assert content(sources, first) == adapter_files("one")
     shelf.places["bucket/one"] = adapter_files("new")
-    second = sources.pin(address("one"))
+    second = sources.exact(address("one"))
     assert content(sources, second) == adapter_files("new")
     assert content(sources, first) == adapter_files("one"), "the old version is still on disk"
     other = Sources(DiskCache(tmp_path / "other", 10 * SIZE), lambda _: shelf)
@@ -155,18 +155,18 @@ def test_what_a_dead_process_has_left_goes_when_room_is_made(tmp_path: Path):
 def test_a_store_that_is_away_at_the_start_is_done_without(tmp_path: Path):
     sources, shelf = make(tmp_path, "one")
     content(sources, address("one"))
-    pinned = sources.pin(address("one"))
+    exact = sources.exact(address("one"))
 
     def is_away(_place: str) -> list[SourceFile]:
         raise UnreachableError("The store is away.")
 
     shelf.files = is_away  # type: ignore[method-assign]
-    assert sources.pin_or_kept(address("one")) == pinned
+    assert sources.exact_or_kept(address("one")) == exact
     with pytest.raises(UnreachableError):
-        sources.pin_or_kept(address("two"))
+        sources.exact_or_kept(address("two"))
     shelf.files = Shelf({}).files  # type: ignore[method-assign]
     with pytest.raises(SourceError, match="There is nothing"):
-        sources.pin_or_kept(address("one"))
+        sources.exact_or_kept(address("one"))
 
 
 def test_errors_of_a_folder_name_its_address(tmp_path: Path):

@@ -18,7 +18,7 @@ from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
-from rota.llm.config import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model
+from rota.llm.config import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model, locator_for
 from rota.observe.journey import OnEnd
 from rota.runtime.world import Device
 
@@ -152,6 +152,7 @@ def _listen(start: _Start) -> None:
     from rota.server.app import create_app
     from rota.server.grammar_checks.checks import GrammarChecks
     from rota.server.listen import listen
+    from rota.server.locating import Locating
     from rota.server.metrics_port import MetricsPort
     from rota.text.tokenizer import Tokenizer
 
@@ -177,6 +178,7 @@ def _listen(start: _Start) -> None:
         enders=start.enders,
         companions=[KeyWatch(start.source, access).run] if start.source.path else (),
         grammars=GrammarChecks(folder),
+        locate=Locating(locator_for(config.lora)),
     )
     feed.routes = lambda: app.state.traffic.routes
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)

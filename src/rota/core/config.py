@@ -12,6 +12,7 @@ from rota.core.lora_paths import LoraPath, parse_lora_paths
 from rota.core.options import option
 from rota.core.policy_config import PolicyConfig
 from rota.core.show_config import ShowConfig
+from rota.core.source_config import SourceConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +137,13 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig:
+class LoraConfig(SourceConfig):
     """Which adapters, how many at a time, and how large."""
 
     lora_paths: tuple[str, ...] = option(
         (),
-        "Adapters to start with, one or more: PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and weight.",
+        "Adapters to start with, one or more: PATH, NAME=PATH, or JSON with lora_name, lora_path, pinned and weight. "
+        "A path is a folder, an address (s3://, gs://, az://, hf://) or a name on the Hugging Face Hub.",
     )
     max_loras_per_batch: int | Literal["auto"] = option(
         "auto",
@@ -162,8 +164,8 @@ class LoraConfig:
     max_loaded_loras: int = option(128, "Adapters kept in host memory; one more takes the place of an idle one.")
     adapter_root: str | None = option(
         None,
-        "Only adapters in this folder may be loaded, and relative paths start there; left out: any folder. Built-in "
-        "adapters are served either way.",
+        "Only adapters in this folder, or below this address, may be loaded, and relative paths start there; left out: "
+        "any. Built-in adapters are served either way.",
     )
     lora_backend: Literal["auto", "torch", "triton"] = option(
         "auto", "Kernels that apply adapters; 'auto' takes the same as for attention."
@@ -177,6 +179,7 @@ class LoraConfig:
     )
 
     def __post_init__(self) -> None:
+        SourceConfig.__post_init__(self)
         parse_lora_paths(self.lora_paths)
         if self.max_lora_rank != "auto":
             _at_least("max_lora_rank", self.max_lora_rank, 1)

@@ -51,9 +51,15 @@ def parse_lora_path(entry: str) -> LoraPath:
         return _from_json(text)
     name, equals, path = text.partition("=")
     # No name begins like a path, so a folder may have an equals sign in it: ./runs/r=8.
-    if not equals or name.startswith(("/", "./", "../", "~")):
+    if not equals or name.startswith(("/", "./", "../", "~")) or "://" in name:
         return _named(None, text, entry)
     return _named(name, path, entry)
+
+
+def written_lora_path(entry: LoraPath) -> str:
+    """An entry that says the same."""
+    fields = {"lora_name": entry.name, "lora_path": entry.path, "pinned": entry.is_pinned, "weight": entry.weight}
+    return json.dumps(fields)
 
 
 def _from_json(text: str) -> LoraPath:
@@ -73,11 +79,12 @@ def _from_json(text: str) -> LoraPath:
 
 
 def _named(name: Any, path: Any, entry: str, pinned: bool = False, weight: float = 1.0) -> LoraPath:
-    """An adapter without a given name takes the name of its folder."""
+    """An adapter without a given name takes the name of its folder, without a revision on the Hub."""
     if not isinstance(path, str) or not path.strip():
         raise ConfigError(f"lora_paths: '{entry}' has no path; {FORMS}.")
     path = path.strip()
-    name = PurePath(path).name if name is None else name
+    if name is None:
+        name = PurePath(path.partition("@")[0] if path.startswith("hf://") else path).name
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"lora_paths: '{entry}' has no name; {FORMS}.")
     return LoraPath(name=name.strip(), path=path, is_pinned=pinned, weight=weight)

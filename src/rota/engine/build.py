@@ -27,6 +27,7 @@ from rota.engine.lora.bank import Bank
 from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.ends import EndBank, Ends, TorchEnds
+from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.header_check import HeaderCheck
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import add_lora, project_with_lora
@@ -42,6 +43,7 @@ from rota.engine.stages import StageRecorder
 from rota.engine.trials import Trials
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 from rota.engine.weights.makers import EightBitFloats
+from rota.sources.sources import sources_at
 
 # KV blocks of an engine that only compiles kernels.
 FEW_BLOCKS = 16
@@ -175,9 +177,10 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
         ends=_end_bank(chosen, weights) if size.extras & (Extra.EMBEDDING | Extra.HEAD) else None,
     )
     project, ends = _projector(chosen, bank)
-    read = checkpoint_reader(bank, chosen.whole, lora.adapter_root, chosen.shard)
+    brought = Brought(lora.adapter_root, sources_at(lora.adapter_cache_dir, lora.adapter_cache_gb))
+    read = checkpoint_reader(bank, chosen.whole, brought, chosen.shard)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
-    check = HeaderCheck(chosen.whole, size.rank, lora.adapter_root, size.extras, chosen.shard.size)
+    check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, chosen.shard.size)
     return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check, ends)
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import Any
 
 from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig, ModelConfig, SchedulerConfig
-from rota.core.lora_paths import LoraPath, parse_lora_paths
+from rota.core.extras import Extra
+from rota.core.lora_paths import LoraPath, parse_lora_paths, written_lora_path
 from rota.core.options import build
 from rota.core.policy_config import PolicyConfig
 from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
 from rota.engine.folders.hub import model_folder
-from rota.engine.lora.files.ranks import extras_of, ranks_of
+from rota.engine.lora.files.brought import Brought
+from rota.engine.lora.files.ranks import needs_of
 from rota.engine.lora.pages import pages_for
 from rota.engine.progress import listen_for_progress
 from rota.policy.policy_options import policy_config
@@ -22,6 +25,8 @@ from rota.runtime.progress import tell_progress
 from rota.runtime.ranks.lead import build_ranks
 from rota.runtime.trials import known_trials, tell_trials
 from rota.runtime.world import Device
+from rota.sources.locator import Locator
+from rota.sources.sources import Sources, sources_at
 
 ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
 
@@ -48,14 +53,32 @@ def locate_model(config: EngineConfig) -> EngineConfig:
         folder = builtin_model_folder(config.quiet)
         builtin = tuple(LoraPath(name=name, path=str(path), is_builtin=True) for name, path in found)
     model = replace(config.model, model_path=str(folder))
-    config = replace(config, model=model, builtin_adapters=builtin)
+    config = _located(replace(config, model=model, builtin_adapters=builtin))
     return with_first(config, first_adapters(config))
+
+
+def sources_for(lora: LoraConfig) -> Sources:
+    return sources_at(lora.adapter_cache_dir, lora.adapter_cache_gb)
+
+
+def locator_for(lora: LoraConfig) -> Locator:
+    return Locator(lora.adapter_root, sources_for(lora))
+
+
+def _located(config: EngineConfig) -> EngineConfig:
+    """The same config; the adapters to start with that lie in sources have the addresses of what lies there now."""
+    asked = parse_lora_paths(config.lora.lora_paths)
+    located = locator_for(config.lora).locate_first(asked)
+    pairs = zip(config.lora.lora_paths, asked, located, strict=True)
+    paths = tuple(entry if old is new else written_lora_path(new) for entry, old, new in pairs)
+    return replace(config, lora=replace(config.lora, lora_paths=paths))
 
 
 def with_first(config: EngineConfig, entries: Collection[LoraPath]) -> EngineConfig:
     """The same config with slots for these adapters. Their folders are looked at once, here: a restart does not."""
-    is_asked, root = config.lora.max_lora_rank == "auto", config.lora.adapter_root
-    ranks, extras = ranks_of(entries, root) if is_asked else [], extras_of(entries, root)
+    needs = needs_of(entries, Brought(config.lora.adapter_root, sources_for(config.lora)))
+    ranks = [one.rank for one in needs] if config.lora.max_lora_rank == "auto" else []
+    extras = reduce(or_, (one.extras for one in needs), Extra.NONE)
     first = FirstAdapters(
         count=len(entries), rank=max(ranks, default=0), pages=sum(map(pages_for, ranks)), extras=extras
     )

@@ -16,7 +16,15 @@ from rota.core.options import refuse_unknown
 from rota.core.request import Request, SamplingParams
 from rota.engine.progress import Progress
 from rota.llm.completion import Completion, PartialCompletion
-from rota.llm.config import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model, with_first
+from rota.llm.config import (
+    ENGINE_CONFIGS,
+    build_device,
+    engine_config,
+    first_adapters,
+    locate_model,
+    locator_for,
+    with_first,
+)
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import Emit, run
@@ -76,7 +84,7 @@ class LLM:
         self._load(LoraPath(name=name, path=str(path)))
 
     def _load(self, entry: LoraPath) -> None:
-        adapter = self._registry.add(entry)
+        adapter = self._registry.add(locator_for(self._config.lora).locate(entry))
         inbox = OfflineInbox(adapters=[adapter], doorbell=self._doorbell)
         refusals: list[str] = []
 

@@ -18,6 +18,7 @@ from rota.core.lora_paths import LoraPath
 from rota.core.messages import AddAdapter, MoveRequests, RemoveAdapter
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
+from rota.server.locating import Locate, as_asked
 from rota.server.name_locks import NameLocks
 from rota.server.outcomes import Outcomes
 
@@ -50,12 +51,16 @@ AT_ONCE = Terms()
 class AdapterManager:
     """Loads, renews and unloads adapters by name. Everything here runs on the event loop."""
 
-    def __init__(self, service: Service, registry: Registry, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, service: Service, registry: Registry, patience_s: float = PATIENCE_S, locate: Locate = as_asked
+    ) -> None:
+        """`locate` finds what an address means now, before a version gets its id."""
         self._service = service
         self._registry = registry
         self._patience_s = patience_s
         self._loading, self._unloading = Outcomes(), Outcomes()
         self._names = NameLocks()
+        self._locate = locate
         self._served: set[AdapterId] = set()  # were added once
         self._kept: set[AdapterId] = set()  # stay until they are removed, though their name means another version
         self._leaving: set[AdapterId] = set()
@@ -78,6 +83,9 @@ class AdapterManager:
         """
         if self._registry.loss_of(asked.name) is not None:
             return await self.update(asked)
+        return await self._add(await self._locate(asked))
+
+    async def _add(self, asked: LoraPath) -> Adapter:
         adapter = self._registry.add(asked)
         await self._read(adapter)
         return adapter
@@ -88,8 +96,9 @@ class AdapterManager:
         A name is updated once at a time: otherwise, the version that is read longest would win.
         """
         async with self._names.lock(asked.name):
+            asked = await self._locate(asked)
             if self._registry.loaded(asked.name) is None:
-                return await self.load(asked)
+                return await self._add(asked)
             adapter = self._registry.renew(asked)
             await self._read(adapter)
             self._take_over(adapter, terms)

@@ -29,6 +29,7 @@ from rota.server.docs_page import install_docs_page
 from rota.server.embeddings.routes import install_embeddings_routes
 from rota.server.errors import OnError, install_error_handlers, unheard
 from rota.server.front import Front, GrammarCheck
+from rota.server.locating import Locate, as_asked
 from rota.server.messages.errors import messages_error
 from rota.server.messages.routes import install_messages_routes
 from rota.server.metrics_port import metrics_app
@@ -80,21 +81,22 @@ def create_app(
     companions: Sequence[Companion] = (),
     grammars: GrammarCheck | None = None,
     on_error: OnError = unheard,
+    locate: Locate = as_asked,
 ) -> FastAPI:
     """An application that starts and stops the service with itself.
 
     `watchers` are further observers. `enders` are told of every request's end, as the request log is. `companions` run
     beside the service, and are cancelled when it stops. Without `grammars`, requests with a grammar are refused.
-    `on_error` hears of every error that a client is told.
+    `on_error` hears of every error that a client is told. `locate` finds the addresses of adapters in sources.
     """
     config, access = config or ServerConfig(), access or Access(registry)
     traffic = Traffic(registry, Shadows(lambda request: streams.open([request]), lambda: _rows_of(service)))
     metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *enders), traffic)
     access.admission.watch(metrics.limit_met)
-    adapters, history, spool = AdapterManager(service, registry, unload_patience_s), History(registry), Spool()
+    adapters = AdapterManager(service, registry, unload_patience_s, locate)
     # Observers get requests and events; listeners get events only.
-    answers = OpenAnswers(partial(_note, metrics, traffic.shadows))
-    queries, counts, pausing = Queries(service), Counts(service), Pausing(service, answers)
+    answers, spool = OpenAnswers(partial(_note, metrics, traffic.shadows)), Spool()
+    history, queries, counts, pausing = History(registry), Queries(service), Counts(service), Pausing(service, answers)
     heard = history, adapters, traffic, queries, counts, pausing
     streams = Streams(service, Observers([metrics, *watchers], [*(one.observe for one in heard), log_restarts]))
     front = Front(
@@ -115,15 +117,13 @@ def create_app(
         traffic=traffic,
     )
 
-    app = _application(front, companions, spool.close)
+    app = _application(front, config, companions, spool.close)
     app.state.connections, app.state.traffic = metrics.connections, traffic  # for the listener, and the dashboard
-    _limit_bodies(app, config)
     install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
     app.state.metrics_app = metrics_app(scrapes, front, config)  # for a second port
     install_traffic_routes(app, traffic, adapters, registry, access)  # first: a name may have slashes
-    listing = Listing(registry, adapters, history, spool)
-    _install_routes(app, front, adapters, Updates(adapters, registry, access, spool), listing, queries, metrics)
+    _install_routes(app, front, adapters, history, spool, queries, metrics)
     install_metrics_route(app, scrapes, access)
     return app
 
@@ -141,8 +141,10 @@ def _metrics(
     return Metrics(registry.name_of, most_adapters, policy, on_end, most_keys, engines, traffic.meters)
 
 
-def _application(front: Front, companions: Sequence[Companion], on_stop: Callable[[], None]) -> FastAPI:
-    return FastAPI(
+def _application(
+    front: Front, config: ServerConfig, companions: Sequence[Companion], on_stop: Callable[[], None]
+) -> FastAPI:
+    app = FastAPI(
         title="Rota",
         lifespan=_lifespan(front, companions, on_stop),
         dependencies=[Depends(front.access.guard)],
@@ -150,6 +152,9 @@ def _application(front: Front, companions: Sequence[Companion], on_stop: Callabl
         docs_url=None,
         redoc_url=None,
     )
+    most, most_weights = config.max_body_mb * 2**20, config.max_adapter_body_mb * 2**20
+    app.add_middleware(BodyLimit, max_bytes=most, max_weights_bytes=most_weights)
+    return app
 
 
 def _note(metrics: Metrics, shadows: Shadows, answer: OpenAnswer) -> None:
@@ -202,21 +207,17 @@ def _lifespan(
     return lifespan
 
 
-def _limit_bodies(app: FastAPI, config: ServerConfig) -> None:
-    most, most_weights = config.max_body_mb * 2**20, config.max_adapter_body_mb * 2**20
-    app.add_middleware(BodyLimit, max_bytes=most, max_weights_bytes=most_weights)
-
-
 def _install_routes(
     app: FastAPI,
     front: Front,
     adapters: AdapterManager,
-    updates: Updates,
-    listing: Listing,
+    history: History,
+    spool: Spool,
     queries: Queries,
     metrics: Metrics,
 ) -> None:
     service, registry, access = front.service, front.registry, front.access
+    updates, listing = Updates(adapters, registry, access, spool), Listing(registry, adapters, history, spool)
     install_completions_route(app, front)
     install_chat_route(app, front)
     install_responses_route(app, front)

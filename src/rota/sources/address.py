@@ -1,6 +1,6 @@
 """An address says where an adapter lies outside of this machine: `s3://bucket/legal`, `hf://org/name@v2`, `org/name`.
 
-A pinned address ends in `#` and a digest of the tags of its files: it names one content, whatever lies there later.
+An exact address ends in `#` and a digest of the tags of its files: it names one content, whatever lies there later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rota.core.errors import AdapterError
 
 STORES = ("s3", "gs", "az")
 HUB = "hf"
-_WITH_SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>[^#]*)(#(?P<pin>[0-9a-f]+))?")
+_WITH_SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<place>[^#]*)(#(?P<digest>[0-9a-f]+))?")
 # What an address on the web gives another meaning, or writes in two ways.
 _ODD = re.compile(r"[\\%?]")
 # As the Hub names its repositories.
@@ -25,13 +25,18 @@ class Address:
 
     scheme: str
     place: str
-    pin: str = ""
+    digest: str = ""
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.place}" + (f"#{self.pin}" if self.pin else "")
+        return f"{self.scheme}://{self.place}" + (f"#{self.digest}" if self.digest else "")
 
-    def pinned(self, pin: str) -> Address:
-        return replace(self, pin=pin)
+    @property
+    def plain(self) -> Address:
+        """The same place, whatever lies there."""
+        return self.with_digest("")
+
+    def with_digest(self, digest: str) -> Address:
+        return replace(self, digest=digest)
 
     def lies_in(self, root: Address) -> bool:
         """Is it the place of a root, or below it?"""
@@ -63,4 +68,4 @@ def parse_address(path: str) -> Address:
     # Two spellings of one place, or a way out of a root, are no places.
     if not place.isprintable() or _ODD.search(place) or any(part in ("", ".", "..") for part in place.split("/")):
         raise AdapterError(f"'{path}' names no place: give the bucket, or the repository, and the path below it.")
-    return Address(scheme, place, found["pin"] or "")
+    return Address(scheme, place, found["digest"] or "")

@@ -17,7 +17,7 @@ class Contents:
     """As they were when the folder was made."""
 
     address: str = ""
-    pin: str = ""
+    digest: str = ""
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
@@ -39,7 +39,7 @@ def contents_in(folder: Path) -> Contents:
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         told = json.loads((folder / USED).read_text("utf-8"))
         files = {str(name): (int(size), str(digest)) for name, (size, digest) in told["files"].items()}
-        return Contents(str(told["address"]), str(told["pin"]), files)
+        return Contents(str(told["address"]), str(told["digest"]), files)
     return Contents()
 
 

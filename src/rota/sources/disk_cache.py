@@ -4,7 +4,7 @@
     KEY.part/         what has come so far
     KEY/              complete, never written again; its `.used` is held by those who read, and touched by each
 
-A key is an address with its pin, so one folder has one content for ever.
+A key is an address with its digest, so one folder has one content for ever.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class DiskCache:
     """For any thread and process: locks of files keep them apart."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
-        self._folder = folder.absolute()
+        self._folder = folder.resolve()  # as errors of its files name it
         self.most_bytes = most_bytes
         self._seen: set[str] = set()  # keys whose content was compared in this process
 
     @contextmanager
     def reading(self, address: Address) -> Iterator[Path | None]:
-        """The folder of a pinned address, which stays while the block runs; None if it is not here, or damaged."""
+        """The folder of an exact address, which stays while the block runs; None if it is not here, or damaged."""
         folder = self._folder / _key(address)
         with held(folder / USED, fcntl.LOCK_SH) as is_held:
             is_whole = is_held and contents_in(folder).are_in(folder, deeply=folder.name not in self._seen)
@@ -46,17 +46,17 @@ class DiskCache:
             yield folder if is_whole else None
 
     def newest(self, address: Address) -> Address | None:
-        """The address with the pin under which it was kept last."""
+        """The address with the digest under which it was kept last."""
         found = [folder for folder in self._complete() if contents_in(folder).address == str(address)]
-        return None if not found else address.pinned(contents_in(max(found, key=_used_at)).pin)
+        return None if not found else address.with_digest(contents_in(max(found, key=_used_at)).digest)
 
     def keep(self, address: Address, download: Download) -> None:
-        """Bring a pinned address here, unless another does or has done so: then wait for that. Raises SourceError."""
+        """Bring an exact address here, unless another does or has done so: then wait for that. Raises SourceError."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with alone(self._folder / f"{_key(address)}.lock", download.patience_s) as is_alone:
                 if not is_alone:
-                    raise SourceError(f"Another process has not brought {address.pinned('')} here in time.")
+                    raise SourceError(f"Another process has not brought {address.plain} here in time.")
                 with self.reading(address) as there:
                     if there is not None:
                         return
@@ -76,7 +76,7 @@ class DiskCache:
         part.mkdir(exist_ok=True)  # or what a process that died has left, and then the rest is fetched
         try:
             download.into(part)
-            note_contents(part, Contents(address=str(address.pinned("")), pin=address.pin))
+            note_contents(part, Contents(address=str(address.plain), digest=address.digest))
         except BaseException:  # whatever it is, nothing is left behind
             shutil.rmtree(part, ignore_errors=True)
             raise

@@ -14,7 +14,7 @@ from rota.sources.download import Download
 from rota.sources.object_store import ObjectStore
 from rota.sources.outline import outlined
 from rota.sources.source import ChangedError, Source, SourceError, SourceFile, UnreachableError
-from rota.sources.wanted import pin_of, wanted
+from rota.sources.wanted import digest_of, wanted
 
 
 def source_for(scheme: str) -> Source:
@@ -38,14 +38,14 @@ class Sources:
         self._cache = cache
         self._open = open_source
 
-    def pin(self, address: Address) -> Address:
+    def exact(self, address: Address) -> Address:
         """The address of what lies there now. Raises SourceError."""
-        return address if address.pin else address.pinned(pin_of(self._listed(address)))
+        return address if address.digest else address.with_digest(digest_of(self._listed(address)))
 
-    def pin_or_kept(self, address: Address) -> Address:
-        """As `pin`; where the source does not answer, the address of what was brought here last."""
+    def exact_or_kept(self, address: Address) -> Address:
+        """As `exact`; where the source does not answer, the address of what was brought here last."""
         try:
-            return self.pin(address)
+            return self.exact(address)
         except UnreachableError:
             if (kept := self._cache.newest(address)) is None:
                 raise
@@ -54,7 +54,7 @@ class Sources:
     @contextmanager
     def folder_of(self, address: Address) -> Iterator[Path]:
         """A folder with the adapter, which stays while the block runs. Raises AdapterError, which names the address."""
-        address = self.pin(address)
+        address = self.exact(address)
         with self._cache.reading(address) as folder:
             if folder is not None:
                 with _named(folder, address):
@@ -63,37 +63,37 @@ class Sources:
         self._fetch(address)
         with self._cache.reading(address) as folder:
             if folder is None:
-                raise SourceError(f"The cache on disk has no room for {address.pinned('')} beside what is being read.")
+                raise SourceError(f"The cache on disk has no room for {address.plain} beside what is being read.")
             with _named(folder, address):
                 yield folder
 
     @contextmanager
     def outline_of(self, address: Address) -> Iterator[Path]:
         """A folder with the adapter's config and headers; weights that are not on the disk read as zeros."""
-        address = self.pin(address)
+        address = self.exact(address)
         with self._cache.reading(address) as folder:
             if folder is not None:
                 with _named(folder, address):
                     yield folder
                 return
-        source, files = self._open(address.scheme), self._pinned_files(address)
+        source, files = self._open(address.scheme), self._exact_files(address)
         with outlined(source, address.place, files) as folder, _named(folder, address):
             yield folder
 
     def _fetch(self, address: Address) -> None:
-        files = self._pinned_files(address)
+        files = self._exact_files(address)
         self._cache.keep(address, Download(source=self._open(address.scheme), place=address.place, files=files))
 
-    def _pinned_files(self, address: Address) -> list[SourceFile]:
+    def _exact_files(self, address: Address) -> list[SourceFile]:
         files = self._listed(address)
-        if pin_of(files) != address.pin:
-            where = address.pinned("")
+        if digest_of(files) != address.digest:
+            where = address.plain
             raise ChangedError(f"{where} holds something else than when it was loaded; load it again as a new version.")
         return files
 
     def _listed(self, address: Address) -> list[SourceFile]:
         found = self._open(address.scheme).files(address.place)
-        return wanted(found, str(address.pinned("")), self._cache.most_bytes)
+        return wanted(found, str(address.plain), self._cache.most_bytes)
 
 
 @contextmanager
@@ -102,4 +102,4 @@ def _named(folder: Path, address: Address) -> Iterator[None]:
     try:
         yield
     except AdapterError as error:
-        raise AdapterError(str(error).replace(str(folder), str(address.pinned("")))) from error
+        raise AdapterError(str(error).replace(str(folder), str(address.plain))) from error

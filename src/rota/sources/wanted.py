@@ -32,8 +32,8 @@ def is_wanted(name: str) -> bool:
     return name == CONFIG or _WEIGHTS.fullmatch(name) is not None
 
 
-def pin_of(files: Sequence[SourceFile]) -> str:
-    """One content has one pin."""
+def digest_of(files: Sequence[SourceFile]) -> str:
+    """One content has one digest."""
     told = "\n".join(f"{one.name} {one.size} {one.tag}" for one in sorted(files, key=lambda one: one.name))
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 

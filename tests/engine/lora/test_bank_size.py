@@ -31,7 +31,8 @@ from rota.engine.lora.bank_size import (
     useful_pages,
     useful_slots,
 )
-from rota.engine.lora.files.ranks import UNKNOWN_RANK, ranks_of
+from rota.engine.lora.files.brought import Brought
+from rota.engine.lora.files.ranks import UNKNOWN_RANK, needs_of
 from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.model.sites import SITES
 from tests.engine.lora.llama import LLAMA_8B
@@ -281,7 +282,8 @@ def test_useful_slots_hold_every_adapter_and_cost_no_annex(count, rank):
 def test_the_rank_of_a_folder_is_read_from_its_config_alone(tmp_path, config, rank):
     if config is not None:
         (tmp_path / "adapter_config.json").write_text(config)
-    assert ranks_of([LoraPath(name="a", path=str(tmp_path))], None) == [rank]
+    [needs] = needs_of([LoraPath(name="a", path=str(tmp_path))], Brought())
+    assert needs.rank == rank
 
 
 def test_each_folder_has_its_rank_and_relative_paths_start_at_the_root(tmp_path: Path):
@@ -289,6 +291,7 @@ def test_each_folder_has_its_rank_and_relative_paths_start_at_the_root(tmp_path:
         (tmp_path / name).mkdir()
         (tmp_path / name / "adapter_config.json").write_text(f'{{"r": {rank}}}')
     entries = [LoraPath(name=name, path=name) for name in ("small", "large")]
-    assert ranks_of(entries, str(tmp_path)) == [4, 128]
-    assert ranks_of([LoraPath(name="a", path=str(tmp_path / "small"), is_builtin=True)], "/elsewhere") == [4]
-    assert ranks_of([], None) == []
+    assert [one.rank for one in needs_of(entries, Brought(str(tmp_path)))] == [4, 128]
+    builtin = LoraPath(name="a", path=str(tmp_path / "small"), is_builtin=True)
+    assert [one.rank for one in needs_of([builtin], Brought("/elsewhere"))] == [4]
+    assert needs_of([], Brought()) == []

@@ -14,6 +14,7 @@ from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError
 from rota.core.ids import AdapterId
 from rota.engine.lora.files import header_check
+from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.checks import refusals
 from rota.engine.lora.files.folder import CONFIG, SINGLE, AdapterFolder
@@ -64,7 +65,7 @@ def test_a_folder_outside_the_adapter_root_is_refused_though_its_like_was_let_in
     folder: Path, spec: ModelSpec, tmp_path: Path
 ):
     inside = shutil.copytree(folder, tmp_path / "root" / "inside")
-    check = HeaderCheck(spec, max_rank=16, adapter_root=str(tmp_path / "root"))
+    check = HeaderCheck(spec, max_rank=16, brought=Brought(str(tmp_path / "root")))
 
     assert check(adapter(inside)) == ""
     assert "leads outside the adapter root" in check(adapter(folder))

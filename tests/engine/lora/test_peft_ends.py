@@ -15,8 +15,9 @@ from rota.core.extras import Extra
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
 from rota.engine.families.table import read_spec
+from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.inspect import describe
-from rota.engine.lora.files.ranks import ranks_of
+from rota.engine.lora.files.ranks import needs_of
 from tests.builders import request
 from tests.engine.lora.adapter_factory import change_config, change_tensors, load_with_peft, make_adapter
 from tests.engine.lora.features import World, assert_answers_as_peft, world_of
@@ -146,7 +147,8 @@ def test_tokens_that_cannot_be_served_are_refused_with_their_field(world, tmp_pa
 def test_each_token_takes_a_rank(world):
     reasons = describe(world.adapters / "7", read_spec(world.model), max_rank=8).reasons
     assert "names 12 tokens of 'model.embed_tokens', and each takes a rank: over the limit of 8" in reasons[0]
-    assert ranks_of([LoraPath(name="tokens", path=str(world.adapters / "7"))], None) == [12]
+    [needs] = needs_of([LoraPath(name="tokens", path=str(world.adapters / "7"))], Brought())
+    assert needs.rank == 12
 
 
 def test_a_dora_of_an_end_is_refused(world, tmp_path):

@@ -10,7 +10,8 @@ from rota.core.config import FirstAdapters
 from rota.core.events import AdapterRefused
 from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
-from rota.engine.lora.files.ranks import extras_of
+from rota.engine.lora.files.brought import Brought
+from rota.engine.lora.files.ranks import UNKNOWN_RANK, needs_of
 from tests.engine.lora.adapter_factory import ATTENTION
 from tests.engine.lora.features import World, assert_answers_as_peft, world_of
 from tests.engine.lora.mixed_server import Server, adapter
@@ -63,6 +64,5 @@ def test_an_adapter_that_needs_trims_is_refused_where_none_at_the_start_did(worl
 
 def test_a_server_looks_for_trims_in_the_configs_of_its_first_adapters(world):
     entries = [LoraPath(name=str(number), path=str(world.adapters / str(number))) for number in FEATURES]
-    assert [extras_of([entry], None) for entry in entries] == [Extra.NONE, *[Extra.TRIMS] * 7]
-    assert extras_of(entries, None) == Extra.TRIMS
-    assert extras_of([LoraPath(name="gone", path="/nowhere")], None) == Extra.NONE
+    assert [one.extras for one in needs_of(entries, Brought())] == [Extra.NONE, *[Extra.TRIMS] * 7]
+    assert needs_of([LoraPath(name="gone", path="/nowhere")], Brought()) == [(UNKNOWN_RANK, Extra.NONE)]

@@ -1,9 +1,9 @@
 """The loader brings adapters from disk to host memory, and from there into slots, while steps run.
 
 Several threads, so that a slow disk never delays a copy, and a copy under way never delays the order of the next one:
-one reads for requests and one idly (`AdapterReader`), one queues copies, one waits for their end. An adapter's copy in
-host memory is a future. A load continues when the future is done: at once if the adapter was read earlier, else after
-the read.
+one reads for requests, one idly and some from sources (`AdapterReader`), one queues copies, one waits for their end. An
+adapter's copy in host memory is a future. A load continues when the future is done: at once if the adapter was read
+earlier, else after the read.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rota.core.errors import AdapterError
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.engine.lora.bank import Bank
+from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.reader import AdapterReader, Copy, Refused, reason_for
 from rota.engine.lora.host import HostAdapter
@@ -30,10 +31,16 @@ from rota.engine.lora.pending_copy import PendingCopy
 from rota.engine.lora.timed_copy import TimedCopy
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
+from rota.sources.address import has_scheme
+
+# Downloads have deadlines of their own, by their size; this is the last one, for what no other has seen.
+FAR_TIMEOUT_S = 900.0
+# Downloads at a time. One that is slow keeps a thread.
+FAR_THREADS = 4
 
 
 def checkpoint_reader(
-    bank: Bank, spec: ModelSpec, adapter_root: str | None = None, shard: Shard = WHOLE
+    bank: Bank, spec: ModelSpec, brought: Brought | None = None, shard: Shard = WHOLE
 ) -> Callable[[Adapter], HostAdapter]:
     """Reads PEFT folders into the kind of host memory from which copies into this bank are fastest.
 
@@ -43,11 +50,12 @@ def checkpoint_reader(
     dtype, max_rank, is_pinned = bank.dtype, bank.max_rank, bank.device.type == "cuda"
     base = None if bank.base is None else weakref.ref(bank.base)
     ends = None if bank.ends is None else weakref.ref(bank.ends.base)
+    folders = brought or Brought()
 
     def read(adapter: Adapter) -> HostAdapter:
-        root = None if adapter.is_builtin else adapter_root
-        below = None if base is None else base(), None if ends is None else ends()
-        return read_checkpoint(adapter.path, spec, dtype, max_rank, root, is_pinned, adapter.root, shard, *below)
+        with folders.whole(adapter) as (path, root, key_root):
+            below = None if base is None else base(), None if ends is None else ends()
+            return read_checkpoint(path, spec, dtype, max_rank, root, is_pinned, key_root, shard, *below)
 
     return read
 
@@ -86,6 +94,9 @@ class AdapterLoader:
         self._reader = AdapterReader(read, prepare)
         # Reads that no request waits for have a thread of their own: they must not delay the others.
         self._idle_reader = AdapterReader(read, prepare)
+        # So have sources, which may be slow. Started with the first: few engines have any.
+        self._start_far_reader = partial(AdapterReader, read, prepare, FAR_TIMEOUT_S, FAR_THREADS)
+        self._far_reader: AdapterReader | None = None
         self._copier = ThreadPoolExecutor(1, "adapter-copier")
         self._watcher = ThreadPoolExecutor(1, "adapter-watcher")
         self._stream: torch.cuda.Stream | None = None
@@ -101,8 +112,8 @@ class AdapterLoader:
         """
         self._forget_refused()
         self._adapters[adapter.adapter_id] = adapter
-        reader = self._idle_reader if is_idle else self._reader
-        self._copy_of(adapter, reader).add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
+        copy = self._copy_of(adapter, self._idle_reader if is_idle else self._reader)
+        copy.add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
 
     def load(
         self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None, pages: Sequence[int] = ()
@@ -132,14 +143,21 @@ class AdapterLoader:
         # In this order: a read that ends hands its copy to the copier, and the copier tells the watcher.
         self._reader.close()
         self._idle_reader.close()
+        if self._far_reader is not None:
+            self._far_reader.close()
         self._copier.shutdown()
         self._watcher.shutdown()
 
     def _copy_of(self, adapter: Adapter, reader: AdapterReader) -> Future[Copy]:
         copy = self._copies.get(adapter.adapter_id)
         if copy is None or (copy.done() and isinstance(copy.result(), Refused)):
+            reader = self._far() if has_scheme(adapter.path) else reader
             copy = self._copies[adapter.adapter_id] = reader.submit(adapter)
         return copy
+
+    def _far(self) -> AdapterReader:
+        self._far_reader = self._far_reader or self._start_far_reader()
+        return self._far_reader
 
     def _forget_refused(self) -> None:
         """An adapter that could not be fetched gets a new id when it is added again: its old id never comes back."""

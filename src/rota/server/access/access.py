@@ -105,7 +105,7 @@ class Access:
 
     def refuse_loads(self, key: Key, param: str = "lora_path") -> None:
         """Raises FORBIDDEN if adapters are not loaded over HTTP, or if this key has no folder to load from."""
-        if self._load_refusal:
+        if self._load_refusal and key.adapter_root is None:
             raise _refusal(FaultCode.FORBIDDEN, self._load_refusal, param)
         if key.adapter_root is None and not key.may_operate:
             message = f"Key '{key.name}' has no adapter_root, so there is no folder that it may load from."

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 from rota.core.adapter import Adapter
 from rota.core.extras import Extra
+from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checks import SlotKind, refusals
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.reader import reason_for
@@ -23,19 +24,19 @@ class HeaderCheck:
         self,
         spec: ModelSpec,
         max_rank: int,
-        adapter_root: str | None = None,
+        brought: Brought | None = None,
         extras: Extra = Extra.NONE,
         ranks: int = 1,
     ) -> None:
-        self._spec, self._adapter_root = spec, adapter_root
+        self._spec, self._brought = spec, brought or Brought()
         self._slots = SlotKind(max_rank, extras, ranks)
         self._passed: set[bytes] = set()
 
     def __call__(self, adapter: Adapter) -> str:
         """Why the model cannot serve the adapter, in a sentence; empty if nothing speaks against it. Blocks."""
-        root = None if adapter.is_builtin else self._adapter_root
         try:
-            return self._refusal(AdapterFolder(adapter.path, root, adapter.root))
+            with self._brought.outline(adapter) as place:
+                return self._refusal(AdapterFolder(*place))
         except Exception as error:  # whatever is wrong with its files, it is this adapter's alone
             return reason_for(adapter, error)
 

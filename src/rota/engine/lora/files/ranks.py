@@ -4,36 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rota.core.errors import ModelError
+from rota.core.errors import AdapterError, ModelError
 from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
+from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.names import EMBEDDING, ENDS, EVERY_LINEAR, HEAD, is_named
 from rota.engine.model.config_file import ConfigFile
 
 # The rank of an adapter whose config was not seen: nearly all that are published have this one or a smaller one.
 UNKNOWN_RANK = 64
+# A config is small, and its disk or source is waited for.
+THREADS = 8
 
 
-def ranks_of(entries: Iterable[LoraPath], adapter_root: str | None) -> list[int]:
-    """The largest rank in each of these adapters. Blocks on the disk.
+class Needs(NamedTuple):
+    """What a slot must have to hold an adapter."""
 
-    A folder that cannot be read here counts as one of unknown rank: if it is bad, the engine refuses it with the
-    reason, and on a cluster it may lie on the engine's machine alone.
+    rank: int = UNKNOWN_RANK  # the largest in it
+    extras: Extra = Extra.NONE
+
+
+def needs_of(entries: Iterable[LoraPath], brought: Brought) -> list[Needs]:
+    """What each of these adapters needs. Blocks on the disk, and on sources.
+
+    A folder that cannot be read here counts as one of unknown rank without extras: if it is bad, the engine refuses it
+    with the reason, and on a cluster it may lie on the engine's machine alone.
     """
-    return [_rank_in(_folder(entry, adapter_root)) or UNKNOWN_RANK for entry in entries]
+    with ThreadPoolExecutor(THREADS, "adapter-needs") as pool:
+        return list(pool.map(partial(_needs_of, brought), entries))
 
 
-def extras_of(entries: Iterable[LoraPath], adapter_root: str | None) -> Extra:
-    """What any of these adapters has besides factors; nothing, for a folder that cannot be read here. Blocks."""
-    extras = Extra.NONE
-    for entry in entries:
-        with suppress(ModelError):
-            extras |= extras_in(ConfigFile(_folder(entry, adapter_root) / "adapter_config.json"))
-    return extras
+def _needs_of(brought: Brought, entry: LoraPath) -> Needs:
+    """Both from one look: each look at a source takes as long as its answers."""
+    with suppress(AdapterError), brought.outline(entry) as place:
+        folder = Path(place.root or ".") / place.path
+        return Needs(_rank_in(folder) or UNKNOWN_RANK, _extras_in(folder))
+    return Needs()
 
 
 def extras_in(config: ConfigFile) -> Extra:
@@ -80,8 +92,10 @@ def _is_named(targets: list[Any] | str, module: str) -> bool:
     return False
 
 
-def _folder(entry: LoraPath, adapter_root: str | None) -> Path:
-    return Path(entry.path) if adapter_root is None or entry.is_builtin else Path(adapter_root) / entry.path
+def _extras_in(folder: Path) -> Extra:
+    with suppress(ModelError):
+        return extras_in(ConfigFile(folder / "adapter_config.json"))
+    return Extra.NONE
 
 
 def _rank_in(folder: Path) -> int | None:

@@ -1,4 +1,4 @@
-"""The reader brings adapters from disk to host memory, one by one, and stops waiting for a disk that hangs."""
+"""The reader brings adapters to host memory, one by one in each of its threads, and stops waiting for what hangs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from queue import SimpleQueue
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError
 from rota.engine.lora.host import HostAdapter
+from rota.sources.places import hide_root
 
 # A rank-64 adapter of an 8B model is 340 MB; a network disk that takes longer than this has failed.
 TIMEOUT_S = 120.0
+# How long the end of an engine waits for reads under way.
+CLOSING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +33,18 @@ Copy = HostAdapter | Refused
 class _Job:
     adapter: Adapter
     copy: Future[Copy] = field(default_factory=Future)
+    thread: threading.Thread | None = None  # that reads it
 
 
 class AdapterReader:
-    """One thread that reads. If it hangs, another thread takes its place, so that only one adapter is lost."""
+    """One thread that reads, or more. If one hangs, another takes its place, so that only one adapter is lost."""
 
     def __init__(
         self,
         read: Callable[[Adapter], HostAdapter],
         prepare: Callable[[], None] | None = None,
         timeout_s: float = TIMEOUT_S,
+        threads: int = 1,
     ) -> None:
         """`prepare` is called once in every thread that reads."""
         self._read = read
@@ -49,7 +54,7 @@ class AdapterReader:
         self._is_closing = False
         # Either the reading thread or the timer ends a job, never both.
         self._ending = threading.Lock()
-        self._thread = self._start_thread()
+        self._threads = {self._start_thread() for _ in range(threads)}
 
     def submit(self, adapter: Adapter) -> Future[Copy]:
         """Queue the adapter to be read; does not wait."""
@@ -58,10 +63,15 @@ class AdapterReader:
         return job.copy
 
     def close(self) -> None:
-        """Finish the read under way, refuse the reads that have not begun, and end the thread."""
+        """Finish the reads under way, refuse those that have not begun, and end the threads.
+
+        One that hangs, or waits for a source, is not waited for long: it ends with the process.
+        """
         self._is_closing = True
-        self._jobs.put(None)
-        self._thread.join()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in list(self._threads):
+            thread.join(CLOSING_S)
 
     def _start_thread(self) -> threading.Thread:
         # A daemon: the end of the process must not wait for a disk.
@@ -75,6 +85,7 @@ class AdapterReader:
         while job := self._jobs.get():
             clock = threading.Timer(self._timeout_s, self._give_up, [job])
             clock.daemon = True
+            job.thread = threading.current_thread()
             clock.start()
             has_ended_it = self._end(job, self._fetch(job.adapter))
             clock.cancel()
@@ -93,7 +104,9 @@ class AdapterReader:
         name, path = job.adapter.name, job.adapter.path
         reason = f"Adapter '{name}' could not be read from {path} within {self._timeout_s:g} seconds."
         if self._end(job, Refused(reason)):
-            self._thread = self._start_thread()
+            assert job.thread is not None, "the clock starts with the read"
+            self._threads.discard(job.thread)
+            self._threads.add(self._start_thread())
 
     def _end(self, job: _Job, copy: Copy) -> bool:
         """Give a job its result; false if the job already has one."""
@@ -106,9 +119,7 @@ class AdapterReader:
 
 def reason_for(adapter: Adapter, error: Exception) -> str:
     """Why an adapter could not be read or loaded, in a sentence. Paths in the root of a key start at that root."""
-    text = str(error)
-    if adapter.root is not None:
-        text = text.replace(f"{adapter.root}/", "").replace(adapter.root, "the adapter root of this key")
+    text = hide_root(str(error), adapter.root)
     if isinstance(error, AdapterError):
         return text
     return f"Adapter '{adapter.name}' could not be loaded from {adapter.path} ({type(error).__name__}: {text})."

@@ -1,0 +1,27 @@
+"""Sources are places besides folders from which adapters come, with a cache on disk before them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rota.core.errors import ConfigError
+from rota.core.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceConfig:
+    """Where adapters of sources are kept."""
+
+    adapter_cache_dir: str | None = option(
+        None,
+        "The folder that keeps adapters of s3://, gs://, az:// and hf:// on disk; left out: rota/adapters in "
+        "XDG_CACHE_HOME, or in ~/.cache.",
+    )
+    adapter_cache_gb: float = option(
+        20.0, "Largest size of that folder in GB; the adapters that were read longest ago leave first."
+    )
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.adapter_cache_gb < math.inf:
+            raise ConfigError(f"adapter_cache_gb must be a finite number above 0, not {self.adapter_cache_gb}.")
