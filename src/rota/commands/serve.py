@@ -18,7 +18,15 @@ from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
-from rota.llm.config import ENGINE_CONFIGS, build_device, engine_config, first_adapters, locate_model, locator_for
+from rota.llm.config import (
+    ENGINE_CONFIGS,
+    build_device,
+    engine_config,
+    first_adapters,
+    locate_model,
+    locator_for,
+    prefix_for,
+)
 from rota.observe.journey import OnEnd
 from rota.runtime.world import Device
 
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
     from rota.server.access.key_source import KeySource
     from rota.server.access.keys import KeyRing
     from rota.server.door.door import Door
+    from rota.sources.prefix import Prefix
 
 SERVE_CONFIGS = (*ENGINE_CONFIGS, ServerConfig)
 
@@ -101,6 +110,7 @@ def _serve(
     folder = Path(config.model.model_path)
     registry = Registry(server.served_model_name or _model_name(asked_path, folder), str(folder))
     adapters = [registry.add(entry) for entry in first_adapters(config)]
+    resolver_prefix = prefix_for(config.lora)
     # What can be refused at once was refused. The engine starts, and the server gets ready beside it.
     engines = EarlyService(engine_service(config, server, make_device))
     with engines.begun():
@@ -115,6 +125,7 @@ def _serve(
                 registry=registry,
                 adapters=adapters,
                 engines=engines,
+                resolver_prefix=resolver_prefix,
                 on_ready=on_ready,
                 enders=enders,
             )
@@ -134,6 +145,7 @@ class _Start:
     registry: Registry
     adapters: Sequence[Adapter]
     engines: Service
+    resolver_prefix: Prefix | None
     on_ready: Callable[[str], None] | None
     enders: Sequence[OnEnd]
 
@@ -150,6 +162,7 @@ def _listen(start: _Start) -> None:
     from rota.server.access.exposure import describe, load_refusal
     from rota.server.access.key_watch import KeyWatch
     from rota.server.app import create_app
+    from rota.server.elsewhere import Elsewhere
     from rota.server.grammar_checks.checks import GrammarChecks
     from rota.server.listen import listen
     from rota.server.locating import Locating
@@ -178,7 +191,7 @@ def _listen(start: _Start) -> None:
         enders=start.enders,
         companions=[KeyWatch(start.source, access).run] if start.source.path else (),
         grammars=GrammarChecks(folder),
-        locate=Locating(locator_for(config.lora)),
+        elsewhere=Elsewhere(Locating(locator_for(config.lora)), start.resolver_prefix),
     )
     feed.routes = lambda: app.state.traffic.routes
     install_dashboard(app, Viewers(feed, service.send), access.operator_of, server.journal_dir)

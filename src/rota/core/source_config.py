@@ -22,6 +22,12 @@ class SourceConfig:
         20.0, "Largest size of that folder in GB; the adapters that were read longest ago leave first."
     )
 
+    lora_resolver: str | None = option(
+        None,
+        "A folder or an address. A request for a NAME that is not loaded loads the adapter at NAME below it first. "
+        "Left out: such a request is refused.",
+    )
+
     def __post_init__(self) -> None:
         if not 0.0 < self.adapter_cache_gb < math.inf:
             raise ConfigError(f"adapter_cache_gb must be a finite number above 0, not {self.adapter_cache_gb}.")

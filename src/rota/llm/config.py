@@ -26,6 +26,7 @@ from rota.runtime.ranks.lead import build_ranks
 from rota.runtime.trials import known_trials, tell_trials
 from rota.runtime.world import Device
 from rota.sources.locator import Locator
+from rota.sources.prefix import Prefix
 from rota.sources.sources import Sources, sources_at
 
 ENGINE_CONFIGS = (ModelConfig, CacheConfig, SchedulerConfig, LoraConfig, PolicyConfig)
@@ -63,6 +64,11 @@ def sources_for(lora: LoraConfig) -> Sources:
 
 def locator_for(lora: LoraConfig) -> Locator:
     return Locator(lora.adapter_root, sources_for(lora))
+
+
+def prefix_for(lora: LoraConfig) -> Prefix | None:
+    """Where names that are not loaded are looked for. Raises ConfigError for a place that cannot be."""
+    return None if lora.lora_resolver is None else Prefix(lora.lora_resolver)
 
 
 def _located(config: EngineConfig) -> EngineConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from rota.llm.config import (
     first_adapters,
     locate_model,
     locator_for,
+    prefix_for,
     with_first,
 )
 from rota.runtime.doorbell import Doorbell
@@ -32,6 +34,7 @@ from rota.runtime.offline import OfflineInbox
 from rota.runtime.registry import Registry
 from rota.runtime.seeds import seeded
 from rota.scheduler import Scheduler
+from rota.sources.source import NothingError
 from rota.text.chat import ChatMessage
 from rota.text.stream import PLAIN_TEXT, TextStream
 from rota.text.tokenizer import Tokenizer
@@ -71,6 +74,7 @@ class LLM:
         assert config.model.model_path is not None
         self._quiet = quiet
         self._config = config
+        self._prefix = prefix_for(config.lora)
         self._tokenizer = Tokenizer(config.model.model_path)
         self._device = build_device(config)
         self._scheduler = Scheduler.from_config(config, self._device.capacity)
@@ -168,7 +172,18 @@ class LLM:
             raise RequestError.bad_field(
                 "adapter", f"There are {count} prompts but {len(names)} adapters; give one per prompt."
             )
+        for name in dict.fromkeys(names):
+            self._resolve(name)
         return [self._registry.find(name).adapter_id for name in names]
+
+    def _resolve(self, name: str | None) -> None:
+        """Load what lies below lora_resolver under a name that is not known."""
+        if self._prefix is None or name is None or self._registry.get(name) is not None:
+            return
+        entry = self._prefix.entry(name)
+        if entry is not None and not self._prefix.is_missing(entry):
+            with suppress(NothingError):
+                self._load(entry)
 
     def _answer(self, requests: list[Request], answers: dict[RequestId, PartialCompletion]) -> None:
         inbox = OfflineInbox(requests, self._config.scheduler.max_queued_requests, doorbell=self._doorbell)

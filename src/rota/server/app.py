@@ -26,10 +26,10 @@ from rota.server.adapters import PATIENCE_S, AdapterManager
 from rota.server.body_limit import BodyLimit
 from rota.server.counts import Counts
 from rota.server.docs_page import install_docs_page
+from rota.server.elsewhere import HERE, Elsewhere
 from rota.server.embeddings.routes import install_embeddings_routes
 from rota.server.errors import OnError, install_error_handlers, unheard
 from rota.server.front import Front, GrammarCheck
-from rota.server.locating import Locate, as_asked
 from rota.server.messages.errors import messages_error
 from rota.server.messages.routes import install_messages_routes
 from rota.server.metrics_port import metrics_app
@@ -81,19 +81,19 @@ def create_app(
     companions: Sequence[Companion] = (),
     grammars: GrammarCheck | None = None,
     on_error: OnError = unheard,
-    locate: Locate = as_asked,
+    elsewhere: Elsewhere = HERE,
 ) -> FastAPI:
     """An application that starts and stops the service with itself.
 
     `watchers` are further observers. `enders` are told of every request's end, as the request log is. `companions` run
     beside the service, and are cancelled when it stops. Without `grammars`, requests with a grammar are refused.
-    `on_error` hears of every error that a client is told. `locate` finds the addresses of adapters in sources.
+    `on_error` hears of every error that a client is told. `elsewhere` are adapters in sources.
     """
     config, access = config or ServerConfig(), access or Access(registry)
     traffic = Traffic(registry, Shadows(lambda request: streams.open([request]), lambda: _rows_of(service)))
     metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *enders), traffic)
     access.admission.watch(metrics.limit_met)
-    adapters = AdapterManager(service, registry, unload_patience_s, locate)
+    adapters = AdapterManager(service, registry, unload_patience_s, elsewhere.locate)
     # Observers get requests and events; listeners get events only.
     answers, spool = OpenAnswers(partial(_note, metrics, traffic.shadows)), Spool()
     history, queries, counts, pausing = History(registry), Queries(service), Counts(service), Pausing(service, answers)
@@ -115,6 +115,7 @@ def create_app(
         parsers=Parsers(config.tool_call_parser, config.reasoning_parser),
         on_error=on_error,
         traffic=traffic,
+        resolver=elsewhere.resolver(registry, adapters.load),
     )
 
     app = _application(front, config, companions, spool.close)

@@ -20,6 +20,7 @@ from rota.server.open_answers import Call, OpenAnswers
 from rota.server.pausing import Pausing
 from rota.server.prompts import TextLimits, Texts
 from rota.server.reading import Result, Work, read
+from rota.server.resolver import Resolver
 from rota.server.streams import Streams
 from rota.server.text_workers.pool import TextWorkers
 from rota.server.trace_headers import trace_in
@@ -66,6 +67,8 @@ class Front:
     grammars: GrammarCheck | None = None
     # Which parsers read the model's answers.
     parsers: Parsers = AS_THE_TEMPLATE_SAYS
+    # Loads adapters that a body names and the server was not told of. None: such names are refused.
+    resolver: Resolver | None = None
     # Hears of the errors that end streams.
     on_error: OnError = unheard
     # Where the requests of a name go. None: to its current version.
@@ -104,7 +107,15 @@ class Front:
         return key
 
     async def read(self, key: Key, http: HttpRequest, work: Work[Result]) -> Result:
-        """What `work` makes of the request's body. Raises RequestError if the body is refused."""
+        """What `work` makes of the request's body. Raises RequestError if the body is refused.
+
+        The adapters that it names are loaded first, where names may be resolved.
+        """
         capacity = self.service.state.capacity
         limits = TextLimits(capacity.max_sequence_tokens if capacity else None, self.max_queued_requests)
-        return await read(Texts(self.tokenizer, limits, self.parsers), self.workers, key, work, await http.body())
+        texts = Texts(self.tokenizer, limits, self.parsers)
+        result = await read(texts, self.workers, key, work, await http.body())
+        if self.resolver is not None:
+            for param, model in dict.fromkeys(result.asked_models):
+                await self.resolver.resolve(key, model, param)
+        return result

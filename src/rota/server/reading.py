@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from rota.server.access.keys import Key
 from rota.server.prompts import Texts
 from rota.server.text_workers.pool import TextWorkers
 
-Result = TypeVar("Result")
+Result = TypeVar("Result", bound="NamesModels")
 # A function of a module, so that another process finds it by its name. Its result is small, or bytes.
 Work = Callable[[Texts, bytes], Result]
+
+# Fields, and the names of models that they hold. No name: the base model.
+AskedModels = tuple[tuple[str, str | None], ...]
+
+
+class NamesModels(Protocol):
+    """What is read of a body that names models."""
+
+    @property
+    def asked_models(self) -> AskedModels:
+        """The models that it names."""
+        ...
+
 
 # Up to this size a body is read on the event loop, in at most 2 ms, because a thread would cost more.
 INLINE_BYTES = 4096

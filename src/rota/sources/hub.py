@@ -11,7 +11,7 @@ import httpx
 import huggingface_hub
 from huggingface_hub import errors
 
-from rota.sources.source import SourceError, SourceFile, UnreachableError
+from rota.sources.source import NothingError, SourceError, SourceFile, UnreachableError
 
 LOG = logging.getLogger("rota.sources")
 
@@ -57,7 +57,7 @@ def _parts(place: str) -> tuple[str, str | None, str]:
     name, _, folder = rest.partition("/")
     name, _, revision = name.partition("@")
     if not organisation or not name:
-        raise SourceError(f"hf://{place} names no repository: give hf://organisation/name.")
+        raise NothingError(f"hf://{place} names no repository: give hf://organisation/name.")
     return f"{organisation}/{name}", revision or None, folder
 
 
@@ -75,7 +75,7 @@ def _told_of(place: str) -> Iterator[None]:
     except errors.GatedRepoError:
         raise SourceError(f"{where} is gated: its owner must let the server's HF_TOKEN in.") from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError):
-        raise SourceError(f"There is nothing at {where} that the server's HF_TOKEN may see.") from None
+        raise NothingError(f"There is nothing at {where} that the server's HF_TOKEN may see.") from None
     except httpx.TimeoutException:
         raise UnreachableError(f"The Hub did not answer in time for {where}.") from None
     except (errors.HfHubHTTPError, httpx.HTTPError, OSError) as error:

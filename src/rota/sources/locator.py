@@ -34,8 +34,10 @@ class Locator:
         try:
             address = self._address(asked)
             return asked if address is None else replace(asked, path=str(self._sources.exact(address)))
+        except SourceError as error:
+            raise type(error)(hide_root(_told(asked, error), asked.root)) from None
         except AdapterError as error:
-            raise AdapterError(hide_root(_told(asked, error), asked.root)) from None
+            raise AdapterError(hide_root(str(error), asked.root)) from None
 
     def locate_first(self, asked: Sequence[LoraPath]) -> list[LoraPath]:
         """Those that a server starts with. A source that does not answer is done without, where the disk can."""
@@ -55,8 +57,8 @@ class Locator:
         return None if asked.is_builtin else address_of(asked.path, self._root, asked.root)
 
 
-def _told(asked: LoraPath, error: AdapterError) -> str:
-    """A name that could be a folder's is looked for in two places, and whoever gave it may mean either."""
-    if isinstance(error, SourceError) and asked.root is None and not has_scheme(asked.path):
+def _told(asked: LoraPath, error: SourceError) -> str:
+    """A name that could be a folder's is looked for in two places, and the client may mean either."""
+    if asked.root is None and not has_scheme(asked.path):
         return f"There is no adapter folder at {asked.path}, and as a name on the Hub: {error}"
     return str(error)

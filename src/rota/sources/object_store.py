@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from rota.core.errors import ConfigError
-from rota.sources.source import ChangedError, SourceError, SourceFile
+from rota.sources.source import ChangedError, NothingError, SourceError, SourceFile
 from rota.sources.store_errors import error_for
 
 CONNECT_S, IDLE_S = 5.0, 10.0
@@ -37,7 +37,7 @@ class ObjectStore:
         with self._told_of(place):
             found = self._library.list_with_delimiter(self._at(place))["objects"]
         if not found:
-            raise SourceError(f"There is nothing at {self._scheme}://{place}.")
+            raise NothingError(f"There is nothing at {self._scheme}://{place}.")
         return [SourceFile(name=one["path"], size=one["size"], tag=_tag(one)) for one in found]
 
     def read(self, place: str, file: SourceFile, start: int, end: int | None = None) -> Iterator[bytes]:
@@ -64,7 +64,7 @@ class ObjectStore:
         try:
             yield
         except errors.NotFoundError:
-            raise SourceError(f"There is nothing at {where}.") from None
+            raise NothingError(f"There is nothing at {where}.") from None
         except (errors.UnauthenticatedError, errors.PermissionDeniedError):
             raise SourceError(f"The store refuses the server's credentials for {where}.") from None
         except errors.PreconditionError:

@@ -13,6 +13,10 @@ class SourceError(AdapterError):
     """A source could not give what was asked for. The message is a sentence for the client."""
 
 
+class NothingError(SourceError):
+    """There is no adapter at a place."""
+
+
 class UnreachableError(SourceError):
     """A source does not answer: what it has is not known."""
 

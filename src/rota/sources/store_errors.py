@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 
-from rota.sources.source import SourceError, UnreachableError
+from rota.sources.source import NothingError, SourceError, UnreachableError
 
 LOG = logging.getLogger("rota.sources")
 
@@ -20,13 +20,13 @@ _AWAY = (
     (r"kind: Timeout|TimedOut", "The store of {where} did not answer in time."),
     (r"kind: Connect", "The store of {where} cannot be reached."),
 )
+_NOTHING = ((r"\bstatus: 404\b", "There is nothing at {where}."),)
 # What the words have in them, and what is said instead; the first that fits. Where a machine of a cloud has no
 # credentials in its environment, the library asks the cloud's own service for them.
 _SENTENCES = (
     (r"(GET|PUT) http://(169\.254\.169\.254|metadata\.google\.internal)", _NO_CREDENTIALS),
     (r"BadScheme", _NO_TLS),
     (r"\bstatus: 40[13]\b", _REFUSED),
-    (r"\bstatus: 404\b", "There is nothing at {where}."),
     (r"\bstatus: (?P<status>\d+)", "The store of {where} answers with the status {status}."),
 )
 
@@ -34,7 +34,7 @@ _SENTENCES = (
 def error_for(where: str, words: str) -> SourceError:
     first = words.strip().partition("\n")[0]
     LOG.warning("A store could not be read.", extra={"fields": {"source": where, "why": first[:500]}})
-    for kind, sentences in ((UnreachableError, _AWAY), (SourceError, _SENTENCES)):
+    for kind, sentences in ((UnreachableError, _AWAY), (NothingError, _NOTHING), (SourceError, _SENTENCES)):
         for pattern, sentence in sentences:
             if found := re.search(pattern, words):
                 return kind(sentence.format(where=where, **found.groupdict()))

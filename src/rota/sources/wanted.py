@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from rota.sources.source import SourceError, SourceFile
+from rota.sources.source import NothingError, SourceError, SourceFile
 
 CONFIG = "adapter_config.json"
 _WEIGHTS = re.compile(r"adapter_model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
@@ -18,7 +18,7 @@ def wanted(files: Sequence[SourceFile], place: str, most_bytes: int) -> list[Sou
     found = sorted((one for one in files if is_wanted(one.name)), key=lambda one: one.name)
     names = [one.name for one in found]
     if CONFIG not in names:
-        raise SourceError(f"{place} is no adapter: it has no {CONFIG}. Give a place with what PEFT saved.")
+        raise NothingError(f"{place} is no adapter: it has no {CONFIG}. Give a place with what PEFT saved.")
     if len(names) == 1:
         raise SourceError(f"{place} has no adapter_model.safetensors; Rota reads only safetensors.")
     if any(one.size > MOST_CONFIG for one in found if one.name.endswith(".json")):

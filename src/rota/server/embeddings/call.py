@@ -12,6 +12,7 @@ from rota.server.embeddings.fields import EmbeddingFields, PooledFields, RerankF
 from rota.server.fields import read_body
 from rota.server.openai.sampling_fields import ModelNames
 from rota.server.prompts import Prompts, Texts
+from rota.server.reading import AskedModels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,10 @@ class PooledCall:
     # Of a rerank: how many results, and the documents if they are to come back.
     most: int | None = None
     documents: tuple[str, ...] | None = None
+
+    @property
+    def asked_models(self) -> AskedModels:
+        return self.names.asked
 
 
 def read_embeddings(texts: Texts, raw: bytes) -> PooledCall:

@@ -13,6 +13,7 @@ from rota.server.call_options import CallOptions
 from rota.server.fields import read_body
 from rota.server.native.fields import GenerateFields, NativeSampling
 from rota.server.prompts import Prompts, Texts
+from rota.server.reading import AskedModels
 from rota.server.structured import placed
 from rota.text.stream import TextOptions
 from rota.text.tokenizer import Tokenizer
@@ -50,6 +51,11 @@ class NamedCall:
         if isinstance(self.outcome, Fault):
             raise RequestError(self.outcome)
         return self.outcome
+
+    @property
+    def asked_models(self) -> AskedModels:
+        """None of a call that is refused."""
+        return () if isinstance(self.outcome, Fault) else tuple(self.outcome.adapters)
 
 
 def read_generate(texts: Texts, raw: bytes) -> NamedCall:

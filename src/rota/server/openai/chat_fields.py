@@ -20,6 +20,7 @@ from rota.server.openai.structured_fields import StructuredFields
 from rota.server.openai.tool_fields import ToolFields
 from rota.server.openai.tool_use import tool_use
 from rota.server.prompts import Prompts, Reading, Texts
+from rota.server.reading import AskedModels
 from rota.server.structured import guided
 from rota.text.speech import Speech
 
@@ -96,6 +97,10 @@ class ChatCall:
     def speech(self) -> Speech:
         """How the answer's text is sorted."""
         return self.form.speech
+
+    @property
+    def asked_models(self) -> AskedModels:
+        return self.names.asked
 
 
 def read_chat(texts: Texts, raw: bytes) -> ChatCall:

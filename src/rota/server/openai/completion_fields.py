@@ -12,6 +12,7 @@ from rota.server.fields import Count, Unsupported, read_body, within
 from rota.server.openai.sampling_fields import ModelNames, SamplingFields, StreamOptions
 from rota.server.openai.structured_fields import StructuredFields
 from rota.server.prompts import Prompt, Prompts, Reading, Texts
+from rota.server.reading import AskedModels
 from rota.server.structured import guided
 from rota.text.tokenizer import Tokenizer
 
@@ -83,6 +84,10 @@ class CompletionCall:
     asks: CallOptions
     tells_prompt_logprobs: bool
     limit_param: str  # the client's field that limits the output
+
+    @property
+    def asked_models(self) -> AskedModels:
+        return self.names.asked
 
 
 def read_completion(texts: Texts, raw: bytes) -> CompletionCall:

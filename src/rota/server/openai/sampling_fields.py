@@ -10,6 +10,7 @@ from rota.core.request import MAX_LOGPROBS, MAX_SEED, SamplingParams
 from rota.server.call_options import CallOptions
 from rota.server.fields import CacheSalt, Count, Fields, Unsupported, within
 from rota.server.openai.foreign_fields import ForeignFields
+from rota.server.reading import AskedModels
 from rota.server.sampling import CommonSampling
 from rota.text.stream import TextOptions
 from rota.text.tokenizer import Tokenizer
@@ -32,6 +33,11 @@ class ModelNames:
     def param(self) -> str:
         """The field that names the model or adapter."""
         return "lora_path" if self.lora_path else "model"
+
+    @property
+    def asked(self) -> AskedModels:
+        """Every field that names one."""
+        return (("model", self.model), *((("lora_path", self.lora_path),) if self.lora_path else ()))
 
 
 class SamplingFields(ForeignFields, CommonSampling):

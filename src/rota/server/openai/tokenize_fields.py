@@ -15,6 +15,7 @@ from rota.server.openai.prompt_ending import PromptEnding
 from rota.server.openai.tool_fields import ToolFields, Tools
 from rota.server.openai.tool_use import tool_use
 from rota.server.prompts import Texts, TokenList, Tokens, checked_tokens
+from rota.server.reading import AskedModels
 
 
 class TokenizeFields(PromptEnding):
@@ -44,6 +45,10 @@ class TextAnswer:
     model: str | None
     tokens: int
     body: bytes
+
+    @property
+    def asked_models(self) -> AskedModels:
+        return (("model", self.model),)
 
 
 def read_tokenize(texts: Texts, raw: bytes) -> TextAnswer:

@@ -9,6 +9,7 @@ from rota.core.errors import RequestError
 from rota.server.fields import read_body
 from rota.server.openai.chat_fields import ChatCall
 from rota.server.prompts import Texts
+from rota.server.reading import AskedModels
 from rota.server.responses.conversation import Conversation
 from rota.server.responses.fields import ResponsesFields, TextFormat
 from rota.server.responses.tools import chat_choice, chat_tools
@@ -53,6 +54,10 @@ class ResponsesCall:
 
     chat: ChatCall
     echoed: dict[str, Any]
+
+    @property
+    def asked_models(self) -> AskedModels:
+        return self.chat.asked_models
 
 
 def read_responses(texts: Texts, raw: bytes) -> ResponsesCall:
