@@ -46,3 +46,16 @@ def test_a_disk_that_hangs_is_given_up_on_and_the_others_are_known():
 
     assert first == later(1)
     assert second.refusal == "Adapter 'adapter2' could not be read from adapters/2 within 0.2 seconds."
+
+
+def test_a_start_waits_for_some_checks_and_not_for_thousands():
+    checked: list[int] = []
+
+    def note(adapter: Adapter) -> str:
+        checked.append(adapter.adapter_id)
+        return ""
+
+    checks = AdapterChecks(note, most=3)
+    for messages in ([later(1), later(2)], [later(3), later(4)], [later(5)]):
+        assert checks.sift(messages) == messages
+    assert sorted(checked) == [1, 2, 3]

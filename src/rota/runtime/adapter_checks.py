@@ -14,25 +14,29 @@ from rota.core.messages import AddAdapter, Message
 THREADS = 8
 # Headers are small; a disk that has not given them after this time has failed.
 TIMEOUT_S = 120.0
+# Checks that a start waits for: a third of a millisecond each, and more with a network disk.
+MOST_CHECKED = 500
 
 
 class AdapterChecks:
     """For the loop's thread, which waits for the checks: they come at a start, before anything is served.
 
     An adapter that a former engine had is not checked: a bad one must not hold up a restart, and is found when it is
-    read.
+    read. So are the adapters beyond the first hundreds, of which a start would take many seconds.
     """
 
-    def __init__(self, check: Callable[[Adapter], str], timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, check: Callable[[Adapter], str], timeout_s: float = TIMEOUT_S, most: int = MOST_CHECKED) -> None:
         self._check = check
         self._timeout_s = timeout_s
+        self._left = most
 
     def sift(self, messages: list[Message]) -> list[Message]:
         """The same messages; those of bad adapters say why they are refused."""
         unchecked = [one.adapter for one in messages if isinstance(one, AddAdapter) and _is_unchecked(one)]
         if not unchecked:
             return messages  # nearly every call
-        refusals = self._refusals(unchecked)
+        refusals = self._refusals(unchecked[: self._left])
+        self._left -= min(self._left, len(unchecked))
         return [_judged(message, refusals) for message in messages]
 
     def _refusals(self, adapters: Iterable[Adapter]) -> dict[AdapterId, str]:

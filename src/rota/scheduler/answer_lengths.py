@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
 
 REMEMBERED = 64
 
@@ -11,8 +10,11 @@ REMEMBERED = 64
 class AnswerLengths:
     """Every pass asks for means, and only the end of an answer changes them."""
 
+    # Every adapter has one, used or not: an empty deque alone would take 600 bytes.
+    __slots__ = ("_means", "_recent", "_sorted")
+
     def __init__(self) -> None:
-        self._recent: deque[int] = deque()
+        self._recent: list[int] = []
         self._sorted: list[int] = []
         self._means: list[int] | None = None  # of the lengths from each place on, rounded up; None: to be made anew
 
@@ -27,7 +29,7 @@ class AnswerLengths:
         self._recent.append(length)
         insort(self._sorted, length)
         if len(self._recent) > REMEMBERED:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+            del self._sorted[bisect_left(self._sorted, self._recent.pop(0))]
         self._means = None
 
     def mean_above(self, done: int) -> int | None:

@@ -14,6 +14,9 @@ from rota.scheduler.sequence import Sequence
 Place = tuple[float, int, Account, WaitingQueue]
 
 
+_NUMBERS = count()
+
+
 class FairQueue:
     """By arrival for the adapter as a whole, and by rank of their tenants for sequences that may start.
 
@@ -21,12 +24,13 @@ class FairQueue:
     costs the same for two tenants and for a thousand.
     """
 
+    __slots__ = ("_all", "_line", "_of", "_sizes")  # every adapter has one, used or not
+
     def __init__(self) -> None:
         self._all = WaitingQueue()
         self._of: dict[str, WaitingQueue] = {}  # by the tenant's name; none is empty
         self._sizes: dict[str, WaitingQueue] = {}  # the same sequences, by size
         self._line: list[Place] = []  # a heap; it may hold places of tenants that have nothing here any more
-        self._numbers = count()
 
     def __len__(self) -> int:
         return len(self._all)
@@ -42,7 +46,7 @@ class FairQueue:
             queue = self._of[account.name] = WaitingQueue(by_turn)
             self._sizes[account.name] = WaitingQueue(by_size)
             self._clear_away()
-            heapq.heappush(self._line, (account.rank, next(self._numbers), account, queue))
+            heapq.heappush(self._line, (account.rank, next(_NUMBERS), account, queue))
         queue.push(sequence)
         self._sizes[account.name].push(sequence)
         self._all.push(sequence)
@@ -73,7 +77,7 @@ class FairQueue:
             if self._of.get(account.name) is not queue:
                 heapq.heappop(line)
             elif account.rank > rank:
-                heapq.heapreplace(line, (account.rank, next(self._numbers), account, queue))
+                heapq.heapreplace(line, (account.rank, next(_NUMBERS), account, queue))
             else:
                 return queue.first()
         return None

@@ -13,6 +13,8 @@ MOST_LEFT_BEHIND = 64
 class TenantCounts:
     """A heap of counts; an entry is compared with the present count only when it comes to the top."""
 
+    __slots__ = ("_accounts", "_counts", "_heap")  # every adapter has one, used or not
+
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
         self._accounts: dict[str, Account] = {}

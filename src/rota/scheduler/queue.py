@@ -32,16 +32,21 @@ def by_size(sequence: Sequence) -> tuple[int, int, Arrival]:
     return (-sequence.priority, sequence.length, sequence.arrival)
 
 
+# One for all queues: every adapter has some, and the numbers need only grow.
+_NUMBERS = count()
+
+
 class WaitingQueue:
     """A heap, by arrival if not told otherwise.
 
     The entry of a sequence that leaves from the middle is dropped when it comes to the top.
     """
 
+    __slots__ = ("_entries", "_heap", "_order")
+
     def __init__(self, order: Order = by_arrival) -> None:
         self._order = order
         self._heap: list[Entry] = []
-        self._numbers = count()
         self._entries: dict[RequestId, Entry] = {}  # the valid entries; the heap may have others
 
     def __len__(self) -> int:
@@ -52,7 +57,7 @@ class WaitingQueue:
         return (sequence for _, _, sequence in self._entries.values())
 
     def push(self, sequence: Sequence) -> None:
-        entry = (self._order(sequence), next(self._numbers), sequence)
+        entry = (self._order(sequence), next(_NUMBERS), sequence)
         self._entries[sequence.request_id] = entry
         heapq.heappush(self._heap, entry)
 
