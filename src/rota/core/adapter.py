@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rota.core.errors import ConfigError
@@ -10,6 +11,8 @@ from rota.core.ids import AdapterId
 # Names in metrics, logs and tables: the base model, and all adapters without metrics of their own.
 BASE_LABEL = "base"
 OTHER_LABEL = "other"
+# Of names in a sentence; there may be thousands.
+MOST_LISTED = 50
 MAX_VERSION_DIGITS = 12
 
 
@@ -42,3 +45,10 @@ def split_label(label: str) -> tuple[str, int] | None:
     name, at, digits = label.rpartition("@")
     is_number = bool(at) and digits.isascii() and digits.isdigit() and len(digits) <= MAX_VERSION_DIGITS
     return (name, int(digits)) if is_number else None
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names for a sentence: all of them, or the first and how many more there are."""
+    every = list(names)
+    some = ", ".join(every[:MOST_LISTED]) or "none"
+    return some if len(every) <= MOST_LISTED else f"{some} and {len(every) - MOST_LISTED:,} more"

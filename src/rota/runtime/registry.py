@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from rota.core.adapter import BASE_LABEL, OTHER_LABEL, Adapter, split_label
+from rota.core.adapter import BASE_LABEL, OTHER_LABEL, Adapter, listed, split_label
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.core.ids import BASE, AdapterId
 from rota.core.lora_paths import LoraPath
@@ -141,8 +141,7 @@ class Registry:
         """Forget a name with all its versions; raises AdapterError if it is not known."""
         adapter = self._by_name.get(name)
         if adapter is None:
-            listed = ", ".join(sorted(self._by_name)) or "none"
-            raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed}.")
+            raise AdapterError(f"No adapter named '{name}' is loaded; loaded are: {listed(sorted(self._by_name))}.")
         for one in [*self.versions(name), *self.coming(name)]:
             self.discard(one.adapter_id)
         return adapter
@@ -207,8 +206,8 @@ class Registry:
         """
         adapter = self.get(model)
         if adapter is None:
-            listed = ", ".join([self.base.name, *sorted(self._by_name)])
-            message = f"There is no model or adapter named '{model}'; known are: {listed}."
+            known = listed([self.base.name, *sorted(self._by_name)])
+            message = f"There is no model or adapter named '{model}'; known are: {known}."
             raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "model"))
         self.refuse_lost(adapter)
         return adapter

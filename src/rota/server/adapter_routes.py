@@ -7,6 +7,7 @@ import asyncio
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
+from rota.core.adapter import listed
 from rota.core.errors import AdapterError
 from rota.core.lora_paths import LoraPath
 from rota.server.access.access import Access
@@ -169,8 +170,7 @@ async def _unload(adapters: AdapterManager, access: Access, http: Request, name:
         access.loader_of(http, name)
         loaded = _own_adapters(adapters, key)
         if name not in loaded:
-            listed = ", ".join(sorted(loaded)) or "none"
-            raise AdapterError(f"No adapter named '{name[:MAX_NAME]}' is loaded; loaded are: {listed}.")
+            raise AdapterError(f"No adapter named '{name[:MAX_NAME]}' is loaded; loaded are: {listed(sorted(loaded))}.")
         is_gone = await adapters.unload(name)
         if not is_gone:
             details["in_background"] = True

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from rota.core.adapter import Adapter
+from rota.core.adapter import Adapter, listed
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
 from rota.server.access.admission import Admission
@@ -179,7 +179,7 @@ class Access:
         return f"it may use: {self._listed(key)}"
 
     def _listed(self, key: Key) -> str:
-        return ", ".join(one.name for one in self.visible(key)) or "none"
+        return listed(one.name for one in self.visible(key))
 
 
 def _secrets_in(http: Request) -> set[str]:

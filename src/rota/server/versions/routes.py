@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
-from rota.core.adapter import Adapter, split_label
+from rota.core.adapter import Adapter, listed, split_label
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
@@ -110,6 +110,6 @@ def _named(registry: Registry, label: str) -> Adapter | None:
 
 
 def _unknown(access: Access, key: Key, name: str) -> RequestError:
-    listed = ", ".join(sorted(one.name for one in access.visible(key)[1:])) or "none"
-    message = f"No adapter or version named '{name[:200]}' is loaded; loaded are: {listed}."
+    loaded = listed(sorted(one.name for one in access.visible(key)[1:]))
+    message = f"No adapter or version named '{name[:200]}' is loaded; loaded are: {loaded}."
     return RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "name"))
