@@ -21,7 +21,6 @@ from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
 from rota.engine.engine import Engine
 from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame
-from rota.engine.step.graphs import capture_graphs
 
 BLOCK_SIZE = CacheConfig().kv_block_size
 LONGEST = 131_072
@@ -147,7 +146,9 @@ def capture(engine: Engine) -> None:
     engine._model.tune([frame.tokens for frame in frames])
     logits = torch.empty(ROWS + MOST_CHUNKS, engine.spec.vocab_size, dtype=engine._cache.dtype, device=device)
     with torch.inference_mode():
-        body.graphs = capture_graphs(body.compute, body.padding, frames, logits, quiet=True)
+        graphs = body.use_graphs([(frame, False) for frame in frames], logits)
+        while graphs.capture_next():
+            pass
 
 
 def measure_steps(report: Any, folder: Path, kinds: dict[str, Any]) -> None:

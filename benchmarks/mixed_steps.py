@@ -243,6 +243,8 @@ def compare(engine: Engine, author: Author, steps: int, figures: Figures, has_gp
         print("No GPU here: steps as graphs are left out.", flush=True)
         return
     engine.capture(BUDGET, quiet=True)
+    while engine.work_while_idle():
+        pass
     for case in figures.of_case:
         if fits_a_frame(author.step(case, 0), author.rows):
             figures.note(case, GRAPH, *measure(engine, author, case, steps))

@@ -33,7 +33,11 @@ class PaperEngine:
         self._owner_of: dict[int, int] = {}
 
     def capture(self, most_prompt_tokens: int, quiet: bool) -> None:
+        """Graphs of decodes; those of steps with prompts come when the engine is idle."""
+
+    def work_while_idle(self) -> bool:
         self._has_graphs = True
+        return False
 
     def submit(self, plan: StepPlan) -> StepPlan:
         for seat in plan.seats:
