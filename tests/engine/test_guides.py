@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -203,8 +204,8 @@ def test_a_row_whose_logits_are_not_numbers_ends_under_a_grammar_too(made):
     model = server.engine._model
     logits_of = model.logits
 
-    def broken(hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        logits = logits_of(hidden, out)
+    def broken(hidden: Tensor, *rest: Any) -> Tensor:
+        logits = logits_of(hidden, *rest)
         logits[:, 1] = torch.nan  # the grammar forbids it, and still nothing means anything
         return logits
 

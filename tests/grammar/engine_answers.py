@@ -18,6 +18,7 @@ from rota.grammar import texts
 from rota.llm.completion import Completion
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
+from tests.grammar.formats import FORMATS
 from tests.grammar.matching import byte_grammars
 from tests.tiny_tokenizer import write_byte_tokenizer
 
@@ -81,7 +82,7 @@ class Asked:
     def check(self, answer: Completion) -> None:
         """An answer that ended meets the schema; one that was cut is the beginning of one that would."""
         if answer.finish_reason == "stop":
-            validator = jsonschema.Draft202012Validator(self.schema, format_checker=jsonschema.FormatChecker())
+            validator = jsonschema.Draft202012Validator(self.schema, format_checker=FORMATS)
             assert validator.is_valid(json.loads(answer.text)), (self, answer.text)
         else:
             assert answer.finish_reason == "length"

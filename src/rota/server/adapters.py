@@ -137,8 +137,13 @@ class AdapterManager:
         return adapter.adapter_id in self._leaving
 
     def retire(self, name: str) -> None:
-        """Versions that a name does not mean, and that are neither kept nor held, leave with their last users."""
+        """Versions that a name does not mean, and that are neither kept nor held, leave with their last users.
+
+        A lost version has no users: it is forgotten at once.
+        """
         for one in self._registry.versions(name)[:-1]:
+            if self._registry.is_lost(one):
+                self._forget(one.adapter_id)
             is_wanted = one.adapter_id in self._kept or any(holds(one) for holds in self.holders)
             if not is_wanted and one.adapter_id not in self._leaving:
                 self._leaving.add(one.adapter_id)

@@ -18,6 +18,7 @@ from rota.engine.layer_cache import LayerCache
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.spec import ModelSpec, common_fields
 from rota.engine.step.device_step import DeviceStep
+from rota.engine.step.lora_batch import LoraBatch
 from tests.engine.model_factory import make_tiny_model
 from tests.tiny_tokenizer import write_byte_tokenizer
 
@@ -37,7 +38,7 @@ class Parrot(Decoder):
     def forward(self, step: DeviceStep, cache: list[LayerCache]) -> Tensor:
         return self.embed(step)
 
-    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, out: Tensor | None = None, lora: LoraBatch | None = None) -> Tensor:
         return functional.normalize(hidden) @ functional.normalize(self.weights.embedding).T
 
 
