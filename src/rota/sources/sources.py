@@ -55,30 +55,37 @@ class Sources:
     def folder_of(self, address: Address) -> Iterator[Path]:
         """A folder with the adapter, which stays while the block runs. Raises AdapterError, which names the address."""
         address = self.exact(address)
-        with self._cache.reading(address) as folder:
+        with self._kept(address) as folder:
             if folder is not None:
-                with _named(folder, address):
-                    yield folder
+                yield folder
                 return
         self._fetch(address)
-        with self._cache.reading(address) as folder:
+        with self._kept(address) as folder:
             if folder is None:
                 raise SourceError(f"The cache on disk has no room for {address.plain} beside what is being read.")
-            with _named(folder, address):
-                yield folder
+            yield folder
 
     @contextmanager
     def outline_of(self, address: Address) -> Iterator[Path]:
         """A folder with the adapter's config and headers; weights that are not on the disk read as zeros."""
         address = self.exact(address)
-        with self._cache.reading(address) as folder:
+        with self._kept(address) as folder:
             if folder is not None:
-                with _named(folder, address):
-                    yield folder
+                yield folder
                 return
         source, files = self._open(address.scheme), self._exact_files(address)
         with outlined(source, address.place, files) as folder, _named(folder, address):
             yield folder
+
+    @contextmanager
+    def _kept(self, address: Address) -> Iterator[Path | None]:
+        """The folder of an exact address in the cache; None if it is not there."""
+        with self._cache.reading(address) as folder:
+            if folder is None:
+                yield None
+                return
+            with _named(folder, address):
+                yield folder
 
     def _fetch(self, address: Address) -> None:
         files = self._exact_files(address)
