@@ -21,7 +21,7 @@ TYPES = {
 # Llama-8B's heads.
 SHAPE = {
     "HEADS": 32, "GROUP": 4, "GROUP_TILE": 16, "GROUP_ROWS": 4, "HEAD_DIM": 128, "DIMS": 128, "BLOCK_SIZE": 16,
-    "APART": False,
+    "APART": False, "CHAINED": True,
 }  # fmt: skip
 
 

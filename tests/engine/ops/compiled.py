@@ -26,16 +26,17 @@ TYPES = {
 # A step's inputs may lie anywhere.
 ANYWHERE = ("ranks", "order", "token_slots", "tile_slots", "tile_starts", "tile_counts", "positions", "addresses")
 # Llama-8B with adapters of rank 16.
-ADDING = {"MAX_RANK": 16, "SHARES": 1, "BY_TOKEN": True}
+ADDING = {"MAX_RANK": 16, "SHARES": 1, "BY_TOKEN": True, "CHAINED": True}
 TILED = {**ADDING, "TILE": 16, "RANKS": 16, "OPERAND": tl.bfloat16}
 HEADS = {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "BLOCK_SIZE": 16, "NORMS": False, "scales": None}
-ROUNDING = {"MOST": 448.0, "LEAST": 1e-30}
+ROUNDING = {"MOST": 448.0, "LEAST": 1e-30, "CHAINED": True}
+PLAIN = {**ROUNDING, "codes": None, "scales": None}
 KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
     "silu": (silu_multiply_kernel, {**TILED, "WIDTH": 14336, "COLUMNS": SHAPES.silu_columns}, SHAPES.silu_warps),
     "rotate": (rotate_and_store_kernel, {**TILED, **HEADS}, SHAPES.head_warps),
     "norm": (
         add_rms_norm_kernel,
-        {**ADDING, "WIDTH": 4096, "COLUMNS": 4096, "RANKS": SHAPES.norm_ranks, "IS_SMALL": True},
+        {**ADDING, **PLAIN, "WIDTH": 4096, "COLUMNS": 4096, "RANKS": SHAPES.norm_ranks, "IS_SMALL": True},
         4096 // 32 // SHAPES.norm_columns,
     ),
     "rounding norm": (rounding_rms_norm_kernel, {**ROUNDING, "WIDTH": 4096, "COLUMNS": 4096, "ADD": True}, 8),

@@ -58,8 +58,9 @@ def test_so_does_silu():
     check(rounding.RoundingOperations().silu_multiply(gate_up), fused.silu_multiply(gate_up))
 
 
-def test_few_rows_carry_nothing():
-    x, weight = random(rounding.FEW_ROWS, 64), random(64)
+@pytest.mark.parametrize(("rows", "width"), [(rounding.FEW_ROWS, 64), (ROWS, 72)])
+def test_few_rows_and_rows_of_broken_words_carry_nothing(rows, width):
+    x, weight = random(rows, width), random(width)
     found = rounding.RoundingOperations().rms_norm(x, weight, EPSILON)
     assert carried(found) is None
     assert torch.equal(found, fused.rms_norm(x, weight, EPSILON))

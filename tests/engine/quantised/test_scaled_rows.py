@@ -13,6 +13,7 @@ from tests.engine.triton_interpreter import DEVICE, load
 few_rows = load("rota.engine.quantised.few_rows")
 packed_product = load("rota.engine.quantised.packed_product")
 scaled_product = load("rota.engine.quantised.scaled_product")
+row_product = load("rota.engine.row_product")
 scaled_rows = load("rota.engine.quantised.scaled_rows")
 BOUNDS = {torch.float16: 1e-3, torch.bfloat16: 6e-3}
 
@@ -40,7 +41,7 @@ def test_the_product_is_that_of_the_codes(outputs, inputs, rows, dtype, shape, h
     bias = torch.randn(outputs).to(DEVICE, dtype) if has_bias else None
     packed, (columns, shares, step) = pack_eight_bits(matrix), shape
     ended = few_rows.ended_for(packed)
-    tuning = scaled_rows.ScaledTuning(columns=columns, shares=shares, step=step, stages=2, warps=4)
+    tuning = row_product.RowTuning(columns=columns, shares=shares, step=step, stages=2, warps=4)
 
     first, second = (
         scaled_rows.multiply_scaled(scaled_product.round_rows(x), packed, bias, ended, tuning, dtype) for _ in range(2)

@@ -25,6 +25,7 @@ from rota.engine.attention.triton_tuning import (
     decode_tuning_for,
     slots_of,
 )
+from rota.engine.chain import chained
 from rota.engine.layer_cache import LayerCache
 from rota.engine.step.device_step import DeviceStep, PrefillPart
 
@@ -91,12 +92,14 @@ class TritonAttention:
             shares.taken, output, partial, logs, self._ended, self._scale, shares.calls,
             *_strides(query, cache, step.tables), **shape, GROUP=group, BLOCK_SIZE=block_size, TILE=tile,
             APART=is_apart, GROUP_TILE=max(SMALLEST_DOT, triton.next_power_of_2(group)),
-            GROUP_ROWS=triton.next_power_of_2(group), OPERAND=self._operand(query, cache), num_warps=tuning.warps,
-            num_stages=tuning.stages, maxnreg=tuning.registers,
+            GROUP_ROWS=triton.next_power_of_2(group), OPERAND=self._operand(query, cache), **chained(query),
+            num_warps=tuning.warps, num_stages=tuning.stages, maxnreg=tuning.registers,
         )  # fmt: skip
         shares.calls += 1
         if is_apart:
-            combine_heads_kernel[(heads, step.decodes)](shares.ranges, output, partial, logs, **shape, num_warps=4)
+            combine_heads_kernel[(heads, step.decodes)](
+                shares.ranges, output, partial, logs, **shape, **chained(query), num_warps=4
+            )
         return output
 
     def prefill(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:

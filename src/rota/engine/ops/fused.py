@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from rota.engine.chain import chained
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.open_product import OpenProduct, Output
 from rota.engine.ops import with_adapters
@@ -31,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     tokens, width = x.shape
     rms_norm_kernel[(tokens,)](
         x, x, weight, output, epsilon, x.stride(0), WIDTH=width, **_row_shape(width), ADD=False,
-        EARLY=EARLY_LOADS,
+        EARLY=EARLY_LOADS, **chained(x),
     )  # fmt: skip
     return output
 
@@ -45,7 +46,7 @@ def add_rms_norm(x: Output, residual: Tensor, weight: Tensor, epsilon: float) ->
     output = x if x.is_contiguous() else torch.empty_like(residual)
     rms_norm_kernel[(tokens,)](
         x, residual, weight, output, epsilon, x.stride(0), WIDTH=width, **_row_shape(width), ADD=True,
-        EARLY=EARLY_LOADS,
+        EARLY=EARLY_LOADS, **chained(x),
     )  # fmt: skip
     return output, residual
 
@@ -58,7 +59,9 @@ def silu_multiply(gate_up: Output) -> Tensor:
     output = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
     columns = min(SILU_COLUMNS, triton.next_power_of_2(width))
     grid = (tokens, triton.cdiv(width, columns))
-    silu_multiply_kernel[grid](gate_up, output, gate_up.stride(0), WIDTH=width, COLUMNS=columns, num_warps=4)
+    silu_multiply_kernel[grid](
+        gate_up, output, gate_up.stride(0), WIDTH=width, COLUMNS=columns, **chained(output), num_warps=4
+    )
     return output
 
 
@@ -87,7 +90,7 @@ def rotate_and_store(
         qkv, rotary, step.positions, step.addresses, query, keys, cache.values, cache.scales,
         query_norm, key_norm, epsilon, qkv.stride(0), *keys.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
         HALF=head_dim // 2, HALF_TILE=triton.next_power_of_2(head_dim // 2), BLOCK_SIZE=block_size,
-        HEADS_TILE=heads_tile, NORMS=norms is not None, EARLY=EARLY_LOADS, num_warps=4,
+        HEADS_TILE=heads_tile, NORMS=norms is not None, EARLY=EARLY_LOADS, **chained(query), num_warps=4,
     )  # fmt: skip
     return query
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rota.engine.chain import follow
 from rota.engine.layer_cache import LARGEST_CODE, SMALLEST_SCALE
 
 _LARGEST_CODE, _SMALLEST_SCALE = tl.constexpr(LARGEST_CODE), tl.constexpr(SMALLEST_SCALE)
@@ -25,12 +26,16 @@ def rms_norm_kernel(
     COLUMNS: tl.constexpr,
     ADD: tl.constexpr,
     EARLY: tl.constexpr,  # whether what is needed late is loaded early; the same for the rotation
+    CHAINED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     is_real = columns < WIDTH
+    if EARLY and CHAINED:
+        scale = tl.load(weight + columns, mask=is_real, other=0.0)
+    follow(CHAINED)
     row = tl.load(x + token * x_stride + columns, mask=is_real, other=0.0).to(tl.float32)
-    if EARLY:  # before the threads wait for each other's sums
+    if EARLY and not CHAINED:  # before the threads wait for each other's sums
         scale = tl.load(weight + columns, mask=is_real, other=0.0)
     if ADD:
         pointers = residual + token * WIDTH + columns
@@ -53,7 +58,9 @@ def silu_multiply_kernel(
     gate_up_stride,
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_real = columns < WIDTH
@@ -93,6 +100,7 @@ def rotate_and_store_kernel(
     HEADS_TILE: tl.constexpr,
     NORMS: tl.constexpr,
     EARLY: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     """One token, HEADS_TILE of its heads, whatever they are; each head in halves, because a rotation turns pairs.
 
@@ -108,6 +116,7 @@ def rotate_and_store_kernel(
     turns = (is_query | is_key)[:, None]
     if EARLY:  # before the first store, which a later load may not pass
         address = tl.load(addresses + token)
+    follow(CHAINED)
 
     pointers = qkv + token * qkv_stride + head[:, None] * (2 * HALF) + pair[None, :]
     is_real = (is_query | is_key | is_value)[:, None] & is_pair

@@ -1,7 +1,7 @@
 """RoundingOperations are the fused operations of a model in eight-bit floats: rows leave them rounded too.
 
-They save the launch that rounds x before torch's scaled product, at three of a layer's four products; attention writes
-what the fourth reads. Few rows are not rounded: our own kernel multiplies them in 16 bits.
+They save the launch that rounds x before a product, at three of a layer's four; attention writes what the fourth reads.
+Few rows are not rounded: our own kernel multiplies them in 16 bits.
 """
 
 from __future__ import annotations
@@ -10,47 +10,52 @@ import torch
 import triton
 from torch import Tensor
 
+from rota.engine.chain import chained
 from rota.engine.lora.open_product import OpenProduct, Output
-from rota.engine.ops import fused
+from rota.engine.ops import fused, with_adapters
 from rota.engine.ops.rounding_kernels import rounding_rms_norm_kernel, rounding_silu_multiply_kernel
 from rota.engine.quantised.carried import carry
 from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled
 
 # Whether models in eight-bit floats use these operations: 0.16 to 0.26 ms of a step on an H200 (decision 0023).
 IS_ROUNDING = True
-# Up to so many rows our kernel is the faster product (`quantised/packed_product.py`).
+# Up to so many rows our kernel for 16 bits is the faster product (`quantised/packed_product.py`).
 FEW_ROWS = 16
 # Inputs of a word, whose order the codes have.
 WORD = 16
 
 
 class RoundingOperations:
-    """Norms and silu round what they write; an open product and few rows go to the plain operations."""
+    """Norms and silu round what they write; silu of an open product does not: its programs see a part of a row."""
 
     rotate_and_store = staticmethod(fused.rotate_and_store)
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        if not _rounds(x, x.shape[1]):
+        if not _rounds(x):
             return fused.rms_norm(x, weight, epsilon)
         return _normed(x, x, weight, torch.empty_like(x, memory_format=torch.contiguous_format), epsilon, adds=False)
 
     def add_rms_norm(self, x: Output, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """(norm(x + residual), x + residual); the sum overwrites residual, the norm overwrites x if x is contiguous."""
-        if isinstance(x, OpenProduct) or not _rounds(x, x.shape[1]):
+        if not _rounds(residual):
             return fused.add_rms_norm(x, residual, weight, epsilon)
+        if isinstance(x, OpenProduct):
+            rounded = _room(residual)
+            normed, total = with_adapters.add_rms_norm(x, residual, weight, epsilon, rounded=rounded)
+            return carry(normed, rounded), total
         assert residual.is_contiguous()
         output = x if x.is_contiguous() else torch.empty_like(residual)
         return _normed(x, residual, weight, output, epsilon, adds=True), residual
 
     def silu_multiply(self, gate_up: Output) -> Tensor:
-        if isinstance(gate_up, OpenProduct) or not _rounds(gate_up, gate_up.shape[1] // 2):
+        if isinstance(gate_up, OpenProduct) or not _rounds(gate_up, 2):
             return fused.silu_multiply(gate_up)
         tokens, width = len(gate_up), gate_up.shape[1] // 2
         output = torch.empty(tokens, width, dtype=gate_up.dtype, device=gate_up.device)
         rounded = _room(output)
         rounding_silu_multiply_kernel[(tokens,)](
             gate_up, output, rounded.codes, rounded.scales, gate_up.stride(0), WIDTH=width, MOST=LARGEST,
-            LEAST=SMALLEST, **_row_shape(width),
+            LEAST=SMALLEST, **_row_shape(width), **chained(output),
         )  # fmt: skip
         return carry(output, rounded)
 
@@ -59,13 +64,13 @@ def _normed(x: Tensor, residual: Tensor, weight: Tensor, output: Tensor, epsilon
     rounded, (tokens, width) = _room(output), x.shape
     rounding_rms_norm_kernel[(tokens,)](
         x, residual, weight, output, rounded.codes, rounded.scales, epsilon, x.stride(0), WIDTH=width, ADD=adds,
-        MOST=LARGEST, LEAST=SMALLEST, **_row_shape(width),
+        MOST=LARGEST, LEAST=SMALLEST, **_row_shape(width), **chained(output),
     )  # fmt: skip
     return carry(output, rounded)
 
 
-def _rounds(x: Tensor, width: int) -> bool:
-    return len(x) > FEW_ROWS and width % WORD == 0
+def _rounds(rows: Tensor, parts: int = 1) -> bool:
+    return len(rows) > FEW_ROWS and rows.shape[1] % (parts * WORD) == 0
 
 
 def _room(rows: Tensor) -> Scaled:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rota.engine.chain import follow
 from rota.engine.quantised.scaled_product import in_words
 
 
@@ -26,12 +27,14 @@ def rounding_rms_norm_kernel(
     ADD: tl.constexpr,
     MOST: tl.constexpr,
     LEAST: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     is_real = columns < WIDTH
+    scale = tl.load(weight + columns, mask=is_real, other=0.0)  # no forerunner writes it
+    follow(CHAINED)
     row = tl.load(x + token * x_stride + columns, mask=is_real, other=0.0).to(tl.float32)
-    scale = tl.load(weight + columns, mask=is_real, other=0.0)  # before the threads wait for each other's sums
     if ADD:
         pointers = residual + token * WIDTH + columns
         row += tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)
@@ -41,7 +44,7 @@ def rounding_rms_norm_kernel(
         row = rounded.to(tl.float32)
     normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon)
     normed *= scale.to(tl.float32)
-    _store_both(normed, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
+    store_both(normed, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
 
 
 @triton.jit
@@ -55,7 +58,9 @@ def rounding_silu_multiply_kernel(
     COLUMNS: tl.constexpr,
     MOST: tl.constexpr,
     LEAST: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     is_real = columns < WIDTH
@@ -63,11 +68,11 @@ def rounding_silu_multiply_kernel(
     gate = tl.load(pointers, mask=is_real, other=0.0).to(tl.float32)
     up = tl.load(pointers + WIDTH, mask=is_real, other=0.0).to(tl.float32)
     product = gate * tl.sigmoid(gate) * up
-    _store_both(product, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
+    store_both(product, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)
 
 
 @triton.jit
-def _store_both(
+def store_both(
     numbers, output, codes, scales, token, is_real,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip

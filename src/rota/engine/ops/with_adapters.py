@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rota.engine.chain import chained
 from rota.engine.layer_cache import LayerCache
 from rota.engine.lora.open_product import OpenProduct
 from rota.engine.ops.with_adapters_kernels import add_rms_norm_kernel, rotate_and_store_kernel, silu_multiply_kernel
+from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled
 from rota.engine.step.device_step import DeviceStep
 
 # The smallest number of rows a matrix instruction takes.
@@ -80,18 +82,25 @@ def rotate_and_store(
 
 
 def add_rms_norm(
-    product: OpenProduct, residual: Tensor, weight: Tensor, epsilon: float, shapes: Shapes = SHAPES
+    product: OpenProduct,
+    residual: Tensor,
+    weight: Tensor,
+    epsilon: float,
+    shapes: Shapes = SHAPES,
+    rounded: Scaled | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(norm(product + residual), product + residual); the sum overwrites residual."""
+    """(norm(product + residual), product + residual); the sum overwrites residual, and the norm is written twice if
+    there is room for it in eight bits."""
     y, batch, factors, shrunk = product.y, product.batch, product.factors, product.shrunk
     assert residual.is_contiguous()
     output, width = torch.empty_like(residual), y.shape[1]
     columns, by_token = triton.next_power_of_2(width), shrunk.dim() == 2
     add_rms_norm_kernel[(len(y),)](
-        y, factors.b, factors.ranks, batch.order, batch.token_slots, shrunk, residual, weight, output, epsilon,
+        y, factors.b, factors.ranks, batch.order, batch.token_slots, shrunk, residual, weight, output,
+        None if rounded is None else rounded.codes, None if rounded is None else rounded.scales, epsilon,
         len(y), len(factors.ranks), y.stride(0), shrunk.stride(-2), WIDTH=width, COLUMNS=columns,
         MAX_RANK=factors.max_rank, SHARES=1 if by_token else len(shrunk), RANKS=shapes.norm_ranks, BY_TOKEN=by_token,
-        IS_SMALL=by_token and factors.max_rank <= SMALL_RANK,
+        IS_SMALL=by_token and factors.max_rank <= SMALL_RANK, MOST=LARGEST, LEAST=SMALLEST, **_chained(product),
         num_warps=min(16, max(1, columns // (32 * shapes.norm_columns))), num_stages=shapes.stages,
     )  # fmt: skip
     return output, residual
@@ -122,8 +131,13 @@ def _constants(product: OpenProduct) -> dict[str, Any]:
     by_token = shrunk.dim() == 2
     return {
         "MAX_RANK": factors.max_rank, "SHARES": 1 if by_token else len(shrunk), "TILE": product.batch.tile_size,
-        "RANKS": SMALLEST_DOT, "OPERAND": _operand(factors.b), "BY_TOKEN": by_token,
+        "RANKS": SMALLEST_DOT, "OPERAND": _operand(factors.b), "BY_TOKEN": by_token, **_chained(product),
     }  # fmt: skip
+
+
+def _chained(product: OpenProduct) -> dict[str, bool]:
+    """Where x A.T does not come with the product, two kernels run before this one, and it cannot wait inside."""
+    return chained(product.y) if product.shrunk.dim() == 2 else {"CHAINED": False}
 
 
 def _operand(factor: Tensor) -> tl.dtype:

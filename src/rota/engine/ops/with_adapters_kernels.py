@@ -15,8 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rota.engine.chain import follow
 from rota.engine.ops.adding import added, look_up, shrunk_at, summed
 from rota.engine.ops.fused_kernels import in_eight_bits, normed_heads, store_heads, turned
+from rota.engine.ops.rounding_kernels import store_both
 
 # A step's inputs may lie anywhere in a larger buffer: a new alignment must not recompile the kernels.
 _ANYWHERE = ["order", "token_slots", "tile_slots", "tile_starts", "tile_counts", "ranks", "positions", "addresses"]
@@ -48,7 +50,9 @@ def silu_multiply_kernel(
     RANKS: tl.constexpr,
     OPERAND: tl.constexpr,
     BY_TOKEN: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    follow(CHAINED)
     slot, rank, place, token, is_token, count = look_up(
         tl.program_id(1), order, token_slots, tile_slots, tile_starts, tile_counts, ranks, tokens, tiles, slots, TILE
     )
@@ -82,9 +86,10 @@ def rotate_and_store_kernel(
     tokens, tiles, slots, y_stride, row_stride, page_stride, head_stride, token_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NORMS: tl.constexpr, MAX_RANK: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr,
-    RANKS: tl.constexpr, OPERAND: tl.constexpr, BY_TOKEN: tl.constexpr,
+    RANKS: tl.constexpr, OPERAND: tl.constexpr, BY_TOKEN: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One head of a tile's tokens, in halves, because a rotation turns pairs."""
+    follow(CHAINED)
     slot, rank, place, token, is_token, count = look_up(
         tl.program_id(1), order, token_slots, tile_slots, tile_starts, tile_counts, ranks, tokens, tiles, slots, TILE
     )
@@ -141,6 +146,8 @@ def add_rms_norm_kernel(
     residual,  # -> [tokens, WIDTH], becomes the sum
     weight,  # -> [WIDTH]
     output,  # -> [tokens, WIDTH]
+    codes,  # -> [tokens, WIDTH], the same in eight bits as `rounding_kernels.py` writes them; None: not wanted
+    scales,  # -> [tokens] float32
     epsilon,
     tokens,
     slots,
@@ -153,7 +160,15 @@ def add_rms_norm_kernel(
     RANKS: tl.constexpr,
     BY_TOKEN: tl.constexpr,
     IS_SMALL: tl.constexpr,  # whether a slot is read whole
+    MOST: tl.constexpr,
+    LEAST: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
+    column = tl.arange(0, COLUMNS)
+    is_real = column < WIDTH
+    # Here, not where it is used: a norm's weights come from memory, and behind the sum their way would be waited for.
+    scale = tl.load(weight + column, mask=is_real, other=0.0).to(tl.float32)
+    follow(CHAINED)
     place = tl.program_id(0)
     token = place.to(tl.int64)
     if not BY_TOKEN:
@@ -161,13 +176,9 @@ def add_rms_norm_kernel(
     slot = tl.load(token_slots + token).to(tl.int64)
     has_adapter = slot < slots
     rank = tl.load(ranks + slot, mask=has_adapter, other=0)
-    column = tl.arange(0, COLUMNS)
-    is_real = column < WIDTH
     row = tl.load(y + token * y_stride + column, mask=is_real, other=0.0).to(tl.float32)
     residual_at = residual + token * WIDTH + column
     row += tl.load(residual_at, mask=is_real, other=0.0).to(tl.float32)
-    # Here, not where it is used: a norm's weights come from memory, and behind the sum their way would be waited for.
-    scale = tl.load(weight + column, mask=is_real, other=0.0).to(tl.float32)
 
     nth = tl.arange(0, RANKS)
     s_at = shrunk_at(shrunk, place, token, slot, row_stride, 1, MAX_RANK, BY_TOKEN)
@@ -187,4 +198,7 @@ def add_rms_norm_kernel(
     tl.store(residual_at, rounded, mask=is_real)
     row = rounded.to(tl.float32)
     normed = row * tl.rsqrt(tl.sum(row * row, 0) / WIDTH + epsilon) * scale
-    tl.store(output + token * WIDTH + column, normed.to(output.dtype.element_ty), mask=is_real)
+    if codes is None:
+        tl.store(output + token * WIDTH + column, normed.to(output.dtype.element_ty), mask=is_real)
+    else:
+        store_both(normed, output, codes, scales, token, is_real, WIDTH, COLUMNS, MOST, LEAST)

@@ -18,7 +18,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from rota.engine.chain import follow
 from rota.engine.quantised.unpacking import unpack_eight, unpack_four
+from rota.engine.row_product import add_shares, store_tile
 
 # Outputs whose words lie together (`packing.py`).
 TILE = tl.constexpr(64)
@@ -67,6 +69,7 @@ def few_rows_kernel(
     AT_ONCE: tl.constexpr,  # shares that are loaded together
     HAS_BIAS: tl.constexpr,
     OPERAND: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):
     # Programs that begin one after the other read the same part of the matrix.
     row_tile, tile, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -76,6 +79,7 @@ def few_rows_kernel(
     first = share * share_steps
     x_at = x + row[:, None].to(tl.int64) * x_stride + (first * STEP + input)[None, :]
     words_at = _words_at(words, stored, first, tile_stride, output_stride, step_stride, STEP * BITS // 32)
+    follow(CHAINED)
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     for step in range(first, tl.minimum(first + share_steps, steps)):
         is_real = (row < rows)[:, None]
@@ -99,35 +103,6 @@ def few_rows_kernel(
         total, is_last = add_shares(of_tile, ended + nth, total, row < rows, share, shares, COLUMNS, ROWS, AT_ONCE)
     if not IS_SHARED or is_last:
         store_tile(y, total, bias, row, output, rows, outputs, HAS_BIAS)
-
-
-@triton.jit
-def add_shares(
-    partial, ended, total, is_row, share, shares, COLUMNS: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr
-):  # fmt: skip
-    """Puts a share down; if it is the last one, the sum of all shares, and True."""
-    place = tl.arange(0, COLUMNS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-    tl.store(partial + share * (COLUMNS * ROWS) + place, total, mask=is_row[None, :])
-    tl.debug_barrier()  # all threads have stored before one counts
-    is_last = tl.atomic_add(ended, 1, sem="acq_rel") == shares - 1
-    if is_last:
-        # Some loads at a time: one by one they would wait for each other, and all of them take too many registers.
-        total = tl.zeros([COLUMNS, ROWS], tl.float32)
-        for first in range(0, shares, AT_ONCE):
-            for nth in tl.static_range(AT_ONCE):
-                is_there = is_row[None, :] & (first + nth < shares)
-                at = partial + (first + nth) * (COLUMNS * ROWS) + place
-                total += tl.load(at, mask=is_there, other=0.0, cache_modifier=".cg")
-        tl.store(ended, 0)
-    return total, is_last
-
-
-@triton.jit
-def store_tile(y, total, bias, row, output, rows, outputs, HAS_BIAS: tl.constexpr):
-    if HAS_BIAS:
-        total += tl.load(bias + output, mask=output < outputs, other=0.0).to(tl.float32)[:, None]
-    at = y + row[None, :].to(tl.int64) * outputs + output[:, None]
-    tl.store(at, total.to(y.dtype.element_ty), mask=(row < rows)[None, :] & (output < outputs)[:, None])
 
 
 @triton.jit

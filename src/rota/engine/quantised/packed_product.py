@@ -16,19 +16,20 @@ from triton.runtime.errors import OutOfResources
 
 from rota.core.trials import Choice
 from rota.engine.model.timed import graph_milliseconds
-from rota.engine.quantised.carried import carried
+from rota.engine.quantised.carried import carried, carry
 from rota.engine.quantised.few_rows import Tuning, ended_for, multiply, written_out
 from rota.engine.quantised.linear import Product
 from rota.engine.quantised.packing import TILE, Packed
 from rota.engine.quantised.scaled_product import round_rows
-from rota.engine.quantised.scaled_rows import ScaledTuning, divides, multiply_scaled
+from rota.engine.quantised.scaled_rows import divides, multiply_scaled
+from rota.engine.row_product import RowTuning
 from rota.engine.trials import chosen
 
 # What is done with more rows: (x, bias) -> y.
 ManyRows = Callable[[Tensor, Tensor | None], Tensor]
 Shapes = TypeVar("Shapes")
 # What our kernels do: with x as it is, or with x in eight bits.
-Way = Tuning | ScaledTuning
+Way = Tuning | RowTuning
 # These numbers of rows are tried; a number between them does as the next one. Each takes kernels to be compiled.
 TRIED_ROWS = (4, 16, 64, 128, 256)
 # Before trying: up to this many rows our kernel multiplies, by bits. The likeliest shapes fit on any GPU.
@@ -78,7 +79,7 @@ class PackedProduct:
         """By one of our kernels in one of its `tunings`; None: as more rows are multiplied."""
         if way is None:
             return self._many_rows(x, bias)
-        if isinstance(way, ScaledTuning):
+        if isinstance(way, RowTuning):
             return multiply_scaled(carried(x) or round_rows(x), self._packed, bias, self._ended, way, x.dtype)
         return multiply(x, self._packed, bias, self._ended, way)
 
@@ -108,6 +109,8 @@ class PackedProduct:
 
     def _fastest(self, alike: Sequence[PackedProduct], rows: int) -> Way | None:
         x = torch.ones(rows, self._packed.inputs, dtype=torch.bfloat16, device=self._ended.device)
+        if self._packed.bits == 8:
+            carry(x, round_rows(x))  # as most products find it (`ops/rounding.py`)
         ways: list[Way | None] = [*self.tunings(rows), None]
         return min(ways, key=lambda way: _milliseconds([partial(one.computed, x, None, way) for one in alike]))
 
@@ -154,7 +157,7 @@ def tunings_for(packed: Packed, rows: int) -> Sequence[Way]:
 
 def _scaled_tunings(packed: Packed, rows: int) -> Sequence[Way]:
     return [
-        ScaledTuning(columns=columns, shares=_shares(packed, columns, 1, packed.inputs // step), step=step,
+        RowTuning(columns=columns, shares=_shares(packed, columns, 1, packed.inputs // step), step=step,
                      stages=stages, warps=warps)
         for columns, step, stages, warps in _up_to(rows, SCALED_SHAPES)
         if divides(packed, step)
