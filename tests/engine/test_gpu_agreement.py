@@ -1,4 +1,4 @@
-"""On a GPU in bfloat16, in graphs and under rotation, the top token is the reference's wherever that one is sure."""
+"""On a GPU in bfloat16, in graphs and under rotation, answers are as near to the reference as bfloat16 is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Literal
 import pytest
 import torch
 from peft import PeftModel
+from torch import Tensor
 
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
-from rota.core.events import PromptsScored
 from rota.core.ids import AdapterId, RequestId
 from rota.core.policy_config import PolicyConfig
 from rota.engine.build import build_engine
@@ -20,6 +20,15 @@ from rota.engine.lora import annex
 from rota.runtime.doorbell import Doorbell
 from rota.scheduler import Scheduler
 from tests.builders import request
+from tests.engine.agreement import (
+    CLEAR_MARGIN,
+    MOST_ABOVE_TWIN,
+    Agreement,
+    in_bfloat16,
+    logits_of,
+    told_logprobs,
+    told_scores,
+)
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.model_factory import WINDOWED, make_tiny_model
@@ -28,18 +37,20 @@ from tests.worlds import outputs
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
 
 NEW_TOKENS = 48
-# Of the spread of a position's logits: bfloat16 keeps 8 bits, and layers add up.
-CLEAR_MARGIN = 0.12
-# With keys and values in eight bits; on a CPU in float32 these alone gave 0.13 at most.
-EIGHT_BITS_MARGIN = 0.3
 
 
 class GPUServer(Server):
-    """The tests' server in bfloat16, with graphs, two slots and short turns."""
+    """The tests' server in bfloat16, with graphs, two slots and short turns; or the same on a CPU in float32."""
 
-    def __init__(self, folder: Path, kv_cache_dtype: Literal["auto", "fp8"] = "auto") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kv_cache_dtype: Literal["auto", "fp8"] = "auto",
+        device: Literal["cuda", "cpu"] = "cuda",
+    ) -> None:
+        dtype: Literal["bfloat16", "float32"] = "bfloat16" if device == "cuda" else "float32"
         self.config = EngineConfig(
-            model=ModelConfig(model_path=str(folder), dtype="bfloat16", device="cuda"),
+            model=ModelConfig(model_path=str(folder), dtype=dtype, device=device),
             cache=CacheConfig(kv_blocks=512, kv_cache_dtype=kv_cache_dtype),
             scheduler=SchedulerConfig(max_running_requests=16, chunked_prefill_size=32),
             lora=LoraConfig(max_loras_per_batch=2, max_lora_rank=16),
@@ -50,15 +61,6 @@ class GPUServer(Server):
         self.scheduler = Scheduler.from_config(self.config, self.engine.capacity)
         self.doorbell = Doorbell()
         self._max_open = 100
-
-
-def agrees(model: torch.nn.Module, prompt: tuple[int, ...], answer: list[int], margin: float = CLEAR_MARGIN) -> float:
-    """Share of positions at which the answer's token is the reference's, or one it holds nearly as likely."""
-    with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].float()
-    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
-    behind = (logits.max(dim=1).values - chosen) / logits.std(dim=1)
-    return float((behind <= margin).float().mean())
 
 
 @pytest.mark.parametrize("annexes", ["apart", "below the matrices"])
@@ -75,46 +77,68 @@ def test_every_token_is_the_references_wherever_that_is_sure(family, annexes, tm
     server = GPUServer(tmp_path / "model")
     server.add(*(adapter(number, tmp_path) for number in (1, 2, 3)))
     asked = [
-        request(f"{place}-{number}", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(number))
+        request(f"{place}-{number}", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(number), logprobs=0)
         for place, prompt in enumerate(prompts)
         for number in range(4)
     ]
-    given = outputs(server.serve(asked))
+    events = server.serve(asked)
+    given, told, agreement = outputs(events), told_logprobs(events), Agreement()
 
     for number in range(4):
         reference = rounded
         if number:
             reference = PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / str(number)).eval()
+        twin = in_bfloat16(reference)
         for place, prompt in enumerate(prompts):
-            answer = given[RequestId(f"{place}-{number}")]
-            assert len(answer) == NEW_TOKENS
-            assert agrees(reference, prompt, answer) == 1.0, f"adapter {number}, prompt {place}"
+            id = RequestId(f"{place}-{number}")
+            assert len(given[id]) == NEW_TOKENS
+            right, coarse = (logits_of(model, prompt, given[id]) for model in (reference, twin))
+            agreement.take(given[id], told[id], right, coarse, f"adapter {number}, prompt {place}")
+    agreement.check()
 
 
 @pytest.mark.parametrize("family", ["llama3", "mistral, windowed"])
-def test_with_keys_and_values_in_eight_bits_every_token_is_nearly_the_reference_s(family, tmp_path):
-    """In graphs and outside, with long and short rows, under rotation."""
+def test_with_keys_and_values_in_eight_bits_answers_are_as_near_as_eight_bits_are_in_float32(family, tmp_path):
+    """In graphs and outside, with long and short rows, under rotation; the twin is this engine on a CPU."""
     model = make_tiny_model(tmp_path / "model", family)
     rounded = copy.deepcopy(model).to(torch.bfloat16).float()
     for number in (1, 2, 3):
         make_adapter(tmp_path / str(number), model, seed=number, r=4)
     dice = random.Random(5)
     prompts = [tuple(dice.randrange(3, 250) for _ in range(length)) for length in (4, 50, 90, 300)]
-    server = GPUServer(tmp_path / "model", "fp8")
-    server.add(*(adapter(number, tmp_path) for number in (1, 2, 3)))
-    asked = [
-        request(f"{place}-{place}", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(place))
-        for place, prompt in enumerate(prompts)
-    ]
-    given = outputs(server.serve(asked))
+    server, twin = GPUServer(tmp_path / "model", "fp8"), GPUServer(tmp_path / "model", "fp8", "cpu")
+    for one in (server, twin):
+        one.add(*(adapter(number, tmp_path) for number in (1, 2, 3)))
+    pairs = [(number, prompt) for number in range(4) for prompt in prompts]
+    events = server.serve(
+        [
+            request(str(place), prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(number), logprobs=0)
+            for place, (number, prompt) in enumerate(pairs)
+        ]
+    )
+    given, told = outputs(events), told_logprobs(events)
+    again = [
+        request(str(place), prompt=(*prompt, *given[RequestId(str(place))]), max_new_tokens=1,
+                adapter=AdapterId(number), prompt_logprobs=0)
+        for place, (number, prompt) in enumerate(pairs)
+    ]  # fmt: skip
+    scored = told_scores(twin.serve(again))
 
     assert server.engine.capacity.kv_dtype == "float8_e4m3fn"
-    for number, prompt in enumerate(prompts):
-        reference = rounded
-        if number:
-            reference = PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / str(number)).eval()
-        answer = given[RequestId(f"{number}-{number}")]
-        assert agrees(reference, prompt, answer, EIGHT_BITS_MARGIN) == 1.0, f"prompt {number}"
+    tuned = {
+        number: PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / str(number)).eval() if number else rounded
+        for number in range(4)
+    }
+    errors: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for place, (number, prompt) in enumerate(pairs):
+        id = RequestId(str(place))
+        right = logits_of(tuned[number], prompt, given[id]).log_softmax(1).gather(1, torch.tensor(given[id])[:, None])
+        for kept, found in zip(errors, (told[id], scored[id][len(prompt) - 1 :]), strict=True):
+            kept.append((torch.tensor(found) - right[:, 0]).abs())
+    ours, theirs = (torch.cat(kept) for kept in errors)
+    assert ours.mean() <= MOST_ABOVE_TWIN * theirs.mean()
+    # The largest of some eight hundred errors is a matter of chance.
+    assert ours.max() <= 2 * theirs.max()
 
 
 def test_a_prompt_s_tokens_are_as_likely_as_the_reference_says_beside_steps_in_graphs(tmp_path):
@@ -133,13 +157,9 @@ def test_a_prompt_s_tokens_are_as_likely_as_the_reference_says_beside_steps_in_g
         ]
     )
 
-    scores: dict[str, list[float]] = {"0": [], "1": []}
-    for event in events:
-        if isinstance(event, PromptsScored):
-            for id, told in zip(event.request_ids, event.scores, strict=True):
-                scores[id] += [entry.chosen for entry in told]
+    scores = told_scores(events)
     tuned = PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / "1").eval()
-    for id, reference in (("0", rounded), ("1", tuned)):
+    for id, reference in ((RequestId("0"), rounded), (RequestId("1"), tuned)):
         with torch.inference_mode():
             right = reference(torch.tensor([prompt])).logits[0, :-1].log_softmax(-1)
         chosen = right.gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]

@@ -10,12 +10,12 @@ import torch
 from peft import PeftModel
 
 from rota.core.ids import RequestId
+from tests.engine.agreement import agrees
 from tests.engine.eager_story import build
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.lora.mixed_server import adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.row_story import SAMPLINGS, FewRows, answer, asked
-from tests.engine.test_gpu_agreement import agrees
 from tests.worlds import outputs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
@@ -57,6 +57,6 @@ def test_answers_agree_with_the_reference_if_parked_rows_are_taken_all_the_time(
     for number in range(1, ADAPTERS + 1):
         reference = PeftModel.from_pretrained(copy.deepcopy(rounded), tmp_path / str(number)).eval()
         greedy = next(one for one in requests if one.request_id == f"{number}-0")
-        assert agrees(reference, greedy.prompt, given[RequestId(f"{number}-0")]) == 1.0, f"adapter {number}"
+        assert agrees(reference, greedy.prompt, given[RequestId(f"{number}-0")]), f"adapter {number}"
         assert all(len(given[RequestId(f"{number}-{way}")]) == NEW_TOKENS for way in range(4))
     server.engine.close()
