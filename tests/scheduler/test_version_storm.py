@@ -6,7 +6,7 @@ But for answers that were moved: these name both versions and the token of the c
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,7 +58,8 @@ def storms(draw: st.DrawFn) -> list[tuple[float, Message]]:
     """A name gets one version after the other; its requests are moved, or end under the version they began with."""
     at, messages = 0.0, list[tuple[float, Message]]()
     for number in VERSIONS:
-        messages.append((at, add_adapter(number, at)))
+        former = AdapterId(number - 1) if number > 1 and draw(st.booleans()) else None
+        messages.append((at, replace(add_adapter(number, at), former=former)))
         messages += draw(requests(number, at))
         at += draw(st.integers(8, 24)) / 2
         if number == 1:

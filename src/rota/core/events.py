@@ -122,6 +122,7 @@ class SlotReason(StrEnum):
 
     SLOT_EMPTY = "a slot was empty"
     RESIDENT_IDLE = "a resident was idle"
+    NEW_VERSION = "a new version, before its name means it"
     TURN_COME = "its turn has come"  # it takes the slot of an adapter that still has work
     TURN_OVER = "its turn is over"
     IDLE = "idle"

@@ -41,6 +41,8 @@ class AddAdapter:
     is_known: bool = False  # it was checked before: an engine that dies while it reads the adapter will read it again
     is_read_later: bool = False  # requests may ask for it at once; it is read for the first of them, or before, idly
     refusal: str = ""  # why it cannot be served, if a look at its config and headers has told
+    # The version that it takes the place of: it is brought into a slot before it counts as added, if one is free.
+    former: AdapterId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

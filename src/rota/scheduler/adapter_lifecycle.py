@@ -27,15 +27,19 @@ from rota.scheduler.moves import arrive, vacate
 from rota.scheduler.page_limits import too_many_pages
 from rota.scheduler.reads import finish_read, forget_copy
 from rota.scheduler.version_moves import VersionMoves
+from rota.scheduler.warm_ups import WarmUps
 
 
 class AdapterLifecycle:
     """Every request to add or remove an adapter is answered by an event: added, refused or removed."""
 
-    def __init__(self, books: Books, fetching: Fetching, idle_reads: IdleReads, policy: SlotPolicy) -> None:
+    def __init__(
+        self, books: Books, fetching: Fetching, idle_reads: IdleReads, warm_ups: WarmUps, policy: SlotPolicy
+    ) -> None:
         self._books = books
         self._fetching = fetching
         self._idle_reads = idle_reads
+        self._warm_ups = warm_ups
         self._policy = policy
         self._version_moves = VersionMoves(books)
         self._unanswered: set[AdapterId] = set()  # the clients that added them wait for an answer
@@ -55,6 +59,10 @@ class AdapterLifecycle:
         hosts, adapter_id = self._books.hosts, group.adapter_id
         is_new = self._books.groups.get(adapter_id) is group and adapter_id in self._unanswered
         return not is_new or hosts.is_fetching(adapter_id) or self._fetching.try_fetch(draft, group)
+
+    def warm_up(self, draft: Draft) -> None:
+        """Once a pass, behind the turns: new versions that were read come into slots that are free."""
+        self._warm_ups.order(draft, self._answer)
 
     def apply(self, message: AdapterMessage) -> None:
         match message:
@@ -85,6 +93,8 @@ class AdapterLifecycle:
         else:
             self._unanswered.add(adapter.adapter_id)
             self._to_fetch.append(group)
+            if message.former is not None:
+                self._warm_ups.expect(group, message.former)
 
     def _know(self, group: Group, at: float) -> None:
         """Requests may ask for an adapter from now on."""
@@ -120,9 +130,15 @@ class AdapterLifecycle:
             return
         self._books.slots.know(adapter_id, message.pages)
         self._idle_reads.forget(adapter_id)
-        if adapter_id in self._unanswered:
-            self._unanswered.remove(adapter_id)
-            self._books.outbox.append(AdapterAdded(adapter_id, at, self._books.engine_id))
+        if not self._warm_ups.begin(group):
+            self._answer(group, at)
+
+    def _answer(self, group: Group, at: float) -> None:
+        """An adapter was read, and lies in a slot if one was free for it: whoever added it is told."""
+        if group.adapter_id in self._unanswered:
+            self._unanswered.remove(group.adapter_id)
+            self._books.outbox.append(AdapterAdded(group.adapter_id, at, self._books.engine_id))
+        self._warm_ups.forget(group.adapter_id)
         if not group.is_leaving:
             group.standing = Standing.KNOWN
         self._books.note_users(group)
@@ -135,7 +151,10 @@ class AdapterLifecycle:
         residency = self._books.slots.residencies.get(adapter_id)
         if residency is not None and not residency.is_ready:
             arrive(self._books, adapter_id, at)
-        self.retire_if_done(group, at)
+        if adapter_id in self._unanswered:
+            self._answer(group, at)
+        else:
+            self.retire_if_done(group, at)
 
     def _failed(self, message: AdapterFailed) -> None:
         """End the adapter's requests with the reason, and free what the adapter held; nothing else changes."""
@@ -144,6 +163,7 @@ class AdapterLifecycle:
         group = books.groups.get(adapter_id)
         if group is None:
             return  # a step waited for this copy, and the adapter has been removed since
+        self._warm_ups.forget(adapter_id)
         self._drop(adapter_id, at)
         if adapter_id in books.slots.residencies:
             vacate(books, group, at, SlotReason.FAILED, detail=reason)
@@ -202,6 +222,7 @@ class AdapterLifecycle:
         self._books.slots.forget(group.adapter_id)
         self._books.absent.remove(group)
         self._idle_reads.forget(group.adapter_id)
+        self._warm_ups.forget(group.adapter_id)
         self._policy.forget(group.adapter_id)
 
     def _drop(self, adapter_id: AdapterId, at: float) -> None:

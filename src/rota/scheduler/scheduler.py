@@ -55,6 +55,7 @@ from rota.scheduler.slot_shares import SlotShares
 from rota.scheduler.standing import Standings, refusal_of
 from rota.scheduler.turns import Turns
 from rota.scheduler.urgency import Urgency
+from rota.scheduler.warm_ups import WarmUps
 
 
 class Scheduler:
@@ -99,7 +100,8 @@ class Scheduler:
         shares = SlotShares(self._books, admission, candidates, moves)
         self._turns = Turns(self._books, admission, fetching, candidates, moves, shares, slot_policy)
         self._idle_reads = IdleReads(self._books)
-        self._adapters = AdapterLifecycle(self._books, fetching, self._idle_reads, slot_policy)
+        warm_ups = WarmUps(self._books, candidates, moves)
+        self._adapters = AdapterLifecycle(self._books, fetching, self._idle_reads, warm_ups, slot_policy)
         self._standings = Standings(self._books, candidates, slot_policy)
         self._flights: dict[int, Flight] = {}
         self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish)
@@ -206,6 +208,7 @@ class Scheduler:
         else:
             # Adapters come and go during a pause: a trainer loads its next one meanwhile.
             self._adapters.give_orders(draft)
+            self._adapters.warm_up(draft)
             self._idle_reads.order(draft)
         self._flights[draft.step_id] = draft.flight
         return draft.plan()
@@ -215,6 +218,7 @@ class Scheduler:
         self._lateness.hurry(now)
         self._adapters.give_orders(draft)
         self._turns.take(draft)
+        self._adapters.warm_up(draft)
         self._idle_reads.order(draft)
         self._sharing.make_room(draft)
         self._urgency.make_room(draft)

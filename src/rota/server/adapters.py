@@ -97,10 +97,11 @@ class AdapterManager:
         """
         async with self._names.lock(asked.name):
             asked = await self._locate(asked)
-            if self._registry.loaded(asked.name) is None:
+            old = self._registry.loaded(asked.name)
+            if old is None:
                 return await self._add(asked)
             adapter = self._registry.renew(asked)
-            await self._read(adapter)
+            await self._read(adapter, None if terms.mode is Mode.STAGE else old)
             self._take_over(adapter, terms)
             return adapter
 
@@ -152,12 +153,16 @@ class AdapterManager:
                         RemoveAdapter(adapter_id=one.adapter_id, at=time.monotonic(), takes_requests=True)
                     )
 
-    async def _read(self, adapter: Adapter) -> None:
-        """Have a version read and checked. Raises AdapterError with the reason; then nothing of it is left."""
+    async def _read(self, adapter: Adapter, former: Adapter | None = None) -> None:
+        """Have a version read, checked and copied to the place of a former one, if there is room for both.
+
+        Raises AdapterError with the reason; then nothing of it is left.
+        """
         adapter_id = adapter.adapter_id
         self.on_new(adapter)
         try:
-            self._service.send(AddAdapter(adapter=adapter, at=time.monotonic()))
+            former_id = None if former is None else former.adapter_id
+            self._service.send(AddAdapter(adapter=adapter, at=time.monotonic(), former=former_id))
             reason = await self._loading.of(adapter_id)
         except RequestError:
             self._forget(adapter_id)
