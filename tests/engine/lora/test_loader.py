@@ -134,9 +134,11 @@ def test_a_dropped_adapter_comes_back_from_its_path(loader, disk, bank, mailbox,
     mailbox.wait_for(1)
     loader.drop(AdapterId(1))
     loader.drop(AdapterId(1))
+    assert loader.known == set()
+    loader.fetch(adapters["a"])
     loader.load(AdapterId(1), Slot(0))
 
-    assert mailbox.wait_for(2)[1] == (AdapterReady, 1)
+    assert mailbox.wait_for(3)[1:] == [(AdapterFetched, 1), (AdapterReady, 1)]
     assert disk.reads == ["a", "a"]
     assert bank.factors(1, "qkv").ranks.tolist() == [4, 0]
 

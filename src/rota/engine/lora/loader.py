@@ -70,8 +70,7 @@ class Place(NamedTuple):
 class AdapterLoader:
     """Each fetch and each load ends in one message, good or bad; `post` is called from any thread.
 
-    `fetch`, `load` and `drop` are for one thread. The loader remembers an adapter's path from its fetch on, so a
-    dropped adapter can still be loaded.
+    `fetch`, `load` and `drop` are for one thread. An adapter is known from its fetch until it is dropped.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class AdapterLoader:
     def load(
         self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None, pages: Sequence[int] = ()
     ) -> PendingCopy:
-        """Copy an adapter into a slot, as soon as `is_free` has passed; it must have been fetched once.
+        """Copy an adapter into a slot, as soon as `is_free` has passed; it was fetched, and not dropped since.
 
         `is_free` is recorded on the compute stream behind the last step that reads the slot, or a former resident of
         the pages. Copies are made in the order of their loads if the adapters are in host memory: so a page's newest
@@ -135,8 +134,9 @@ class AdapterLoader:
         return pending
 
     def drop(self, adapter_id: AdapterId) -> None:
-        """Free an adapter's host memory; a load under way keeps it until it is done."""
+        """Forget an adapter and free its host memory; a load under way keeps it until it is done."""
         self._copies.pop(adapter_id, None)
+        self._adapters.pop(adapter_id, None)
 
     def close(self) -> None:
         """Finish the read and the copies under way, refuse the reads that have not begun, and end all threads."""
@@ -147,6 +147,11 @@ class AdapterLoader:
             self._far_reader.close()
         self._copier.shutdown()
         self._watcher.shutdown()
+
+    @property
+    def known(self) -> set[AdapterId]:
+        """The adapters in host memory, and those that are on their way there."""
+        return self._adapters.keys() | self._copies.keys()
 
     def _copy_of(self, adapter: Adapter, reader: AdapterReader) -> Future[Copy]:
         copy = self._copies.get(adapter.adapter_id)
