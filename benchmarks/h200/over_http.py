@@ -57,6 +57,10 @@ class HttpServer:
         run = asyncio.run(asyncio.wait_for(bench(config, lambda _: lambda: None), limit_s))
         return Outcome(run.recorder, dict(run.problems))
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def peak_rss_gb(self) -> float:
         return peak_rss_gb(self._process.pid)
 

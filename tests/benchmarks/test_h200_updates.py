@@ -1,0 +1,75 @@
+"""The benchmark of updates on a CPU, with a tiny model: every part of it runs, and says what it is asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.h200.assets import make_assets
+from benchmarks.h200.gaps import gaps_of
+from benchmarks.h200.shapes import SHAPES
+from benchmarks.h200.updates import main
+
+
+@pytest.fixture(scope="module")
+def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("assets") / "tiny"
+    make_assets(folder, SHAPES["tiny"])
+    return folder
+
+
+def measure(assets: Path, out: Path, part: str, *flags: str) -> dict:
+    quick = ["--rounds", "3", "--seconds", "1", "--decodes", "4", "--tokens", "60", "--weights", "disk"]
+    asked = ["--shape", "tiny", "--folder", str(assets), "--out", str(out / "updates.json"), "--only", part]
+    assert main([*asked, *quick, *flags]) == 0
+    return json.loads((out / "updates.json").read_text())[part]
+
+
+def test_calls_are_timed_from_folders_and_bodies_and_the_decodes_are_watched(assets, tmp_path):
+    found = measure(assets, tmp_path, "call")
+
+    assert 0 < found["folder_ms"]["median"] <= found["folder_ms"]["max"]
+    assert found["body_ms"]["median"] > 0
+    assert found["gap_ms"]["median"] > 0
+
+
+@pytest.mark.long("starts a server")
+def test_a_rate_of_updates_is_kept_beside_decodes_and_leaves_one_version(assets, tmp_path):
+    found = measure(assets, tmp_path, "rate", "--per-second", "5")
+
+    assert (found["updates"], found["versions_left"]) == (5, 1)
+    assert found["tokens_per_s"] > 0
+    assert found["memory_mb_after"]["VmRSS"] > 0
+
+
+@pytest.mark.long("starts a server")
+def test_cold_adapters_are_read_for_their_first_token(assets, tmp_path):
+    assert measure(assets, tmp_path, "cold")["cold_ms"]["median"] > 0
+
+
+def test_steps_beside_updates_are_told_apart_from_others(assets, tmp_path):
+    found = measure(assets, tmp_path, "steps")
+
+    assert found["updates"] == 3
+    assert found["steps_beside"] > 0
+
+
+def test_features_are_compared_with_plain_adapters(assets, tmp_path):
+    found = measure(assets, tmp_path, "features")
+
+    assert found["LoRA"]["more_than_lora"] == 0
+    assert set(found) == {"LoRA", "DoRA", "LoRA with the head"}
+
+
+def test_a_part_that_nobody_knows_is_refused_by_name(assets, tmp_path):
+    with pytest.raises(SystemExit, match="There is no part 'cal'; the parts are call"):
+        measure(assets, tmp_path, "cal")
+
+
+def test_gaps_are_those_within_answers_and_with_spans_those_that_meet_one():
+    answers = [[1.0, 2.0, 4.0], [10.0, 13.0]]
+
+    assert gaps_of(answers) == [1.0, 2.0, 3.0]
+    assert gaps_of(answers, [(3.0, 3.5)]) == [2.0]
