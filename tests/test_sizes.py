@@ -30,6 +30,7 @@ BORDERS = {
     "engine/lora/files/reader.py": "a thread reads adapters, and one that cannot be read must not end it",
     "engine/lora/files/header_check.py": "an adapter that cannot be checked is refused, and the others are known",
     "engine/lora/loader.py": "a thread copies adapters, and one that cannot be copied must not end it",
+    "engine/lora/side_by_side.py": "threads read an adapter together, and the thread that waits raises an error",
     "engine/precompile.py": "a thread compiles, and the thread that joins it raises its error",
     "engine/weights/reads/ring.py": "a thread reads weights, and the thread that takes them raises its error",
     "engine/folders/hub.py": "a hub's library fails in ways that it does not list",

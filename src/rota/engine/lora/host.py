@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from rota.engine.lora.side_by_side import cut_evenly, side_by_side
 from rota.engine.model.sites import SiteShape
 
 PIECE_BYTES = 1 << 20
 PAUSE_S = 0.001
+# Memory that torch had pinned before is there in less time than this.
+PINNED_S = 0.0001
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +78,42 @@ def stacked_sites(
     return sites
 
 
-def pin(run: Tensor) -> tuple[Tensor, ...]:
-    """A copy in pinned memory, in pieces; blocks for two milliseconds a piece.
+def pin(run: Tensor, threads: int = 1) -> tuple[Tensor, ...]:
+    """A copy in pinned memory, in pieces; blocks for two milliseconds for each that is new.
 
     In pieces and with pauses, because pinning holds a lock of the driver that every launch needs. 84 MB at once kept a
     decode loop (4 ms a step) from launching for 55 ms, pieces for 0.4 ms, on an H200 with torch 2.11. torch keeps freed
     pieces for the next adapter, so a full host cache pins no more memory.
     """
-    pieces = []
-    for part in run.split(PIECE_BYTES // run.itemsize):
-        pieces.append(torch.empty(part.shape, dtype=part.dtype, pin_memory=True).copy_(part))
+    return copied(run, _pinned_memory, threads)
+
+
+def copied(run: Tensor, memory: Callable[[Tensor], Tensor], threads: int = 1) -> tuple[Tensor, ...]:
+    """A copy in pieces, each in memory of its own, which is asked for one by one."""
+    parts = run.split(PIECE_BYTES // run.itemsize)
+    pieces = tuple(map(memory, parts))
+
+    def copy(numbers: range) -> None:
+        for number in numbers:
+            pieces[number].copy_(parts[number])
+
+    side_by_side([partial(copy, numbers) for numbers in cut_evenly(len(parts), threads)])
+    return pieces
+
+
+def _pinned_memory(part: Tensor) -> Tensor:
+    """As much as a part takes; blocks longer where it had to be pinned."""
+    begun_at = time.perf_counter()
+    memory = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    if time.perf_counter() - begun_at > PINNED_S:
         time.sleep(PAUSE_S)
-    return tuple(pieces)
+    return memory
 
 
-def pinned(adapter: HostAdapter) -> HostAdapter:
+def pinned(adapter: HostAdapter, threads: int = 1) -> HostAdapter:
     """The same in pinned memory; blocks as `pin` does."""
     return HostAdapter(
-        tuple(part for piece in adapter.pieces for part in pin(piece)),
+        tuple(part for piece in adapter.pieces for part in pin(piece, threads)),
         adapter.site_ranks,
         adapter.ranks.pin_memory(),
         None if adapter.trims is None else adapter.trims.pin_memory(),

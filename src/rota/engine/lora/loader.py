@@ -26,6 +26,7 @@ from rota.engine.lora.bank import Bank
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.reader import AdapterReader, Copy, Refused, reason_for
+from rota.engine.lora.files.workspace import PLAIN, PinningWorkspace
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.pending_copy import PendingCopy
 from rota.engine.lora.timed_copy import TimedCopy
@@ -47,7 +48,8 @@ def checkpoint_reader(
     `spec` is the whole model's, and the bank is the shard's.
     """
     # Without the bank itself: a reader's thread may outlive its engine, and must not keep the device's memory.
-    dtype, max_rank, is_pinned = bank.dtype, bank.max_rank, bank.device.type == "cuda"
+    dtype, max_rank = bank.dtype, bank.max_rank
+    work = PinningWorkspace() if bank.device.type == "cuda" else PLAIN
     base = None if bank.base is None else weakref.ref(bank.base)
     ends = None if bank.ends is None else weakref.ref(bank.ends.base)
     folders = brought or Brought()
@@ -55,7 +57,7 @@ def checkpoint_reader(
     def read(adapter: Adapter) -> HostAdapter:
         with folders.whole(adapter) as (path, root, key_root):
             below = None if base is None else base(), None if ends is None else ends()
-            return read_checkpoint(path, spec, dtype, max_rank, root, is_pinned, key_root, shard, *below)
+            return read_checkpoint(path, spec, dtype, max_rank, root, work, key_root, shard, *below)
 
     return read
 

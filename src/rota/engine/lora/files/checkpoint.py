@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,16 +14,16 @@ from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
 from rota.engine.lora.files.end_factors import read_ends
+from rota.engine.lora.files.filling import FactorCut, fill
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.folding import Folding
-from rota.engine.lora.host import HostAdapter, StackedSite, pinned, run_length, stacked_sites
+from rota.engine.lora.files.workspace import PLAIN, Workspace
+from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
+from rota.engine.lora.side_by_side import side_by_side
 from rota.engine.model.sites import SiteShape, module_name, site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Cut, Shard
 from rota.engine.weights.finite import is_finite
-
-# (part, letter): which stretch of a factor is read.
-FactorCut = Callable[[str, Literal["a", "b"]], Cut | None]
 
 
 def read_checkpoint(
@@ -34,7 +32,7 @@ def read_checkpoint(
     dtype: torch.dtype,
     max_rank: int,
     adapter_root: str | Path | None = None,
-    is_pinned: bool = False,
+    work: Workspace = PLAIN,
     key_root: str | Path | None = None,
     shard: Shard = WHOLE,
     base: BaseMatrices | None = None,
@@ -55,22 +53,21 @@ def read_checkpoint(
             [[_rank(folder, shape, layer) for shape in shapes] for layer in range(spec.layers)], dtype=torch.int32
         )
         site_ranks = tuple(ranks.amax(dim=0).tolist())
-        run = torch.zeros(run_length(shapes, spec.layers, site_ranks), dtype=dtype)
+        run = work.take(run_length(shapes, spec.layers, site_ranks), dtype)
         sites = stacked_sites(run, shapes, spec.layers, site_ranks)
         cut_of = functools.partial(shard.factor_cut, spec=spec)
-        for shape, site in zip(shapes, sites, strict=True):
-            _fill(site, shape, folder, cut_of)
+        fill(sites, shapes, folder, cut_of, work.threads)
         trims = None if base is None else _folded(folder, base, shard, cut_of, shapes, sites)
         embedding, head = None, None
         if ends is not None:
             embedding, head = read_ends(folder, spec, ends, dtype, shard.tokens(spec.vocab_size))
         for numbers in (run, trims, *(factor for end in (embedding, head) if end for factor in (end.a, end.b))):
             if numbers is not None and numbers.numel():
-                _check_values(numbers, folder)
+                _check_values(numbers, folder, work.threads)
     if trims is not None:
         ranks.clamp_min_(1)  # operations pass over a site without ranks
     adapter = HostAdapter((run,), site_ranks, ranks, trims, embedding, head)
-    return pinned(adapter) if is_pinned else adapter
+    return work.done(adapter)
 
 
 def _folded(
@@ -98,22 +95,10 @@ def _rank(folder: AdapterFolder, shape: SiteShape, layer: int) -> int:
     return max((folder.config.rank_of(module) for module in modules if module in folder.factors), default=0)
 
 
-def _fill(site: StackedSite, shape: SiteShape, folder: AdapterFolder, cut_of: FactorCut) -> None:
-    for layer, (a, b) in enumerate(zip(site.a, site.b, strict=True)):
-        columns = torch.split(b, list(shape.widths), dim=1)
-        for (part, _), part_a, part_b in zip(shape.parts, a, columns, strict=True):
-            module = module_name(layer, part)
-            if module not in folder.factors:
-                continue
-            factors, rank = folder.factors[module], folder.config.rank_of(module)
-            assert factors.a is not None
-            assert factors.b is not None
-            part_a[:rank] = factors.a.read(cut_of(part, "a"))
-            # Scaled before rounding: alpha / rank need not be a power of two.
-            part_b[:rank] = factors.b.read(cut_of(part, "b")).float().mul_(folder.config.scale_of(module)).T
-
-
-def _check_values(run: Tensor, folder: AdapterFolder) -> None:
-    if not is_finite(run):
+def _check_values(run: Tensor, folder: AdapterFolder, threads: int) -> None:
+    are_finite = list[bool]()
+    parts = run.view(-1).tensor_split(threads)
+    side_by_side([functools.partial(lambda part: are_finite.append(is_finite(part)), part) for part in parts])
+    if not all(are_finite):
         too_large = f"{folder.path} has weights too large for {run.dtype}; serve the model in bfloat16 or float32."
         raise AdapterError(next(values_not_finite(folder), too_large))

@@ -9,11 +9,15 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.errors import AdapterError
@@ -22,6 +26,10 @@ from rota.engine.parallel.shard import Cut
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # The format's own limit.
 LONGEST_HEADER = 100_000_000
+# Linux reads into no more places in one call.
+MOST_PLACES = 1024
+
+Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +48,15 @@ class Stored:
         return self.file.read(self, cut)
 
 
+class Read(NamedTuple):
+    """A stored tensor, and where its bytes shall be: as many, and without gaps."""
+
+    stored: Stored
+    target: Bytes
+
+
 class TensorFile:
-    """An open file; the caller closes it."""
+    """An open file; the caller closes it. Several threads may read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,13 +93,23 @@ class TensorFile:
     def _fill(self, stored: Stored, target: Tensor, first: int) -> None:
         """Read the numbers of a stored tensor from `first` on."""
         raw = target.view(-1).view(torch.uint8).numpy()
-        try:
-            self._file.seek(stored.start + first * stored.dtype.itemsize)
-            count = self._file.readinto(raw)  # type: ignore[attr-defined]
-        except OSError as error:
-            raise AdapterError(f"{self.path} cannot be read ({error.strerror}).") from error
-        if count != len(raw):
-            raise self._corrupt(f"it ends in the middle of the tensor '{stored.name}'")
+        self._scatter(stored.start + first * stored.dtype.itemsize, [Read(stored, raw)])
+
+    def read_run(self, run: Sequence[Read]) -> None:
+        """Tensors that lie in the file one behind the other, in one call or few."""
+        for first in range(0, len(run), MOST_PLACES):
+            self._scatter(run[first].stored.start, run[first : first + MOST_PLACES])
+
+    def _scatter(self, start: int, reads: Sequence[Read]) -> None:
+        left = [read for read in reads if read.target.nbytes]
+        while left:
+            try:
+                count = os.preadv(self._file.fileno(), [read.target.data for read in left], start)
+            except OSError as error:
+                raise AdapterError(f"{self.path} cannot be read ({error.strerror}).") from error
+            if not count:
+                raise self._corrupt(f"it ends in the middle of the tensor '{left[0].stored.name}'")
+            start, left = start + count, _behind(left, count)
 
     def _read_header(self) -> dict[str, Stored]:
         length = int.from_bytes(self._file.read(8), "little")
@@ -113,6 +138,27 @@ class TensorFile:
 
     def _corrupt(self, why: str) -> AdapterError:
         return AdapterError(f"{self.path} is truncated or corrupt: {why}; copy the file again.")
+
+
+def read_all(reads: Iterable[Read]) -> None:
+    """Fill all targets; what lies side by side in a file is read in one call."""
+    in_order = sorted(reads, key=lambda read: (str(read.stored.file.path), read.stored.start))
+    for file, group in groupby(in_order, key=lambda read: read.stored.file):
+        members = list(group)
+        borders = [at for at, (one, other) in enumerate(pairwise(members), 1) if one.stored.end != other.stored.start]
+        for first, last in pairwise([0, *borders, len(members)]):
+            file.read_run(members[first:last])
+
+
+def _behind(reads: Sequence[Read], count: int) -> list[Read]:
+    """What is left of reads after so many bytes."""
+    left = list[Read]()
+    for stored, target in reads:
+        done = min(count, target.nbytes)
+        count -= done
+        if done < target.nbytes:
+            left.append(Read(stored, target.reshape(-1)[done:]))
+    return left
 
 
 def header_bytes(path: Path) -> bytes:
