@@ -22,6 +22,7 @@ EVERYTHING = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 
 def make_adapter(folder: Path, model: PreTrainedModel, seed: int = 0, **fields: Any) -> Path:
     """Save a random adapter of `model` into `folder`, of rank 4 on everything; `fields` are LoraConfig's."""
+    start = fields.pop("init_lora_weights", True)
     config = LoraConfig(
         **{"r": 4, "lora_alpha": 6, "target_modules": EVERYTHING, "task_type": "CAUSAL_LM", **fields},
         init_lora_weights=False,
@@ -35,7 +36,7 @@ def make_adapter(folder: Path, model: PreTrainedModel, seed: int = 0, **fields: 
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         tuned.save_pretrained(str(folder))
     # A saved adapter has forgotten that its factors were drawn at random.
-    change_config(folder, init_lora_weights=True)
+    change_config(folder, init_lora_weights=start)
     return folder
 
 

@@ -173,6 +173,9 @@ CONFIG_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "biases of no kind": ({"bias": "some"}, "sets 'bias' to 'some'; PEFT knows none, lora_only, all"),
     "factor biases that are not there": ({"lora_bias": True}, "lacks the lora_B.bias of"),
     "saved modules": ({"modules_to_save": ["lm_head"]}, "sets 'modules_to_save': the adapter has whole layers"),
+    "a base in few bits of its own": ({"init_lora_weights": "loftq"}, "and PEFT cannot convert that"),
+    "a start of a later release": ({"init_lora_weights": "sunrise"}, "to 'sunrise', which Rota does not know"),
+    "a field of a later release": ({"use_sunrise": [1]}, "sets 'use_sunrise' to [1], a field that Rota does not know"),
     "moved base": ({"init_lora_weights": "pissa_niter_4"}, "path_initial_model_for_weight_conversion"),
     "an embedding that is not there": (
         {"target_modules": [*EVERYTHING, "embed_tokens"]},

@@ -30,6 +30,8 @@ KINDS = {
     "tokens": re.compile(rf"{MODULE}\.token_adapter\.trainable_tokens_delta(\.[^.]+)?"),
     "base": re.compile(rf"{MODULE}\.base_layer\.weight"),
 }
+# What VeLoRA keeps for its backward pass; its forward pass is that of plain factors.
+OF_TRAINING = re.compile(rf"{MODULE}\.lora_velora_embed(\.[^.]+)?")
 
 
 @dataclass(slots=True)
@@ -138,7 +140,8 @@ class AdapterFolder:
             if found := name.fullmatch(stored.name):
                 self._take(kind, found["module"].removesuffix(".base_layer"), stored)
                 return
-        self.other_tensors.append(stored)
+        if not OF_TRAINING.fullmatch(stored.name):
+            self.other_tensors.append(stored)
 
     def _take(self, kind: str, module: str, stored: Stored) -> None:
         apart = {"bias": self.biases, "tokens": self.tokens}.get(kind)

@@ -11,26 +11,13 @@ from typing import Any
 
 from rota.core.errors import AdapterError, ModelError
 from rota.core.extras import Extra
+from rota.engine.lora.files.fields import refused_fields
 from rota.engine.lora.files.names import ENDS, EVERY_LINEAR, is_named
 from rota.engine.lora.files.ranks import extras_in, read_own_tokens
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.sites import PARENTS, module_names
 
 BIASES = ("none", "lora_only", "all")
-# Initialisations that change the base weights, so that the factors alone are not the fine-tune.
-INITS_THAT_CHANGE_THE_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
-# Fields that, when set, change what an adapter computes.
-UNSUPPORTED_FIELDS = {
-    "modules_to_save": "whole layers of its own (embeddings, lm_head or a head)",
-    "target_parameters": "factors on bare parameters",
-    "layer_replication": "repeated layers",
-    "alora_invocation_tokens": "activated LoRA",
-    "use_qalora": "QALoRA",
-    "use_bdlora": "block-diagonal LoRA",
-    "arrow_config": "Arrow routing",
-    "kasa_config": "KaSA",
-    "monteclora_config": "MonteCLoRA",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +125,11 @@ def _refusals(config: ConfigFile) -> Iterator[str]:
     kind = config.get("peft_type")
     if kind != "LORA":
         yield f"{config.path} describes a PEFT adapter of type {kind!r}; Rota serves only 'LORA'."
-    for name, what in UNSUPPORTED_FIELDS.items():
-        if config.get(name):
-            yield f"{config.path} sets '{name}': the adapter has {what}, which Rota does not serve."
+    yield from refused_fields(config)
     if (bias := config.get("bias", "none")) not in BIASES:
         yield f"{config.path} sets 'bias' to {bias!r}; PEFT knows {', '.join(BIASES)}."
     if config.get("use_dora") and config.get("lora_bias"):
         yield f"{config.path} sets both 'use_dora' and 'lora_bias', which PEFT does not combine."
-    start = config.get("init_lora_weights", True)
-    if isinstance(start, str) and start.lower().startswith(INITS_THAT_CHANGE_THE_BASE):
-        yield (
-            f"{config.path} sets 'init_lora_weights' to {start!r}, which also changed the base weights; convert the "
-            "adapter with PEFT's save_pretrained(path_initial_model_for_weight_conversion=…)."
-        )
 
 
 def _pattern_for(patterns: dict[str, Any], module: str) -> str:
