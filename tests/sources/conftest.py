@@ -1,4 +1,4 @@
-"""One S3 server for all tests of sources."""
+"""One S3 server for all tests of sources, and a Hub for each test that asks one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.sources.hub_server import HubServer, hub_server
 from tests.sources.s3_server import S3Server, s3_server
 
 
@@ -24,3 +25,11 @@ def s3(only_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     for name, value in only_s3.environment.items():
         monkeypatch.setenv(name, value)
     return only_s3
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    with hub_server() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield server

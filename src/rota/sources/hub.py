@@ -1,54 +1,62 @@
-"""The Hugging Face Hub: repositories at a revision, and folders below them. Tokens come from HF_TOKEN."""
+"""The Hugging Face Hub: repositories at a revision, and folders below them.
+
+HF_TOKEN and HF_ENDPOINT of the environment say who asks and where, as for all tools of the Hub.
+"""
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import huggingface_hub
-from huggingface_hub import errors
+from huggingface_hub import utils
 
-from rota.sources.source import NothingError, SourceError, SourceFile, UnreachableError
-
-LOG = logging.getLogger("rota.sources")
+from rota.sources.hub_errors import told_of
+from rota.sources.source import ChangedError, NothingError, SourceError, SourceFile
 
 TIMEOUT_S = 20.0
-PIECE_BYTES = 1 << 20
+COMMIT = "x-repo-commit"
 
 
 class Hub:
     """Places are `org/name`, `org/name@revision`, and folders below: `org/name@revision/folder`."""
 
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        self._endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+
     def files(self, place: str) -> Sequence[SourceFile]:
         repository, revision, folder = _parts(place)
-        with _told_of(place):
-            api = huggingface_hub.HfApi()
-            commit = api.model_info(repository, revision=revision, timeout=TIMEOUT_S).sha
-            tree = api.list_repo_tree(repository, folder or None, revision=commit, recursive=False)
-            return [_listed(one, folder, str(commit)) for one in tree if hasattr(one, "size")]
+        with told_of(f"hf://{place}"):
+            # One call, because the listing of a tree has no time-out.
+            api = huggingface_hub.HfApi(endpoint=self._endpoint)
+            found = api.model_info(repository, revision=revision, files_metadata=True, timeout=self._timeout_s)
+            inside = [one for one in found.siblings or [] if _folder_of(one.rfilename) == folder]
+            if not inside:
+                raise NothingError(f"There is nothing at hf://{place}.")
+            return [_listed(one, str(found.sha)) for one in inside]
 
     def read(self, place: str, file: SourceFile, start: int, end: int | None = None) -> Iterator[bytes]:
-        url, headers = _request(place, file, start, file.size if end is None else min(end, file.size))
-        asked = httpx.stream("GET", url, headers=headers, timeout=TIMEOUT_S, follow_redirects=True)
-        with _told_of(place), asked as got:
-            if got.status_code == httpx.codes.OK and start:
-                raise SourceError(f"The Hub does not go on with {place}/{file.name} where it broke off.")
-            got.raise_for_status()
-            yield from got.iter_bytes(PIECE_BYTES)
+        where = f"hf://{place}/{file.name}"
+        end = file.size if end is None else min(end, file.size)
+        headers = {"range": f"bytes={start}-{end - 1}", "accept-encoding": "identity"}
+        asked = utils.get_session().stream(
+            "GET",
+            self._url(place, file),
+            headers={**utils.build_hf_headers(), **headers},
+            timeout=self._timeout_s,
+            follow_redirects=True,  # to where the bytes lie; the token stays behind
+        )
+        with told_of(where), asked as got:
+            utils.hf_raise_for_status(got)
+            _check(got, where, file, start)
+            yield from got.iter_raw()  # as it comes: what is collected first would be lost with the connection
 
-
-def _request(place: str, file: SourceFile, start: int, end: int) -> tuple[str, dict[str, str]]:
-    repository, _, folder = _parts(place)
-    commit = file.tag.split(":")[0]  # what a commit holds never changes
-    name = f"{folder}/{file.name}" if folder else file.name
-    headers = {"range": f"bytes={start}-{end - 1}", "accept-encoding": "identity"}
-    return huggingface_hub.hf_hub_url(repository, name, revision=commit), {
-        **huggingface_hub.utils.build_hf_headers(),
-        **headers,
-    }
+    def _url(self, place: str, file: SourceFile) -> str:
+        repository, _, folder = _parts(place)
+        name = f"{folder}/{file.name}" if folder else file.name
+        return str(huggingface_hub.hf_hub_url(repository, name, revision=file.revision, endpoint=self._endpoint))
 
 
 def _parts(place: str) -> tuple[str, str | None, str]:
@@ -61,25 +69,18 @@ def _parts(place: str) -> tuple[str, str | None, str]:
     return f"{organisation}/{name}", revision or None, folder
 
 
-def _listed(one: Any, folder: str, commit: str) -> SourceFile:
-    name = one.path.removeprefix(f"{folder}/") if folder else one.path
-    return SourceFile(name=name, size=one.size, tag=f"{commit}:{one.blob_id}", sha256=one.lfs.sha256 if one.lfs else "")
+def _folder_of(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
-@contextmanager
-def _told_of(place: str) -> Iterator[None]:
-    """The Hub's errors as sentences; its own words hold addresses, which may be signed, and go to the log alone."""
-    where = f"hf://{place}"
-    try:
-        yield
-    except errors.GatedRepoError:
-        raise SourceError(f"{where} is gated: its owner must let the server's HF_TOKEN in.") from None
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.EntryNotFoundError):
-        raise NothingError(f"There is nothing at {where} that the server's HF_TOKEN may see.") from None
-    except httpx.TimeoutException:
-        raise UnreachableError(f"The Hub did not answer in time for {where}.") from None
-    except (errors.HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        LOG.warning("The Hub could not be read.", extra={"fields": {"source": where, "why": type(error).__name__}})
-        raise UnreachableError(
-            f"{where} could not be read; the Hub cannot be reached, or refuses the server."
-        ) from None
+def _listed(one: Any, commit: str) -> SourceFile:
+    name, sha256 = one.rfilename.rpartition("/")[2], one.lfs.sha256 if one.lfs else ""
+    return SourceFile(name=name, size=int(one.size), tag=str(one.blob_id), sha256=sha256, revision=commit)
+
+
+def _check(got: Any, where: str, file: SourceFile, start: int) -> None:
+    if start and got.status_code == 200:
+        raise SourceError(f"The Hub does not go on with {where} where it broke off.")
+    commits = {one.headers[COMMIT] for one in (*got.history, got) if COMMIT in one.headers}
+    if commits - {file.revision}:
+        raise ChangedError(f"{where} changed while it was read; load it again.")

@@ -33,6 +33,7 @@ class SourceFile:
     size: int
     tag: str  # another one as soon as the content is
     sha256: str = ""  # of the content, if the source knows it
+    revision: str = ""  # which of the place's states it was listed in, for a source that keeps them all
 
 
 class Source(Protocol):
