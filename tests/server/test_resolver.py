@@ -146,16 +146,16 @@ def test_a_name_without_an_adapter_is_not_looked_for_again_at_once():
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "code"),
     [
-        AdapterError("s3://bucket/adapters/legal/adapter_config.json is odd."),
-        UnreachableError("The store of s3://bucket/adapters/legal is odd."),
+        (AdapterError("s3://bucket/adapters/legal/adapter_config.json is odd."), FaultCode.ADAPTER_FAILED),
+        (UnreachableError("The store of s3://bucket/adapters/legal is odd."), FaultCode.SOURCE_AWAY),
     ],
 )
-def test_an_adapter_that_cannot_be_served_is_refused_with_the_reason(error):
+def test_an_adapter_that_cannot_be_served_is_refused_with_the_reason(error, code):
     found, _ = resolver(legal=error)
     fault = refusal(found.resolve(key(), "legal", "lora_path"))
-    assert (fault.code, fault.param) == (FaultCode.ADAPTER_FAILED, "lora_path")
+    assert (fault.code, fault.param) == (code, "lora_path")
     assert fault.message.startswith("Adapter 'legal' could not be loaded: ")
     assert fault.message.endswith("is odd.")
     assert "s3://" not in fault.message

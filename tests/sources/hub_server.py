@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +27,7 @@ class HubServer:
     gated: set[str] = field(default_factory=set)
     asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)  # path, range, authorization
     breaks: list[int] = field(default_factory=list)  # bytes after which one download after the other breaks off
+    after_listing: list[Callable[[], object]] = field(default_factory=list)  # is done once, behind the first listing
     says_size: int | None = None
     says_commit: str | None = None
     ignores_ranges: bool = False
@@ -53,7 +54,16 @@ class HubServer:
     def heal(self) -> None:
         """End every fault."""
         fresh = HubServer()
-        for name in ("says_size", "says_commit", "ignores_ranges", "status", "body", "breaks"):
+        for name in (
+            "says_size",
+            "says_commit",
+            "ignores_ranges",
+            "status",
+            "body",
+            "breaks",
+            "gated",
+            "after_listing",
+        ):
             setattr(self, name, getattr(fresh, name))
         self.may_answer.set()
 
@@ -112,6 +122,9 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404, "RevisionNotFound", f"Invalid rev id: {asked}")
         siblings = [_sibling(name, content, hub) for name, content in hub.commits[repository][commit].items()]
         body = {"id": repository, "sha": commit, "siblings": siblings, "tags": [], "private": False}
+        for change in hub.after_listing[:1]:
+            hub.after_listing.clear()
+            change()
         self._send(200, json.dumps(body).encode())
 
     def _resolve(self, repository: str, commit: str, path: str) -> None:

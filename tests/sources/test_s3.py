@@ -14,6 +14,7 @@ from rota.sources.disk_cache import DiskCache
 from rota.sources.object_store import ObjectStore
 from rota.sources.source import ChangedError, SourceError, UnreachableError
 from rota.sources.sources import Sources
+from tests.sources.s3_front import S3Front, s3_front
 from tests.sources.s3_server import SECRET, S3Server
 from tests.sources.shelf import adapter_files
 
@@ -139,3 +140,39 @@ def test_an_unreachable_store_is_told_from_one_without_the_adapter(monkeypatch: 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(UnreachableError):
         ObjectStore("s3").files("adapters/legal")
+
+
+@pytest.fixture
+def front(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Front]:
+    with s3_front(s3.url) as front:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", front.url)
+        yield front
+
+
+def test_a_connection_that_breaks_off_is_taken_up_where_it_ended(s3: S3Server, front: S3Front, tmp_path: Path):
+    files = {**adapter_files(), "adapter_model.safetensors": bytes(range(256)) * 8192}
+    where = s3.put("broken", files)
+    front.breaks = [100, 1 << 20]
+    assert content(tmp_path, where) == files
+    last = len(files["adapter_model.safetensors"]) - 1
+    assert front.reads == ["bytes=0-7", f"bytes=0-{last}", f"bytes={1 << 20}-{last}"]
+
+
+@pytest.mark.parametrize("more", [1, -1])
+def test_a_store_that_lies_about_sizes_is_refused(s3: S3Server, front: S3Front, tmp_path: Path, more: int):
+    where = s3.put("lies", adapter_files())
+    front.adds_bytes = more
+    sentence = f"s3://adapters/lies/adapter_config.json has 8 bytes; its source listed {8 + more}."
+    assert refusal(tmp_path, where) == sentence
+
+
+def test_a_store_that_falls_silent_while_it_is_read(s3: S3Server, front: S3Front, tmp_path: Path):
+    where = s3.put("silent", adapter_files())
+    front.may_read.clear()
+    assert refusal(tmp_path, where) == "The store of s3://adapters/silent did not answer in time."
+
+
+def test_a_store_that_always_breaks_off(s3: S3Server, front: S3Front, tmp_path: Path):
+    where = s3.put("snapping", adapter_files())
+    front.breaks = [0] * 100
+    assert refusal(tmp_path, where) == "The connection to the store of s3://adapters/snapping breaks off."

@@ -176,6 +176,17 @@ def test_errors_of_a_folder_name_its_address(tmp_path: Path):
     assert str(caught.value) == "s3://bucket/one/adapter_config.json is odd."
 
 
+def test_what_is_no_adapter_for_this_server_does_not_stay_on_the_disk(tmp_path: Path):
+    sources, _ = make(tmp_path, "one")
+    with pytest.raises(AdapterError), sources.folder_of(address("one")):
+        raise AdapterError("Its rank is too large.")
+    assert list(tmp_path.iterdir()) == []
+    with sources.folder_of(address("one")) as folder:
+        with pytest.raises(AdapterError), sources.folder_of(address("one")):
+            raise AdapterError("Its rank is too large.")
+        assert folder.exists(), "another still reads it"
+
+
 def test_an_outline_has_config_and_header_and_the_length_of_the_weights(tmp_path: Path):
     header = b'{"__metadata__": {}}' + b" " * (FIRST_BYTES + 12)
     weights = len(header).to_bytes(8, "little") + header + b"w" * 10**6

@@ -41,6 +41,7 @@ class FaultCode(StrEnum):
     TIMED_OUT = "request_timed_out"
     TEXT_WORKER_DIED = "text_worker_died"
     NOT_PAUSED = "not_paused"
+    SOURCE_AWAY = "source_unavailable"
 
 
 @dataclass(frozen=True, slots=True)

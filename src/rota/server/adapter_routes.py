@@ -16,6 +16,7 @@ from rota.server.access.keys import Key
 from rota.server.adapter_names import MAX_NAME, check_name
 from rota.server.adapters import AT_ONCE, AdapterManager
 from rota.server.audit import audited
+from rota.server.errors import ERROR_KINDS, code_of
 from rota.server.fields import Fields, Unsupported, read_body
 from rota.server.native.bodies import AdaptersBody
 from rota.server.openapi import gives, takes
@@ -99,8 +100,8 @@ def _install_sglang_routes(app: FastAPI, adapters: AdapterManager, access: Acces
         try:
             await _load(adapters, access, http, fields, is_pinned=bool(fields.pinned))
         except AdapterError as error:
-            return _outcome(adapters, key, False, str(error))
-        return _outcome(adapters, key, True)
+            return _outcome(adapters, key, str(error), ERROR_KINDS[code_of(error)].status)
+        return _outcome(adapters, key)
 
     @app.post("/unload_lora_adapter", openapi_extra=takes(NativeUnloadFields), responses=gives(AdaptersBody))
     async def unload_and_list(http: Request) -> Response:
@@ -110,8 +111,8 @@ def _install_sglang_routes(app: FastAPI, adapters: AdapterManager, access: Acces
         try:
             is_gone = await _unload(adapters, access, http, fields.lora_name)
         except AdapterError as error:
-            return _outcome(adapters, key, False, str(error))
-        return _outcome(adapters, key, True, None if is_gone else _in_background(fields.lora_name))
+            return _outcome(adapters, key, str(error), ERROR_KINDS[code_of(error)].status)
+        return _outcome(adapters, key, None if is_gone else _in_background(fields.lora_name))
 
 
 def _install_tensors_route(app: FastAPI, adapters: AdapterManager, access: Access, updates: Updates) -> None:
@@ -130,8 +131,8 @@ def _install_tensors_route(app: FastAPI, adapters: AdapterManager, access: Acces
                 http, fields.lora_name, fields.serialized_tensors, fields.config_dict, fields.pinned
             )
         except AdapterError as error:
-            return _outcome(adapters, key, False, str(error))
-        return _outcome(adapters, key, True)
+            return _outcome(adapters, key, str(error), ERROR_KINDS[code_of(error)].status)
+        return _outcome(adapters, key)
 
 
 async def _load(
@@ -160,7 +161,7 @@ async def _load(
             )
             await adapters.load(asked)
     except AdapterError as error:
-        raise AdapterError(reason_for(key, str(error))) from None
+        raise type(error)(reason_for(key, str(error))) from None
 
 
 async def _unload(adapters: AdapterManager, access: Access, http: Request, name: str) -> bool:
@@ -177,9 +178,9 @@ async def _unload(adapters: AdapterManager, access: Access, http: Request, name:
         return is_gone
 
 
-def _outcome(adapters: AdapterManager, key: Key, is_success: bool, message: str | None = None) -> Response:
-    body = {"success": is_success, "error_message": message, "loaded_adapters": _own_adapters(adapters, key)}
-    return JSONResponse(body, 200 if is_success else 400)
+def _outcome(adapters: AdapterManager, key: Key, message: str | None = None, status: int = 200) -> Response:
+    body = {"success": status == 200, "error_message": message, "loaded_adapters": _own_adapters(adapters, key)}
+    return JSONResponse(body, status)
 
 
 def _own_adapters(adapters: AdapterManager, key: Key) -> dict[str, str]:

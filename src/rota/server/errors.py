@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.server.names import HEADER, kept_name
+from rota.sources.source import UnreachableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.NOT_A_NUMBER: ErrorKind(
         500, "server_error", "The model or the adapter computed a value that is not a number; a retry will not help."
     ),
+    FaultCode.SOURCE_AWAY: ErrorKind(
+        502, "server_error", "The source of an adapter cannot be reached, or does not answer in time.", retry_after_s=5
+    ),
     FaultCode.ENGINE_DIED: ErrorKind(
         503, "server_error", "The engine is down, or died under the request.", retry_after_s=5
     ),
@@ -79,6 +83,11 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     ),
     FaultCode.TIMED_OUT: ErrorKind(504, "timeout_error", "The request took longer than `--request-timeout`."),
 }
+
+
+def code_of(error: AdapterError) -> FaultCode:
+    """A source that is away may be back for the next call; all else is wrong with the adapter."""
+    return FaultCode.SOURCE_AWAY if isinstance(error, UnreachableError) else FaultCode.ADAPTER_FAILED
 
 
 class RetryLater(RequestError):
@@ -132,7 +141,7 @@ def install_error_handlers(
 
     @app.exception_handler(AdapterError)
     async def refuse_adapter(request: Request, error: AdapterError) -> Response:
-        return await refuse(request, RequestError(Fault(FaultCode.ADAPTER_FAILED, str(error))))
+        return await refuse(request, RequestError(Fault(code_of(error), str(error))))
 
     @app.exception_handler(RequestError)
     async def refuse(request: Request, error: RequestError) -> Response:

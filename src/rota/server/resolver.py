@@ -12,6 +12,7 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
+from rota.server.errors import code_of
 from rota.sources.prefix import Prefix, is_within
 from rota.sources.source import NothingError
 
@@ -62,7 +63,7 @@ class Resolver:
             await self._wait_for(entry, param)
         except AdapterError as error:
             message = f"Adapter '{name}' could not be loaded: {reason_for(key, _without(self._prefix, str(error)))}"
-            raise RequestError(Fault(FaultCode.ADAPTER_FAILED, message, param)) from None
+            raise RequestError(Fault(code_of(error), message, param)) from None
 
     async def _wait_for(self, entry: LoraPath, param: str) -> None:
         task = self._loads.get(entry.name)

@@ -64,6 +64,10 @@ class DiskCache:
         except OSError as error:
             raise SourceError(f"The server's cache on disk cannot be written ({error.strerror}).") from error
 
+    def drop(self, address: Address) -> None:
+        """Remove the folder of an exact address, unless another reads it."""
+        self._remove(self._folder / _key(address))
+
     def size(self) -> int:
         """The bytes of all complete folders."""
         return sum(contents_in(folder).size for folder in self._complete())
@@ -93,11 +97,17 @@ class DiskCache:
         for folder in sorted(self._complete(), key=_used_at):
             if over <= 0:
                 return
-            with held(folder / USED, fcntl.LOCK_EX) as is_held:
-                if is_held:
-                    over -= contents_in(folder).size
-                    (folder / USED).unlink()  # first: without it a folder counts as gone
-                    shutil.rmtree(folder, ignore_errors=True)
+            over -= self._remove(folder)
+
+    def _remove(self, folder: Path) -> int:
+        """The bytes that are free now: none if the folder is being read."""
+        with held(folder / USED, fcntl.LOCK_EX) as is_held:
+            if not is_held:
+                return 0
+            size = contents_in(folder).size
+            (folder / USED).unlink()  # first: without it a folder counts as gone
+            shutil.rmtree(folder, ignore_errors=True)
+            return size
 
     def _complete(self) -> list[Path]:
         return [used.parent for used in self._folder.glob(f"*/{USED}") if used.parent.suffix != PART]

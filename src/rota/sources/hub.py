@@ -13,7 +13,7 @@ import huggingface_hub
 from huggingface_hub import utils
 
 from rota.sources.hub_errors import told_of
-from rota.sources.source import ChangedError, NothingError, SourceError, SourceFile
+from rota.sources.source import ChangedError, NothingError, SourceError, SourceFile, refuse_size
 
 TIMEOUT_S = 20.0
 COMMIT = "x-repo-commit"
@@ -38,7 +38,6 @@ class Hub:
             return [_listed(one, str(found.sha)) for one in inside]
 
     def read(self, place: str, file: SourceFile, start: int, end: int | None = None) -> Iterator[bytes]:
-        where = f"hf://{place}/{file.name}"
         end = file.size if end is None else min(end, file.size)
         headers = {"range": f"bytes={start}-{end - 1}", "accept-encoding": "identity"}
         asked = utils.get_session().stream(
@@ -48,9 +47,9 @@ class Hub:
             timeout=self._timeout_s,
             follow_redirects=True,  # to where the bytes lie; the token stays behind
         )
-        with told_of(where), asked as got:
+        with told_of(f"hf://{place}"), asked as got:
             utils.hf_raise_for_status(got)
-            _check(got, where, file, start)
+            _check(got, place, file, start)
             yield from got.iter_raw()  # as it comes: what is collected first would be lost with the connection
 
     def _url(self, place: str, file: SourceFile) -> str:
@@ -78,9 +77,13 @@ def _listed(one: Any, commit: str) -> SourceFile:
     return SourceFile(name=name, size=int(one.size), tag=str(one.blob_id), sha256=sha256, revision=commit)
 
 
-def _check(got: Any, where: str, file: SourceFile, start: int) -> None:
+def _check(got: Any, place: str, file: SourceFile, start: int) -> None:
+    where = f"hf://{place}/{file.name}"
     if start and got.status_code == 200:
         raise SourceError(f"The Hub does not go on with {where} where it broke off.")
+    whole = got.headers.get("content-range", "").rpartition("/")[2]
+    if whole.isdecimal():
+        refuse_size(f"hf://{place}", file, int(whole))
     commits = {one.headers[COMMIT] for one in (*got.history, got) if COMMIT in one.headers}
     if commits - {file.revision}:
         raise ChangedError(f"{where} changed while it was read; load it again.")

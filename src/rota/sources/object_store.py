@@ -12,13 +12,14 @@ from datetime import timedelta
 from typing import Any
 
 from rota.core.errors import ConfigError
-from rota.sources.source import ChangedError, NothingError, SourceError, SourceFile
+from rota.sources.source import ChangedError, NothingError, SourceError, SourceFile, refuse_size
 from rota.sources.store_errors import error_for
 
 CONNECT_S, IDLE_S = 5.0, 10.0
 # Within both: no listing takes longer than the two idle times that it may have begun.
 RETRIES, RETRY_S = 2, 10.0
-PIECE_BYTES = 4 << 20
+# Written as it comes: less than a piece is lost with a connection that breaks off.
+PIECE_BYTES = 256 << 10
 
 
 class ObjectStore:
@@ -46,6 +47,7 @@ class ObjectStore:
             result = self._library.get(self._at(place), file.name, options={"range": stretch})
             if _tag(result.meta) != file.tag:
                 raise ChangedError(f"{self._scheme}://{place}/{file.name} changed while it was read; load it again.")
+            refuse_size(f"{self._scheme}://{place}", file, result.meta["size"])
             for piece in result.stream(min_chunk_size=PIECE_BYTES):
                 yield bytes(piece)
 

@@ -36,6 +36,12 @@ class SourceFile:
     revision: str = ""  # which of the place's states it was listed in, for a source that keeps them all
 
 
+def refuse_size(where: str, file: SourceFile, size: int) -> None:
+    """Raises ChangedError if a file that is being read has another size than was listed."""
+    if size != file.size:
+        raise ChangedError(f"{where}/{file.name} has {size:,} bytes; its source listed {file.size:,}.")
+
+
 class Source(Protocol):
     """For any thread; blocks, but never longer than its time-outs."""
 

@@ -53,17 +53,17 @@ class Sources:
 
     @contextmanager
     def folder_of(self, address: Address) -> Iterator[Path]:
-        """A folder with the adapter, which stays while the block runs. Raises AdapterError, which names the address."""
+        """A folder with the adapter, which stays while the block runs. Raises AdapterError, which names the address.
+
+        What a block refuses with an AdapterError is no adapter for this server: it does not stay on the disk.
+        """
         address = self.exact(address)
-        with self._kept(address) as folder:
-            if folder is not None:
+        try:
+            with self._here(address) as folder:
                 yield folder
-                return
-        self._fetch(address)
-        with self._kept(address) as folder:
-            if folder is None:
-                raise SourceError(f"The cache on disk has no room for {address.plain} beside what is being read.")
-            yield folder
+        except AdapterError:
+            self._cache.drop(address)
+            raise
 
     @contextmanager
     def outline_of(self, address: Address) -> Iterator[Path]:
@@ -75,6 +75,19 @@ class Sources:
                 return
         source, files = self._open(address.scheme), self._exact_files(address)
         with outlined(source, address.place, files) as folder, _named(folder, address):
+            yield folder
+
+    @contextmanager
+    def _here(self, address: Address) -> Iterator[Path]:
+        """The folder of an exact address, from the cache or from the source."""
+        with self._kept(address) as folder:
+            if folder is not None:
+                yield folder
+                return
+        self._fetch(address)
+        with self._kept(address) as folder:
+            if folder is None:
+                raise SourceError(f"The cache on disk has no room for {address.plain} beside what is being read.")
             yield folder
 
     @contextmanager

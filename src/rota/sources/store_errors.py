@@ -19,6 +19,8 @@ _NO_TLS = "The store of {where} has no TLS, which AWS_ALLOW_HTTP=true in the ser
 _AWAY = (
     (r"kind: Timeout|TimedOut", "The store of {where} did not answer in time."),
     (r"kind: Connect", "The store of {where} cannot be reached."),
+    (r"kind: Interrupted", "The connection to the store of {where} breaks off."),
+    (r"\bstatus: (?P<status>5\d\d|429)\b", "The store of {where} answers with the status {status}."),
 )
 _NOTHING = ((r"\bstatus: 404\b", "There is nothing at {where}."),)
 # What the words have in them, and what is said instead; the first that fits. Where a machine of a cloud has no

@@ -62,7 +62,7 @@ class Updates:
                 details["version"] = adapter.version
                 return adapter
         except AdapterError as error:
-            raise AdapterError(reason_for(key, str(error))) from None
+            raise type(error)(reason_for(key, str(error))) from None
 
     async def from_body(self, http: Request, name: str, fields: UploadFields) -> Adapter:
         """A new version whose weights are the request's body."""
