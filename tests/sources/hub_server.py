@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_wJalrXUtnFEMI"
 Files = Mapping[str, bytes]
+FAULTS = ("gated", "breaks", "stops_after", "after_listing", "says_size", "says_commit", "ignores_ranges", "status")
 
 
 @dataclass
@@ -33,7 +34,10 @@ class HubServer:
     ignores_ranges: bool = False
     status: int | None = None
     body: bytes = b""
+    stops_after: int | None = None  # bytes of a download, until it may go on
     may_answer: threading.Event = field(default_factory=threading.Event)
+    may_read: threading.Event = field(default_factory=threading.Event)
+    may_go_on: threading.Event = field(default_factory=threading.Event)
 
     @property
     def url(self) -> str:
@@ -54,24 +58,16 @@ class HubServer:
     def heal(self) -> None:
         """End every fault."""
         fresh = HubServer()
-        for name in (
-            "says_size",
-            "says_commit",
-            "ignores_ranges",
-            "status",
-            "body",
-            "breaks",
-            "gated",
-            "after_listing",
-        ):
+        for name in FAULTS:
             setattr(self, name, getattr(fresh, name))
-        self.may_answer.set()
+        for gate in (self.may_answer, self.may_read, self.may_go_on):
+            gate.set()
 
 
 @contextmanager
 def hub_server() -> Iterator[HubServer]:
     hub = HubServer()
-    hub.may_answer.set()
+    hub.heal()
 
     class Handler(_Handler):
         server_hub = hub
@@ -84,7 +80,7 @@ def hub_server() -> Iterator[HubServer]:
         try:
             yield hub
         finally:
-            hub.may_answer.set()
+            hub.heal()
             server.shutdown()
             thread.join()
 
@@ -157,10 +153,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"content-length": str(len(body)), **headers}.items():
             self.send_header(name, value)
-        breaks = self.server_hub.breaks
         with suppress(ConnectionError):  # a client that gives up hears no more
             self.end_headers()
-            self.wfile.write(body[: breaks.pop(0)] if breaks and status == 206 else body)
+            self._write(body, is_download=status == 206)
+
+    def _write(self, body: bytes, is_download: bool) -> None:
+        hub = self.server_hub
+        if not is_download:
+            self.wfile.write(body)
+            return
+        hub.may_read.wait()
+        body = body[: hub.breaks.pop(0)] if hub.breaks else body
+        if hub.stops_after is not None and hub.stops_after < len(body):
+            self.wfile.write(body[: hub.stops_after])
+            body = body[hub.stops_after :]
+            hub.may_go_on.wait()
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Tests say what they want to hear."""
