@@ -17,6 +17,7 @@ from rota.core.events import (
     HostChanged,
     HostState,
     Inspected,
+    PauseChanged,
     Preempted,
     Produced,
     SlotChanged,
@@ -192,6 +193,21 @@ def test_an_engine_that_starts_again_loses_its_lanes_and_the_other_keeps_its_own
     assert (frame.phase, [one.phase for one in frame.engines]) == ("ready", ["starting", "ready"])
     assert [(one.engine, one.adapter) for one in frame.residents] == [(1, 2)]
     assert frame.blocks == inspected().blocks
+
+
+def test_a_pause_is_shown_of_each_engine_until_it_ends_or_the_engine_does(feed, board):
+    board.state = joint_state([READY, READY])
+
+    def paused() -> list[bool]:
+        return [one.is_paused for one in frame_of(feed, 2.0).engines]
+
+    assert paused() == [False, False]
+    feed.observe([PauseChanged(1.0, True, EngineId(engine)) for engine in (0, 1)])
+    assert paused() == [True, True]
+    feed.observe([PauseChanged(1.5, False, EngineId(0))])
+    assert paused() == [False, True]
+    feed.observe([EngineRestarted(at=1.6, engine_id=EngineId(1), reason="It died.")])
+    assert paused() == [False, False]
 
 
 def test_a_replica_that_joins_and_waits_is_shown_with_what_it_waits_for(feed, board):

@@ -284,6 +284,18 @@ def test_a_replay_shows_tenants_errors_and_restarts_too(on_stage, open_page, tmp
     wait_for_text(page, '#errors [data-key="engine_died"]', "^engine died11")
 
 
+def test_a_pause_is_shown_until_it_ends(on_stage, open_page):
+    made = on_stage()
+    page = open_page(f"{made.url}/dashboard")
+    wait_for_text(page, "#status", "live")
+    httpx.post(f"{made.url}/pause", params={"mode": "keep"}).raise_for_status()
+    wait_for_text(page, "#status", "paused")
+    assert "Generation is paused: answers stand still" in page.locator("#banner").inner_text()
+    assert page.locator("#idle").is_hidden()
+    httpx.post(f"{made.url}/resume").raise_for_status()
+    wait_for_text(page, "#status", "live")
+
+
 def test_an_engine_that_is_down_says_why(on_stage, open_page):
     made = on_stage()
     page = open_page(f"{made.url}/dashboard")

@@ -44,6 +44,12 @@ def counts(client: httpx.Client) -> dict[str, int]:
     return {kind: sum(state[f"num_{kind}_reqs"] for state in states) for kind in ("running", "waiting", "parked")}
 
 
+def paused_engines(client: httpx.Client) -> list[float]:
+    """As the metrics tell of each engine."""
+    lines = client.get("/metrics").text.splitlines()
+    return [float(line.split()[-1]) for line in lines if line.startswith("rota_paused{")]
+
+
 def has_begun(client: httpx.Client, count: int = 1) -> bool:
     return until(lambda: counts(client)["running"] == count)
 
@@ -78,12 +84,14 @@ def test_probes_and_the_state_of_the_server_say_that_it_is_paused(serve):
     client.post("/pause", params={"mode": "keep"})
     probes = {path: client.get(path) for path in ("/health", "/readyz", "/livez", "/health_generate")}
     info = client.get("/server_info").json()
+    assert paused_engines(client) == [1] * REPLICAS
 
     assert [one.status_code for one in probes.values()] == [200, 503, 200, 503]
     assert {one.json()["status"] for one in probes.values()} | {info["status"]} == {"paused"}
     client.post("/resume")
     assert client.get("/readyz").json() == {"status": "ready"}
     assert client.get("/server_info").json()["status"] == "ready"
+    assert until(lambda: paused_engines(client) == [0] * REPLICAS)
 
 
 def test_answers_are_finished_first_if_the_pause_waits_for_them(serve):

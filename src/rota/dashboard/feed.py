@@ -18,6 +18,7 @@ from rota.core.events import (
     Finished,
     HostChanged,
     Inspected,
+    PauseChanged,
     Preempted,
     Produced,
     SlotChanged,
@@ -104,8 +105,8 @@ class Feed:
                     self._admit(request_id, isinstance(event, Admitted))
                 case Finished(request_id=request_id):
                     self._end(request_id)
-                case EngineRestarted():
-                    self._trouble.restart(event)
+                case EngineRestarted() | PauseChanged():
+                    self._trouble.hear(event)
                 case SlotChanged():
                     self._lanes.change_slot(event)
                 case DrainChanged():
@@ -133,7 +134,7 @@ class Feed:
         standings = merged(self._up_to_date(one, engine) for engine in inspected for one in engine.adapters)
         rows, unlisted = self._rows(standings, span)
         tenants, unlisted_tenants = self._tenants.rows(span, self._lanes.ready_somewhere())
-        engines = tuple(map(_engine_frame, state.engines))
+        engines = tuple(_engine_frame(one, one.engine_id in self._trouble.paused) for one in state.engines)
         frame = Frame(
             now=now,
             phase=state.phase.value,
@@ -268,9 +269,14 @@ class Feed:
         )
 
 
-def _engine_frame(engine: ServiceState) -> EngineFrame:
-    slots = engine.capacity.slots if engine.capacity else 0
-    return EngineFrame(id=engine.engine_id, phase=engine.phase.value, slots=slots, reason=engine.reason)
+def _engine_frame(engine: ServiceState, is_paused: bool) -> EngineFrame:
+    return EngineFrame(
+        id=engine.engine_id,
+        phase=engine.phase.value,
+        slots=engine.capacity.slots if engine.capacity else 0,
+        reason=engine.reason,
+        is_paused=is_paused,
+    )
 
 
 def _users(standing: AdapterStanding | None) -> int:

@@ -52,6 +52,7 @@ class EngineFrame:
     phase: str
     slots: int
     reason: str = ""  # why it is down, or what it waits for
+    is_paused: bool = False  # it computes no step until /resume
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

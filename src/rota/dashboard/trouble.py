@@ -1,11 +1,12 @@
-"""Trouble: the errors that clients were told, by kind, and the engines that were started again."""
+"""Trouble: the errors that clients were told, by kind, and the engines that were started again or are paused."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
 
-from rota.core.events import EngineRestarted
+from rota.core.events import EngineRestarted, PauseChanged
+from rota.core.ids import EngineId
 from rota.dashboard.frame import ErrorRow, Restart
 from rota.dashboard.window import Span
 
@@ -25,6 +26,7 @@ class Trouble:
 
     def __init__(self) -> None:
         self.restarts_total = 0
+        self.paused: set[EngineId] = set()
         self._restarts: deque[Restart] = deque(maxlen=MOST_RESTARTS)
         self._totals: Counter[str] = Counter()
         self._last: dict[str, LastError] = {}
@@ -33,7 +35,15 @@ class Trouble:
     def restarts(self) -> tuple[Restart, ...]:
         return tuple(self._restarts)
 
-    def restart(self, event: EngineRestarted) -> None:
+    def hear(self, event: EngineRestarted | PauseChanged) -> None:
+        if isinstance(event, PauseChanged) and event.is_paused:
+            self.paused.add(event.engine_id)
+            return
+        self.paused.discard(event.engine_id)  # a new engine says itself that it is paused
+        if isinstance(event, EngineRestarted):
+            self._restart(event)
+
+    def _restart(self, event: EngineRestarted) -> None:
         self.restarts_total += 1
         reason = event.reason[:LONGEST_SENTENCE]
         self._restarts.append(Restart(at=event.at, engine=event.engine_id, reason=reason))

@@ -87,6 +87,7 @@ class EngineMeters:
     computed_tokens: int = 0
     restarts: int = 0
     losses: int = 0
+    is_paused: bool = False
 
 
 def count(counters: dict[str, int], name: str) -> None:

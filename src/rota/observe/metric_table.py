@@ -39,6 +39,7 @@ ENGINE_GIVEN_UP = _metric(
     "1 once the engine stays down, because it died too often; the other engines serve on.",
     "engine",
 )
+PAUSED = _metric("gauge", "paused", "1 while the engine is paused: no step is computed until /resume.", "engine")
 ENGINE_RESTARTS = _metric("counter", "engine_restarts_total", "Engines that died and were started again.", "engine")
 
 CPU = Metric(

@@ -17,6 +17,7 @@ from rota.core.events import (
     Event,
     Finished,
     FinishReason,
+    PauseChanged,
     Preempted,
     PrefillsReleased,
     Produced,
@@ -76,6 +77,7 @@ class Metrics:
             DrainChanged: self._drain_changed,
             PrefillsReleased: self._released,
             EngineRestarted: self._restarted,
+            PauseChanged: self._pause_changed,
         }
 
     @property
@@ -278,8 +280,12 @@ class Metrics:
             engine.delay_passes.add(event.passes)
             engine.delay_wait.add(event.waited_s)
 
+    def _pause_changed(self, event: PauseChanged) -> None:
+        self._engine(event.engine_id).is_paused = event.is_paused
+
     def _restarted(self, event: EngineRestarted) -> None:
         self._engine(event.engine_id).restarts += 1
+        self._engine(event.engine_id).is_paused = False  # a new engine says so itself
         for place in [place for place in self.slots if place[0] == event.engine_id]:
             del self.slots[place]
 

@@ -33,7 +33,7 @@ function show(frame) {
 }
 
 function showIdle(frame) {
-  const isIdle = frame.phase === "ready" && !(frame.waiting + frame.running + frame.parked) && !frame.tokens_per_s;
+  const isIdle = frame.phase === "ready" && !frame.engines.some((one) => one.is_paused) && !(frame.waiting + frame.running + frame.parked) && !frame.tokens_per_s;
   find("idle").hidden = !isIdle;
   if (!isIdle) return;
   const [words, example] = [find("idle").querySelector("p"), find("idle").querySelector("code")];
@@ -64,6 +64,7 @@ const live = new Live({
     show(frame);
     const away = frame.engines.filter((one) => one.phase === "starting" || one.phase === "down");
     if (frame.phase === "ready" && away.length) say("wait", `${frame.engines.length - away.length} of ${frame.engines.length} live`, away.map((one) => `Replica ${one.id} is ${one.phase}${one.reason ? `: ${one.reason}` : "."}`).join(" "));
+    else if (frame.phase === "ready" && frame.engines.some((one) => one.is_paused)) say("wait", "paused", "Generation is paused: answers stand still, and requests wait, until POST /resume.");
     else if (frame.phase === "ready") say("good", "live");
     else if (frame.phase === "draining") say("wait", "stopping", "The server is stopping: it finishes its open requests and takes no new ones.");
     else if (frame.phase === "starting") say("wait", "starting", frame.phase_reason ? `The engine is starting. ${frame.phase_reason}` : "The engine is starting; requests wait for it.");
