@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 from fastapi import FastAPI, Response
 from fastapi import Request as HttpRequest
+from pydantic import BaseModel
 
 from rota.core.errors import Fault, RequestError
 from rota.core.request import MAX_SEED
@@ -21,11 +22,13 @@ from rota.server.front import Front
 from rota.server.openai.chat import parsed_chat
 from rota.server.openai.chat_fields import ChatCall
 from rota.server.openai.model_names import model_for
-from rota.server.openapi import takes
+from rota.server.openapi import gives, takes
 from rota.server.prompts import Texts
 from rota.server.respond import respond
+from rota.server.rota_body import RotaBody
 from rota.server.sampling import CommonSampling
 from rota.server.translation import Translation
+from rota.server.version_header import moves_field
 
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 
@@ -72,6 +75,21 @@ class OllamaFields(Fields):
         elif self.format:
             body["response_format"] = {"type": "json_object"}
         return body | ({} if self.think is None else {"chat_template_kwargs": {"enable_thinking": self.think}})
+
+
+class OllamaBody(BaseModel):
+    """An answer, or a line of one. Only the last line has counts."""
+
+    model: str
+    created_at: str
+    message: dict[str, str] | None = None  # of /api/chat
+    response: str | None = None  # of /api/generate
+    done: bool
+    done_reason: str | None = None
+    total_duration: int | None = None
+    prompt_eval_count: int | None = None
+    eval_count: int | None = None
+    rota: RotaBody | None = None
 
 
 def read_ollama(texts: Texts, raw: bytes) -> ChatCall:
@@ -123,11 +141,12 @@ class OllamaShape:
     def _counts(self, answer: Answer) -> dict[str, Any]:
         counts = {"prompt_eval_count": answer.usage.prompt_tokens, "eval_count": answer.usage.output_tokens}
         reason = "length" if self._blocks.finish_reason == "length" else "stop"
-        return {"done": True, "done_reason": reason, "total_duration": time.monotonic_ns() - self._began_at, **counts}
+        counts |= {"total_duration": time.monotonic_ns() - self._began_at}
+        return {"done": True, "done_reason": reason, **counts, **moves_field(answer.moves)}
 
 
 def install_ollama_routes(app: FastAPI, front: Front) -> None:
-    @app.post("/api/chat", openapi_extra=takes(OllamaFields))
+    @app.post("/api/chat", openapi_extra=takes(OllamaFields), responses=gives(OllamaBody))
     @app.post("/api/generate", include_in_schema=False)
     async def ollama(http: HttpRequest) -> Response:
         """Continue `messages`, or answer a `prompt`, in Ollama's shape: lines of JSON, unless `stream` is false."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -105,6 +106,41 @@ def test_a_whole_answer_that_was_moved_has_both_versions_in_its_header(client, d
         answer = asking.result()
     assert answer.headers[HEADER] == "1, 2"
     assert [(move["from"], move["to"]) for move in answer.json()["rota"]["moves"]] == [(1, 2)]
+
+
+SAID = [{"role": "user", "content": "abc"}]
+SHAPES = {
+    "/v1/chat/completions": {"messages": SAID, "max_tokens": 600},
+    "/v1/messages": {"messages": SAID, "max_tokens": 600},
+    "/v1/responses": {"input": "abc", "max_output_tokens": 600},
+    "/api/chat": {"messages": SAID, "stream": False, "options": {"num_predict": 600}},
+    "/api/generate": {"prompt": "abc", "options": {"num_predict": 600}},
+}
+
+
+def test_every_api_tells_of_a_move_in_the_field_rota(client):
+    with ThreadPoolExecutor(len(SHAPES)) as threads:
+        asking = {
+            route: threads.submit(client.post, route, json={"model": "poet", **body}) for route, body in SHAPES.items()
+        }
+        assert until(lambda: running(client) == len(SHAPES))
+        put(client, "poet", mode="switch")
+        last = {route: json.loads(asked.result().text.splitlines()[-1]) for route, asked in asking.items()}
+    for route in ("/v1/messages", "/v1/responses"):
+        last[route] = last[route]["usage"]  # where their streams have room
+    moves = {route: [(move["from"], move["to"]) for move in told["rota"]["moves"]] for route, told in last.items()}
+    assert moves == {route: [(1, 2)] for route in SHAPES}
+
+
+def running(client: httpx.Client) -> int:
+    return sum(state["num_running_reqs"] for state in client.get("/server_info").json()["internal_states"])
+
+
+def test_the_field_rota_is_described(client):
+    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+    assert set(schemas["MoveBody"]["properties"]) == {"choice", "from", "to", "token", "kv"}
+    bodies = ("CompletionBody", "ChatBody", "MessageUsageBody", "ResponseUsageBody", "MetaInfo", "OllamaBody")
+    assert all("rota" in schemas[body]["properties"] for body in bodies)
 
 
 @pytest.mark.parametrize("path", ["/a/broken", "/a/rotten"])

@@ -6,12 +6,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from rota.server.rota_body import RotaBody
+
 
 class MessageUsageBody(BaseModel):
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    rota: RotaBody | None = None
 
 
 class MessageBody(BaseModel):

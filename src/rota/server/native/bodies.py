@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, RootModel
 
+from rota.server.rota_body import RotaBody
+
 
 class MetaInfo(BaseModel):
     id: str
@@ -19,6 +21,7 @@ class MetaInfo(BaseModel):
     output_token_logprobs: list[Any] | None = None
     input_top_logprobs: list[Any] | None = None
     output_top_logprobs: list[Any] | None = None
+    rota: RotaBody | None = None
 
 
 class GeneratedBody(BaseModel):

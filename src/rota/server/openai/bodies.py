@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from rota.server.rota_body import RotaBody
+
 
 class CachedTokens(BaseModel):
     cached_tokens: int
@@ -37,6 +39,7 @@ class CompletionBody(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: UsageBody | None = None
+    rota: RotaBody | None = None
 
 
 class FunctionCallBody(BaseModel):
@@ -83,6 +86,7 @@ class ChatBody(BaseModel):
     usage: UsageBody
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+    rota: RotaBody | None = None
 
 
 class FunctionCallDelta(BaseModel):
@@ -126,6 +130,7 @@ class ChatChunkBody(BaseModel):
     choices: list[ChatChunkChoice]
     usage: UsageBody | None = None
     prompt_token_ids: list[int] | None = None
+    rota: RotaBody | None = None
 
 
 class ModelBody(BaseModel):

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from rota.server.rota_body import RotaBody
+
 
 class ResponseUsageBody(BaseModel):
     input_tokens: int
@@ -13,6 +15,7 @@ class ResponseUsageBody(BaseModel):
     output_tokens: int
     output_tokens_details: dict[str, int]
     total_tokens: int
+    rota: RotaBody | None = None
 
 
 class ResponseBody(BaseModel):
