@@ -14,6 +14,7 @@ from multiprocessing.process import BaseProcess
 import zmq
 
 from rota.core.config import EngineConfig
+from rota.core.events import Event
 from rota.runtime.children import start_child
 from rota.runtime.exchange.place import caller_of, open_exchange
 from rota.runtime.heap import freeze_heap
@@ -29,6 +30,7 @@ from rota.runtime.ranks.leader import Leader
 from rota.runtime.service import BuildDevice, explain
 from rota.runtime.spares import Spares
 from rota.runtime.trials import made_trials
+from rota.runtime.uploads import Arrivals
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
 from rota.runtime.world import stages_of
@@ -73,9 +75,16 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
     scheduler = Scheduler.from_config(config, device.capacity, exchange)
     freeze_heap()
     outbox.send([Ready(device.capacity, stages_of(device), made_trials())])
-    messages = SocketInbox(inbox, bell=caller.fileno() if caller else None)
+    arrivals = Arrivals()
+    messages = SocketInbox(inbox, caller.fileno() if caller else None, arrivals.take)
     world = LiveWorld(device, messages, Pulse(outbox.tell_alive, device.token_s), caller)
-    run(scheduler, world, outbox.send, config.scheduler.overlap_depth)
+
+    def emit(events: list[Event]) -> None:
+        outbox.send(events)
+        arrivals.observe(events)
+
+    run(scheduler, world, emit, config.scheduler.overlap_depth)
+    arrivals.close()
     if isinstance(device, Leader):
         device.close()
 

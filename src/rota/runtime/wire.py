@@ -1,6 +1,6 @@
 """Records travel between server and engine process as tagged lists in msgpack, one list in a ZeroMQ message.
 
-server   PUSH ── Submit, Abort, Stop ──────────────▶ PULL   engine
+server   PUSH ── Submit, Abort, UploadPiece, Stop ─▶ PULL   engine
 server   PULL ◀── Building, Ready, Alive, Event …, Failed ── PUSH   engine
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -23,6 +23,7 @@ from rota.core.stages import Stage
 from rota.core.trials import Trial
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.pulse import BEAT_S
+from rota.runtime.uploads import Arrivals, UploadPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Failed:
     reason: str
 
 
-Record = Message | Stop | Building | Ready | Alive | Failed | Event
+Record = Message | UploadPiece | Stop | Building | Ready | Alive | Failed | Event
 
 _ENCODER = msgspec.msgpack.Encoder()
 # Bodies stay raw until their tag says how to decode them.
@@ -109,6 +110,10 @@ def receive_all(socket: zmq.Socket[bytes], wait_s: float = 0.0) -> list[Any]:
     return records
 
 
+# Makes a message of what has come, or keeps it: then None.
+Take = Callable[[Message | UploadPiece], Message | None]
+
+
 class Outbox:
     """The engine's records on their way to the supervisor, from any thread: kernels are compiled in a thread."""
 
@@ -136,8 +141,9 @@ class Outbox:
 class SocketInbox:
     """An inbox for messages from another process and from threads of this process; `Stop` closes it."""
 
-    def __init__(self, socket: zmq.Socket[bytes], bell: int | None = None) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], bell: int | None = None, take: Take | None = None) -> None:
         """`bell` is a file that becomes readable when the loop is wanted though no message comes."""
+        self._take: Take = take or Arrivals().take
         self._socket = socket
         self._doorbell = Doorbell()
         self._poller = zmq.Poller()
@@ -160,5 +166,6 @@ class SocketInbox:
             if isinstance(record, Stop):
                 self._is_closed = True
                 break
-            messages.append(record)
+            if (message := self._take(record)) is not None:
+                messages.append(message)
         return None if self._is_closed and not messages else messages

@@ -20,6 +20,7 @@ from rota.observe.observer import Observer
 from rota.observe.request_log import log_end, log_restarts
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
+from rota.runtime.spool import Spool
 from rota.server.access.access import Access
 from rota.server.adapter_routes import install_adapter_routes
 from rota.server.adapters import PATIENCE_S, AdapterManager
@@ -59,7 +60,6 @@ from rota.server.traffic.traffic import Traffic
 from rota.server.versions.history import History
 from rota.server.versions.listing import Listing
 from rota.server.versions.routes import install_version_routes
-from rota.server.versions.spool import Spool
 from rota.server.versions.updates import Updates
 from rota.text.parsers import Parsers
 from rota.text.tokenizer import Tokenizer

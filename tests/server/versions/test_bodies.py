@@ -16,10 +16,12 @@ import pytest
 
 from rota.core.adapter import Adapter
 from rota.core.config import ServerConfig
+from rota.core.errors import AdapterError
 from rota.core.messages import AdapterFailed, Message
+from rota.runtime.spool import PREFIX, Spool
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.version_header import HEADER
-from rota.server.versions.spool import PREFIX, Spool
+from rota.server.versions.upload import without_paths
 from tests.server.letters import error_of, serving
 from tests.server.versions.serving import CONFIG, SlowDevice, ask, put, send, slow_device, versions, weights
 from tests.waiting import until
@@ -183,3 +185,8 @@ def test_a_new_server_removes_what_a_killed_one_left_and_no_other(tmp_path):
     living.close()
     spool.close()
     assert list(tmp_path.iterdir()) == [other]
+
+
+def test_the_reason_of_an_engine_elsewhere_is_told_without_its_paths():
+    told = AdapterError(f"/var/tmp/{PREFIX}ab_12/xyz_3/adapter_model.safetensors has no tensors.")
+    assert str(without_paths(told, Path("/tmp/here"))) == "adapter_model.safetensors has no tensors."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from multiprocessing.connection import wait
 
 import zmq
@@ -13,6 +14,7 @@ from rota.runtime.patience import KILL_S, LINGER_S, Patience
 from rota.runtime.remote.invitation import Elsewhere, Invitation, Joined
 from rota.runtime.remote.line import GuardedLine
 from rota.runtime.remote.serve import LINE_LOST
+from rota.runtime.uploads import pieces_before
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Record, encode
 
@@ -30,7 +32,7 @@ class RemoteEngine:
         self._lock = threading.Lock()
         self._line: GuardedLine | None = None
         self._joined: Joined | None = None
-        self._waiting: list[bytes] = []
+        self._waiting: list[Record] = []
         self._is_ordered, self._was_lost = False, False
 
     @property
@@ -46,12 +48,11 @@ class RemoteEngine:
         self._elsewhere.start(invitation, self._on_joined)
 
     def send(self, record: Record) -> None:
-        packet = encode([record])
         with self._lock:
             if self._joined is None:
-                self._waiting.append(packet)
+                self._waiting.append(record)
             else:
-                self._post(packet)
+                self._post(record)
 
     def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience, on_waiting: OnWaiting, /) -> Death:
         """Pass on the engine's records until it is dead; kill it once it has said nothing for too long."""
@@ -90,14 +91,15 @@ class RemoteEngine:
             self._line.expect(joined.engine_key)
             self._line.connect(joined.messages, joined.engine_key)
             self._joined = joined
-            for packet in self._waiting:
-                self._post(packet)
+            for record in self._waiting:
+                self._post(record)
             self._waiting.clear()
 
-    def _post(self, packet: bytes) -> None:
+    def _post(self, record: Record) -> None:
         assert self._line is not None, "it is not closed"
         with suppress(zmq.Again):  # no line is left; the watch will see that the engine is dead
-            self._line.outlet.send(packet, zmq.DONTWAIT)
+            for one in chain(pieces_before(record), (record,)):
+                self._line.outlet.send(encode([one]), zmq.DONTWAIT)
 
     def _on_lost(self) -> None:
         """A line breaks when its engine ends. If it does not end, something between the machines is broken."""

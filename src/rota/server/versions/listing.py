@@ -6,11 +6,11 @@ from typing import Any
 
 from rota.core.adapter import Adapter
 from rota.runtime.registry import Registry
+from rota.runtime.spool import Spool
 from rota.server.access.disclosure import path_for
 from rota.server.access.keys import Key
 from rota.server.adapters import AdapterManager
 from rota.server.versions.history import History, Record
-from rota.server.versions.spool import Spool
 
 
 class Listing:

@@ -14,6 +14,7 @@ from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
+from rota.runtime.spool import Spool
 from rota.server.access.access import Access
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
@@ -21,7 +22,6 @@ from rota.server.adapter_names import check_name
 from rota.server.adapters import AdapterManager, Mode, Terms
 from rota.server.audit import audited
 from rota.server.versions.fields import UpdateFields, UploadFields
-from rota.server.versions.spool import Spool
 from rota.server.versions.upload import WEIGHTS_FILE, Uploads, complete, receive, without_paths
 
 PICKLED = (

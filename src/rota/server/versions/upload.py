@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,13 +13,15 @@ from typing import Any, BinaryIO
 from fastapi import Request
 
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
-from rota.server.versions.spool import Spool, discard
+from rota.runtime.spool import PREFIX, Spool, discard
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # In the metadata of safetensors, if the config is not sent beside them.
 METADATA_KEY = "adapter_config"
 # Larger than the header of any adapter: a thousand factors take a hundred bytes each.
 MOST_HEADER_BYTES = 16 << 20
+# A file of an upload as an engine on another machine names it.
+_ELSEWHERE = re.compile(rf"\S*/{PREFIX}\w+/\w+/")
 # Written at a time, in a thread: a disk may be slow, and the event loop must not wait for it.
 WRITTEN_BYTES = 4 << 20
 # Bodies with weights that may arrive at a time: each takes room on the disk.
@@ -126,4 +129,5 @@ def parse_config(text: str, where: str = "config") -> dict[str, Any]:
 
 def without_paths(error: AdapterError, folder: Path) -> AdapterError:
     """The engine's reason, without the folder that its client has never heard of."""
-    return AdapterError(str(error).replace(f"{folder}/", "").replace(str(folder), "The body"))
+    told = str(error).replace(f"{folder}/", "").replace(str(folder), "The body")
+    return AdapterError(_ELSEWHERE.sub("", told))

@@ -1,7 +1,7 @@
-"""The spool is the server's own folder for weights that came in bodies, and keeps each as long as its version is there.
+"""A spool is a process's own folder for weights that came in bodies, and keeps each as long as its version is there.
 
 An engine reads a version again when its host memory was needed for others, and after a restart: so the files stay until
-the version is gone. A server that was killed leaves its folder behind, and the next server on the machine removes it.
+the version is gone. A process that was killed leaves its folder behind, and the next one on the machine removes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PREFIX = "rota-spool-"
 
 
 class Spool:
-    """Made on disk with the first body, in the folder for temporary files. Only the server's user may look into it."""
+    """Made on disk with the first body, in the folder for temporary files. Only the process's user may look into it."""
 
     def __init__(self, parent: Path | None = None) -> None:
         self._parent = parent
@@ -82,7 +82,7 @@ def _locked(folder: Path) -> int | None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what servers of this user left behind that were killed."""
+    """Remove what processes of this user left behind that were killed."""
     for left in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):
             is_own = left.lstat().st_uid == os.getuid() and left.is_dir() and not left.is_symlink()
