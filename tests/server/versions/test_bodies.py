@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import pickle
 import socket
 import stat
@@ -55,7 +56,8 @@ def client(tmp_path, spools, device) -> Iterator[httpx.Client]:
 
 
 def files(spools: Path) -> list[Path]:
-    return sorted(path for path in spools.rglob("*") if path.is_file())
+    """Not by `rglob`, which fails if a folder goes while it looks."""
+    return sorted(Path(folder, name) for folder, _, names in os.walk(spools) for name in names)
 
 
 def test_a_version_comes_in_a_body_and_its_files_go_with_it(client, spools, device):

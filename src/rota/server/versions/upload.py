@@ -128,6 +128,6 @@ def parse_config(text: str, where: str = "config") -> dict[str, Any]:
 
 
 def without_paths(error: AdapterError, folder: Path) -> AdapterError:
-    """The engine's reason, without the folder that its client has never heard of."""
-    told = str(error).replace(f"{folder}/", "").replace(str(folder), "The body")
-    return AdapterError(_ELSEWHERE.sub("", told))
+    """The engine's reason, without the folder that its client has never heard of, whole or as it stands in its root."""
+    told = _ELSEWHERE.sub("", str(error).replace(f"{folder}/", "").replace(str(folder), "The body"))
+    return AdapterError(told.replace(f"{folder.name}/", ""))
