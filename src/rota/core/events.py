@@ -100,6 +100,7 @@ class AdapterRefused:
     reason: str
     engine_id: EngineId = FIRST_ENGINE
     others_serve: bool = False  # this engine lost the adapter, and other engines go on with it
+    engine_died: bool = False  # so nothing is known of the adapter
 
 
 @dataclass(frozen=True, slots=True)

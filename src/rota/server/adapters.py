@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rota.core.adapter import Adapter
-from rota.core.errors import AdapterError, RequestError
+from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
@@ -108,6 +108,8 @@ class AdapterManager:
     async def use(self, adapter: Adapter, terms: Terms = AT_ONCE) -> None:
         """A name means this version of it from now on: one that was staged or kept."""
         async with self._names.lock(adapter.name):
+            if self._registry.by_id(adapter.adapter_id) is None:
+                raise AdapterError(f"Version {adapter.version} of '{adapter.name}' was unloaded; load it again.")
             if adapter.adapter_id in self._leaving:
                 raise AdapterError(f"Version {adapter.version} of '{adapter.name}' is leaving; load it again.")
             self._take_over(adapter, terms)
@@ -212,6 +214,8 @@ class AdapterManager:
                 case AdapterRefused(others_serve=True):
                     self._warn(event)
                 case AdapterRefused(adapter_id=adapter_id, reason=reason):
+                    if event.engine_died:
+                        self._loading.fail(adapter_id, Fault(FaultCode.ENGINE_DIED, reason))
                     self._refused(event)
                     self._loading.resolve(adapter_id, reason)
                     self._unloading.resolve(adapter_id)

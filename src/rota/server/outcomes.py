@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from rota.core.errors import Fault, RequestError
 from rota.core.ids import AdapterId
 
 # Empty after a success, else the reason.
@@ -24,6 +25,14 @@ class Outcomes:
         return outcome
 
     def resolve(self, adapter_id: AdapterId, reason: str = "") -> None:
-        outcome = self._waiting.pop(adapter_id, None)
-        if outcome and not outcome.done():  # else the client has left
+        if outcome := self._waited_for(adapter_id):
             outcome.set_result(reason)
+
+    def fail(self, adapter_id: AdapterId, fault: Fault) -> None:
+        """The engine cannot say. Whoever waits gets a RequestError."""
+        if outcome := self._waited_for(adapter_id):
+            outcome.set_exception(RequestError(fault))
+
+    def _waited_for(self, adapter_id: AdapterId) -> Outcome | None:
+        outcome = self._waiting.pop(adapter_id, None)
+        return outcome if outcome and not outcome.done() else None  # done: the client has left

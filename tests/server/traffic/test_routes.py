@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -14,7 +15,9 @@ from rota.core.plan import NO_TOKEN
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
+from tests.server.engines import REPLICAS
 from tests.server.letters import error_of, letters_device, serving
+from tests.server.versions.serving import slow_device
 from tests.waiting import until
 
 LEGAL, NEW, SHADOW = AdapterId(1), AdapterId(2), AdapterId(3)
@@ -307,3 +310,38 @@ def test_a_version_that_was_deleted_is_no_target(client):
     refused = route(client, targets={"legal@2": 1.0})
     assert (refused.status_code, error_of(refused)["param"]) == (404, "targets.legal@2")
     assert client.get("/v1/adapters/legal/route").json()["rolled_back"]["reason"] == "'legal@2' was unloaded."
+
+
+def test_a_route_is_rolled_back_at_once_though_an_update_of_the_name_is_under_way(tmp_path):
+    device = slow_device()
+    with serving(tmp_path, device, adapters=("legal",)) as client, ThreadPoolExecutor(2) as threads:
+        route(client, targets={"legal@1": 1.0})
+        renew(client)
+        route(client, targets={"legal@2": 1.0}, rollback="legal@1")
+        updating = threads.submit(renew, client, path="/a/slow")
+        assert until(lambda: len(device.unread) == REPLICAS)
+        assert version(client) == "2"
+
+        ending = threads.submit(client.delete, "/v1/adapters/legal/route")
+        assert until(lambda: version(client) == "1"), "the roll-back waits for the update"
+        device.read()
+        assert (updating.result(), ending.result().json()["targets"]) == (3, {"legal@2": 1.0})
+        assert version(client) == "1"
+        assert client.get("/v1/adapters/legal/route").status_code == 404
+
+
+def test_a_name_that_is_unloaded_while_its_route_is_being_ended_says_so(tmp_path):
+    device = slow_device()
+    with serving(tmp_path, device, adapters=("legal",)) as client, ThreadPoolExecutor(3) as threads:
+        route(client, targets={"legal@1": 1.0})
+        renew(client)
+        updating = threads.submit(client.put, "/v1/adapters/legal", json={"path": "/a/slow"})
+        assert until(lambda: len(device.unread) == REPLICAS)
+        ending = threads.submit(client.delete, "/v1/adapters/legal/route")
+        unloading = threads.submit(client.delete, "/v1/adapters/legal")
+        assert until(lambda: client.get("/v1/adapters/legal").status_code == 404)
+        device.read()
+        assert [one.result().status_code for one in (updating, unloading)] == [400, 200]
+        refused = ending.result()
+        assert refused.status_code == 404 or "was unloaded; load it again" in error_of(refused)["message"]
+        assert client.get("/v1/routes").json() == {"data": []}

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+from rota.core.adapter import Adapter
+from rota.core.messages import Message
 from rota.server.version_header import HEADER
 from tests.fakes import FakeDevice, alphabet
 from tests.server.engines import REPLICAS
@@ -237,3 +239,18 @@ def test_a_pin_stays_with_the_name(tmp_path):
         assert put(client, "poet").status_code == 200
         assert client.get("/v1/adapters").json()["data"][0]["pinned"]
         assert "may be pinned" in error_of(put(client, "pirate", pinned=True))["message"]
+
+
+class Deadly(FakeDevice):
+    """Dies of an adapter."""
+
+    def fetch(self, adapter: Adapter) -> Message:
+        assert "deadly" not in adapter.path, "so it is"
+        return super().fetch(adapter)
+
+
+def test_an_engine_that_dies_while_it_reads_a_version_says_nothing_of_the_version(tmp_path, capsys):
+    with serving(tmp_path, Deadly(next_token=alphabet), adapters=("poet",)) as client:
+        refused = put(client, "poet", "/a/deadly")
+    assert (refused.status_code, error_of(refused)["code"]) == (503, "engine_died")
+    assert "so it is" in capsys.readouterr().err

@@ -107,7 +107,7 @@ class ReplicaAdapters:
             if _is_open(entry):
                 events += self._settle(adapter_id, entry, now)
             elif was_holder and not entry.holders:
-                events.append(AdapterRefused(adapter_id=adapter_id, at=now, reason=reason))
+                events.append(AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, engine_died=True))
         return events
 
     def note_away(self, replica: int, reason: str) -> list[Event]:
@@ -122,7 +122,8 @@ class ReplicaAdapters:
                 self._part(replica, entry)
                 entry.was_removed = True
             elif replica in entry.asked:
-                self._stand_back(replica, entry, AdapterRefused(adapter_id=adapter_id, at=now, reason=reason))
+                died = AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, engine_died=True)
+                self._stand_back(replica, entry, died)
             else:
                 continue
             events += self._settle(adapter_id, entry, now)

@@ -63,11 +63,14 @@ def install_traffic_routes(
         with audited(http, key, "end_route", adapter=name):
             access.loader_of(http, name)
             route = _set(traffic, name)
+            ended = _seen(key, route)
+            traffic.roll_back(route)  # before the name means the version: an update of the name may be under way
             target = registry.get(route.rollback)
             if target and target.name == name and not registry.has(target):
                 await adapters.use(target)
-            traffic.end(name)
-        return _seen(key, route)
+            if traffic.route_of(name) is route:  # else another was set, or the name was unloaded
+                traffic.end(name)
+        return ended
 
 
 def _loaded(registry: Registry, name: str) -> None:

@@ -17,6 +17,7 @@ from rota.runtime.registry import Registry
 from rota.server.adapters import AdapterManager
 from rota.server.traffic.route import Chosen, Route
 from rota.server.traffic.shadows import Shadows
+from rota.server.traffic.split import Split
 
 LOG = logging.getLogger("rota.traffic")
 
@@ -63,6 +64,11 @@ class Traffic:
         self.meters.weigh(route.name, route.split.weights)
         self._release(before)
 
+    def roll_back(self, route: Route) -> None:
+        """An operator wants all requests of a route at the target that it rolls back to."""
+        route.split = Split({route.rollback: 1.0})
+        self.meters.weigh(route.name, route.split.weights)
+
     def end(self, name: str) -> None:
         """A name has no route from now on."""
         self.meters.weigh(name, {})
@@ -98,7 +104,8 @@ class Traffic:
         for event in events:
             match event:
                 case AdapterRefused(others_serve=False):
-                    self._failed(event.adapter_id, f"could not be read: {event.reason}", "failed")
+                    if not event.engine_died:
+                        self._failed(event.adapter_id, f"could not be read: {event.reason}", "failed")
                     self._look_for_leavers()
                 case AdapterRemoved():
                     self._look_for_leavers()
