@@ -5,52 +5,27 @@ But for answers that were moved: these name both versions and the token of the c
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.core.config import LoraConfig, SchedulerConfig
 from rota.core.events import AdapterAdded, AdapterRemoved, Event, FinishReason
-from rota.core.ids import AdapterId, RequestId, Row
+from rota.core.ids import AdapterId
 from rota.core.messages import Message, MoveRequests, RemoveAdapter, Submit
 from rota.core.moved import Moved
-from rota.core.plan import Seat
 from rota.core.request import Request
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
 from tests.builders import abort, add_adapter, capacity, request
-from tests.fakes import FakeDevice
 from tests.scheduler.test_storm import PREFIXES, expected, policies
 from tests.scheduler.unreliable import UnreliableWorld
+from tests.watchful import WatchfulDevice
 from tests.worlds import STEP_S, endings, outputs
 
 VERSIONS = range(1, 6)
 EVENING = 10_000.0
-
-
-@dataclass
-class WatchfulDevice(FakeDevice):
-    """Notes which version gave each token, and which requests read KV of another version than their own."""
-
-    makers: defaultdict[RequestId, list[AdapterId]] = field(default_factory=lambda: defaultdict(list))
-    mixed: set[RequestId] = field(default_factory=set)
-    _seated: dict[Row, RequestId] = field(default_factory=dict)
-
-    def _sit_down(self, seat: Seat) -> None:
-        super()._sit_down(seat)
-        self._seated[seat.row] = seat.request_id
-
-    def _sample(self, row: Row, end: int) -> int:
-        self.makers[self._seated[row]].append(self._rows[row].adapter_id)
-        return super()._sample(row, end)
-
-    def _read(self, row: Row, start: int, end: int) -> list[int]:
-        found = [self._kv[self._slot(row, position)] for position in range(max(0, start), end)]
-        if any(adapter != self._rows[row].adapter_id for adapter, _ in found):
-            self.mixed.add(self._seated[row])
-        return [token for _, token in found]
 
 
 @st.composite

@@ -1,0 +1,218 @@
+"""A service whose engine makes one pass when it is told to, so that a test says what happens between two tokens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rota.core.config import EngineConfig
+from rota.core.events import EngineRestarted, Event
+from rota.core.ids import AdapterId
+from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, AddAdapter, Message
+from rota.core.plan import StepPlan, StepResult
+from rota.runtime.live import LiveWorld
+from rota.runtime.loop import run
+from rota.runtime.promises import Promises
+from rota.runtime.service import Deliver, Phase, ServiceState, StateBoard
+from rota.scheduler import Scheduler
+from tests.waiting import PATIENCE_S
+from tests.watchful import WatchfulDevice
+
+REPORTS = (AdapterFetched, AdapterReady, AdapterFailed)
+
+
+class Killed(Exception):
+    """The storm ends an engine."""
+
+
+class SteppedInbox:
+    """Lets the loop's thread run from one `take` to the next, once for each `step`."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._reports: list[Message] = []  # of the device: adapters that were read or copied
+        self._changed = threading.Condition()
+        self._go, self._stands = threading.Semaphore(0), threading.Semaphore(0)
+        self._is_closed = False
+        self.reported = 0
+
+    def post(self, message: Message) -> None:
+        with self._changed:
+            is_report = isinstance(message, REPORTS)
+            (self._reports if is_report else self._messages).append(message)
+            self.reported += is_report
+            self._changed.notify_all()
+
+    def take(self, wait_s: float) -> list[Message] | None:
+        self._stands.release()
+        self._go.acquire()
+        with self._changed:
+            messages, self._messages = self._messages, []
+        return None if self._is_closed and not messages else messages
+
+    def hand_over(self) -> None:
+        """The loop hears with its next pass what the device has reported."""
+        with self._changed:
+            self._messages += sorted(self._reports, key=lambda one: (one.adapter_id, type(one).__name__))  # type: ignore[union-attr]
+            self._reports = []
+
+    def wait_for_reports(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.reported >= count, PATIENCE_S), "a read or a copy has no end"
+
+    def step(self) -> None:
+        self._go.release()
+        self.stand()
+
+    def stand(self) -> None:
+        """Wait until the loop asks for messages, or has ended."""
+        assert self._stands.acquire(timeout=PATIENCE_S), "a pass of the loop does not end"
+
+    def end(self) -> None:
+        """The loop has ended, and asks no more."""
+        self._stands.release()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._go.release()
+        self._go.release()  # the first pass after it aborts what is open, the second finds nothing
+
+
+class WatchedDevice:
+    """A real engine, and beside it a device of integers that sees whose KV each row reads."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self.capacity, self.token_s, self.listen = engine.capacity, engine.token_s, engine.listen
+        self.watch = WatchfulDevice(engine.capacity)
+        self.ordered = 0  # reads and copies, each of which ends in one report
+        self.dies_at: str = ""  # "submit" or "collect"
+
+    def submit(self, plan: StepPlan) -> Any:
+        if self.dies_at == "submit":
+            raise Killed
+        seen = self.watch.submit(plan)
+        self.watch.plans.clear()
+        self.ordered += len(plan.reads) + len(plan.loads)
+        return self._engine.submit(plan), seen
+
+    def collect(self, ticket: Any) -> StepResult:
+        if self.dies_at == "collect":
+            raise Killed
+        real, seen = ticket
+        self.watch.collect(seen)
+        result: StepResult = self._engine.collect(real)
+        return result
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class SteppedService:
+    """An engine in a thread that waits between two passes. One that is killed is followed by another, as under a
+    supervisor."""
+
+    def __init__(self, build: Callable[[], Any], config: EngineConfig, on_add: Callable[[AddAdapter], None]) -> None:
+        self._build, self._config, self._on_add = build, config, on_add
+        self._board, self._promises = StateBoard(), Promises()
+        self.events: list[Event] = []
+        self.holds_reports = False
+        self.mixed: set[str] = set()  # requests that read KV of another version than their own
+
+    @property
+    def state(self) -> ServiceState:
+        return self._board.state
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> Any:
+        return self._board.wait_until_ready(timeout_s)
+
+    def start(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+        self._begin()
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, AddAdapter):
+            self._on_add(message)
+        self._promises.note_message(message)
+        self._inbox.post(message)
+
+    def step(self) -> None:
+        """One pass of the loop, and all reads and copies that it has ordered."""
+        if not self.holds_reports:
+            self._inbox.hand_over()
+        self._inbox.step()
+        if self._failure is not None:
+            self._replace()
+        self._inbox.wait_for_reports(self.device.ordered)
+
+    def kill(self, at: str) -> None:
+        """The engine fails with its next step."""
+        self.device.dies_at = at
+
+    @property
+    def is_idle(self) -> bool:
+        return self.scheduler.is_idle
+
+    @property
+    def is_running(self) -> bool:
+        """Is an answer being given?"""
+        return any(group.running for group in self.scheduler._books.groups.values())
+
+    @property
+    def users(self) -> dict[AdapterId, int]:
+        """The open requests of each version that the scheduler knows."""
+        return {adapter_id: group.users for adapter_id, group in self.scheduler._books.groups.items()}
+
+    @property
+    def owes(self) -> list[Any]:
+        """What it has promised and not yet done, and the adapters of the next engine."""
+        mine = self._promises
+        return [*mine._requests, *mine._coming, *mine._leaving, *mine._known]
+
+    def stop(self) -> None:
+        self._inbox.close()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the loop does not end"
+        self._close()
+
+    def _close(self) -> None:
+        self.mixed |= self.device.watch.mixed
+        self.device.close()
+
+    def _begin(self) -> None:
+        self._inbox, self.device = SteppedInbox(), WatchedDevice(self._build())
+        self._failure: Exception | None = None
+        self.scheduler = Scheduler.from_config(self._config, self.device.capacity)
+        world = LiveWorld(self.device, self._inbox)
+        self._thread = threading.Thread(target=self._serve, args=(world, self._inbox), daemon=True)
+        self._board.set(ServiceState(phase=Phase.READY, capacity=self.device.capacity))
+        self._thread.start()
+        self._inbox.stand()
+
+    def _serve(self, world: LiveWorld[Any], inbox: SteppedInbox) -> None:
+        try:
+            run(self.scheduler, world, self._emit, self._config.scheduler.overlap_depth)
+        except Exception as error:
+            self._failure = error
+        inbox.end()
+
+    def _emit(self, events: list[Event]) -> None:
+        self.scheduler.check()
+        self._promises.note_events(events)
+        self.events += events
+        self._deliver(events)
+
+    def _replace(self) -> None:
+        failure = self._failure
+        if not isinstance(failure, Killed):
+            raise AssertionError("the engine failed by itself") from failure
+        self._thread.join(PATIENCE_S)
+        self._close()
+        introductions = self._promises.introductions()
+        failed = self._promises.break_all("The engine was killed.")
+        self._begin()
+        for message in introductions:
+            self._inbox.post(message)
+        self._deliver([EngineRestarted(time.monotonic(), "The engine was killed."), *failed])
