@@ -135,7 +135,7 @@ ROLLBACKS = _metric(
     "counter",
     "rollbacks_total",
     "Traffic routes that were rolled back because a target computed what is `not_a_number`, `failed` to be read, was "
-    "`adapter_failed`, or was `unloaded`.",
+    "`adapter_failed`, was `unloaded`, or was served when an engine died, twice (`engine_died`).",
     "cause",
 )
 SHADOWS = _metric(

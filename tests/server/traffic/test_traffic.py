@@ -18,7 +18,7 @@ from rota.runtime.registry import Registry
 from rota.server.traffic.route import Route
 from rota.server.traffic.shadows import Shadows
 from rota.server.traffic.split import Split
-from rota.server.traffic.traffic import Traffic
+from rota.server.traffic.traffic import DIES_AGAIN_S, Traffic
 
 
 def unsent(_request: Request) -> NoReturn:
@@ -49,10 +49,10 @@ class Stage:
         """The labels of those that answer."""
         return {self.traffic.choose(self.legal, None).adapter.label for _ in range(times)}
 
-    def end(self, adapter: Adapter, code: FaultCode) -> None:
+    def end(self, adapter: Adapter, code: FaultCode, at: float = 1.0) -> None:
         journey = Journey(adapter.adapter_id, adapter.name, 0.0, AdapterMeters(adapter.name))
         fault = Fault(code, "So it is.")
-        self.traffic.ended("a", journey, Finished(request_id="a", at=1.0, reason=FinishReason.FAILED, fault=fault))
+        self.traffic.ended("a", journey, Finished(request_id="a", at=at, reason=FinishReason.FAILED, fault=fault))
 
 
 def test_a_name_without_a_route_means_its_current_version():
@@ -107,6 +107,22 @@ def test_an_end_that_says_nothing_of_the_adapter_changes_nothing(code):
     stage.end(stage.new, code)
 
     assert stage.route.rolled_back is None
+
+
+def test_an_engine_that_dies_again_under_a_target_rolls_its_route_back():
+    stage = Stage(shadow="poet")
+    for at in (1.0, 1.0, 1.0 + DIES_AGAIN_S, 1.0 + DIES_AGAIN_S):  # two deaths far apart, under two requests each
+        for one in (stage.new, stage.legal):
+            stage.end(one, FaultCode.ENGINE_DIED, at)
+    assert stage.route.rolled_back is None
+
+    for one in (stage.poet, stage.new, stage.legal):
+        stage.end(one, FaultCode.ENGINE_DIED, 2.0 + DIES_AGAIN_S)
+    assert stage.route.rolled_back
+    assert stage.route.rolled_back.reason == "'legal@2' was being served when an engine died, twice within 10 minutes."
+    assert stage.asked() == {"legal@1"}
+    assert stage.route.shadow == "poet", "an engine died under it once"
+    assert stage.meters.rollbacks == {"engine_died": 1}
 
 
 def test_what_a_route_rolls_back_to_stays_whatever_it_does():

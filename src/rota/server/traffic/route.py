@@ -44,6 +44,7 @@ class Route:
     rolled_back: RolledBack | None = None
     shadow_ended: str = ""  # why there are no copies any more
     requests: dict[str, int] = field(default_factory=dict)  # by target, since the route was set
+    deaths: dict[str, float] = field(default_factory=dict)  # when an engine last died under requests of a target
 
     @property
     def weights(self) -> Mapping[str, float]:

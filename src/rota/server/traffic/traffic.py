@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -26,6 +27,8 @@ _FAILURES = {
     FaultCode.NOT_A_NUMBER: "computed a value that is not a number",
     FaultCode.ADAPTER_FAILED: "could not be served",
 }
+# An engine that dies says nothing of a version. If the next one dies under it so soon, it is the likeliest cause.
+DIES_AGAIN_S = 600.0
 
 
 class Traffic:
@@ -115,13 +118,26 @@ class Traffic:
         self.shadows.ended(request_id, ending)
         if ending.fault and (words := _FAILURES.get(ending.fault.code)):
             self._failed(journey.adapter_id, f"{words}.", ending.fault.code.value)
+        elif ending.fault and ending.fault.code is FaultCode.ENGINE_DIED:
+            self._died(journey.adapter_id, ending.at)
+
+    def _died(self, adapter_id: AdapterId, at: float) -> None:
+        """An engine died under a request. All requests that it took along end at the same instant."""
+        for route, target in self._naming(adapter_id):
+            before_s = at - route.deaths.get(target, -math.inf)
+            route.deaths[target] = at
+            if 0.0 < before_s < DIES_AGAIN_S:
+                words = f"was being served when an engine died, twice within {DIES_AGAIN_S / 60:g} minutes."
+                self._drop(route, target, f"'{target}' {words}", FaultCode.ENGINE_DIED.value)
 
     def _failed(self, adapter_id: AdapterId, words: str, cause: str) -> None:
-        for route in self._routes.values():
-            for target in route.named:
-                found = self._registry.get(target)
-                if found and found.adapter_id == adapter_id:
-                    self._drop(route, target, f"'{target}' {words}", cause)
+        for route, target in self._naming(adapter_id):
+            self._drop(route, target, f"'{target}' {words}", cause)
+
+    def _naming(self, adapter_id: AdapterId) -> list[tuple[Route, str]]:
+        """The routes that need a version, and as what."""
+        named = [(route, target) for route in self._routes.values() for target in route.named]
+        return [one for one in named if (found := self._registry.get(one[1])) and found.adapter_id == adapter_id]
 
     def _look_for_leavers(self) -> None:
         for name, route in list(self._routes.items()):
