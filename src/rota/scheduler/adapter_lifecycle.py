@@ -87,6 +87,8 @@ class AdapterLifecycle:
             return
         group = Group(adapter)
         self._books.groups[adapter.adapter_id] = group
+        if group.is_pinned:
+            self._books.pinned_groups[adapter.adapter_id] = group
         if message.is_read_later:
             self._know(group, at)
             self._idle_reads.expect(group)
@@ -190,7 +192,7 @@ class AdapterLifecycle:
             self._refuse(adapter_id, at, f"No adapter with the id {adapter_id} is known.")
             return
         group.standing = Standing.RETIRING if message.takes_requests else Standing.LEAVING
-        group.is_pinned = False  # the next version of the name may be pinned in its place
+        self._unpin(group)  # the next version of the name may be pinned in its place
         self._books.note_users(group)
         if message.is_forced:
             name = group.adapter.name if group.adapter else ""
@@ -217,7 +219,12 @@ class AdapterLifecycle:
         self._forget(group)
         books.outbox.append(AdapterRemoved(group.adapter_id, at, books.engine_id))
 
+    def _unpin(self, group: Group) -> None:
+        group.is_pinned = False
+        self._books.pinned_groups.pop(group.adapter_id, None)
+
     def _forget(self, group: Group) -> None:
+        self._unpin(group)
         del self._books.groups[group.adapter_id]
         self._books.slots.forget(group.adapter_id)
         self._books.absent.remove(group)

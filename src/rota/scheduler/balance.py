@@ -6,7 +6,7 @@ from collections import Counter
 
 from rota.core.ids import BASE
 from rota.scheduler.books import Books
-from rota.scheduler.group import arrival
+from rota.scheduler.group import Group, arrival
 from rota.scheduler.sequence import Sequence
 
 
@@ -24,6 +24,10 @@ def check_balance(books: Books) -> None:
     assert books.short_prompts == sum(map(books.is_short, books.sequences.values()))
     assert books.priorities == Counter(sequence.request.priority for sequence in books.sequences.values())
     assert {*map(id, books.sequences.values())} == {*map(id, running), *map(id, waiting)}
+    assert books.pinned_groups == {a: group for a, group in books.groups.items() if group.is_pinned}
+    unused = Group(None)
+    written = unused.users or unused.tenants.main or unused.priorities or unused.lengths
+    assert not written, "the books that unused adapters share are not empty"
     for group in books.groups.values():
         assert group.prefilling == sorted(group.prefilling, key=arrival)
         assert group.decoding == sorted(group.decoding, key=arrival)

@@ -53,6 +53,7 @@ class Books:
         self.short_prompts = 0  # open requests whose prompts are shorter than that
         self.base = Group(None)
         self.groups: dict[AdapterId, Group] = {BASE: self.base}
+        self.pinned_groups: dict[AdapterId, Group] = {}
         self.sequences: dict[RequestId, Sequence] = {}  # every open one
         self.waiting = 0
         self.running_count = 0  # sequences that hold KV: those that run, and those that are parked
@@ -76,8 +77,8 @@ class Books:
 
     @property
     def pinned(self) -> set[str]:
-        """The names of pinned adapters; walks through all adapters. Two versions of one name count once."""
-        return {group.adapter.name for group in self.groups.values() if group.adapter and group.is_pinned}
+        """The names of pinned adapters. Two versions of one name count once."""
+        return {group.adapter.name for group in self.pinned_groups.values() if group.adapter}
 
     def is_open(self, group: Group) -> bool:
         """May the sequences of a group be in a step?"""

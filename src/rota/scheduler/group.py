@@ -35,8 +35,18 @@ class Standing(Enum):
     LEAVING = "to be removed when its last user has finished"
 
 
+# Stand for the books of every adapter that had no request yet, and stay empty. Thousands of adapters may be known, and
+# few are asked for: books of their own would take a kilobyte each.
+_QUEUE, _TENANTS, _LENGTHS = FairQueue(), TenantCounts(), AnswerLengths()
+_SEQUENCES: list[Sequence] = []
+_PRIORITIES: Counter[int] = Counter()
+
+
 class Group:
-    """Keeps its counts up to date; policies read them through `policy.views.AdapterView`."""
+    """Keeps its counts up to date; policies read them through `policy.views.AdapterView`.
+
+    It has books of its own from its first request on.
+    """
 
     __slots__ = (
         "adapter",
@@ -67,13 +77,13 @@ class Group:
         self.weight = adapter.weight if adapter else 1.0
         self.is_pinned = adapter.is_pinned if adapter else False
         self.standing = Standing.NEW if adapter else Standing.KNOWN
-        self.queue = FairQueue()
-        self.tenants = TenantCounts()  # of open requests
-        self.prefilling: list[Sequence] = []  # all three lists are sorted by arrival, so the newest is last
-        self.decoding: list[Sequence] = []
-        self.rowless: list[Sequence] = []  # they hold KV, and their rows were given to other sequences
-        self.priorities: Counter[int] = Counter()  # of the sequences in these lists
-        self.lengths = AnswerLengths()  # of answers that ended by themselves
+        self.queue = _QUEUE
+        self.tenants = _TENANTS  # of open requests
+        self.prefilling = _SEQUENCES  # all three lists are sorted by arrival, so the newest is last
+        self.decoding = _SEQUENCES
+        self.rowless = _SEQUENCES  # they hold KV, and their rows were given to other sequences
+        self.priorities = _PRIORITIES  # of the sequences in these lists
+        self.lengths = _LENGTHS  # of answers that ended by themselves
         self.ran_at = 0.0
         self.ran_in = 0  # the last step that its sequences were in
         self.slot_since = 0.0
@@ -187,8 +197,15 @@ class Group:
 
     def enter(self, account: Account) -> None:
         """A tenant has one open request more here."""
+        if self.queue is _QUEUE:
+            self._open_books()
         if self.tenants.enter(account) and self.adapter is not None:
             account.adapters[self.adapter_id] = None
+
+    def _open_books(self) -> None:
+        self.queue, self.tenants, self.lengths = FairQueue(), TenantCounts(), AnswerLengths()
+        self.prefilling, self.decoding, self.rowless = [], [], []
+        self.priorities = Counter()
 
     def exit(self, account: Account) -> None:
         if self.tenants.exit(account):
