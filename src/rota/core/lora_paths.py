@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any
 
@@ -32,6 +33,11 @@ class LoraPath:
 
 def parse_lora_paths(entries: Sequence[str]) -> tuple[LoraPath, ...]:
     """All entries of --lora-paths; two entries of one name are refused."""
+    return _parsed(tuple(entries))
+
+
+@lru_cache(maxsize=1)  # a start asks several times, and there may be thousands
+def _parsed(entries: tuple[str, ...]) -> tuple[LoraPath, ...]:
     parsed = tuple(map(parse_lora_path, entries))
     paths: dict[str, str] = {}
     for entry in parsed:
@@ -84,7 +90,13 @@ def _named(name: Any, path: Any, entry: str, pinned: bool = False, weight: float
         raise ConfigError(f"lora_paths: '{entry}' has no path; {FORMS}.")
     path = path.strip()
     if name is None:
-        name = PurePath(path.partition("@")[0] if path.startswith("hf://") else path).name
+        name = _last_name(path.partition("@")[0] if path.startswith("hf://") else path)
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"lora_paths: '{entry}' has no name; {FORMS}.")
     return LoraPath(name=name.strip(), path=path, is_pinned=pinned, weight=weight)
+
+
+def _last_name(path: str) -> str:
+    """The name of a path's folder; `PurePath` alone would take ten times as long, and there may be thousands."""
+    name = path.rpartition("/")[2]
+    return PurePath(path).name if name in ("", ".") else name

@@ -276,6 +276,8 @@ def test_useful_slots_hold_every_adapter_and_cost_no_annex(count, rank):
         ('{"r": 0}', UNKNOWN_RANK),
         ('{"r": 8, "rank_pattern": {"q_proj": "many"}}', UNKNOWN_RANK),
         ("{", UNKNOWN_RANK),
+        ("[8]", UNKNOWN_RANK),
+        (f'{{"r": 8, "notes": "{"long " * 8000}", "rank_pattern": {{"q_proj": 40}}}}', 40),
         (None, UNKNOWN_RANK),
     ],
 )
@@ -295,3 +297,13 @@ def test_each_folder_has_its_rank_and_relative_paths_start_at_the_root(tmp_path:
     builtin = LoraPath(name="a", path=str(tmp_path / "small"), is_builtin=True)
     assert [one.rank for one in needs_of([builtin], Brought("/elsewhere"))] == [4]
     assert needs_of([], Brought()) == []
+
+
+def test_of_hundreds_of_adapters_with_one_config_those_with_another_keep_theirs(tmp_path: Path):
+    ranks = [128 if number in (3, 177) else 16 for number in range(200)]
+    for number, rank in enumerate(ranks):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "adapter_config.json").write_text(f'{{"r": {rank}}}')
+    entries = [LoraPath(name=f"a{number}", path=str(number)) for number in range(200)]
+
+    assert [one.rank for one in needs_of(entries, Brought(str(tmp_path)))] == ranks
