@@ -4,21 +4,23 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from rota.core.config import EngineConfig
 from rota.core.errors import AdapterError, EngineDiedError, FaultCode, ModelError
-from rota.core.events import AdapterRefused, FinishReason
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, EngineRestarted, FinishReason
 from rota.core.ids import AdapterId
+from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
 from rota.core.plan import StepPlan
 from rota.runtime.preloaded import PreloadedService
-from rota.runtime.service import BuildDevice, InProcessService, Phase
+from rota.runtime.service import BuildDevice, InProcessService, Phase, Service
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket
 from tests.runtime.services import Listener
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 def preloaded(build_device: BuildDevice, *paths: str) -> tuple[PreloadedService, Listener]:
@@ -119,5 +121,116 @@ def test_an_engine_that_is_killed_while_it_reads_comes_back_with_all_adapters():
         service.send(submit("again", adapter=AdapterId(3)))  # before the new engine is ready
         assert listener.wait_for_ending("again").fault is None
         assert service.state.phase is Phase.READY
+    finally:
+        service.stop()
+
+
+class Noting(InProcessService):
+    """Remembers the adapters that it was told of, and those that requests asked for."""
+
+    def __init__(self, build_device: BuildDevice = FakeDevice) -> None:
+        super().__init__(build_device, EngineConfig())
+        self.told: list[tuple[str, int]] = []
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, AddAdapter):
+            self.told.append(("added", message.adapter.adapter_id))
+        if isinstance(message, Submit):
+            self.told.append(("asked", message.request.adapter_id))
+        super().send(message)
+
+
+def many(engine: Service, adapters: int, early: int, **fields: Any) -> tuple[PreloadedService, Listener]:
+    """A service with so many adapters, of which the last has these fields."""
+    named = [add_adapter(number, **(fields if number == adapters else {})).adapter for number in range(1, adapters + 1)]
+    service, listener = PreloadedService(engine, named, early), Listener()
+    service.start(listener)
+    return service, listener
+
+
+def test_of_many_adapters_an_engine_hears_of_the_first_and_the_pinned_ones_alone():
+    engine = Noting()
+    service, listener = many(engine, adapters=9, early=2, is_pinned=True)
+    service.wait_until_ready(PATIENCE_S)
+
+    assert engine.told == [("added", 1), ("added", 2), ("added", 9)]
+    for number in range(1, 10):
+        listener.wait_for_adapter(number, AdapterAdded)  # for clients they are all there
+    service.stop()
+
+
+def test_an_engine_hears_of_each_other_adapter_once_before_the_first_request_for_it():
+    engine = Noting()
+    service, listener = many(engine, adapters=9, early=2)
+    for number in range(3):
+        service.send(submit(f"r{number}", adapter=AdapterId(7)))
+        assert listener.wait_for_ending(f"r{number}").fault is None
+
+    assert engine.told[2:] == [("added", 7), ("asked", 7), ("asked", 7), ("asked", 7)]
+    service.stop()
+
+
+def test_threads_that_ask_for_one_adapter_at_once_all_get_answers():
+    engine = Noting()
+    service, listener = many(engine, adapters=40, early=2)
+    names = [f"r{number}" for number in range(8)]
+
+    def ask(name: str) -> None:
+        for adapter in range(3, 41):
+            service.send(submit(f"{name}/{adapter}", adapter=AdapterId(adapter)))
+
+    askers = [threading.Thread(target=ask, args=(name,)) for name in names]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join(PATIENCE_S)
+
+    assert all(listener.wait_for_ending(f"{name}/{a}").fault is None for name in names for a in range(3, 41))
+    assert sorted(a for what, a in engine.told if what == "added") == list(range(1, 41))
+    service.stop()
+
+
+def test_an_adapter_that_nobody_asked_for_is_removed_like_others():
+    engine = Noting()
+    service, listener = many(engine, adapters=9, early=2)
+    service.send(RemoveAdapter(adapter_id=AdapterId(8), at=0.0))
+
+    assert listener.wait_for_adapter(8, AdapterRemoved)
+    service.send(submit("late", adapter=AdapterId(8)))
+    assert listener.wait_for_ending("late").fault.code is FaultCode.UNKNOWN_ADAPTER
+    service.stop()
+
+
+def test_both_versions_of_a_move_are_told():
+    engine = Noting()
+    service, _ = many(engine, adapters=9, early=2)
+    service.send(MoveRequests(old=AdapterId(4), new=AdapterId(5), at=0.0))
+
+    assert engine.told[2:] == [("added", 4), ("added", 5)]
+    service.stop()
+
+
+def test_one_that_turns_out_bad_when_it_is_asked_for_is_refused_with_the_reason():
+    service, listener = many(Noting(), adapters=9, early=2, path="rotten")
+    service.wait_until_ready(PATIENCE_S)
+    service.send(submit("asks", adapter=AdapterId(9)))
+
+    assert listener.wait_for_ending("asks").fault.message == "rotten is rotten."
+    assert listener.wait_for_adapter(9, AdapterRefused).reason == "rotten is rotten."
+    assert service.state.phase is Phase.READY
+    service.stop()
+
+
+def test_adapters_that_came_with_requests_outlive_the_engine():
+    engine = SupervisedService(FakeDevice, EngineConfig())
+    service, listener = many(engine, adapters=9, early=2)
+    try:
+        service.send(submit("before", adapter=AdapterId(7)))
+        assert listener.wait_for_ending("before").fault is None
+        os.kill(engine.engine_pid, signal.SIGKILL)
+        assert until(lambda: any(isinstance(event, EngineRestarted) for event in listener.events))
+        for number in (7, 8):
+            service.send(submit(f"after{number}", adapter=AdapterId(number)))
+            assert listener.wait_for_ending(f"after{number}").fault is None
     finally:
         service.stop()

@@ -6,7 +6,7 @@ from functools import partial
 
 import httpx
 
-from rota.llm.config import build_device, engine_config, first_adapters, locate_model
+from rota.llm.config import build_device, engine_config, first_adapters, locate_model, with_first
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
@@ -25,6 +25,7 @@ def test_a_later_adapter_of_a_larger_rank_is_refused_with_the_flag_that_helps(tm
     paths = {name: str(make_adapter(tmp_path / name, model, r=rank)) for name, rank in (("a", 8), ("b", 4), ("c", 12))}
     options = {"device": "cpu", "dtype": "float32", "kv_blocks": 64, "max_running_requests": 4}
     config = locate_model(engine_config({"model_path": str(folder), "lora_paths": [paths["a"]], **options}, quiet=True))
+    config = with_first(config, first_adapters(config))
     registry = Registry("tiny", str(folder))
     first = [registry.add(entry) for entry in first_adapters(config)]
     service = PreloadedService(engines(partial(build_device, config), config), first)

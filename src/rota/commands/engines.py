@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
 from rota.commands.logged import MakeDevice, build_logged
 from rota.core.capacity import Capacity
-from rota.core.config import EngineConfig, ModelConfig, ServerConfig
+from rota.core.config import EngineConfig, FirstAdapters, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
 from rota.llm.config import import_device
 from rota.runtime.lifeline import tied
@@ -23,16 +24,21 @@ from rota.runtime.supervisor import SupervisedService
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 
 
-def engine_service(config: EngineConfig, server: ServerConfig, make_device: MakeDevice) -> Service:
-    """The service of a server, each engine in a process of its own."""
+def engine_service(
+    config: EngineConfig,
+    server: ServerConfig,
+    make_device: MakeDevice,
+    first: Future[FirstAdapters] | None = None,
+) -> Service:
+    """The service of a server, each engine in a process of its own. `first` is what the config lacks."""
     if config.model.data_parallel_backend == "ray":
         from rota.commands.ray_engines import ray_service
 
-        return ray_service(config, server, make_device)
+        return ray_service(config, server, make_device, first=first)
     patience = Patience(silence_s=server.engine_silence_s)
     new_engine = partial(EngineProcess, spares=Spares(partial(spare_imports, server.spare_engine)))
     engines = [
-        SupervisedService(partial(build_logged, make_device, one, server), one, patience, new_engine)
+        SupervisedService(partial(build_logged, make_device, one, server), one, patience, new_engine, first)
         for one in replica_configs(config)
     ]
     if len(engines) == 1:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
 from rota.commands.logged import MakeDevice, build_logged
-from rota.core.config import EngineConfig, ServerConfig
+from rota.core.config import EngineConfig, FirstAdapters, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import EngineId
 from rota.runtime.cluster.alike import own_versions
@@ -26,7 +27,13 @@ from rota.runtime.supervisor import SupervisedService
 FIT_S = 10.0
 
 
-def ray_service(config: EngineConfig, server: ServerConfig, make_device: MakeDevice, fit_s: float = FIT_S) -> Service:
+def ray_service(
+    config: EngineConfig,
+    server: ServerConfig,
+    make_device: MakeDevice,
+    fit_s: float = FIT_S,
+    first: Future[FirstAdapters] | None = None,
+) -> Service:
     """The service of a server, its replicas on the cluster. Raises ConfigError if there is none that fits."""
     if config.policy.prefill_delayer_exchange != "auto":
         raise ConfigError(
@@ -45,7 +52,7 @@ def ray_service(config: EngineConfig, server: ServerConfig, make_device: MakeDev
     except ConfigError:
         cluster.close()
         raise
-    new_replica = Replicas(cluster, need, config, server, make_device)
+    new_replica = Replicas(cluster, need, config, server, make_device, first)
     engines = [new_replica(number) for number in range(replicas)]
     router = Router(replicas, has_prefix_cache=config.scheduler.enable_prefix_caching)
     if config.model.data_parallel_size == "auto":
@@ -74,7 +81,13 @@ class Replicas:
     """Makes one replica after the other."""
 
     def __init__(
-        self, cluster: Cluster, need: Need, config: EngineConfig, server: ServerConfig, make_device: MakeDevice
+        self,
+        cluster: Cluster,
+        need: Need,
+        config: EngineConfig,
+        server: ServerConfig,
+        make_device: MakeDevice,
+        first: Future[FirstAdapters] | None = None,
     ) -> None:
         sharers = cluster.sight.most_on_one(need)
         model = replace(config.model, device="cuda" if need.gpus else "cpu", data_parallel_size=sharers)
@@ -84,7 +97,7 @@ class Replicas:
         self._server = ServerConfig(
             engine_silence_s=server.engine_silence_s, log_format=server.log_format, log_level=server.log_level
         )
-        self._make_device = make_device
+        self._make_device, self._first = make_device, first
         self._maker = Maker(
             cluster=cluster,
             need=need,
@@ -96,4 +109,4 @@ class Replicas:
     def __call__(self, number: int) -> Service:
         config = replace(self._config, engine_id=EngineId(number), quiet=True)  # its progress is not shown here
         build_device = partial(build_logged, self._make_device, config, self._server)
-        return SupervisedService(build_device, config, self._patience, self._maker)
+        return SupervisedService(build_device, config, self._patience, self._maker, self._first)

@@ -20,12 +20,14 @@ from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
 from rota.llm.config import (
     ENGINE_CONFIGS,
+    begin_look,
     build_device,
     engine_config,
     first_adapters,
     locate_model,
     locator_for,
     prefix_for,
+    told_later,
 )
 from rota.observe.journey import OnEnd
 from rota.runtime.world import Device
@@ -109,11 +111,14 @@ def _serve(
     assert config.model.model_path is not None
     folder = Path(config.model.model_path)
     registry = Registry(server.served_model_name or _model_name(asked_path, folder), str(folder))
-    adapters = [registry.add(entry) for entry in first_adapters(config)]
+    entries = first_adapters(config)
     resolver_prefix = prefix_for(config.lora)
-    # What can be refused at once was refused. The engine starts, and the server gets ready beside it.
-    engines = EarlyService(engine_service(config, server, make_device))
+    first = begin_look(config, entries)
+    config = told_later(config)
+    # The engine starts, and the server gets ready beside it: thousands of adapters must not keep the engine waiting.
+    engines = EarlyService(engine_service(config, server, make_device, first))
     with engines.begun():
+        adapters = [registry.add(entry) for entry in entries]
         _listen(
             _Start(
                 config=config,
@@ -156,6 +161,7 @@ def _listen(start: _Start) -> None:
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import install_dashboard
     from rota.dashboard.stream import Viewers
+    from rota.runtime.adapter_checks import MOST_CHECKED
     from rota.runtime.closable import ClosableService
     from rota.runtime.preloaded import PreloadedService
     from rota.server.access.access import Access
@@ -174,7 +180,9 @@ def _listen(start: _Start) -> None:
     tokenizer = Tokenizer(folder)
     holder, metrics_holder = start.ports
     metrics_port = MetricsPort(metrics_holder, server) if metrics_holder else None
-    service = ClosableService(PreloadedService(start.engines, start.adapters))
+    # As many as may be read before a request asks for them.
+    most_early = max(MOST_CHECKED, config.lora.max_loaded_loras)
+    service = ClosableService(PreloadedService(start.engines, start.adapters, most_early))
     own_name = None if server.allow_anyone else server.host
     access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)

@@ -267,7 +267,7 @@ class EngineConfig:
     engine_id: EngineId = FIRST_ENGINE
     exchange_at: str = ""  # the folder where replicas share the prefill delayer's reports; "": there is one replica
     builtin_adapters: tuple[LoraPath, ...] = ()
-    first: FirstAdapters = FirstAdapters()
+    first: FirstAdapters | None = FirstAdapters()  # None: the server tells while the engine imports
     quiet: bool = False
     # Of the process that builds this engine: which of the tensor_parallel_size ranks, on which GPU as CUDA counts them,
     # and how many ranks share its machine's processors.

@@ -31,6 +31,7 @@ from rota.engine.parallel.group import Group
 
 def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group: Group) -> BankSize:
     """The bank of every rank; waits for all ranks. Raises ConfigError if it does not fit."""
+    assert config.first is not None, "the engine waited for it before it was built"
     first = _of_rank_0(config.first, group)
     rank, rank_from = choose_rank(config.lora, first)
     pages, extras = 0, Extra(first.extras)

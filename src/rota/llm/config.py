@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
-from operator import or_
+from operator import is_, or_
 from typing import Any
 
 from rota.core.config import CacheConfig, EngineConfig, FirstAdapters, LoraConfig, ModelConfig, SchedulerConfig
@@ -20,6 +21,7 @@ from rota.engine.lora.files.ranks import needs_of
 from rota.engine.lora.pages import pages_for
 from rota.engine.progress import listen_for_progress
 from rota.policy.policy_options import policy_config
+from rota.runtime.first import wait_for_first
 from rota.runtime.process_age import process_began_at
 from rota.runtime.progress import tell_progress
 from rota.runtime.ranks.lead import build_ranks
@@ -54,8 +56,7 @@ def locate_model(config: EngineConfig) -> EngineConfig:
         folder = builtin_model_folder(config.quiet)
         builtin = tuple(LoraPath(name=name, path=str(path), is_builtin=True) for name, path in found)
     model = replace(config.model, model_path=str(folder))
-    config = _located(replace(config, model=model, builtin_adapters=builtin))
-    return with_first(config, first_adapters(config))
+    return _located(replace(config, model=model, builtin_adapters=builtin))
 
 
 def sources_for(lora: LoraConfig) -> Sources:
@@ -75,6 +76,8 @@ def _located(config: EngineConfig) -> EngineConfig:
     """The same config; the adapters to start with that lie in sources have the addresses of what lies there now."""
     asked = parse_lora_paths(config.lora.lora_paths)
     located = locator_for(config.lora).locate_first(asked)
+    if all(map(is_, asked, located)):
+        return config  # nearly always: the entries need not be parsed again
     pairs = zip(config.lora.lora_paths, asked, located, strict=True)
     paths = tuple(entry if old is new else written_lora_path(new) for entry, old, new in pairs)
     return replace(config, lora=replace(config.lora, lora_paths=paths))
@@ -82,13 +85,30 @@ def _located(config: EngineConfig) -> EngineConfig:
 
 def with_first(config: EngineConfig, entries: Collection[LoraPath]) -> EngineConfig:
     """The same config with slots for these adapters. Their folders are looked at once, here: a restart does not."""
+    return replace(config, first=first_of(config, entries))
+
+
+def first_of(config: EngineConfig, entries: Collection[LoraPath]) -> FirstAdapters:
+    """What these adapters need of slots. Blocks on their folders."""
     needs = needs_of(entries, Brought(config.lora.adapter_root, sources_for(config.lora)))
     ranks = [one.rank for one in needs] if config.lora.max_lora_rank == "auto" else []
     extras = reduce(or_, (one.extras for one in needs), Extra.NONE)
-    first = FirstAdapters(
+    return FirstAdapters(
         count=len(entries), rank=max(ranks, default=0), pages=sum(map(pages_for, ranks)), extras=extras
     )
-    return replace(config, first=first)
+
+
+def begin_look(config: EngineConfig, entries: Collection[LoraPath]) -> Future[FirstAdapters]:
+    """As `first_of`, in a thread: an engine needs it only when its imports are done."""
+    pool = ThreadPoolExecutor(1, "rota-first")
+    found = pool.submit(first_of, config, entries)
+    pool.shutdown(wait=False)
+    return found
+
+
+def told_later(config: EngineConfig) -> EngineConfig:
+    """The same config for an engine that hears of its first adapters while it imports, and of each by a message."""
+    return replace(config, first=None, lora=replace(config.lora, lora_paths=()))
 
 
 def first_adapters(config: EngineConfig) -> list[LoraPath]:
@@ -124,6 +144,8 @@ def _build_engine(config: EngineConfig) -> Device[Any]:
     stage = StageRecorder(process_began_at())
     stage.note_past("imports")
     trials = Trials(known_trials())
+    if config.first is None:
+        config = replace(config, first=wait_for_first())
     engine = build_engine(config, stage=stage, trials=trials)
     tell_trials(trials.made)
     if config.rank == 0 and engine.capacity.vocabulary and config.model.model_path:  # other ranks draw no tokens

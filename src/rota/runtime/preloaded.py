@@ -11,7 +11,9 @@ from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.errors import AdapterError, EngineDiedError, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, Event
-from rota.core.messages import AddAdapter, Message
+from rota.core.ids import AdapterId
+from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
+from rota.runtime.adapter_checks import MOST_CHECKED
 from rota.runtime.service import Deliver, Phase, Service, ServiceState
 
 
@@ -19,13 +21,19 @@ class PreloadedService:
     """Another service with adapters from the start; earlier requests wait until the adapters are known.
 
     The adapters are read while the service serves: those that requests ask for first, then the others in their order.
+
+    Of thousands, the service is told of the first ones and of pinned ones at the start, and of each other one with the
+    first message that names it. So an adapter that nobody asks for costs an engine neither time nor memory.
     """
 
-    def __init__(self, service: Service, adapters: Sequence[Adapter]) -> None:
+    def __init__(self, service: Service, adapters: Sequence[Adapter], most_early: int = MOST_CHECKED) -> None:
         self._service = service
-        self._adapters = adapters
+        self._early = [one for at, one in enumerate(adapters) if at < most_early or one.is_pinned]
         self._changed = threading.Condition()
-        self._missing = {adapter.adapter_id for adapter in adapters}
+        self._missing = {adapter.adapter_id for adapter in self._early}
+        self._later = {one.adapter_id: one for one in adapters if one.adapter_id not in self._missing}
+        # Whoever names one of these sends its message behind the one that tells of it.
+        self._telling = threading.Lock()
         self._refusal = ""
 
     @property
@@ -43,8 +51,12 @@ class PreloadedService:
 
         self._service.start(note)
         with suppress(RequestError):  # it is already down, and `wait_until_ready` says so
-            for adapter in self._adapters:
+            for adapter in self._early:
                 self._service.send(AddAdapter(adapter=adapter, at=time.monotonic(), is_read_later=True))
+        self._early = []
+        if self._later:
+            now = time.monotonic()
+            deliver([AdapterAdded(adapter_id, now) for adapter_id in self._later])
 
     def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
         capacity = self._service.wait_until_ready(timeout_s)
@@ -59,10 +71,21 @@ class PreloadedService:
         return capacity
 
     def send(self, message: Message) -> None:
+        if self._later:
+            for adapter_id in _named_in(message):
+                self._introduce(adapter_id)
         self._service.send(message)
 
     def stop(self) -> None:
         self._service.stop()
+
+    def _introduce(self, adapter_id: AdapterId) -> None:
+        """As known: the service keeps it over a restart, and a bad one is found when it is read."""
+        with self._telling:
+            if adapter := self._later.get(adapter_id):
+                now = time.monotonic()
+                self._service.send(AddAdapter(adapter=adapter, at=now, is_known=True, is_read_later=True))
+                del self._later[adapter_id]
 
     def _note(self, events: list[Event]) -> None:
         if not self._missing:
@@ -74,3 +97,14 @@ class PreloadedService:
                 elif isinstance(event, AdapterRefused) and event.adapter_id in self._missing:
                     self._refusal = self._refusal or event.reason
             self._changed.notify_all()
+
+
+def _named_in(message: Message) -> tuple[AdapterId, ...]:
+    match message:
+        case Submit(request):
+            return (request.adapter_id,)
+        case RemoveAdapter(adapter_id=adapter_id):
+            return (adapter_id,)
+        case MoveRequests(old=old, new=new):
+            return old, new
+    return ()

@@ -17,6 +17,7 @@ from rota.core.config import EngineConfig
 from rota.core.events import Event
 from rota.runtime.children import start_child
 from rota.runtime.exchange.place import caller_of, open_exchange
+from rota.runtime.first import listen_for_first
 from rota.runtime.heap import freeze_heap
 from rota.runtime.last_words import listen_for_last_words
 from rota.runtime.lifeline import die_with
@@ -32,7 +33,7 @@ from rota.runtime.spares import Spares
 from rota.runtime.trials import made_trials
 from rota.runtime.uploads import Arrivals
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
-from rota.runtime.wire import Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
+from rota.runtime.wire import EarlyRecords, Failed, Outbox, Ready, Record, SocketInbox, encode, open_socket
 from rota.runtime.world import stages_of
 from rota.scheduler import Scheduler
 
@@ -69,6 +70,8 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
 
 
 def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[bytes], outbox: Outbox) -> None:
+    early = EarlyRecords(inbox, outbox.tell_progress)
+    listen_for_first(early.wait_for_first)
     device = build_device()
     exchange = open_exchange(config)
     caller = caller_of(exchange)
@@ -76,7 +79,7 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
     freeze_heap()
     outbox.send([Ready(device.capacity, stages_of(device), made_trials())])
     arrivals = Arrivals()
-    messages = SocketInbox(inbox, caller.fileno() if caller else None, arrivals.take)
+    messages = SocketInbox(inbox, caller.fileno() if caller else None, arrivals.take, early.others)
     world = LiveWorld(device, messages, Pulse(outbox.tell_alive, device.token_s), caller)
 
     def emit(events: list[Event]) -> None:

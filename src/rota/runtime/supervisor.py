@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -13,7 +14,7 @@ from typing import Protocol
 import zmq
 
 from rota.core.capacity import Capacity
-from rota.core.config import EngineConfig
+from rota.core.config import EngineConfig, FirstAdapters
 from rota.core.events import EngineRestarted, Event
 from rota.core.messages import Message
 from rota.core.stages import stage_fields
@@ -24,9 +25,12 @@ from rota.runtime.promises import Promises
 from rota.runtime.service import BuildDevice, Deliver, Phase, ServiceState, StateBoard, explain, refuse
 from rota.runtime.trials import build_with
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting
-from rota.runtime.wire import Ready, Record, Stop
+from rota.runtime.wire import First, Ready, Record, Stop
 
 LOG = logging.getLogger("rota.engine")
+
+# How often a wait for what the first adapters need looks whether the service is to stop.
+LOOK_S = 0.2
 
 
 class Engine(Protocol):
@@ -70,7 +74,10 @@ class SupervisedService:
         config: EngineConfig,
         patience: Patience | None = None,
         new_engine: NewEngine = EngineProcess,
+        first: Future[FirstAdapters] | None = None,
     ) -> None:
+        """With `first`, each engine is told what the adapters to start with need, once that is known."""
+        self._first = first
         self._make_engine = new_engine
         self._build_device = build_device
         self._config = config
@@ -128,6 +135,7 @@ class SupervisedService:
     def _supervise(self) -> None:
         quick_deaths = 0
         while self._start_engine():
+            self._tell_first()
             death = self._engine.watch(self._on_ready, self._on_events, self._patience, self._on_waiting)
             if self._stopping.is_set():
                 break
@@ -157,6 +165,15 @@ class SupervisedService:
             self._engine.start()
             self._board.set(ServiceState(phase=Phase.STARTING, engine_pid=self._engine.pid))
             return True
+
+    def _tell_first(self) -> None:
+        """Blocks this thread until it is known; an engine that imports meanwhile needs no watch."""
+        while self._first and not self._stopping.is_set():
+            if not wait([self._first], LOOK_S).done:
+                continue
+            with self._lock:
+                self._engine.send(First(self._first.result()))
+            return
 
     def _on_ready(self, ready: Ready) -> None:
         self._trials, pid = ready.trials, self._engine.pid

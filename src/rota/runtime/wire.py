@@ -17,6 +17,7 @@ import msgspec
 import zmq
 
 from rota.core.capacity import Capacity
+from rota.core.config import FirstAdapters
 from rota.core.events import Event
 from rota.core.messages import Message
 from rota.core.stages import Stage
@@ -29,6 +30,13 @@ from rota.runtime.uploads import Arrivals, UploadPiece
 @dataclass(frozen=True, slots=True)
 class Stop:
     """The server wants the engine to end; the last record to the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """What the adapters to start with need. An engine whose config lacks it waits for it before it is built."""
+
+    adapters: FirstAdapters
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ class Failed:
     reason: str
 
 
-Record = Message | UploadPiece | Stop | Building | Ready | Alive | Failed | Event
+Record = Message | UploadPiece | Stop | First | Building | Ready | Alive | Failed | Event
 
 _ENCODER = msgspec.msgpack.Encoder()
 # Bodies stay raw until their tag says how to decode them.
@@ -138,13 +146,44 @@ class Outbox:
         self.send([Alive(longest_step_s)])
 
 
+class EarlyRecords:
+    """What comes while an engine is built: what its first adapters need, and messages for its loop."""
+
+    def __init__(self, socket: zmq.Socket[bytes], tell_progress: Callable[[str], None]) -> None:
+        self._socket, self._tell_progress = socket, tell_progress
+        self.others: list[Record] = []
+
+    def wait_for_first(self) -> FirstAdapters:
+        """Blocks. The server looks at folders meanwhile, and a slow disk is no hang."""
+        first: FirstAdapters | None = None
+        while first is None:
+            self._tell_progress("looks at the adapters to start with")
+            self._socket.poll(math.ceil(BEAT_S * 1000.0))
+            for record in receive_all(self._socket):
+                if isinstance(record, First):
+                    first = record.adapters
+                else:
+                    self.others.append(record)
+        return first
+
+
 class SocketInbox:
     """An inbox for messages from another process and from threads of this process; `Stop` closes it."""
 
-    def __init__(self, socket: zmq.Socket[bytes], bell: int | None = None, take: Take | None = None) -> None:
-        """`bell` is a file that becomes readable when the loop is wanted though no message comes."""
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        bell: int | None = None,
+        take: Take | None = None,
+        early: Sequence[Record] = (),
+    ) -> None:
+        """`bell` is a file that becomes readable when the loop is wanted though no message comes.
+
+        `early` are records that came before this inbox was there.
+        """
         self._take: Take = take or Arrivals().take
         self._socket = socket
+        self._early = list(early)
         self._doorbell = Doorbell()
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
@@ -159,13 +198,16 @@ class SocketInbox:
     def take(self, wait_s: float) -> list[Message] | None:
         if self._is_closed:
             return None
-        # ZeroMQ takes whole milliseconds; None means without end.
-        self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000.0))
+        if not self._early:
+            # ZeroMQ takes whole milliseconds; None means without end.
+            self._poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000.0))
         messages: list[Message] = self._doorbell.take()
-        for record in receive_all(self._socket):
+        early, self._early = self._early, []
+        for record in (*early, *receive_all(self._socket)):
             if isinstance(record, Stop):
                 self._is_closed = True
                 break
-            if (message := self._take(record)) is not None:
+            # If a device was built without it, `First` comes too late to matter.
+            if not isinstance(record, First) and (message := self._take(record)) is not None:
                 messages.append(message)
         return None if self._is_closed and not messages else messages

@@ -42,6 +42,8 @@ class Locator:
     def locate_first(self, asked: Sequence[LoraPath]) -> list[LoraPath]:
         """Those that a server starts with. A source that does not answer is done without, where the disk can."""
         far = [one for one in asked if not one.is_builtin and self.may_be_far(one)]
+        if not far:
+            return list(asked)
         with ThreadPoolExecutor(THREADS, "adapter-listing") as pool:
             located = dict(zip(map(id, far), pool.map(self._locate_first, far), strict=True))
         return [located.get(id(one), one) for one in asked]

@@ -25,7 +25,7 @@ from rota.engine.lora.bank_size import BankSize
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.model.sites import SITES
 from rota.engine.parallel.group import ONE_RANK, Group
-from rota.llm.config import engine_config, locate_model
+from rota.llm.config import engine_config, first_adapters, locate_model, with_first
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.lora.llama import LLAMA_8B
 from tests.engine.model_factory import make_tiny_model
@@ -55,7 +55,8 @@ def adapters(model: PreTrainedModel) -> dict[str, Path]:
 
 def config(model: PreTrainedModel, paths: list[Path], **options: object) -> EngineConfig:
     asked = {"model_path": model.name_or_path, "lora_paths": [str(path) for path in paths], **OPTIONS, **options}
-    return locate_model(engine_config(asked, quiet=True))
+    located = locate_model(engine_config(asked, quiet=True))
+    return with_first(located, first_adapters(located))
 
 
 def answer(model: PreTrainedModel | PeftModel, prompt: list[int]) -> list[int]:
