@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from rota.core.adapter import Adapter
 from rota.core.events import (
@@ -233,14 +234,19 @@ class Feed:
 
     def _rows(self, standings: Mapping[AdapterId, AdapterStanding], span: Span) -> tuple[tuple[AdapterRow, ...], int]:
         """One row per adapter, by id. If there are too many, adapters in slots or with requests go first."""
-        loaded = {one.adapter_id: one for one in (self._base, *self._loaded(), *self._others())}
+        others = self._others()
+        loaded = {one.adapter_id: one for one in (self._base, *self._loaded(), *others)}
         # An adapter that was just unloaded may still have requests or a slot.
         seated = {tenure.adapter for tenure in self._lanes.residents}
-        known = {*loaded, *standings, *seated}
-        ids = sorted(known, key=lambda id: (id != BASE, id not in seated, not _users(standings.get(id)), id))
-        former = {one.adapter_id for one in self._others()}
+        busy = {BASE, *standings, *seated}
+        # Of thousands that are idle, only the first are looked at: frames are made four times a second.
+        ids = sorted(
+            busy | {*islice(loaded, MOST_ROWS)},
+            key=lambda id: (id != BASE, id not in seated, not _users(standings.get(id)), id),
+        )
+        former = {one.adapter_id for one in others}
         rows = [self._row(id, loaded.get(id), standings.get(id), span, former) for id in sorted(ids[:MOST_ROWS])]
-        return tuple(rows), len(ids) - len(rows)
+        return tuple(rows), len(loaded.keys() | busy) - len(rows)
 
     def _row(
         self,

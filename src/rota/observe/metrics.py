@@ -231,7 +231,8 @@ class Metrics:
 
     def _refused(self, event: AdapterRefused) -> None:
         # An unloaded name is gone before its adapter is; an adapter that was never read cannot be lost.
-        if self._name_of(event.adapter_id) is None or event.adapter_id not in self.loaded | self.lost:
+        was_read = event.adapter_id in self.loaded or event.adapter_id in self.lost
+        if self._name_of(event.adapter_id) is None or not was_read:
             return self._gone(event)
         self._engine(event.engine_id).losses += 1
         if not event.others_serve:

@@ -169,9 +169,9 @@ async def _unload(adapters: AdapterManager, access: Access, http: Request, name:
     key = access.key_of(http)
     with audited(http, key, "unload", adapter=name) as details:
         access.loader_of(http, name)
-        loaded = _own_adapters(adapters, key)
-        if name not in loaded:
-            raise AdapterError(f"No adapter named '{name[:MAX_NAME]}' is loaded; loaded are: {listed(sorted(loaded))}.")
+        if not (adapters.has(name) and key.may_use(name)):
+            loaded = listed(sorted(_own_adapters(adapters, key)))
+            raise AdapterError(f"No adapter named '{name[:MAX_NAME]}' is loaded; loaded are: {loaded}.")
         is_gone = await adapters.unload(name)
         if not is_gone:
             details["in_background"] = True

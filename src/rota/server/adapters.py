@@ -76,6 +76,10 @@ class AdapterManager:
     def loaded(self) -> list[Adapter]:
         return self._registry.adapters
 
+    def has(self, name: str) -> bool:
+        """Whether an adapter is loaded under exactly this name."""
+        return self._registry.loaded(name) is not None
+
     async def load(self, asked: LoraPath) -> Adapter:
         """Returns when the adapter can serve requests. Raises AdapterError with the reason if it cannot.
 

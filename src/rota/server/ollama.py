@@ -19,6 +19,7 @@ from rota.server.answer import Answer, Part
 from rota.server.blocks import Blocks, Step
 from rota.server.fields import Count, Fields, Unsupported, read_body, within
 from rota.server.front import Front
+from rota.server.long_lists import list_response
 from rota.server.openai.chat import parsed_chat
 from rota.server.openai.chat_fields import ChatCall
 from rota.server.openai.model_names import model_for
@@ -157,10 +158,13 @@ def install_ollama_routes(app: FastAPI, front: Front) -> None:
         return await respond(front, http, parsed_chat(call, call.name, model, read), shape, read.is_streamed)
 
     @app.get("/api/tags")
-    async def ollama_tags(http: HttpRequest) -> dict[str, Any]:
+    async def ollama_tags(http: HttpRequest) -> Response:
         """The models that a key may use, in Ollama's shape."""
-        names = [model.name for model in front.access.visible(front.access.key_of(http))]
-        return {"models": [{"name": name, "model": name, "details": {"format": "", "family": ""}} for name in names]}
+        visible = front.access.visible(front.access.key_of(http))
+        details = {"format": "", "family": ""}
+        return await list_response(
+            '{"models":', ({"name": one.name, "model": one.name, "details": details} for one in visible)
+        )
 
     @app.get("/api/version")
     async def ollama_version() -> dict[str, str]:

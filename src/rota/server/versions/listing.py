@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from rota.core.adapter import Adapter
@@ -22,9 +23,11 @@ class Listing:
         self._history = history
         self._spool = spool
 
-    def all_for(self, key: Key) -> list[dict[str, Any]]:
-        """All adapters that a key may use, without the base model."""
-        return [self.one(key, adapter.name) for adapter in self._adapters.loaded if key.may_use(adapter.name)]
+    def all_for(self, key: Key) -> Iterator[dict[str, Any]]:
+        """All adapters that a key may use, without the base model. One that is unloaded meanwhile is left out."""
+        for adapter in self._adapters.loaded:
+            if key.may_use(adapter.name) and adapter.name in self:
+                yield self.one(key, adapter.name)
 
     def __contains__(self, name: str) -> bool:
         return self._registry.loaded(name) is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 
 from rota.core.adapter import Adapter, listed, split_label
 from rota.core.errors import Fault, FaultCode, RequestError
@@ -13,6 +13,7 @@ from rota.server.access.access import Access
 from rota.server.access.keys import Key
 from rota.server.audit import audited
 from rota.server.fields import read_body
+from rota.server.long_lists import list_response
 from rota.server.openapi import gives, takes
 from rota.server.versions.fields import (
     AdapterBody,
@@ -86,9 +87,9 @@ async def _update(updates: Updates, http: Request, name: str) -> Adapter:
 
 def _install_lists(app: FastAPI, access: Access, listing: Listing) -> None:
     @app.get("/v1/adapters", responses=gives(AdaptersListBody))
-    async def adapters(http: Request) -> dict[str, Any]:
+    async def adapters(http: Request) -> Response:
         """The adapters that a key may use: their versions, and the last ones that left."""
-        return {"object": "list", "data": listing.all_for(access.key_of(http))}
+        return await list_response('{"object":"list","data":', listing.all_for(access.key_of(http)))
 
     @app.get("/v1/adapters/{name:path}", responses=gives(AdapterBody))
     async def adapter(name: str, http: Request) -> dict[str, Any]:
