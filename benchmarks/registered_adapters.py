@@ -3,8 +3,11 @@
 python benchmarks/registered_adapters.py [--adapters 10000] [--repeats 3] [--output FILE]
 
 A server of the built-in model is started with a few adapters and with many, in turns. All are links to one folder's
-files, so their headers are checked as those of one recipe are. The engine's own memory differs by 100 MB from start to
-start, so what its scheduler keeps of an adapter is counted beside it, in this process.
+files, so their headers are checked as those of one recipe are. On a busy machine compare the processors' seconds, and
+how soon the engine's process began: the start itself takes as long as others let it.
+
+The engine's own memory differs by some MB from start to start. So the bytes of all records of an adapter are counted
+beside it, in this process: those of an adapter that a client loads over HTTP, and was not there at the start.
 """
 
 from __future__ import annotations
@@ -20,25 +23,37 @@ import tempfile
 import time
 import tracemalloc
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import msgspec
-
-from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
-from rota.core.ids import AdapterId
-from rota.core.messages import AddAdapter
+from rota.core.events import AdapterAdded, HostChanged, HostState
+from rota.core.lora_paths import LoraPath
+from rota.core.messages import AdapterFetched, AddAdapter
 from rota.core.plan import StepResult
 from rota.engine.folders.builtin import builtin_adapters
+from rota.observe.metrics import Metrics
 from rota.runtime.lifeline import tied
+from rota.runtime.promises import Promises
+from rota.runtime.registry import Registry
+from rota.runtime.service import Service
+from rota.runtime.wire import decode, encode
 from rota.scheduler import Scheduler
+from rota.server.adapters import AdapterManager
+from rota.server.versions.history import History
 
 FEW = 10
 PATIENCE_S = 300.0
+# Until what is read idly is read, though other work delays it.
+SETTLING_S = 5.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# Places of numbers in /proc/PID/stat, behind the process's name and state.
+USER, SYSTEM, BEGAN = 10, 11, 18
+
+Run = dict[str, float]
 
 
 def main() -> None:
@@ -56,42 +71,76 @@ def main() -> None:
 
 
 def measure(folder: Path, adapters: int, repeats: int) -> dict[str, Any]:
-    counts = (FEW, adapters)
-    configs = {count: write_config(folder, count) for count in counts}
-    runs = {count: [start(configs[count]) for _ in range(repeats)] for count in counts}
-    few, many = (
-        {name: statistics.median(run[name] for run in runs[count]) for name in runs[FEW][0]} for count in counts
-    )
-    more = adapters - FEW
+    few, many = write_config(folder, FEW), write_config(folder, adapters)
+    rounds = [(start(few), start(many)) for _ in range(repeats)]
     return {
         "machine": f"{os.cpu_count()} × {platform.machine()}, Python {platform.python_version()}",
         "adapters": adapters,
-        "bytes_per_adapter": {name: round((many[name] - few[name]) / more) for name in few if name.endswith("_bytes")},
-        "scheduler_bytes_per_adapter": scheduler_bytes(adapters),
-        "start_s": {"few": round(few["ready_s"], 2), "many": round(many["ready_s"], 2)},
-        "metrics_bytes": {"few": few["page"], "many": many["page"]},
-        "runs": runs,
+        **compared(rounds, adapters - FEW),
+        "bytes_of_records": {"server": server_bytes(adapters), "scheduler": scheduler_bytes(adapters)},
+        "rounds": rounds,
     }
 
 
+def compared(rounds: Sequence[tuple[Run, Run]], more: int) -> dict[str, Any]:
+    """Medians: of bytes those of one adapter more, of all else both."""
+    few, many = (
+        {name: statistics.median(run[name] for run in runs) for name in runs[0]} for runs in zip(*rounds, strict=True)
+    )
+    each = {name: round((many[name] - few[name]) / more) for name in few if name.endswith("_bytes")}
+    both = {name: {"few": round(few[name], 2), "many": round(many[name], 2)} for name in few if name not in each}
+    return {"bytes_per_adapter": {**each, "both": sum(each.values())}, **both}
+
+
+def server_bytes(adapters: int) -> int:
+    """What the server's process keeps of an adapter that a client loaded."""
+    registry = Registry("base", "/base")
+    promises, history, metrics = Promises(), History(registry), Metrics(registry.name_of)
+    manager = AdapterManager(cast(Service, None), registry)
+
+    def add(number: int) -> None:
+        adapter = registry.add(_asked(number))
+        promises.note_message(AddAdapter(adapter=adapter, at=0.0))
+        held = HostChanged(at=0.0, adapter_id=adapter.adapter_id, state=HostState.HELD, size_bytes=1 << 20)
+        events = [AdapterAdded(adapter.adapter_id, 0.0), held]
+        for hear in (promises.note_events, history.observe, metrics.observe, manager.observe):
+            hear(events)
+
+    return bytes_of(add, adapters)
+
+
 def scheduler_bytes(adapters: int) -> int:
-    """What the engine's scheduler keeps of an adapter that came over the wire and has no requests."""
-    ids = range(1, adapters + 1)
-    sent = [
-        msgspec.msgpack.encode(Adapter(adapter_id=AdapterId(at), name=f"a-{at:05}", path=f"/b/a-{at:05}")) for at in ids
-    ]
+    """What the engine's scheduler keeps of an adapter that came over the wire, was read and left host memory."""
     capacity = Capacity(blocks=64, block_size=16, rows=4, max_sequence_tokens=512, slots=4)
     scheduler = Scheduler.from_config(EngineConfig(), capacity)
+    registry = Registry("base", "/base")
+    sent = [encode([AddAdapter(adapter=registry.add(_asked(number)), at=0.0)]) for number in range(adapters)]
+
+    def add(number: int) -> None:
+        (message,) = decode(sent[number])
+        scheduler.apply(message)
+        plan = scheduler.plan(0.0)
+        scheduler.commit(plan, StepResult(at=0.0))
+        for adapter in plan.reads:
+            scheduler.apply(AdapterFetched(adapter_id=adapter.adapter_id, at=0.0))
+
+    return bytes_of(add, adapters)
+
+
+def _asked(number: int) -> LoraPath:
+    return LoraPath(name=f"a-{number:05}", path=f"/adapters/a-{number:05}")
+
+
+def bytes_of(add: Callable[[int], None], adapters: int) -> int:
+    """What stays of each, in the mean."""
     tracemalloc.start()
-    before = tracemalloc.get_traced_memory()[0]
-    for one in sent:
-        adapter = msgspec.msgpack.decode(one, type=Adapter)
-        scheduler.apply(AddAdapter(adapter=adapter, at=0.0, is_read_later=True))
-    plan = scheduler.plan(0.0)
-    scheduler.commit(plan, StepResult(at=0.0))
-    after = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    return round((after - before) / adapters)
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(adapters):
+            add(number)
+        return round((tracemalloc.get_traced_memory()[0] - before) / adapters)
+    finally:
+        tracemalloc.stop()
 
 
 def write_config(folder: Path, count: int) -> Path:
@@ -110,20 +159,24 @@ def write_config(folder: Path, count: int) -> Path:
     return config
 
 
-def start(config: Path) -> dict[str, float]:
+def start(config: Path) -> Run:
     """Start a server, ask it once, and look at it."""
     began_at = time.monotonic()
     with serving(config) as (process, url):
         ready_s = time.monotonic() - began_at
+        engine = max(children_of(process.pid), key=memory_of)
+        seconds = {"server_cpu_s": cpu_of(process.pid), "engine_cpu_s": cpu_of(engine)}
         ask(url)
-        time.sleep(5.0)  # until what is read idly is read
-        engines = children_of(process.pid)
-        page = len(urllib.request.urlopen(f"{url}/metrics").read())
+        time.sleep(SETTLING_S)
         return {
             "ready_s": ready_s,
+            "engine_began_s": (stat_of(engine)[BEGAN] - stat_of(process.pid)[BEGAN]) / TICKS_PER_S,
+            **seconds,
             "server_bytes": memory_of(process.pid),
-            "engine_bytes": max(map(memory_of, engines)),
-            "page": page,
+            "engine_bytes": memory_of(engine),
+            "metrics_kb": len(urllib.request.urlopen(f"{url}/metrics").read()) / 1000,
+            "models_s": took(f"{url}/v1/models"),
+            "adapters_s": took(f"{url}/v1/adapters"),
         }
 
 
@@ -149,15 +202,26 @@ def ask(url: str) -> None:
     urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", body, headers)).read()
 
 
+def took(url: str) -> float:
+    """Seconds until the whole answer is here."""
+    began_at = time.monotonic()
+    urllib.request.urlopen(url).read()
+    return time.monotonic() - began_at
+
+
 def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] or all_children(pid)
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
 
 
-def all_children(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+def stat_of(pid: int) -> list[int]:
+    """The numbers behind a process's name and state."""
+    return [int(word) for word in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1:]]
+
+
+def cpu_of(pid: int) -> float:
+    return sum(stat_of(pid)[place] for place in (USER, SYSTEM)) / TICKS_PER_S
 
 
 def memory_of(pid: int) -> int:
