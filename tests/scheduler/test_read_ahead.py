@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
@@ -26,12 +27,12 @@ POLICIES = {
 }
 
 
-def on_disk(host_adapters: int, *adapters: int, policy: str = "wait") -> Stage:
+def on_disk(host_adapters: int, *adapters: int, policy: str = "wait", paths: Mapping[int, str] | None = None) -> Stage:
     """One slot, and room in host memory for the last of the adapters that were added."""
     lora = LoraConfig(max_loras_per_batch=1, max_loaded_loras=host_adapters)
     stage = Stage(adapters=0, slots=1, policy=POLICIES[policy], lora=lora)
     for number in adapters:
-        stage.tell(add_adapter(number))
+        stage.tell(add_adapter(number, path=(paths or {}).get(number, f"adapters/{number}")))
         stage.step()
         stage.tell(AdapterFetched(adapter_id=AdapterId(number), at=0.0))
     return stage
@@ -84,6 +85,20 @@ def test_two_adapters_are_read_ahead_at_a_time():
     assert fetched(stage.step()) == [3, 4]
     stage.tell(AdapterFetched(adapter_id=AdapterId(3), at=0.0))
     assert fetched(stage.step()) == [5]
+
+
+def test_slow_sources_keep_no_adapter_on_disk_from_being_read_ahead():
+    far = {number: f"s3://adapters/{number}" for number in range(10, 15)}
+    stage = on_disk(12, *far, 20, 21, *range(30, 40), 2, 1, paths=far)
+    stage.seat(1)
+    stage.ask("at hand", adapter=2, at=-9.0)
+    for at, adapter in enumerate([*far, 20, 21], start=-8):
+        stage.ask(f"waits{adapter}", adapter, at=float(at))
+
+    assert fetched(stage.step()) == [10, 11, 12, 13, 20, 21], "four from sources, and two from the disk beside them"
+    assert fetched(stage.step()) == []
+    stage.tell(AdapterFetched(adapter_id=AdapterId(11), at=0.0))
+    assert fetched(stage.step()) == [14]
 
 
 class Reading(VirtualWorld):

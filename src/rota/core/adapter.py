@@ -35,6 +35,11 @@ class Adapter:
             raise ConfigError(f"weight of adapter '{self.name}' must be above 0, not {self.weight}.")
 
     @property
+    def is_far(self) -> bool:
+        """Whether it lies in a source, and not in a folder."""
+        return "://" in self.path
+
+    @property
     def label(self) -> str:
         """How a client asks for this version and no other."""
         return f"{self.name}@{self.version}"

@@ -6,9 +6,6 @@ from rota.core.adapter import Adapter
 from rota.core.events import AdapterRemoved, HostChanged, HostState
 from rota.core.ids import AdapterId, EngineId
 
-# What a path of another machine has, and a folder has not.
-_SCHEME = "://"
-
 
 class Whereabouts:
     """Follows reads and drops of every engine. An adapter that was never read takes no memory."""
@@ -36,4 +33,4 @@ class Whereabouts:
         if HostState.READING in states:
             return "reading"
         # What was read from afar once was kept on disk.
-        return "disk" if states or _SCHEME not in adapter.path else "source"
+        return "disk" if states or not adapter.is_far else "source"

@@ -14,6 +14,7 @@ class HostLedger:
         self._most = most
         self._held: dict[AdapterId, None] = {}  # longest unused first
         self._fetching: set[AdapterId] = set()
+        self._far: set[AdapterId] = set()  # of these, those that come from sources
 
     @property
     def is_full(self) -> bool:
@@ -28,6 +29,10 @@ class HostLedger:
     def reads(self) -> int:
         """How many adapters are on their way."""
         return len(self._fetching)
+
+    def reads_like(self, is_far: bool) -> int:
+        """How many are on their way from sources, or else from the disk."""
+        return len(self._far) if is_far else len(self._fetching) - len(self._far)
 
     @property
     def held(self) -> Collection[AdapterId]:
@@ -45,15 +50,21 @@ class HostLedger:
             del self._held[adapter_id]
             self._held[adapter_id] = None
 
-    def begin_fetch(self, adapter_id: AdapterId) -> None:
+    def begin_fetch(self, adapter_id: AdapterId, is_far: bool = False) -> None:
         """One more adapter is on its way; the caller has made room."""
         assert not self.is_full
         self._fetching.add(adapter_id)
+        if is_far:
+            self._far.add(adapter_id)
 
     def finish_fetch(self, adapter_id: AdapterId) -> None:
-        self._fetching.discard(adapter_id)
+        self._end_fetch(adapter_id)
         self._held[adapter_id] = None
 
     def forget(self, adapter_id: AdapterId) -> None:
-        self._fetching.discard(adapter_id)
+        self._end_fetch(adapter_id)
         self._held.pop(adapter_id, None)
+
+    def _end_fetch(self, adapter_id: AdapterId) -> None:
+        self._fetching.discard(adapter_id)
+        self._far.discard(adapter_id)

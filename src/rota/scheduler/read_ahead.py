@@ -14,6 +14,8 @@ from rota.scheduler.reads import order_read
 MOST_AHEAD = 8
 # A disk reads one adapter after another, so an adapter that is due sooner waits for at most this many reads.
 MOST_READS = 2
+# Sources bring as many side by side, and the disk is free meanwhile.
+MOST_FAR_READS = 4
 
 
 class ReadAhead:
@@ -29,14 +31,15 @@ class ReadAhead:
         for group in islice(self._books.absent, MOST_AHEAD):
             if not self._is_missing(group):
                 continue
-            if hosts.reads >= MOST_READS:
-                return
+            assert group.adapter is not None
+            is_far = group.adapter.is_far
+            if hosts.reads_like(is_far) >= (MOST_FAR_READS if is_far else MOST_READS):
+                continue
             if hosts.is_full:
                 spare = self._victims.next_spare(draft.step_id, self._books.due_at(group))
                 if spare is None:
                     return
                 self._victims.drop(draft, spare)
-            assert group.adapter is not None
             order_read(self._books, draft, group.adapter)
 
     def _is_missing(self, group: Group) -> bool:
