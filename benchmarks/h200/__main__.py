@@ -54,6 +54,7 @@ class Session:
     seed: int
     in_process: bool
     deadline: float
+    rest_s: float  # after the warm-up: graphs of steps with prompts are captured by an engine that is idle
     facts: dict[str, Any]
     left_out: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -88,6 +89,7 @@ class Session:
         facts |= {"adapters": first.adapters, "first": first.name}
         say(f"ready after {server.start_s:.1f} s ({server.via}, {first.slots} slots, {first.adapters} adapters)")
         server.run(self.shape.fit(warm_up(first.adapters)), self.seed, WARM_UP_LIMIT_S)
+        time.sleep(self.rest_s)
         write_result(
             self.out, f"start-{server.via}-{first.name}", {**self.facts, **facts, "peak_rss_gb": server.peak_rss_gb()}
         )
@@ -145,6 +147,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--in-process", action="store_true", help="no HTTP: the engine in this process")
     parser.add_argument("--out", type=Path, default=Path("h200-results"))
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no run that would not end within these")
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds that a server is idle after its warm-up")
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--weights", choices=("disk", "dummy"), default="disk", help="'dummy': drawn at every start")
     parser.add_argument("--folder", type=Path, help="where model and adapters are made, and found again")
@@ -197,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seed=given.seed,
         in_process=given.in_process,
         deadline=deadline,
+        rest_s=given.rest,
         facts={**facts, "command": " ".join(["python -m benchmarks.h200", *sys.argv[1:]])},
     )
     given.out.mkdir(parents=True, exist_ok=True)

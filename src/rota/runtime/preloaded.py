@@ -23,7 +23,7 @@ class PreloadedService:
     The adapters are read while the service serves: those that requests ask for first, then the others in their order.
 
     Of thousands, the service is told of the first ones and of pinned ones at the start, and of each other one with the
-    first message that names it. So an adapter that nobody asks for costs an engine neither time nor memory.
+    first message that names it. So an adapter without requests costs an engine neither time nor memory.
     """
 
     def __init__(self, service: Service, adapters: Sequence[Adapter], most_early: int = MOST_CHECKED) -> None:
@@ -32,7 +32,7 @@ class PreloadedService:
         self._changed = threading.Condition()
         self._missing = {adapter.adapter_id for adapter in self._early}
         self._later = {one.adapter_id: one for one in adapters if one.adapter_id not in self._missing}
-        # Whoever names one of these sends its message behind the one that tells of it.
+        # A thread that names one of these sends its message behind the one that tells of it.
         self._telling = threading.Lock()
         self._refusal = ""
 

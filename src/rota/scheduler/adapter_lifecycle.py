@@ -136,7 +136,7 @@ class AdapterLifecycle:
             self._answer(group, at)
 
     def _answer(self, group: Group, at: float) -> None:
-        """An adapter was read, and lies in a slot if one was free for it: whoever added it is told."""
+        """An adapter was read, and lies in a slot if one was free for it: its adder is told."""
         if group.adapter_id in self._unanswered:
             self._unanswered.remove(group.adapter_id)
             self._books.outbox.append(AdapterAdded(group.adapter_id, at, self._books.engine_id))

@@ -144,12 +144,7 @@ def decode_kernel(
     ended,  # -> [pieces, kv_heads] int32: of the row whose first piece this is, how many pieces have ended
     scale,
     call,  # how many times the list was used before
-    query_stride,
-    query_head_stride,
-    page_stride,
-    head_stride,
-    token_stride,
-    table_stride,
+    query_stride, query_head_stride, page_stride, head_stride, token_stride, table_stride,
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads per kv head
     GROUP_TILE: tl.constexpr,  # GROUP padded to what tl.dot takes
@@ -161,7 +156,7 @@ def decode_kernel(
     APART: tl.constexpr,  # `combine_heads_kernel` follows
     OPERAND: tl.constexpr,  # what tl.dot multiplies
     CHAINED: tl.constexpr,
-):
+):  # fmt: skip
     follow(CHAINED)
     kv_head, index = tl.program_id(0), tl.program_id(1)
     in_group, dims = tl.arange(0, GROUP_TILE), tl.arange(0, DIMS)

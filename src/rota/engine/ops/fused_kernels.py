@@ -89,19 +89,12 @@ def rotate_and_store_kernel(
     key_norm,
     epsilon,
     qkv_stride,
-    page_stride,
-    head_stride,
-    token_stride,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HALF: tl.constexpr,
+    page_stride, head_stride, token_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr,
     HALF_TILE: tl.constexpr,  # HALF, or the next power of two
-    BLOCK_SIZE: tl.constexpr,
-    HEADS_TILE: tl.constexpr,
-    NORMS: tl.constexpr,
-    EARLY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, HEADS_TILE: tl.constexpr, NORMS: tl.constexpr, EARLY: tl.constexpr,
     CHAINED: tl.constexpr,
-):
+):  # fmt: skip
     """One token, HEADS_TILE of its heads, whatever they are; each head in halves, because a rotation turns pairs.
 
     heads   q0 q1 ... | k0 k1 ... | v0 v1 ...        a head   [ low half | high half ]

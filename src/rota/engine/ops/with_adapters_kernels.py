@@ -148,22 +148,12 @@ def add_rms_norm_kernel(
     output,  # -> [tokens, WIDTH]
     codes,  # -> [tokens, WIDTH], the same in eight bits as `rounding_kernels.py` writes them; None: not wanted
     scales,  # -> [tokens] float32
-    epsilon,
-    tokens,
-    slots,
-    y_stride,
-    row_stride,
-    WIDTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    MAX_RANK: tl.constexpr,
-    SHARES: tl.constexpr,
-    RANKS: tl.constexpr,
+    epsilon, tokens, slots, y_stride, row_stride,
+    WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MAX_RANK: tl.constexpr, SHARES: tl.constexpr, RANKS: tl.constexpr,
     BY_TOKEN: tl.constexpr,
     IS_SMALL: tl.constexpr,  # whether a slot is read whole
-    MOST: tl.constexpr,
-    LEAST: tl.constexpr,
-    CHAINED: tl.constexpr,
-):
+    MOST: tl.constexpr, LEAST: tl.constexpr, CHAINED: tl.constexpr,
+):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     is_real = column < WIDTH
     # Here, not where it is used: a norm's weights come from memory, and behind the sum their way would be waited for.

@@ -49,16 +49,10 @@ def few_rows_kernel(
     y,  # -> [rows, outputs]
     partial,  # -> [tiles of rows, tiles, shares, COLUMNS, ROWS] float32
     ended,  # -> [tiles of rows, tiles] int32, zeros; zeros again afterwards
-    rows,
-    inputs,
-    outputs,
+    rows, inputs, outputs,
     padded,  # outputs that `words` and `marks` have
-    steps,
-    shares,
-    x_stride,
-    tile_stride,
-    output_stride,
-    step_stride,
+    steps, shares,
+    x_stride, tile_stride, output_stride, step_stride,
     BITS: tl.constexpr,
     STEP: tl.constexpr,  # inputs per iteration
     PER_GROUP: tl.constexpr,  # steps in a group
@@ -70,7 +64,7 @@ def few_rows_kernel(
     HAS_BIAS: tl.constexpr,
     OPERAND: tl.constexpr,
     CHAINED: tl.constexpr,
-):
+):  # fmt: skip
     # Programs that begin one after the other read the same part of the matrix.
     row_tile, tile, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row, input = row_tile * ROWS + tl.arange(0, ROWS), tl.arange(0, STEP)
