@@ -173,11 +173,59 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("path", OUTSIDE)
 def test_a_key_reaches_nothing_outside_of_its_prefix(client, path):
-    refused = load(client, "acme", "acme-thief", path)
-    assert refused.status_code == 400
-    said = refused.json()["error"]["message"]
-    assert "root" in said or "names no place" in said
-    assert "tenants" not in said.replace(path, ""), "where the key's root lies is the operator's business"
+    put = client.put("/v1/adapters/acme-thief", json={"path": path}, headers={"x-api-key": "acme"})
+    for refused in (load(client, "acme", "acme-thief", path), put):
+        assert refused.status_code == 400
+        said = refused.json()["error"]["message"]
+        assert "root" in said or "names no place" in said
+        assert "tenants" not in said.replace(path, ""), "where the key's root lies is the operator's business"
+
+
+OTHERS = [
+    ("PUT", "/v1/adapters/beta-secret", {"path": "pirate"}, 403),
+    ("PUT", "/v1/adapters/beta-secret", {"version": 1}, 403),
+    ("PUT", "/v1/adapters/beta-secret@1", {"path": "pirate"}, 403),
+    ("PUT", "/v1/adapters/%62eta-secret", {"path": "pirate"}, 403),
+    ("PUT", "/v1/adapters/acme-x%2F..%2Fbeta-secret@1", {"path": "../beta/secret"}, 400),
+    ("PUT", "/v1/adapters/acme-x@2", {"path": "pirate"}, 400),
+    ("DELETE", "/v1/adapters/beta-secret", None, 403),
+    ("DELETE", "/v1/adapters/beta-secret@1", None, 403),
+    ("GET", "/v1/adapters/beta-secret", None, 403),
+    ("GET", "/v1/adapters/beta-secret/route", None, 403),
+    ("PUT", "/v1/adapters/beta-secret/route", {"targets": {"acme-own": 1.0}}, 403),
+    ("PUT", "/v1/adapters/acme-own/route", {"targets": {"beta-secret": 1.0}}, 403),
+    ("PUT", "/v1/adapters/acme-own/route", {"targets": {"acme-own": 0.5, "beta-secret@1": 0.5}}, 403),
+    ("PUT", "/v1/adapters/acme-own/route", {"targets": {"acme-own": 1.0}, "shadow": "beta-secret"}, 403),
+    ("POST", "/v1/completions", {"model": "beta-secret", "prompt": "a"}, 403),
+    ("POST", "/v1/completions", {"model": "beta-secret@1", "prompt": "a"}, 403),
+    ("POST", "/generate", {"text": "a", "lora_path": "beta-secret@1"}, 403),
+    ("POST", "/v1/unload_lora_adapter", {"lora_name": "beta-secret"}, 403),
+]
+
+
+@pytest.fixture(scope="module")
+def both(client) -> httpx.Client:
+    """Each tenant has an adapter."""
+    load(client, "acme", "acme-own", "pirate").raise_for_status()
+    load(client, "beta", "beta-secret", "secret").raise_for_status()
+    return client
+
+
+@pytest.mark.parametrize(("verb", "route", "body", "status"), OTHERS)
+def test_a_key_reaches_no_adapter_of_another(both, verb, route, body, status):
+    refused = both.request(verb, route, json=body, headers={"x-api-key": "acme"})
+    assert refused.status_code == status, refused.text
+    listed = both.get("/v1/adapters", headers={"x-api-key": "operator"}).json()["data"]
+    assert {one["name"]: len(one["versions"]) for one in listed} == {"acme-own": 1, "beta-secret": 1}
+    assert both.get("/v1/routes", headers={"x-api-key": "operator"}).json() == {"data": []}
+
+
+@pytest.mark.parametrize("name", ["beta-secret", "beta-new", "beta-secret@1"])
+def test_a_key_sends_no_weights_for_a_name_of_another(both, disk, name):
+    weights = (disk / "made" / "acme" / "pirate" / "adapter_model.safetensors").read_bytes()
+    headers = {"x-api-key": "acme", "content-type": "application/octet-stream"}
+    refused = both.put(f"/v1/adapters/{name}", content=weights, params={"config": "{}"}, headers=headers)
+    assert refused.status_code == 403
 
 
 def test_what_is_wrong_is_told_without_the_place_of_the_root(client, disk):
