@@ -14,12 +14,12 @@ from rota.core.lora_paths import LoraPath
 from rota.runtime.adapter_checks import MOST_CHECKED
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
+from rota.runtime.spool import Spool
 from rota.server.access.keys import ANYONE
 from rota.server.adapters import AdapterManager
 from rota.server.long_lists import PORTION, list_response
 from rota.server.versions.history import History
 from rota.server.versions.listing import Listing
-from rota.server.versions.spool import Spool
 from tests.server.letters import serving
 
 NAMES = tuple(f"adapter-{number:04}" for number in range(2 * MOST_CHECKED))
