@@ -37,8 +37,18 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
 
 S3, HUB = "s3://adapters/tenants/legal", "hf://acme/legal"
-# Of a listing; long enough for a server that answers on a busy machine.
-TIMEOUT_S = 0.5
+# Of a listing that never comes; all others may be slow on a busy machine.
+SHORT_S = 0.2
+
+
+@dataclass
+class Opened:
+    """Opens sources, which wait for so long."""
+
+    timeout_s: float = PATIENCE_S
+
+    def __call__(self, scheme: str) -> Source:
+        return Hub(self.timeout_s) if scheme == "hf" else ObjectStore(scheme, self.timeout_s, self.timeout_s)
 
 
 @dataclass
@@ -50,6 +60,7 @@ class Stage:
     front: S3Front
     hub: HubServer
     client: httpx.Client
+    opened: Opened
 
     def files(self, made: str) -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in (self.disk / "made" / made).iterdir()}
@@ -60,6 +71,7 @@ class Stage:
         self.hub.put("acme/legal", self.files(made))
 
     def heal(self) -> None:
+        self.opened.timeout_s = PATIENCE_S
         self.front.heal()
         self.hub.heal()
 
@@ -89,8 +101,9 @@ def stage(tmp_path_factory) -> Iterator[Stage]:
             patch.setenv(name, value)
         patch.delenv("HF_TOKEN", raising=False)
         patch.setattr("tempfile.tempdir", str(disk / "temporary"))
-        client = stack.enter_context(httpx.Client(base_url=stack.enter_context(_serving(disk)), timeout=PATIENCE_S))
-        yield Stage(disk, s3, front, hub, client)
+        url = stack.enter_context(_serving(disk, opened := Opened()))
+        client = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S))
+        yield Stage(disk, s3, front, hub, client, opened)
 
 
 def _disk(disk: Path) -> Path:
@@ -108,25 +121,22 @@ def _disk(disk: Path) -> Path:
     return disk
 
 
-def _serving(disk: Path):
+def _serving(disk: Path, opened: Opened):
     options = {"device": "cpu", "dtype": "float32", "kv_blocks": 32, "max_running_requests": 2, "max_lora_rank": 8}
     options |= {"model_path": str(disk / "tiny"), "adapter_cache_dir": str(disk / "cache")}
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(disk / "tiny"))
-    locator = Locator(None, Sources(DiskCache(disk / "cache", 10**8), impatient))
+    locator = Locator(None, Sources(DiskCache(disk / "cache", 10**8), opened))
     elsewhere = Elsewhere(Locating(locator), Prefix("s3://adapters/tenants"))
     service = engines(partial(build_device, config), config)
     return running(create_app(service, Tokenizer(disk / "tiny"), registry, elsewhere=elsewhere))
-
-
-def impatient(scheme: str) -> Source:
-    return Hub(TIMEOUT_S) if scheme == "hf" else ObjectStore(scheme, TIMEOUT_S, TIMEOUT_S)
 
 
 Fault = Callable[[Stage], object]
 
 
 def lists_nothing(stage: Stage) -> None:
+    stage.opened.timeout_s = SHORT_S
     stage.front.may_list.clear()
     stage.hub.may_answer.clear()
 

@@ -11,27 +11,31 @@ import pytest
 
 from rota.sources.address import parse_address
 from rota.sources.disk_cache import DiskCache
-from rota.sources.object_store import ObjectStore
+from rota.sources.object_store import ObjectStore, _opened
 from rota.sources.source import ChangedError, SourceError, UnreachableError
 from rota.sources.sources import Sources
 from tests.sources.s3_front import S3Front, s3_front
 from tests.sources.s3_server import SECRET, S3Server
 from tests.sources.shelf import adapter_files
+from tests.waiting import PATIENCE_S
+
+# For stores that never answer; all others may be slow on a busy machine.
+SHORT_S = 0.2
 
 
-def sources_in(folder: Path) -> Sources:
-    return Sources(DiskCache(folder, 10**8), lambda scheme: ObjectStore(scheme, connect_s=0.2, idle_s=0.2))
+def sources_in(folder: Path, timeout_s: float = PATIENCE_S) -> Sources:
+    return Sources(DiskCache(folder, 10**8), lambda scheme: ObjectStore(scheme, timeout_s, timeout_s))
 
 
-def content(folder: Path, where: str) -> dict[str, bytes]:
-    with sources_in(folder).folder_of(parse_address(where)) as found:
+def content(folder: Path, where: str, timeout_s: float = PATIENCE_S) -> dict[str, bytes]:
+    with sources_in(folder, timeout_s).folder_of(parse_address(where)) as found:
         return {path.name: path.read_bytes() for path in found.iterdir() if not path.name.startswith(".")}
 
 
-def refusal(folder: Path, where: str) -> str:
+def refusal(folder: Path, where: str, timeout_s: float = PATIENCE_S) -> str:
     """Says nothing of the endpoint and of credentials, and leaves nothing on the disk."""
     with pytest.raises(SourceError) as caught:
-        content(folder, where)
+        content(folder, where, timeout_s)
     said = str(caught.value)
     assert SECRET not in said
     assert "http:" not in said
@@ -90,7 +94,8 @@ def test_a_store_that_nobody_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_store_that_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert refusal(tmp_path, "s3://adapters/legal") == "The store of s3://adapters/legal did not answer in time."
+        said = refusal(tmp_path, "s3://adapters/legal", SHORT_S)
+    assert said == "The store of s3://adapters/legal did not answer in time."
 
 
 @pytest.mark.usefixtures("s3")
@@ -135,6 +140,19 @@ def _answer_all(listener: socket.socket, answer: bytes) -> None:
             connection.sendall(answer)
 
 
+def test_a_bucket_is_opened_once_for_all_that_lies_in_it(s3: S3Server, monkeypatch: pytest.MonkeyPatch):
+    s3.put("open/one", adapter_files("one"))
+    s3.put("open/two", adapter_files("two"))
+    ObjectStore("s3").files("adapters/open/one")
+    before = _opened.cache_info().misses
+    found = ObjectStore("s3").files("adapters/open/two")
+    assert b"".join(ObjectStore("s3").read("adapters/open/two", found[1], 0)) == b"two" * 20
+    assert _opened.cache_info().misses == before
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    ObjectStore("s3").files("adapters/open/two")
+    assert _opened.cache_info().misses == before + 1, "other credentials are another store"
+
+
 @pytest.mark.usefixtures("s3")
 def test_an_unreachable_store_is_told_from_one_without_the_adapter(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -166,10 +184,12 @@ def test_a_store_that_lies_about_sizes_is_refused(s3: S3Server, front: S3Front, 
     assert refusal(tmp_path, where) == sentence
 
 
-def test_a_store_that_falls_silent_while_it_is_read(s3: S3Server, front: S3Front, tmp_path: Path):
-    where = s3.put("silent", adapter_files())
+def test_a_store_that_falls_silent_while_it_is_read(s3: S3Server, front: S3Front):
+    s3.put("silent", adapter_files())
+    listed = ObjectStore("s3").files("adapters/silent")
     front.may_read.clear()
-    assert refusal(tmp_path, where) == "The store of s3://adapters/silent did not answer in time."
+    with pytest.raises(UnreachableError, match=r"^The store of s3://adapters/silent did not answer in time\.$"):
+        list(ObjectStore("s3", SHORT_S, SHORT_S).read("adapters/silent", listed[0], 0))
 
 
 def test_a_store_that_always_breaks_off(s3: S3Server, front: S3Front, tmp_path: Path):
