@@ -199,7 +199,12 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
     for number in range(20):
         (disk / "adapters" / f"a{number}").mkdir(parents=True)
         (disk / "adapters" / f"a{number}" / "adapter_config.json").write_text("{}")
-    keys = KeyRing({digest_of("all"): Key("all"), digest_of("few"): key(adapters=frozenset({"a1", "none"}))})
+    (disk / "adapters" / "a17").rename(disk / "adapters" / "acme-1")
+    (disk / "adapters" / "team").mkdir()
+    (disk / "adapters" / "a18").rename(disk / "adapters" / "team" / "acme-2")
+    rooted = key(adapters=frozenset({"acme-*", "team/acme-*"}), adapter_root=str(disk / "adapters" / "team"))
+    few = key(adapters=frozenset({"a1", "none"}))
+    keys = KeyRing({digest_of("all"): Key("all"), digest_of("few"): few, digest_of("rooted"): rooted})
     registry = Registry("tiny", str(disk / "tiny"))
     app = create_app(
         engines(letters_device),
@@ -250,6 +255,18 @@ def test_a_key_that_may_not_use_a_name_does_not_load_it(client):
     body = {"model": "a15", **APIS["/v1/completions"]}
     assert client.post("/v1/completions", json=body, headers={"x-api-key": "few"}).status_code == 403
     assert "a15" not in client.get("/v1/models").text
+
+
+@pytest.mark.parametrize(
+    ("model", "status"),
+    [("team/acme-2", 200), ("acme-1", 403), ("team/../acme-1", 403), ("team/acme-%2e%2e/acme-1", 404), ("a19", 403)],
+)
+def test_a_key_with_a_root_loads_nothing_outside_of_it_over_http(client, model, status):
+    body = {"model": model, **APIS["/v1/completions"]}
+    got = client.post("/v1/completions", json=body, headers={"x-api-key": "rooted"})
+    assert got.status_code == status, got.text
+    loaded = {one["id"] for one in client.get("/v1/models").json()["data"]}
+    assert loaded.isdisjoint({"acme-1", "a19"})
 
 
 def test_a_question_about_a_name_loads_nothing(client):
