@@ -212,6 +212,9 @@ class ServerConfig(ShowConfig):
     reasoning_parser: Literal["auto", "think", "qwen3", "deepseek_r1", "mistral", "granite", "none"] = option(
         "auto", "How the model marks its thoughts before an answer; 'auto' takes it from the chat template."
     )
+    lora_routes: tuple[str, ...] = option(
+        (), "Traffic routes to start with, one or more: NAME=JSON, with the JSON of PUT /v1/adapters/NAME/route."
+    )
     max_body_mb: int = option(16, "Largest body of a request, in MB; a larger one is refused.")
     max_adapter_body_mb: int = option(1024, "Largest body with an adapter's weights, in MB; a larger one is refused.")
     stream_keep_alive: float = option(

@@ -14,6 +14,7 @@ from rota.core.config import SchedulerConfig, ServerConfig
 from rota.core.events import Finished
 from rota.core.ids import RequestId
 from rota.core.policy_config import PolicyConfig
+from rota.core.request import Request
 from rota.observe.journey import Journey, OnEnd
 from rota.observe.metrics import Metrics
 from rota.observe.observer import Observer
@@ -52,8 +53,9 @@ from rota.server.probes import install_probes
 from rota.server.queries import Queries
 from rota.server.requests_route import RequestsRoute
 from rota.server.responses.route import install_responses_route
-from rota.server.streams import Streams
+from rota.server.streams import Reply, Streams
 from rota.server.text_workers.pool import TextWorkers
+from rota.server.traffic.first_routes import first_routes
 from rota.server.traffic.routes import install_traffic_routes
 from rota.server.traffic.shadows import Shadows
 from rota.server.traffic.traffic import Traffic
@@ -90,7 +92,7 @@ def create_app(
     `on_error` hears of every error that a client is told. `elsewhere` are adapters in sources.
     """
     config, access = config or ServerConfig(), access or Access(registry)
-    traffic = Traffic(registry, Shadows(lambda request: streams.open([request]), lambda: _rows_of(service)))
+    traffic = _traffic(service, registry, config, lambda request: streams.open([request]))
     metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *enders), traffic)
     access.admission.watch(metrics.limit_met)
     adapters = AdapterManager(service, registry, unload_patience_s, elsewhere.locate)
@@ -127,6 +129,11 @@ def create_app(
     _install_routes(app, front, adapters, history, spool, queries, metrics)
     install_metrics_route(app, scrapes, access)
     return app
+
+
+def _traffic(service: Service, registry: Registry, config: ServerConfig, send: Callable[[Request], Reply]) -> Traffic:
+    shadows = Shadows(send, lambda: _rows_of(service))
+    return Traffic(registry, shadows, first=first_routes(config.lora_routes, registry))
 
 
 def _metrics(

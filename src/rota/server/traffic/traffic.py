@@ -34,13 +34,17 @@ DIES_AGAIN_S = 600.0
 class Traffic:
     """All routes, by name. Everything here runs on the event loop."""
 
-    def __init__(self, registry: Registry, shadows: Shadows, now: Callable[[], float] = time.time) -> None:
-        """`now` is in seconds since 1970: an operator reads when a route was rolled back."""
+    def __init__(
+        self, registry: Registry, shadows: Shadows, now: Callable[[], float] = time.time, first: Iterable[Route] = ()
+    ) -> None:
+        """`now` is in seconds since 1970: an operator reads when a route was rolled back. `first` are set at once."""
         self._registry = registry
         self.shadows = shadows
         self._now = now
         self._routes: dict[str, Route] = {}
         self._retire: Callable[[str], None] = lambda _: None
+        for route in first:
+            self.set(route)
 
     def tie(self, adapters: AdapterManager) -> None:
         """Versions stay while a route needs them, and a route ends with its name."""
