@@ -387,7 +387,7 @@ def storm(examples: int, steps: int) -> None:
 
 
 def test_a_storm_mixes_nothing_and_leaves_nothing():
-    storm(examples=20, steps=30)
+    storm(examples=12, steps=30)
 
 
 @pytest.mark.long("the same storm, for minutes")
