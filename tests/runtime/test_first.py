@@ -13,7 +13,7 @@ import pytest
 from rota.core.config import EngineConfig, FirstAdapters
 from rota.core.errors import EngineDiedError
 from rota.core.stages import Stage
-from rota.runtime.first import wait_for_first
+from rota.runtime.first import Look, wait_for_first
 from rota.runtime.patience import Patience
 from rota.runtime.service import BuildDevice, Phase
 from rota.runtime.supervisor import SupervisedService
@@ -34,7 +34,8 @@ def build_told() -> FakeDevice:
 @contextmanager
 def serving(build_device: BuildDevice, first: Looked) -> Iterator[tuple[SupervisedService, Listener]]:
     patience = Patience(quick_death_s=0.0)
-    service, listener = SupervisedService(build_device, EngineConfig(), patience, first=first), Listener()
+    look = Look(first.result)
+    service, listener = SupervisedService(build_device, EngineConfig(), patience, first=look), Listener()
     service.start(listener)
     try:
         yield service, listener
@@ -72,9 +73,18 @@ def test_a_device_that_does_not_ask_serves_without_it():
         assert listener.wait_for_ending("asks").fault is None
 
 
-def test_a_service_stops_though_it_is_never_known():
-    with serving(build_told, Future()) as (service, _):
+def test_a_service_stops_though_it_is_not_known_yet():
+    first: Looked = Future()
+    with serving(build_told, first) as (service, _):
         assert until(lambda: service.engine_pid is not None)
+    first.set_result(FirstAdapters())  # the thread that looks ends with the test
+
+
+def test_several_that_ask_for_it_get_one_look():
+    looks = []
+    look = Look(lambda: looks.append(1) or FirstAdapters(count=5))
+    assert {look.begin().result(PATIENCE_S) for _ in range(3)} == {FirstAdapters(count=5)}
+    assert looks == [1]
 
 
 def test_a_look_that_fails_is_the_reason_why_nothing_starts():

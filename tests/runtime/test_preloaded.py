@@ -14,7 +14,8 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Engin
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
 from rota.core.plan import StepPlan
-from rota.runtime.preloaded import PreloadedService
+from rota.runtime.adapter_checks import MOST_CHECKED
+from rota.runtime.preloaded import PreloadedService, early_of
 from rota.runtime.service import BuildDevice, InProcessService, Phase, Service
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit
@@ -146,6 +147,14 @@ def many(engine: Service, adapters: int, early: int, **fields: Any) -> tuple[Pre
     service, listener = PreloadedService(engine, named, early), Listener()
     service.start(listener)
     return service, listener
+
+
+@pytest.mark.parametrize(
+    ("adapters", "held", "early"),
+    [(0, 128, 0), (MOST_CHECKED, 128, MOST_CHECKED), (MOST_CHECKED + 1, 128, 128), (10_000, 4, 64), (10_000, 900, 900)],
+)
+def test_an_engine_hears_of_all_adapters_unless_they_are_thousands(adapters, held, early):
+    assert early_of(adapters, held) == early
 
 
 def test_of_many_adapters_an_engine_hears_of_the_first_and_the_pinned_ones_alone():

@@ -5,15 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
 from rota.commands.logged import MakeDevice, build_logged
 from rota.core.capacity import Capacity
-from rota.core.config import EngineConfig, FirstAdapters, ModelConfig, ServerConfig
+from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
 from rota.llm.config import import_device
+from rota.runtime.first import Look
 from rota.runtime.lifeline import tied
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
@@ -28,7 +28,7 @@ def engine_service(
     config: EngineConfig,
     server: ServerConfig,
     make_device: MakeDevice,
-    first: Future[FirstAdapters] | None = None,
+    first: Look | None = None,
 ) -> Service:
     """The service of a server, each engine in a process of its own. `first` is what the config lacks."""
     if config.model.data_parallel_backend == "ray":

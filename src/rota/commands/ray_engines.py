@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
 from rota.commands.logged import MakeDevice, build_logged
-from rota.core.config import EngineConfig, FirstAdapters, ServerConfig
+from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import EngineId
 from rota.runtime.cluster.alike import own_versions
@@ -16,6 +15,7 @@ from rota.runtime.cluster.engine import Maker
 from rota.runtime.cluster.joining import chosen_address
 from rota.runtime.cluster.needs import Need, Sight, need_of, shortage
 from rota.runtime.cluster.service import ClusterService, Growth
+from rota.runtime.first import Look
 from rota.runtime.patience import Patience
 from rota.runtime.ranks.facts import facts
 from rota.runtime.replicas.service import ReplicatedService
@@ -32,7 +32,7 @@ def ray_service(
     server: ServerConfig,
     make_device: MakeDevice,
     fit_s: float = FIT_S,
-    first: Future[FirstAdapters] | None = None,
+    first: Look | None = None,
 ) -> Service:
     """The service of a server, its replicas on the cluster. Raises ConfigError if there is none that fits."""
     if config.policy.prefill_delayer_exchange != "auto":
@@ -87,7 +87,7 @@ class Replicas:
         config: EngineConfig,
         server: ServerConfig,
         make_device: MakeDevice,
-        first: Future[FirstAdapters] | None = None,
+        first: Look | None = None,
     ) -> None:
         sharers = cluster.sight.most_on_one(need)
         model = replace(config.model, device="cuda" if need.gpus else "cpu", data_parallel_size=sharers)

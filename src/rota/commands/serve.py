@@ -20,10 +20,10 @@ from rota.core.lora_paths import parse_lora_path
 from rota.core.options import build, options_of
 from rota.llm.config import (
     ENGINE_CONFIGS,
-    begin_look,
     build_device,
     engine_config,
     first_adapters,
+    first_of,
     locate_model,
     locator_for,
     prefix_for,
@@ -96,6 +96,7 @@ def _serve(
 ) -> None:
     from rota.commands.engines import engine_service
     from rota.runtime.early import EarlyService
+    from rota.runtime.first import Look
     from rota.runtime.registry import Registry
     from rota.server.access.exposure import check_exposure
     from rota.server.door.door import Door
@@ -113,7 +114,7 @@ def _serve(
     registry = Registry(server.served_model_name or _model_name(asked_path, folder), str(folder))
     entries = first_adapters(config)
     resolver_prefix = prefix_for(config.lora)
-    first = begin_look(config, entries)
+    first = Look(partial(first_of, config, entries))
     config = told_later(config)
     # The engine starts, and the server gets ready beside it: thousands of adapters must not keep the engine waiting.
     engines = EarlyService(engine_service(config, server, make_device, first))
@@ -161,9 +162,8 @@ def _listen(start: _Start) -> None:
     from rota.dashboard.feed import Feed
     from rota.dashboard.routes import install_dashboard
     from rota.dashboard.stream import Viewers
-    from rota.runtime.adapter_checks import MOST_CHECKED
     from rota.runtime.closable import ClosableService
-    from rota.runtime.preloaded import PreloadedService
+    from rota.runtime.preloaded import PreloadedService, early_of
     from rota.server.access.access import Access
     from rota.server.access.exposure import describe, load_refusal
     from rota.server.access.key_watch import KeyWatch
@@ -180,9 +180,8 @@ def _listen(start: _Start) -> None:
     tokenizer = Tokenizer(folder)
     holder, metrics_holder = start.ports
     metrics_port = MetricsPort(metrics_holder, server) if metrics_holder else None
-    # As many as may be read before a request asks for them.
-    most_early = max(MOST_CHECKED, config.lora.max_loaded_loras)
-    service = ClosableService(PreloadedService(start.engines, start.adapters, most_early))
+    early = early_of(len(start.adapters), config.lora.max_loaded_loras)
+    service = ClosableService(PreloadedService(start.engines, start.adapters, early))
     own_name = None if server.allow_anyone else server.host
     access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial, reduce
 from operator import is_, or_
@@ -96,14 +95,6 @@ def first_of(config: EngineConfig, entries: Collection[LoraPath]) -> FirstAdapte
     return FirstAdapters(
         count=len(entries), rank=max(ranks, default=0), pages=sum(map(pages_for, ranks)), extras=extras
     )
-
-
-def begin_look(config: EngineConfig, entries: Collection[LoraPath]) -> Future[FirstAdapters]:
-    """As `first_of`, in a thread: an engine needs it only when its imports are done."""
-    pool = ThreadPoolExecutor(1, "rota-first")
-    found = pool.submit(first_of, config, entries)
-    pool.shutdown(wait=False)
-    return found
 
 
 def told_later(config: EngineConfig) -> EngineConfig:

@@ -16,6 +16,14 @@ from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter,
 from rota.runtime.adapter_checks import MOST_CHECKED
 from rota.runtime.service import Deliver, Phase, Service, ServiceState
 
+# Of thousands of adapters so many are checked before the start: if they are of another model, these show it.
+FEW_CHECKED = 64
+
+
+def early_of(adapters: int, held: int) -> int:
+    """Of how many adapters an engine hears at the start: of all that are checked, or that host memory may hold."""
+    return adapters if adapters <= MOST_CHECKED else max(FEW_CHECKED, held)
+
 
 class PreloadedService:
     """Another service with adapters from the start; earlier requests wait until the adapters are known.
@@ -26,9 +34,10 @@ class PreloadedService:
     first message that names it. So an adapter without requests costs an engine neither time nor memory.
     """
 
-    def __init__(self, service: Service, adapters: Sequence[Adapter], most_early: int = MOST_CHECKED) -> None:
+    def __init__(self, service: Service, adapters: Sequence[Adapter], early: int = MOST_CHECKED) -> None:
+        """`early` is how many of them the service is told of at the start."""
         self._service = service
-        self._early = [one for at, one in enumerate(adapters) if at < most_early or one.is_pinned]
+        self._early = [one for at, one in enumerate(adapters) if at < early or one.is_pinned]
         self._changed = threading.Condition()
         self._missing = {adapter.adapter_id for adapter in self._early}
         self._later = {one.adapter_id: one for one in adapters if one.adapter_id not in self._missing}

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -14,11 +14,12 @@ from typing import Protocol
 import zmq
 
 from rota.core.capacity import Capacity
-from rota.core.config import EngineConfig, FirstAdapters
+from rota.core.config import EngineConfig
 from rota.core.events import EngineRestarted, Event
 from rota.core.messages import Message
 from rota.core.stages import stage_fields
 from rota.core.trials import Trial
+from rota.runtime.first import Look
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.promises import Promises
@@ -74,7 +75,7 @@ class SupervisedService:
         config: EngineConfig,
         patience: Patience | None = None,
         new_engine: NewEngine = EngineProcess,
-        first: Future[FirstAdapters] | None = None,
+        first: Look | None = None,
     ) -> None:
         """With `first`, each engine is told what the adapters to start with need, once that is known."""
         self._first = first
@@ -168,12 +169,14 @@ class SupervisedService:
 
     def _tell_first(self) -> None:
         """Blocks this thread until it is known; an engine that imports meanwhile needs no watch."""
-        while self._first and not self._stopping.is_set():
-            if not wait([self._first], LOOK_S).done:
-                continue
-            with self._lock:
-                self._engine.send(First(self._first.result()))
+        if self._first is None:
             return
+        found = self._first.begin()
+        while not wait([found], LOOK_S).done:
+            if self._stopping.is_set():
+                return
+        with self._lock:
+            self._engine.send(First(found.result()))
 
     def _on_ready(self, ready: Ready) -> None:
         self._trials, pid = ready.trials, self._engine.pid
