@@ -256,9 +256,8 @@ def chosen_engine(chosen: dict[str, Any], followers: Collection[str]) -> EngineC
 
 def _refuse_doubtful(lora_paths: Collection[str], followers: Collection[str]) -> None:
     """In `--lora-paths a=/x /models/llama` the second path may be the model, so it is refused."""
-    for entry in lora_paths:
-        has_no_name = parse_lora_path(entry).path == entry.strip()
-        if has_no_name and entry in followers:
+    for entry in followers and lora_paths:
+        if entry in followers and parse_lora_path(entry).path == entry.strip():
             raise ConfigError(
                 f"{entry}, after --lora-paths, may be an adapter or the model. If it is the model, name it before "
                 "--lora-paths or with --model-path. If it is an adapter of the built-in model, say NAME=PATH."
