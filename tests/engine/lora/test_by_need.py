@@ -25,7 +25,7 @@ from rota.engine.lora.bank_size import BankSize
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.model.sites import SITES
 from rota.engine.parallel.group import ONE_RANK, Group
-from rota.llm.config import engine_config, first_adapters, locate_model, with_first
+from rota.llm.config import build_device, engine_config, first_adapters, locate_model, told_later, with_first
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.lora.llama import LLAMA_8B
 from tests.engine.model_factory import make_tiny_model
@@ -110,6 +110,13 @@ def test_an_engine_has_the_slots_that_its_first_adapters_need(model, adapters, n
     place = slot_bytes(read_spec(Path(model.name_or_path)), 8 if capacity.pages else capacity.slot_rank, torch.float32)
     assert capacity.adapter_bytes == (capacity.pages or capacity.slots) * place
     assert capacity.annexed == ()  # there are none on a CPU
+
+
+def test_an_engine_whose_server_still_looks_at_its_adapters_waits_for_what_they_need(model, monkeypatch):
+    found = FirstAdapters(count=2, rank=20, pages=4)
+    monkeypatch.setattr("rota.runtime.first._waiters", [lambda: found])
+    capacity = build_device(told_later(config(model, []))).capacity
+    assert (capacity.slots, capacity.slot_rank, capacity.pages) == (8, 24, 11)
 
 
 def test_on_a_gpu_six_adapters_of_rank_16_lie_where_flags_set_by_hand_would_put_them(model):
