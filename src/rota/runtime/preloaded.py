@@ -41,7 +41,7 @@ class PreloadedService:
         self._changed = threading.Condition()
         self._missing = {adapter.adapter_id for adapter in self._early}
         self._later = {one.adapter_id: one for one in adapters if one.adapter_id not in self._missing}
-        # A thread that names one of these sends its message behind the one that tells of it.
+        # A message that names one of these goes behind the message that tells of it, whatever threads send them.
         self._telling = threading.Lock()
         self._refusal = ""
 
