@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import tempfile
 import time
@@ -40,12 +39,12 @@ from .over_http import HttpServer
 from .server import Asked
 from .shapes import SHAPES, Shape
 from .stage import milliseconds
+from .update_calls import CONFIG, WEIGHTS, first_token, in_memory, send, update
 from .update_steps import update_steps
 
 SLOTS = 8  # six are in use, and there is room for an old and a new version
 USED = tuple(f"adapter{number}" for number in range(1, 7))
 NAME = "adapter7"  # gets the updates
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 LIMIT_S = 120.0
 # Between two updates of `call`: so long that each begins when the one before is over.
 PAUSE_S = 0.1
@@ -85,37 +84,6 @@ class Session:
             time.sleep(min(2.0, self.seconds))  # prompts are computed, and kernels compiled, before anything is timed
             yield watch
         assert not decodes.problems, decodes.problems[0]
-
-
-@contextmanager
-def in_memory(folder: Path) -> Iterator[Path]:
-    """Two copies of an adapter's folder that lie in memory, if the machine has a place for that."""
-    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=parent) as place:
-        for number in (0, 1):
-            shutil.copytree(folder, Path(place) / str(number))
-        yield Path(place)
-
-
-def update(client: httpx.Client, name: str, folder: Path) -> tuple[float, float]:
-    """From the call until the name is switched."""
-    begun_at = time.monotonic()
-    client.put(f"/v1/adapters/{name}", json={"path": str(folder)}).raise_for_status()
-    return begun_at, time.monotonic()
-
-
-def send(client: httpx.Client, name: str, weights: bytes, config: str) -> tuple[float, float]:
-    begun_at = time.monotonic()
-    headers = {"content-type": "application/octet-stream"}
-    client.put(f"/v1/adapters/{name}", content=weights, params={"config": config}, headers=headers).raise_for_status()
-    return begun_at, time.monotonic()
-
-
-def first_token(client: httpx.Client, name: str) -> float:
-    begun_at = time.monotonic()
-    body = {"model": name, "prompt": [1, 2, 3], "max_tokens": 1}
-    client.post("/v1/completions", json=body).raise_for_status()
-    return time.monotonic() - begun_at
 
 
 def lengths(spans: Sequence[tuple[float, float]]) -> list[float]:
