@@ -49,6 +49,7 @@ LIMIT_S = 120.0
 # Between two updates of `call`: so long that each begins when the one before is over.
 PAUSE_S = 0.1
 UPDATES_AT_ONCE = 8
+SETTLING = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +87,12 @@ class Session:
         assert not decodes.problems, decodes.problems[0]
 
 
+def settle(client: httpx.Client, place: Path) -> None:
+    """The first versions pin memory, which later ones take over."""
+    for _ in range(SETTLING):
+        update(client, NAME, place / "0")
+
+
 def lengths(spans: Sequence[tuple[float, float]]) -> list[float]:
     return [end - begin for begin, end in spans]
 
@@ -113,7 +120,7 @@ def measure_call(session: Session) -> dict[str, Any]:
         session.decoding(server, USED) as watch,
     ):
         weights, config = (place / "0" / WEIGHTS).read_bytes(), (place / "0" / CONFIG).read_text()
-        update(client, NAME, place / "0")  # the first memory for a version is pinned here
+        settle(client, place)
         for number in range(session.rounds):
             folders.append(update(client, NAME, place / str(number % 2)))
             firsts.append(first_token(client, NAME))
@@ -139,7 +146,7 @@ def measure_rate(session: Session) -> dict[str, Any]:
         session.server("rate", 7) as (server, client),
         session.decoding(server, USED) as watch,
     ):
-        update(client, NAME, place / "0")
+        settle(client, place)
         quiet = [tokens_per_s(client, session.seconds / 2)]
         before = memory_use(server.pid)
         with ThreadPoolExecutor(UPDATES_AT_ONCE) as pool:
