@@ -14,7 +14,7 @@ from benchmarks.adapter_features import KINDS, write_adapter
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
 from rota.engine.families.table import read_spec
-from rota.llm.config import engine_config, locate_model
+from rota.llm.config import engine_config, first_adapters, locate_model, with_first
 
 from .stage import Stage, milliseconds
 
@@ -39,7 +39,8 @@ def _steps(model: Path, path: Path, options: dict[str, Any], decodes: int, token
     names = [f"a{number}" for number in range(1, ADAPTERS + 1)]
     paths = [f"{name}={path}" for name in names]
     asked = {"model_path": str(model), "max_loras_per_batch": ADAPTERS, "lora_paths": paths, **options}
-    stage = Stage(locate_model(engine_config(asked, quiet=True)))
+    config = locate_model(engine_config(asked, quiet=True))
+    stage = Stage(with_first(config, first_adapters(config)))
     try:
         adapters = [
             Adapter(adapter_id=AdapterId(number), name=name, path=str(path)) for number, name in enumerate(names, 1)
