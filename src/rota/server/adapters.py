@@ -149,15 +149,17 @@ class AdapterManager:
         A lost version has no users: it is forgotten at once.
         """
         for one in self._registry.versions(name)[:-1]:
-            if self._registry.is_lost(one):
-                self._forget(one.adapter_id)
-            is_wanted = one.adapter_id in self._kept or any(holds(one) for holds in self.holders)
-            if not is_wanted and one.adapter_id not in self._leaving:
+            if one.adapter_id not in self._leaving and not self._is_wanted(one):
                 self._leaving.add(one.adapter_id)
                 with suppress(RequestError):  # the service is down, and all versions with it
                     self._service.send(
                         RemoveAdapter(adapter_id=one.adapter_id, at=time.monotonic(), takes_requests=True)
                     )
+                if self._registry.is_lost(one):
+                    self._forget(one.adapter_id)
+
+    def _is_wanted(self, adapter: Adapter) -> bool:
+        return adapter.adapter_id in self._kept or any(holds(adapter) for holds in self.holders)
 
     async def _read(self, adapter: Adapter, former: Adapter | None = None) -> None:
         """Have a version read, checked and copied to the place of a former one, if there is room for both.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import tempfile
 from functools import partial
 from itertools import chain
@@ -89,7 +90,9 @@ class Storm(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.spools = tempfile.TemporaryDirectory()
+        self.spools, self.shelf = tempfile.TemporaryDirectory(), tempfile.TemporaryDirectory()
+        for kind in (*GOOD, RUINED, *BAD):
+            shutil.copytree(self.library.path(kind), Path(self.shelf.name, kind))
         self.tempdir, tempfile.tempdir = tempfile.tempdir, self.spools.name
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(Inline())
@@ -121,19 +124,20 @@ class Storm(RuleBasedStateMachine):
 
     def _note(self, message: AddAdapter) -> None:
         adapter = message.adapter
-        self.kinds[adapter.name, adapter.version] = self.library.kind_of(adapter.path)
+        if Path(adapter.path).exists():
+            self.kinds[adapter.name, adapter.version] = self.library.kind_of(adapter.path)
 
     # ── what may happen ──────────────────────────────────────────────────────────────────────────────────────────
 
     @initialize(kinds=st.lists(st.sampled_from(GOOD), min_size=1, max_size=2))
     def load(self, kinds: list[str]) -> None:
         for name, kind in zip(NAMES, kinds, strict=False):
-            self.call("PUT", f"/v1/adapters/{name}", body=_json({"path": str(self.library.path(kind))}))
+            self.call("PUT", f"/v1/adapters/{name}", body=_json({"path": self.path(kind)}))
         self.steps(4)
 
     @rule(name=st.sampled_from(NAMES), kind=st.sampled_from(GOOD), terms=TERMS, passes=PASSES)
     def update(self, name: str, kind: str, terms: dict[str, Any], passes: int) -> None:
-        self.call("PUT", f"/v1/adapters/{name}", body=_json({"path": str(self.library.path(kind)), **terms}))
+        self.call("PUT", f"/v1/adapters/{name}", body=_json({"path": self.path(kind), **terms}))
         self.steps(passes)
 
     @rule(name=st.sampled_from(NAMES), kind=st.sampled_from([*GOOD, RUINED, *BAD]), terms=TERMS, is_cut=RARELY)
@@ -184,7 +188,7 @@ class Storm(RuleBasedStateMachine):
     def switch(self, kind: str, kv: str, passes: int) -> None:
         """In the middle of answers."""
         for one in self.registry.adapters:
-            body = {"path": str(self.library.path(kind)), "mode": "switch", "kv": kv}
+            body = {"path": self.path(kind), "mode": "switch", "kv": kv}
             self.call("PUT", f"/v1/adapters/{one.name}", body=_json(body))
         self.steps(passes)
 
@@ -225,6 +229,15 @@ class Storm(RuleBasedStateMachine):
     def hold_reads(self, is_held: bool) -> None:
         """Reads and copies end, and the scheduler hears of it only later."""
         self.service.holds_reports = is_held
+
+    @rule(kind=st.sampled_from(GOOD), is_there=st.booleans())
+    def move_folder(self, kind: str, is_there: bool) -> None:
+        """A folder is gone, or comes back; an engine may want to read it again."""
+        here, away = Path(self.path(kind)), Path(f"{self.path(kind)}-away")
+        if is_there and away.exists():
+            away.rename(here)
+        elif not is_there and here.exists():
+            here.rename(away)
 
     @rule(count=st.integers(1, 2))
     def break_copies(self, count: int) -> None:
@@ -288,6 +301,9 @@ class Storm(RuleBasedStateMachine):
 
     # ── the means ────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def path(self, kind: str) -> str:
+        return str(Path(self.shelf.name, kind))
+
     @property
     def labels(self) -> list[str]:
         """Everything that a client may name."""
@@ -337,6 +353,7 @@ class Storm(RuleBasedStateMachine):
             self.loop.close()
             tempfile.tempdir = self.tempdir
             self.spools.cleanup()
+            self.shelf.cleanup()
         moved = {one.request_id for one in self.service.events if isinstance(one, Moved) and one.kept_kv}
         assert self.service.mixed <= moved, "KV of another version was read"
 

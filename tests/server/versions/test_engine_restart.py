@@ -127,6 +127,20 @@ def test_a_version_that_engines_die_under_twice_is_rolled_back(stage):
     assert {stage.version() for _ in range(4)} == {"1"}
 
 
+def test_a_version_that_is_kept_and_lost_comes_back_with_its_folder(stage, tmp_path):
+    (tmp_path / "one").rmdir()
+    stage.kill()
+    assert until(lambda: versions(stage.client, "legal")[1] == "lost")
+    assert ask(stage.client, "legal@1").status_code == 400
+    put(stage.client, "legal", str(tmp_path / "two")).raise_for_status()
+    assert versions(stage.client, "legal") == {1: "lost", 2: "kept", 3: "kept", 4: "current"}
+
+    (tmp_path / "one").mkdir()
+    stage.kill()
+    assert until(lambda: versions(stage.client, "legal")[1] == "kept")
+    assert stage.version("legal@1") == "1"
+
+
 @pytest.mark.long("an engine with torch starts twice")
 def test_after_a_restart_each_version_answers_as_peft_does(tmp_path):
     prompt = (5, 9, 77, 130, 4)
