@@ -42,7 +42,7 @@ RECORDS = [
     MoveRequests(old=AdapterId(1), new=AdapterId(2), at=1.0, keeps_kv=True),
     Stop(),
     Ready(capacity(pages=40)),
-    AdapterFetched(adapter_id=AdapterId(1), at=1.0, pages=8),
+    AdapterFetched(adapter_id=AdapterId(1), at=1.0, pages=8, matrices=2),
     Failed("It broke."),
     Admitted(request_id="a", at=1.0, cached_tokens=16),
     Preempted("a", 2.0),

@@ -147,6 +147,24 @@ def test_without_pages_sizes_change_nothing():
     assert (ledger.total, ledger.empty, ledger.pages) == (2, 1, None)
 
 
+def test_places_for_matrices_close_slots_as_pages_do():
+    ledger = SlotLedger(4, eviction("lru"), pages=8, matrices=2)
+    for number, matrices in ((1, 0), (2, 1), (3, 1)):
+        ledger.know(AdapterId(number), 1, matrices)
+    assert ledger.total == 4, "both matrices fit, whoever else comes"
+    assert [ledger.begin_load(AdapterId(number)).matrices for number in (1, 2, 3)] == [(), (0,), (1,)]
+    ledger.know(AdapterId(4), 1, 2)
+    assert (ledger.total, ledger.empty, ledger.surplus) == (1, 0, 2)
+    for number in (1, 2, 3):
+        ledger.vacate(AdapterId(number))
+    assert ledger.begin_load(AdapterId(4)).matrices == (0, 1)
+    ledger.check()
+    ledger.vacate(AdapterId(4))
+    ledger.forget(AdapterId(4))
+    assert ledger.total == 4
+    ledger.check()
+
+
 def test_a_lost_page_does_not_go_unnoticed():
     ledger = slots_of(8, 4, 3)
     ledger.begin_load(AdapterId(1)).pages = (0, 1)

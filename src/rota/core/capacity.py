@@ -17,6 +17,7 @@ class Capacity:
     adapter_bytes: int = 0  # what the slots take on the device, with a staging buffer if there is one
     slot_rank: int = 0  # the largest rank that fits into a slot
     pages: int = 0  # that the slots share, as many for an adapter as its rank needs; 0: every slot holds any adapter
+    matrices: int = 0  # places for an embedding or a head of an adapter's own, which the slots share
     slots_from: str = ""  # why there are so many slots
     rank_from: str = ""  # why they are so large
     annexed: tuple[str, ...] = ()  # sites where adapters' A lie below the model's matrices

@@ -256,6 +256,7 @@ class FirstAdapters:
     rank: int = 0  # the largest; 0: there is none
     pages: int = 0  # that all of them take together, each as many as its rank needs; 0: not known
     extras: int = 0  # what any of them has besides factors, as `Extra` counts it
+    matrices: int = 0  # an embedding or a head of their own: how many all of them have together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,7 @@ class AdapterFetched:
     at: float
     pages: int = 0  # that it takes in a slot; 0: every slot holds any adapter
     size_bytes: int = 0  # that it takes in host memory; 0: not known
+    matrices: int = 0  # an embedding or a head of its own: so many places it takes besides
 
 
 @dataclass(frozen=True, slots=True)

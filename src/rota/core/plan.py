@@ -49,6 +49,7 @@ class Load:
     slot: Slot
     is_awaited: bool = False  # the step itself waits for the copy, and no message reports it
     pages: tuple[int, ...] = ()  # where its ranks lie, in their order; empty: a slot has a place of its own
+    matrices: tuple[int, ...] = ()  # where an embedding and a head of its own lie, in this order
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from rota.engine.lora.bank_size import (
     BankSize,
     Room,
     bytes_beside_kv,
+    choose_matrices,
     choose_pages,
     choose_rank,
     choose_slots,
@@ -23,6 +24,7 @@ from rota.engine.lora.bank_size import (
     useful_slots,
 )
 from rota.engine.lora.ends import end_bytes
+from rota.engine.lora.own_matrices import matrix_bytes
 from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.lora.trims import trim_bytes
 from rota.engine.model.sites import site_shapes
@@ -35,19 +37,29 @@ def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group:
     first = _of_rank_0(config.first, group)
     rank, rank_from = choose_rank(config.lora, first)
     pages, extras = 0, Extra(first.extras)
+    matrix = matrix_bytes(chosen.spec, chosen.dtype)
+    matrices = group.least(choose_matrices(config.lora, first, matrix, _room(config, chosen, shape, rank)))
     if has_pages(config.lora, first):
         room = _room(config, chosen, shape, PAGE_RANK, pages_for(rank))
-        room = replace(room, apart=_extra_bytes(chosen, extras, rank) * useful_slots(first.count, lambda _: ()))
+        apart = _extra_bytes(chosen, extras, rank) * useful_slots(first.count, lambda _: ())
+        room = replace(room, apart=apart + matrices * matrix)
         pages, pages_from = choose_pages(config.lora, rank, first, room)
         slots, slots_from = slots_over(pages, pages_from, config.lora, first)
     else:
         room = _room(config, chosen, shape, rank)
-        room = replace(room, place_bytes=room.place_bytes + _extra_bytes(chosen, extras, rank))
+        place_bytes = room.place_bytes + _extra_bytes(chosen, extras, rank)
+        room = replace(room, place_bytes=place_bytes, apart=matrices * matrix)
         slots, slots_from = choose_slots(config.lora, rank, first, room)
     least, least_pages = group.least(slots), group.least(pages)
     slots_from = slots_from if (least, least_pages) == (slots, pages) else "the memory of another rank"
     return BankSize(
-        slots=least, rank=rank, pages=least_pages, extras=extras, slots_from=slots_from, rank_from=rank_from
+        slots=least,
+        rank=rank,
+        pages=least_pages,
+        extras=extras,
+        matrices=matrices,
+        slots_from=slots_from,
+        rank_from=rank_from,
     )
 
 

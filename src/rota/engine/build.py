@@ -30,6 +30,7 @@ from rota.engine.lora.ends import EndBank, Ends, TorchEnds
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.header_check import HeaderCheck
 from rota.engine.lora.loader import checkpoint_reader
+from rota.engine.lora.own_matrices import matrix_bytes
 from rota.engine.lora.reference import add_lora, project_with_lora
 from rota.engine.lora.stacked import StackedProjector
 from rota.engine.model.sites import site_shapes
@@ -136,6 +137,7 @@ def _assemble(
         adapter_bytes=adapters.bank.size_bytes,
         slot_rank=chosen.bank.rank,
         pages=chosen.bank.pages,
+        matrices=chosen.bank.matrices,
         slots_from=chosen.bank.slots_from,
         rank_from=chosen.bank.rank_from,
         annexed=chosen.annexed,
@@ -174,13 +176,14 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
         weights.annexes,
         pages=size.pages,
         base=_base(chosen, weights) if Extra.TRIMS in size.extras else None,
-        ends=_end_bank(chosen, weights) if size.extras & (Extra.EMBEDDING | Extra.HEAD) else None,
+        ends=_end_bank(chosen, weights) if size.matrices or size.extras & (Extra.EMBEDDING | Extra.HEAD) else None,
     )
     project, ends = _projector(chosen, bank)
     brought = Brought(lora.adapter_root, sources_at(lora.adapter_cache_dir, lora.adapter_cache_gb))
     read = checkpoint_reader(bank, chosen.whole, brought, chosen.shard)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
-    check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, chosen.shard.size)
+    ranks, matrix = chosen.shard.size, matrix_bytes(chosen.spec, chosen.dtype)
+    check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, ranks, size.matrices, matrix)
     return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check, ends)
 
 
@@ -200,7 +203,7 @@ def _projector(chosen: Choices, bank: Bank) -> tuple[Project, Ends | None]:
 
 def _end_bank(chosen: Choices, weights: Weights) -> EndBank:
     tokens, size = chosen.shard.tokens(chosen.whole.vocab_size), chosen.bank
-    own, base = tokens.end - tokens.first, BaseEnds(size.extras, weights.embedding, weights.head)
+    own, base = tokens.end - tokens.first, BaseEnds(size.extras, weights.embedding, weights.head, size.matrices)
     return EndBank(chosen.spec, own, size.slots, size.rank, chosen.dtype, chosen.device, base)
 
 

@@ -93,7 +93,11 @@ def first_of(config: EngineConfig, entries: Collection[LoraPath]) -> FirstAdapte
     ranks = [one.rank for one in needs] if config.lora.max_lora_rank == "auto" else []
     extras = reduce(or_, (one.extras for one in needs), Extra.NONE)
     return FirstAdapters(
-        count=len(entries), rank=max(ranks, default=0), pages=sum(map(pages_for, ranks)), extras=extras
+        count=len(entries),
+        rank=max(ranks, default=0),
+        pages=sum(map(pages_for, ranks)),
+        extras=extras,
+        matrices=sum(one.matrices for one in needs),
     )
 
 

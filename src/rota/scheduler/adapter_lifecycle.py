@@ -24,7 +24,7 @@ from rota.scheduler.fetching import Fetching
 from rota.scheduler.group import Group, Standing
 from rota.scheduler.idle_reads import IdleReads
 from rota.scheduler.moves import arrive, vacate
-from rota.scheduler.page_limits import too_many_pages
+from rota.scheduler.page_limits import too_large
 from rota.scheduler.reads import finish_read, forget_copy
 from rota.scheduler.version_moves import VersionMoves
 from rota.scheduler.warm_ups import WarmUps
@@ -127,10 +127,10 @@ class AdapterLifecycle:
         adapter_id, at = message.adapter_id, message.at
         group = self._books.groups[adapter_id]
         finish_read(self._books, adapter_id, at, message.size_bytes)
-        if reason := too_many_pages(self._books, group, message.pages):
+        if reason := too_large(self._books, group, message.pages, message.matrices):
             self._failed(AdapterFailed(adapter_id, at, reason))
             return
-        self._books.slots.know(adapter_id, message.pages)
+        self._books.slots.know(adapter_id, message.pages, message.matrices)
         self._idle_reads.forget(adapter_id)
         if not self._warm_ups.begin(group):
             self._answer(group, at)

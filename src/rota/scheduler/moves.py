@@ -41,7 +41,13 @@ class Moves:
         place = books.slots.begin_load(group.adapter_id)
         books.hosts.use(group.adapter_id)
         books.note_users(group)
-        load = Load(adapter_id=group.adapter_id, slot=place.slot, is_awaited=not self.is_overlapped, pages=place.pages)
+        load = Load(
+            adapter_id=group.adapter_id,
+            slot=place.slot,
+            is_awaited=not self.is_overlapped,
+            pages=place.pages,
+            matrices=place.matrices,
+        )
         draft.loads.append(load)
         _tell(books, place.slot, group.adapter_id, SlotState.LOADING, draft.now, reason)
         if not self.is_overlapped:

@@ -2,7 +2,7 @@
 
 A slot is a place on the device, and there is no other place: an adapter that comes is copied to where another adapter
 leaves, while the rest run. If slots share pages, an adapter takes as many of these as its rank needs, and some slots
-may be closed: then there are fewer places than slots.
+may be closed: then there are fewer places than slots. Places for whole matrices are shared in the same way.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Residency:
 
     slot: Slot
     pages: tuple[int, ...] = ()  # of the slots' memory; empty if slots share none
+    matrices: tuple[int, ...] = ()  # places of an embedding or a head of its own
     is_ready: bool = False
     has_run: bool = False
 
@@ -28,18 +29,19 @@ class Residency:
 class SlotLedger:
     """An adapter's state follows from its residency: none, loading, or ready."""
 
-    def __init__(self, slots: int, eviction: Eviction, pages: int = 0) -> None:
-        """`pages` are shared by the slots; 0: every slot holds any adapter."""
+    def __init__(self, slots: int, eviction: Eviction, pages: int = 0, matrices: int = 0) -> None:
+        """`pages` and `matrices` are shared by the slots; 0 pages: every slot holds any rank."""
         self.most = slots
         self.pages = PageLedger(pages, slots) if pages else None
+        self.matrices = PageLedger(matrices, slots)
         self._empty = [Slot(slot) for slot in range(slots)]
         self._residencies: dict[AdapterId, Residency] = {}
         self._eviction = eviction
 
     @property
     def total(self) -> int:
-        """The slots that are open; others are closed because adapters are known that take many pages."""
-        return self.pages.open if self.pages else self.most
+        """The slots that are open; others are closed because adapters are known that take many pages or matrices."""
+        return min(self.matrices.open, self.pages.open if self.pages else self.most)
 
     @property
     def empty(self) -> int:
@@ -61,8 +63,10 @@ class SlotLedger:
         """By adapter, in the order of their arrival. For reading only."""
         return self._residencies
 
-    def know(self, adapter_id: AdapterId, pages: int) -> None:
-        """An adapter takes so many pages; slots may close or open with that."""
+    def know(self, adapter_id: AdapterId, pages: int, matrices: int = 0) -> None:
+        """An adapter takes so many pages and matrices; slots may close or open with that."""
+        if matrices:
+            self.matrices.know(adapter_id, matrices)
         if self.pages:
             self.pages.know(adapter_id, pages)
 
@@ -70,11 +74,13 @@ class SlotLedger:
         """An adapter is gone, and the slots that its size kept closed open."""
         if self.pages:
             self.pages.forget(adapter_id)
+        self.matrices.forget(adapter_id)
 
     def begin_load(self, adapter_id: AdapterId) -> Residency:
         assert self.empty, "no slot is empty"
         pages = self.pages.take(adapter_id) if self.pages else ()
-        residency = self._residencies[adapter_id] = Residency(slot=heapq.heappop(self._empty), pages=pages)
+        slot, matrices = heapq.heappop(self._empty), self.matrices.take(adapter_id)
+        residency = self._residencies[adapter_id] = Residency(slot=slot, pages=pages, matrices=matrices)
         self._eviction.use(adapter_id)
         return residency
 
@@ -92,6 +98,7 @@ class SlotLedger:
         heapq.heappush(self._empty, residency.slot)
         if self.pages:
             self.pages.give_back(residency.pages)
+        self.matrices.give_back(residency.matrices)
         self._eviction.forget(adapter_id)
         return residency.slot
 
@@ -103,3 +110,4 @@ class SlotLedger:
         assert sorted([*taken, *self._empty]) == list(range(self.most)), "a slot is lost or shared"
         if self.pages:
             self.pages.check({one: residency.pages for one, residency in self._residencies.items()})
+        self.matrices.check({one: residency.matrices for one, residency in self._residencies.items()})

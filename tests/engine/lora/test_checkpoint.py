@@ -172,7 +172,10 @@ CONFIG_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "another type": ({"peft_type": "LOHA"}, "describes a PEFT adapter of type 'LOHA'; Rota serves only 'LORA'"),
     "biases of no kind": ({"bias": "some"}, "sets 'bias' to 'some'; PEFT knows none, lora_only, all"),
     "factor biases that are not there": ({"lora_bias": True}, "lacks the lora_B.bias of"),
-    "saved modules": ({"modules_to_save": ["lm_head"]}, "sets 'modules_to_save': the adapter has whole layers"),
+    "saved modules": (
+        {"modules_to_save": ["lm_head"]},
+        "lacks the weight of 'lm_head', which adapter_config.json names in 'modules_to_save'",
+    ),
     "a base in few bits of its own": ({"init_lora_weights": "loftq"}, "and PEFT cannot convert that"),
     "a start of a later release": ({"init_lora_weights": "sunrise"}, "to 'sunrise', which Rota does not know"),
     "a field of a later release": ({"use_sunrise": [1]}, "sets 'use_sunrise' to [1], a field that Rota does not know"),
@@ -236,7 +239,7 @@ TENSOR_FAULTS: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     ),
     "a head": (
         lambda t: t.update({"base_model.model.lm_head.weight": torch.ones(4)}),
-        "the adapter has a whole embedding or head of its own",
+        "a whole matrix, but adapter_config.json does not name it in 'modules_to_save'",
     ),
     "factors of the head": (
         lambda t: rename(t, "model.layers.0.mlp.up_proj", "lm_head"),

@@ -14,6 +14,7 @@ from rota.engine.lora.ends import EndBank, Ends, TorchEnds
 from rota.engine.lora.host import EndFactors
 from rota.engine.lora.reference import add_lora
 from rota.engine.model.linear import Linear
+from tests.engine.kernels_compiled import told_by
 from tests.engine.lora.site_numbers import BOUNDS, batch_of, relative_error
 from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
 from tests.engine.triton_interpreter import DEVICE, load
@@ -90,6 +91,62 @@ def test_each_row_that_samples_gets_its_own_adapter_s_logits(made):
 
     assert relative_error(logits, expected) < BOUNDS[torch.float32]
     ends.head(logits[:0], hidden[:0], batch_of([], SLOTS, 16, device))  # a chunk that does not sample
+
+
+def own(tokens: int = SMALL.vocab_size) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(tokens * SMALL.hidden_size).split(50))
+
+
+@pytest.fixture(params=["torch", "triton"])
+def with_matrices(request) -> tuple[EndBank, Ends, str]:
+    """Slot 0 has both, slot 2 a head; a former resident has left another embedding there."""
+    torch.manual_seed(0)
+    make, device = (by_torch, "cpu") if request.param == "torch" else (triton_ends.TritonEnds, DEVICE)
+    base = BaseEnds(Extra.NONE, torch.zeros(SMALL.vocab_size, SMALL.hidden_size), Linear(torch.zeros(1, 1)), matrices=3)
+    bank = EndBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), base)
+    bank.copy_in(2, replace(PLAIN, own_embedding=own()), [1])
+    bank.copy_in(1, replace(PLAIN, own_embedding=own(), own_head=own()), [1, 0])
+    bank.copy_in(0, replace(PLAIN, own_embedding=own(), own_head=own()), [2, 0])
+    bank.copy_in(2, replace(PLAIN, own_head=own()), [1])
+    bank.copy_in(1, None)
+    return bank, make(bank), device
+
+
+def test_a_matrix_of_an_adapter_s_own_takes_the_place_of_the_model_s(with_matrices):
+    bank, ends, device = with_matrices
+    ids = torch.tensor([5, 31, 0, 7, 5, 9, 31], device=device)
+    x = torch.randn(len(TOKENS), SMALL.hidden_size, device=device)
+    logits = torch.randn(len(TOKENS), SMALL.vocab_size, device=device)
+    embedded, scored = x.clone(), logits.double().cpu()
+    embedded[[1, 6]] = bank.own.numbers[2][ids[[1, 6]]]
+    for token, place in ((0, 1), (3, 1), (1, 0), (6, 0)):
+        scored[token] = bank.own.numbers[place].double().cpu() @ x[token].double().cpu()
+
+    batch = batch_of(TOKENS, SLOTS, 16, device)
+    ends.head(logits, x, batch)
+    ends.embed(x, ids, batch)
+
+    assert torch.equal(x, embedded)
+    assert relative_error(logits, scored) < BOUNDS[torch.float32]
+
+
+def test_a_rank_has_the_head_of_its_own_tokens():
+    base = BaseEnds(Extra.NONE, torch.zeros(SMALL.vocab_size, SMALL.hidden_size), Linear(torch.zeros(1, 1)), matrices=1)
+    bank = EndBank(SMALL, 20, SLOTS, MAX_RANK, torch.float32, CPU, base)
+    adapter = replace(PLAIN, own_head=own(20))
+    bank.copy_in(0, adapter, [0])
+    logits, x = torch.zeros(1, 20), torch.randn(1, SMALL.hidden_size)
+    by_torch(bank).head(logits, x, batch_of([0], SLOTS, 16, "cpu"))
+    torch.testing.assert_close(logits[0], torch.cat(adapter.own_head).view(20, -1) @ x[0])
+    assert adapter.size_bytes == PLAIN.size_bytes + 20 * SMALL.hidden_size * 4
+    assert bank.size_bytes == SMALL.vocab_size * SMALL.hidden_size * 4
+
+
+def test_the_kernel_of_own_heads_compiles_for_hopper():
+    told = told_by("tests.engine.lora.compiled_head")
+    assert told["spilt_bytes"] == 0
+    assert told["registers"] <= 128, "four programs of 128 threads run at once on a processor"
+    assert told["shared_bytes"] <= 100_000, "two programs share a processor's memory"
 
 
 def test_a_bank_has_the_ends_that_were_asked_for_and_counts_their_bytes():

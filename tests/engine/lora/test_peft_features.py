@@ -11,7 +11,7 @@ from rota.core.events import AdapterRefused
 from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.ranks import UNKNOWN_RANK, needs_of
+from rota.engine.lora.files.ranks import UNKNOWN_RANK, Needs, needs_of
 from tests.engine.lora.adapter_factory import ATTENTION
 from tests.engine.lora.features import World, assert_answers_as_peft, world_of
 from tests.engine.lora.mixed_server import Server, adapter
@@ -65,4 +65,4 @@ def test_an_adapter_that_needs_trims_is_refused_where_none_at_the_start_did(worl
 def test_a_server_looks_for_trims_in_the_configs_of_its_first_adapters(world):
     entries = [LoraPath(name=str(number), path=str(world.adapters / str(number))) for number in FEATURES]
     assert [one.extras for one in needs_of(entries, Brought())] == [Extra.NONE, *[Extra.TRIMS] * 7]
-    assert needs_of([LoraPath(name="gone", path="/nowhere")], Brought()) == [(UNKNOWN_RANK, Extra.NONE)]
+    assert needs_of([LoraPath(name="gone", path="/nowhere")], Brought()) == [Needs(UNKNOWN_RANK, Extra.NONE)]

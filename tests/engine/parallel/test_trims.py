@@ -1,4 +1,4 @@
-"""Ranks cut biases, magnitudes and the head's factors; behind a sum, only one rank adds a bias."""
+"""Ranks cut biases, magnitudes, the head's factors and own heads; behind a sum, only one rank adds a bias."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.engine.model_factory import make_tiny_model
 from tests.engine.parallel.story import GroupServer, asked, play
 
 FEATURES = {
-    1: {"use_dora": True, "target_modules": ["q_proj", "v_proj", "gate_proj"]},
+    1: {"use_dora": True, "target_modules": ["q_proj", "v_proj", "gate_proj"], "modules_to_save": ["lm_head"]},
     2: {"lora_bias": True, "bias": "all"},
     3: {"bias": "lora_only", "target_modules": ["q_proj", "o_proj", "lm_head", "embed_tokens"]},
 }
@@ -37,7 +37,7 @@ def folder(tmp_path_factory):
 
 
 def test_two_ranks_answer_as_one_does(folder, group_of):
-    first = FirstAdapters(count=3, rank=4, pages=3, extras=Extra.TRIMS | Extra.HEAD | Extra.EMBEDDING)
+    first = FirstAdapters(count=3, rank=4, pages=3, extras=Extra.TRIMS | Extra.HEAD | Extra.EMBEDDING, matrices=2)
     one = play(GroupServer(folder / "model", None, first=first), folder, asked(NEW_TOKENS))
     two = play(GroupServer(folder / "model", group_of(2), first=first), folder, asked(NEW_TOKENS))
     assert two.tokens == one.tokens

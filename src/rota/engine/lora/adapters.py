@@ -55,7 +55,8 @@ class Adapters:
         self._post: Callable[[Message], None] | None = None
         self._loader = AdapterLoader(bank, read, self._tell, overlaps, ranks)
         self._resident_of: dict[Slot, AdapterId] = {}
-        self._pages_of: dict[Slot, tuple[int, ...]] = {}
+        # Pages and matrices.
+        self._shared_of: dict[Slot, frozenset[tuple[str, int]]] = {}
         # Copies that no step has waited for, and those that failed, until their slot gets its next copy.
         self._pending: dict[Slot, PendingCopy] = {}
         self._adapter_of_row: NDArray[np.int64] = np.full(rows + 1, BASE)
@@ -96,8 +97,8 @@ class Adapters:
 
     @property
     def has_head(self) -> bool:
-        """May an adapter have factors of the head?"""
-        return self.bank.ends is not None and self.bank.ends.head is not None
+        """May an adapter have factors of the head, or a head of its own?"""
+        return self.bank.ends is not None and self.bank.ends.has_head
 
     def batch_of(self, rows: NDArray[np.integer]) -> LoraBatch | None:
         """The batch of one token of each of these rows, for the head; None if their adapters have nothing there."""
@@ -149,18 +150,18 @@ class Adapters:
             is_free.record()
         for load in plan.loads:
             self._let_leave(load)
-            self._resident_of[load.slot], self._pages_of[load.slot] = load.adapter_id, load.pages
+            self._resident_of[load.slot], self._shared_of[load.slot] = load.adapter_id, _shared(load)
             self._slot_of_row[self._adapter_of_row == load.adapter_id] = load.slot
-            self._pending[load.slot] = loader.load(load.adapter_id, load.slot, is_free, load.pages)
+            self._pending[load.slot] = loader.load(load.adapter_id, load.slot, is_free, load.pages, load.matrices)
 
     def _let_leave(self, load: Load) -> None:
-        """Whoever had the slot or one of the pages is in no slot; nor is the adapter in its own former slot.
+        """Whoever had the slot, a page or a matrix is in no slot; nor is the adapter in its own former slot.
 
         The next adapter in a slot must not take over its former resident's rows.
         """
         for slot, resident in list(self._resident_of.items()):
-            has_pages = not set(load.pages).isdisjoint(self._pages_of[slot])
-            if slot == load.slot or resident == load.adapter_id or has_pages:
+            is_shared = not _shared(load).isdisjoint(self._shared_of[slot])
+            if slot == load.slot or resident == load.adapter_id or is_shared:
                 del self._resident_of[slot]
                 self._slot_of_row[self._adapter_of_row == resident] = NO_SLOT
 
@@ -169,3 +170,8 @@ class Adapters:
             if resident == adapter_id:
                 return slot
         return NO_SLOT
+
+
+def _shared(load: Load) -> frozenset[tuple[str, int]]:
+    """What a load takes of what the slots share."""
+    return frozenset((*(("page", page) for page in load.pages), *(("matrix", place) for place in load.matrices)))

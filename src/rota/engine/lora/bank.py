@@ -121,10 +121,13 @@ class Bank:
         return 0 if self._table is None else max(1, pages_for(max(adapter.site_ranks)))
 
     @torch.inference_mode()
-    def copy_in(self, slot: Slot, adapter: HostAdapter, pages: Sequence[int] = ()) -> None:
+    def copy_in(
+        self, slot: Slot, adapter: HostAdapter, pages: Sequence[int] = (), matrices: Sequence[int] = ()
+    ) -> None:
         """Replace the slot's adapter; queued on the current stream, from pinned memory without waiting.
 
-        No step may read the slot or the pages meanwhile, and copies must not be queued on two streams at a time.
+        No step may read the slot, the pages or the matrices meanwhile. Copies must not be queued on two streams at a
+        time.
         """
         places = self._places(slot, pages)
         assert len(places) * self._place_rank >= max(adapter.site_ranks), "a rank has no page"
@@ -139,7 +142,7 @@ class Bank:
         for index, rank in enumerate(adapter.site_ranks):
             self._clear_beyond(places, index, rank)
         self._write_pages(slot, pages)
-        self._copy_extras(slot, adapter)
+        self._copy_extras(slot, adapter, matrices)
         self._ranks[:, :, slot].copy_(adapter.ranks, non_blocking=True)
         self._generations[slot] += 1
 
@@ -165,11 +168,11 @@ class Bank:
         self._b[index][-1, place, 0] = 1.0
         self._ranks[-1, index, slot] = 1
 
-    def _copy_extras(self, slot: Slot, adapter: HostAdapter | None) -> None:
+    def _copy_extras(self, slot: Slot, adapter: HostAdapter | None, matrices: Sequence[int] = ()) -> None:
         if self._trims is not None:
             self._trims.copy_in(slot, None if adapter is None else adapter.trims)
         if self.ends is not None:
-            self.ends.copy_in(slot, adapter)
+            self.ends.copy_in(slot, adapter, matrices)
 
     def _places(self, slot: Slot, pages: Sequence[int]) -> tuple[int, ...]:
         """Where the slot's ranks lie, in their order."""

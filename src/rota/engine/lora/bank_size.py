@@ -39,6 +39,7 @@ class BankSize:
     rank: int = 0
     pages: int = 0
     extras: Extra = Extra.NONE
+    matrices: int = 0  # places for an embedding or a head of an adapter's own
     slots_from: str = ""
     rank_from: str = ""
 
@@ -103,6 +104,17 @@ def choose_slots(config: LoraConfig, rank: int, first: FirstAdapters, room: Room
     if first.count:
         bounds.append((useful_slots(first.count, room.annexes), _counted(first.count)))
     return _beside_kv(config, room, min(bounds))
+
+
+def choose_matrices(config: LoraConfig, first: FirstAdapters, size: int, room: Room) -> int:
+    """How many places of this size there are for matrices of adapters' own: as many as fit of those at the start.
+
+    They take half of what adapters may take, at most; the slots have the other half.
+    """
+    most = (config.lora_memory_share or DEFAULT_SHARE) * room.memory.total
+    if config.lora_memory_share is None:
+        most = min(most, room.beside_kv)
+    return min(first.matrices, max(0, int(most / 2 // size)))
 
 
 def has_pages(config: LoraConfig, first: FirstAdapters) -> bool:

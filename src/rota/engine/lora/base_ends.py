@@ -17,8 +17,10 @@ UNITS_AT_ONCE = 64
 class BaseEnds:
     """The ends below a bank's ends; asked for a few rows when an adapter is read."""
 
-    def __init__(self, extras: Extra, embedding: Tensor, head: Projection) -> None:
+    def __init__(self, extras: Extra, embedding: Tensor, head: Projection, matrices: int = 0) -> None:
         self.extras = extras  # the ends that slots have
+        self.matrices = matrices  # places for matrices of adapters' own
+        self.matrix_bytes = embedding.nbytes
         self._embedding = embedding
         self._head = head
 

@@ -3,21 +3,24 @@
     embedding    x = E[token] + A[token] B           A is looked up as the embedding is: [vocabulary, rank]
     head         logits = x Hᵀ + (x Aᵀ) B            a site like any other, for the rows that sample
 
-A bank has the ends that its first adapters have. They lie beside the layers' sites and in no pages.
+A bank has the ends that its first adapters have. They lie beside the layers' sites and in no pages. An adapter may have
+a whole matrix of its own instead (own_matrices.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rota.core.extras import Extra
 from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.host import EndFactors, HostAdapter
 from rota.engine.lora.layout import SiteFactors
+from rota.engine.lora.own_matrices import OwnMatrices
 from rota.engine.lora.zeros import zeros
 from rota.engine.model.sites import SiteShape
 from rota.engine.model.spec import ModelSpec
@@ -62,9 +65,20 @@ class EndBank:
             self.embedding = factors("embed_tokens", vocabulary, (vocabulary, max_rank), hidden)
         if Extra.HEAD in extras:
             self.head = factors("lm_head", hidden, (max_rank, hidden), tokens)
+        self.own: OwnMatrices | None = None
+        if base.matrices:
+            self.own = OwnMatrices(spec, base.matrices, slots, dtype, device)
+            self.size_bytes += self.own.size_bytes
 
-    def copy_in(self, slot: int, adapter: HostAdapter | None) -> None:
-        """Replace the slot's factors, or leave it without; queued as the bank's copies are."""
+    @property
+    def has_head(self) -> bool:
+        """May an adapter change the logits besides what it does in the layers?"""
+        return self.head is not None or self.own is not None
+
+    def copy_in(self, slot: int, adapter: HostAdapter | None, matrices: Sequence[int] = ()) -> None:
+        """Replace the slot's factors and matrices, or leave it without; queued as the bank's copies are."""
+        if self.own is not None:
+            self.own.copy_in(slot, adapter, matrices)
         if self.embedding is not None:
             _copy(self.embedding, slot, None if adapter is None else adapter.embedding, is_looked_up=True)
         if self.head is not None:
@@ -100,15 +114,24 @@ class TorchEnds:
         self._add = add
 
     def embed(self, x: Tensor, token_ids: Tensor, batch: LoraBatch) -> None:
-        factors = self._bank.embedding
-        if factors is None:
-            return
-        ranks = factors.ranks.tolist()
+        bank, factors = self._bank, self._bank.embedding
+        ranks = [] if factors is None else factors.ranks.tolist()
         for slot, first, end in batch.groups:
-            if rank := ranks[slot]:
-                tokens = batch.order[first:end]
+            tokens = batch.order[first:end]
+            if bank.own is not None and (own := bank.own.embedding(slot)) is not None:
+                x[tokens] = own[token_ids[tokens]]
+            if factors is not None and (rank := ranks[slot]):
                 x[tokens] += factors.a[slot, token_ids[tokens], :rank] @ factors.b[slot, :rank]
 
     def head(self, logits: Tensor, hidden: Tensor, batch: LoraBatch) -> None:
+        if self._bank.own is not None:
+            _use_own_heads(self._bank.own, logits, hidden, batch)
         if self._bank.head is not None and len(hidden):
             self._add(logits, hidden, self._bank.head, batch)
+
+
+def _use_own_heads(own: OwnMatrices, logits: Tensor, hidden: Tensor, batch: LoraBatch) -> None:
+    for slot, first, end in batch.groups:
+        if (matrix := own.head(slot)) is not None:
+            rows = batch.order[first:end]
+            logits[rows] = functional.linear(hidden[rows], matrix[: logits.shape[1]])

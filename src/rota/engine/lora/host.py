@@ -40,14 +40,21 @@ class HostAdapter:
     trims: Tensor | None = None  # [layers, numbers of a layer] float32 (trims.py), of a DoRA or an adapter with biases
     embedding: EndFactors | None = None
     head: EndFactors | None = None
+    own_embedding: tuple[Tensor, ...] | None = None  # [vocabulary, hidden] in pieces, in the place of the model's
+    own_head: tuple[Tensor, ...] | None = None  # the same of the head, of this rank's tokens
+
+    @property
+    def matrices(self) -> int:
+        """How many places for own matrices it takes."""
+        return (self.own_embedding is not None) + (self.own_head is not None)
 
     @property
     def size_bytes(self) -> int:
         ends = [end for end in (self.embedding, self.head) if end is not None]
         extras = [] if self.trims is None else [self.trims]
-        return sum(
-            each.nbytes for each in (*self.pieces, *extras, *(factor for end in ends for factor in (end.a, end.b)))
-        )
+        extras += [factor for end in ends for factor in (end.a, end.b)]
+        own = (*(self.own_embedding or ()), *(self.own_head or ()))
+        return sum(each.nbytes for each in (*self.pieces, *extras, *own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +120,19 @@ def _pinned_memory(part: Tensor) -> Tensor:
 def pinned(adapter: HostAdapter, threads: int = 1) -> HostAdapter:
     """The same in pinned memory; blocks as `pin` does."""
     return HostAdapter(
-        tuple(part for piece in adapter.pieces for part in pin(piece, threads)),
+        _pinned(adapter.pieces, threads) or (),
         adapter.site_ranks,
         adapter.ranks.pin_memory(),
         None if adapter.trims is None else adapter.trims.pin_memory(),
         None if adapter.embedding is None else adapter.embedding.pinned(),
         None if adapter.head is None else adapter.head.pinned(),
+        _pinned(adapter.own_embedding, threads),
+        _pinned(adapter.own_head, threads),
     )
+
+
+def _pinned(pieces: tuple[Tensor, ...] | None, threads: int) -> tuple[Tensor, ...] | None:
+    return None if pieces is None else tuple(part for piece in pieces for part in pin(piece, threads))
 
 
 def _width(shape: SiteShape) -> int:

@@ -67,6 +67,7 @@ class Place(NamedTuple):
 
     slot: Slot
     pages: tuple[int, ...]
+    matrices: tuple[int, ...] = ()
 
 
 class AdapterLoader:
@@ -117,7 +118,12 @@ class AdapterLoader:
         copy.add_done_callback(lambda copy: self._tell_fetched(adapter, copy.result()))
 
     def load(
-        self, adapter_id: AdapterId, slot: Slot, is_free: torch.cuda.Event | None = None, pages: Sequence[int] = ()
+        self,
+        adapter_id: AdapterId,
+        slot: Slot,
+        is_free: torch.cuda.Event | None = None,
+        pages: Sequence[int] = (),
+        matrices: Sequence[int] = (),
     ) -> PendingCopy:
         """Copy an adapter into a slot, as soon as `is_free` has passed; it was fetched, and not dropped since.
 
@@ -125,7 +131,8 @@ class AdapterLoader:
         the pages. Copies are made in the order of their loads if the adapters are in host memory: so a page's newest
         resident is the last that is copied, whichever slots had the page before.
         """
-        adapter, pending, place = self._adapters[adapter_id], PendingCopy(), Place(slot, tuple(pages))
+        adapter, pending = self._adapters[adapter_id], PendingCopy()
+        place = Place(slot, tuple(pages), tuple(matrices))
 
         def load_when_read(copy: Future[Copy]) -> None:
             self._copier.submit(self._load, adapter, copy.result(), place, is_free, pending)
@@ -179,9 +186,14 @@ class AdapterLoader:
             self._refused.put(adapter.adapter_id)
             self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), copy.reason))
         else:
-            pages, size_bytes = self._bank.pages_of(copy), copy.size_bytes
             self._post(
-                AdapterFetched(adapter_id=adapter.adapter_id, at=time.monotonic(), pages=pages, size_bytes=size_bytes)
+                AdapterFetched(
+                    adapter_id=adapter.adapter_id,
+                    at=time.monotonic(),
+                    pages=self._bank.pages_of(copy),
+                    size_bytes=copy.size_bytes,
+                    matrices=copy.matrices,
+                )
             )
 
     def _load(
@@ -190,7 +202,7 @@ class AdapterLoader:
         timed = TimedCopy(self._stream, is_free)
         try:
             with timed:
-                self._copy_in(copy, *place)
+                self._copy_in(copy, place)
         except Exception as error:  # the border of a thread: the scheduler must hear of any failure
             # The message first: it lies in the inbox before a step that waits is submitted.
             self._tell_failed(adapter, error)
@@ -199,14 +211,14 @@ class AdapterLoader:
             pending.queue(timed.is_complete)
             self._watcher.submit(self._tell_ready, adapter, copy, timed)
 
-    def _copy_in(self, copy: Copy, slot: Slot, pages: tuple[int, ...]) -> None:
+    def _copy_in(self, copy: Copy, place: Place) -> None:
         """A slot whose copy fails holds no adapter: a step that waits for it must not find half of one."""
         try:
             if isinstance(copy, Refused):
                 raise AdapterError(copy.reason)
-            self._bank.copy_in(slot, copy, pages)
+            self._bank.copy_in(place.slot, copy, place.pages, place.matrices)
         except Exception:  # whatever it is, it goes on
-            self._give_up(slot, pages)
+            self._give_up(place.slot, place.pages)
             raise
 
     def _tell_ready(self, adapter: Adapter, _copy: Copy, timed: TimedCopy) -> None:

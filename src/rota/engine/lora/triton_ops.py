@@ -138,7 +138,7 @@ def shrink(x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning) ->
     shrink_kernel[(shares, triton.cdiv(all_rows, rows), len(batch.tile_slots))](
         x, a, factors.ranks, factors.table, batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts,
         partial, tokens, x.stride(0), INPUTS=shape.inputs, PARTS=len(shape.parts), MAX_RANK=factors.max_rank,
-        TILE=batch.tile_size, ROWS=rows, SHARE=share, STEP=shapes.step, OPERAND=_operand(a), PAGE=_page(factors),
+        TILE=batch.tile_size, ROWS=rows, SHARE=share, STEP=shapes.step, OPERAND=operand(a), PAGE=_page(factors),
         num_warps=shapes.warps, num_stages=shapes.stages,
     )  # fmt: skip
     return partial
@@ -162,7 +162,7 @@ def expand(y: Tensor, shrunk: Tensor, factors: SiteFactors, batch: LoraBatch, tu
         batch.order, batch.tile_slots, batch.tile_starts, batch.tile_counts, shrunk, y.shape[0], y.stride(0),
         shrunk.stride(-2), FIRST=first, SECOND=second, THIRD=third, PARTS=len(widths), MAX_RANK=factors.max_rank,
         SHARES=1 if by_token else shrunk.shape[0], TILE=batch.tile_size, COLUMNS=columns,
-        RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=_operand(b), BY_TOKEN=by_token, PAGE=_page(factors),
+        RANKS=_at_most(shapes.ranks, factors.max_rank), OPERAND=operand(b), BY_TOKEN=by_token, PAGE=_page(factors),
         TRIM=0 if factors.trims is None else factors.trims.numbers.stride(0), num_warps=shapes.warps, num_stages=1,
     )  # fmt: skip
 
@@ -177,6 +177,6 @@ def _page(factors: SiteFactors) -> int:
     return 0 if factors.table is None else factors.place_rank
 
 
-def _operand(factor: Tensor) -> tl.dtype:
+def operand(factor: Tensor) -> tl.dtype:
     # The interpreter stores bfloat16 as integers and multiplies the integers; only float32 is right there.
     return tl.float32 if triton.knobs.runtime.interpret else _OPERANDS[factor.dtype]

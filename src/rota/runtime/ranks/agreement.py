@@ -106,5 +106,10 @@ def _agreed(order: Order) -> Outcome:
         return replace(last, copy_s=max(copies))
     if isinstance(last, AdapterFetched):
         reads = [one for one in order.outcomes.values() if isinstance(one, AdapterFetched)]
-        return replace(last, pages=max(one.pages for one in reads), size_bytes=sum(one.size_bytes for one in reads))
+        return replace(
+            last,
+            pages=max(one.pages for one in reads),
+            matrices=max(one.matrices for one in reads),
+            size_bytes=sum(one.size_bytes for one in reads),
+        )
     return last

@@ -72,6 +72,7 @@ def _slots(capacity: Capacity) -> dict[str, Any]:
         "rank": capacity.slot_rank,
         "rank_from": capacity.rank_from,
         "pages": capacity.pages,
+        "matrices": capacity.matrices,
         "bytes": capacity.adapter_bytes,
         "annexed": capacity.annexed,
     }

@@ -13,10 +13,11 @@ from rota.core.extras import Extra
 from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
-from rota.engine.lora.files.end_factors import read_ends
+from rota.engine.lora.files.end_factors import read_ends, read_own
 from rota.engine.lora.files.filling import FactorCut, fill
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.folding import Folding
+from rota.engine.lora.files.names import EMBEDDING, HEAD
 from rota.engine.lora.files.workspace import PLAIN, Workspace
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.side_by_side import side_by_side
@@ -45,7 +46,9 @@ def read_checkpoint(
     """
     shapes = site_shapes(shard.local(spec))
     extras = Extra.NONE if ends is None else ends.extras
-    slots = SlotKind(max_rank, extras if base is None else extras | Extra.TRIMS, shard.size)
+    places, matrix_bytes = (0, 0) if ends is None else (ends.matrices, ends.matrix_bytes)
+    extras = extras if base is None else extras | Extra.TRIMS
+    slots = SlotKind(max_rank, extras, shard.size, places, matrix_bytes)
     with AdapterFolder(path, adapter_root, key_root) as folder:
         for reason in refusals(folder, spec, slots):
             raise AdapterError(reason)
@@ -61,12 +64,15 @@ def read_checkpoint(
         embedding, head = None, None
         if ends is not None:
             embedding, head = read_ends(folder, spec, ends, dtype, shard.tokens(spec.vocab_size))
-        for numbers in (run, trims, *(factor for end in (embedding, head) if end for factor in (end.a, end.b))):
+        every, own = Cut(0, 0, spec.vocab_size, spec.vocab_size), shard.tokens(spec.vocab_size)
+        matrices = (read_own(folder, EMBEDDING, dtype, every), read_own(folder, HEAD, dtype, own))
+        at_ends = [factor for end in (embedding, head) if end for factor in (end.a, end.b)]
+        for numbers in (run, trims, *at_ends, *(piece for pieces in matrices for piece in pieces or ())):
             if numbers is not None and numbers.numel():
                 _check_values(numbers, folder, work.threads)
     if trims is not None:
         ranks.clamp_min_(1)  # operations pass over a site without ranks
-    adapter = HostAdapter((run,), site_ranks, ranks, trims, embedding, head)
+    adapter = HostAdapter((run,), site_ranks, ranks, trims, embedding, head, *matrices)
     return work.done(adapter)
 
 

@@ -13,8 +13,8 @@ from itertools import islice
 from rota.core.extras import Extra
 from rota.engine.lora.files.end_checks import own_tokens, room_for_ends, shapes_of_ends
 from rota.engine.lora.files.folder import AdapterFolder
+from rota.engine.lora.files.matrix_checks import own_matrices, room_for_matrices
 from rota.engine.lora.files.names import ENDS, HEAD
-from rota.engine.lora.files.tensor_file import Stored
 from rota.engine.lora.files.trim_checks import biases_of_the_model, lengths, room_for_trims, vectors_of_factors
 from rota.engine.model.sites import PARENTS, module_name, module_names, site_shapes
 from rota.engine.model.spec import ModelSpec
@@ -28,6 +28,8 @@ class SlotKind:
     max_rank: int | None = None
     extras: Extra = ~Extra.NONE
     ranks: int = 1  # of tensor parallel: how many share the model
+    matrices: int | None = None  # places for an embedding or a head of an adapter's own; None: as many as it needs
+    matrix_bytes: int = 0  # of one of these places
 
 
 ANY_SLOT = SlotKind()
@@ -46,6 +48,8 @@ def refusals(folder: AdapterFolder, spec: ModelSpec | None, slots: SlotKind = AN
         yield from islice(own_tokens(folder, spec, slots.max_rank), 1)
     yield from room_for_trims(folder, slots.extras, slots.ranks)
     yield from islice(room_for_ends(folder, slots.extras), 1)
+    if slots.matrices is not None:
+        yield from room_for_matrices(folder, slots.matrices, slots.matrix_bytes)
 
 
 def values_not_finite(folder: AdapterFolder) -> Iterator[str]:
@@ -57,16 +61,10 @@ def values_not_finite(folder: AdapterFolder) -> Iterator[str]:
 
 
 def _other_tensors(folder: AdapterFolder) -> Iterator[str]:
-    if not folder.factors and not folder.tokens:
+    if not folder.factors and not folder.tokens and not folder.matrices:
         yield f"{folder.path} holds no LoRA factors (tensors named 'base_model.model.….lora_A.weight')."
     for stored in folder.other_tensors:
-        yield f"{stored.file.path} holds the tensor '{stored.name}': {_what(stored)}, which Rota does not serve."
-
-
-def _what(stored: Stored) -> str:
-    if any(stored.name.endswith(f"{end}.weight") for end in ENDS):
-        return "the adapter has a whole embedding or head of its own"
-    return "it is no LoRA factor"
+        yield f"{stored.file.path} holds the tensor '{stored.name}': it is no LoRA factor, which Rota does not serve."
 
 
 def _unpaired_factors(folder: AdapterFolder) -> Iterator[str]:
@@ -149,6 +147,7 @@ MODEL_CHECKS: tuple[Callable[[AdapterFolder, ModelSpec], Iterator[str]], ...] = 
     _targeted_modules,
     _shapes,
     shapes_of_ends,
+    own_matrices,
     biases_of_the_model,
     lengths,
 )

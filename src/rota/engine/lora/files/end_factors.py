@@ -35,6 +35,12 @@ def read_ends(
     return embedding, read_head(folder, dtype, tokens) or head_of_tokens(folder, spec, base, dtype, tokens)
 
 
+def read_own(folder: AdapterFolder, module: str, dtype: torch.dtype, tokens: Cut) -> tuple[Tensor, ...] | None:
+    """The rows of these tokens of a matrix of the adapter's own."""
+    stored = folder.matrices.get(module)
+    return None if stored is None else (stored.read(tokens).to(dtype).view(-1),)
+
+
 def _check_copy(folder: AdapterFolder, module: str, rows_of: Callable[[list[int]], Tensor], tokens: Cut) -> None:
     """A few rows tell whether a copy is the model's own; it may be in another precision."""
     factors = folder.factors.get(module)

@@ -13,7 +13,7 @@ from rota.engine.model.config_file import ConfigFile
 READ = frozenset((
     "peft_type", "base_model_name_or_path", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern",
     "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "use_dora", "lora_bias", "bias",
-    "ensure_weight_tying", "trainable_token_indices", "init_lora_weights",
+    "ensure_weight_tying", "trainable_token_indices", "modules_to_save", "init_lora_weights",
 ))  # fmt: skip
 # How an adapter was trained, and for what. PEFT sets fan_in_fan_out aside for the matrices of these models.
 NO_MATTER = frozenset((
@@ -23,7 +23,6 @@ NO_MATTER = frozenset((
 ))  # fmt: skip
 # What an adapter has that sets one of these.
 REFUSED = {
-    "modules_to_save": "whole layers of its own (embeddings, lm_head or a head)",
     "target_parameters": "factors on bare parameters",
     "layer_replication": "repeated layers",
     "megatron_config": "factors of Megatron's parallel layers",

@@ -11,6 +11,7 @@ from types import TracebackType
 
 from rota.core.errors import AdapterError, ModelError
 from rota.engine.lora.files.beneath import LONGEST_PATH, beneath
+from rota.engine.lora.files.names import ENDS
 from rota.engine.lora.files.peft_config import PeftConfig, read_config
 from rota.engine.lora.files.tensor_file import Stored, TensorFile, header_bytes
 from rota.engine.model.config_file import ConfigFile
@@ -29,6 +30,10 @@ KINDS = {
     "bias": re.compile(rf"{MODULE}\.bias"),
     "tokens": re.compile(rf"{MODULE}\.token_adapter\.trainable_tokens_delta(\.[^.]+)?"),
     "base": re.compile(rf"{MODULE}\.base_layer\.weight"),
+    # As PEFT saves what `modules_to_save` names: it leaves that word out, a state dict has it.
+    "matrix": re.compile(
+        rf"base_model\.model\.(?P<module>{'|'.join(map(re.escape, ENDS))})(\.modules_to_save(\.[^.]+)?)?\.weight"
+    ),
 }
 # What VeLoRA keeps for its backward pass; its forward pass is that of plain factors.
 OF_TRAINING = re.compile(rf"{MODULE}\.lora_velora_embed(\.[^.]+)?")
@@ -77,6 +82,7 @@ class AdapterFolder:
         self.factors: dict[str, Factors] = {}
         self.biases: dict[str, Stored] = {}  # by module: what stands in the place of the model's own bias
         self.tokens: dict[str, Stored] = {}  # by module: rows of its own for some tokens
+        self.matrices: dict[str, Stored] = {}  # by module: what stands in the place of the model's own matrix
         self.other_tensors: list[Stored] = []  # tensors of no kind that is served
 
     def fingerprint(self) -> bytes:
@@ -144,7 +150,7 @@ class AdapterFolder:
             self.other_tensors.append(stored)
 
     def _take(self, kind: str, module: str, stored: Stored) -> None:
-        apart = {"bias": self.biases, "tokens": self.tokens}.get(kind)
+        apart = {"bias": self.biases, "tokens": self.tokens, "matrix": self.matrices}.get(kind)
         former = getattr(self.factors.get(module), kind, None) if apart is None else apart.get(module)
         if former is not None:
             raise AdapterError(

@@ -27,9 +27,11 @@ class HeaderCheck:
         brought: Brought | None = None,
         extras: Extra = Extra.NONE,
         ranks: int = 1,
+        matrices: int = 0,
+        matrix_bytes: int = 0,
     ) -> None:
         self._spec, self._brought = spec, brought or Brought()
-        self._slots = SlotKind(max_rank, extras, ranks)
+        self._slots = SlotKind(max_rank, extras, ranks, matrices, matrix_bytes)
         self._passed: set[bytes] = set()
 
     def __call__(self, adapter: Adapter) -> str:

@@ -13,7 +13,7 @@ from rota.core.errors import AdapterError, ModelError
 from rota.core.extras import Extra
 from rota.engine.lora.files.fields import refused_fields
 from rota.engine.lora.files.names import ENDS, EVERY_LINEAR, is_named
-from rota.engine.lora.files.ranks import extras_in, read_own_tokens
+from rota.engine.lora.files.ranks import extras_in, read_own_modules, read_own_tokens
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.sites import PARENTS, module_names
 
@@ -40,6 +40,7 @@ class PeftConfig:
     extras: Extra
     is_tying: bool  # with tied embeddings the head has what the embedding has
     own_tokens: dict[str, tuple[int, ...]]  # by module at an end: the tokens that have rows of the adapter's own
+    own_modules: tuple[str, ...]  # the ends that are whole matrices of the adapter's own
     base_model: str | None
     refusals: tuple[str, ...]  # why Rota cannot serve it with any model
 
@@ -58,7 +59,7 @@ class PeftConfig:
 
     def targets_module(self, module: str) -> bool:
         """Whether the module has factors; true for every module if the file does not name its targets."""
-        if self.excluded is not None and is_named(self.excluded, module):
+        if module in self.own_modules or (self.excluded is not None and is_named(self.excluded, module)):
             return False
         if self.targets is None:
             return True
@@ -112,6 +113,7 @@ def read_config(path: Path) -> PeftConfig:
             extras=extras_in(config),
             is_tying=config.flag("ensure_weight_tying"),
             own_tokens=read_own_tokens(config),
+            own_modules=read_own_modules(config),
             base_model=config.get("base_model_name_or_path"),
             refusals=tuple(_refusals(config)),
         )

@@ -35,6 +35,7 @@ class Needs(NamedTuple):
 
     rank: int = UNKNOWN_RANK  # the largest in it
     extras: Extra = Extra.NONE
+    matrices: int = 0  # an embedding or a head of its own
 
 
 def needs_of(entries: Iterable[LoraPath], brought: Brought) -> list[Needs]:
@@ -81,7 +82,7 @@ def _needs_in(content: bytes) -> Needs:
         values = json.loads(content)
         if isinstance(values, dict):
             config = ConfigFile(Path(CONFIG), values)
-            return Needs(_rank_in(config) or UNKNOWN_RANK, _extras_of(config))
+            return Needs(_rank_in(config) or UNKNOWN_RANK, _extras_of(config), _matrices_of(config))
     return Needs()
 
 
@@ -91,8 +92,9 @@ def extras_in(config: ConfigFile) -> Extra:
     extras = Extra.TRIMS if has_trims else Extra.NONE
     targets = config.get("target_modules")
     if isinstance(targets, str | list) and targets != EVERY_LINEAR:
-        extras |= Extra.EMBEDDING if _is_named(targets, EMBEDDING) else Extra.NONE
-        extras |= Extra.HEAD if _is_named(targets, HEAD) else Extra.NONE
+        own = read_own_modules(config)
+        extras |= Extra.EMBEDDING if EMBEDDING not in own and _is_named(targets, EMBEDDING) else Extra.NONE
+        extras |= Extra.HEAD if HEAD not in own and _is_named(targets, HEAD) else Extra.NONE
     if Extra.EMBEDDING in extras and config.get("ensure_weight_tying"):
         extras |= Extra.HEAD
     if read_own_tokens(config):
@@ -105,6 +107,19 @@ def read_own_tokens(config: ConfigFile) -> dict[str, tuple[int, ...]]:
     value = config.get("trainable_token_indices", {})
     named = value if isinstance(value, dict) else {"embed_tokens": value}
     return {_end(config, name): _tokens(config, tokens) for name, tokens in named.items()}
+
+
+def read_own_modules(config: ConfigFile) -> tuple[str, ...]:
+    """The ends that are whole matrices of an adapter's own. With `ensure_weight_tying` PEFT saves a tied head too."""
+    value = config.get("modules_to_save", [])
+    named = value if isinstance(value, list) else [value]
+    for name in named:
+        if not isinstance(name, str) or not any(module.endswith(name) for module in ENDS):
+            raise ModelError(
+                f"{config.path}: 'modules_to_save' names {name!r}; Rota serves weights of an adapter's own for "
+                f"{' and '.join(ENDS)} alone."
+            )
+    return tuple(module for module in ENDS if any(module.endswith(name) for name in named))
 
 
 def _end(config: ConfigFile, name: str) -> str:
@@ -133,6 +148,13 @@ def _extras_of(config: ConfigFile) -> Extra:
     with suppress(ModelError):
         return extras_in(config)
     return Extra.NONE
+
+
+def _matrices_of(config: ConfigFile) -> int:
+    with suppress(ModelError):
+        own = {*read_own_modules(config)}
+        return len(own | {HEAD} if EMBEDDING in own and config.get("ensure_weight_tying") else own)
+    return 0
 
 
 def _rank_in(config: ConfigFile) -> int | None:
