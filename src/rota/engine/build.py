@@ -31,7 +31,7 @@ from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.header_check import HeaderCheck
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.own_matrices import matrix_bytes
-from rota.engine.lora.reference import add_lora, project_with_lora
+from rota.engine.lora.reference import add_trimmed, project_with_lora
 from rota.engine.lora.stacked import StackedProjector
 from rota.engine.model.sites import site_shapes
 from rota.engine.ops import reference
@@ -197,7 +197,7 @@ def _projector(chosen: Choices, bank: Bank) -> tuple[Project, Ends | None]:
     on_cpu = chosen.device.type == "cpu"
     project: Project = StackedProjector(bank) if on_cpu else project_with_lora
     # A head has batches of its own, and so stacks of its own.
-    add = StackedProjector(bank).add if on_cpu else add_lora
+    add = StackedProjector(bank).add if on_cpu else add_trimmed
     return project, None if bank.ends is None else TorchEnds(bank.ends, add)
 
 

@@ -12,7 +12,7 @@ from rota.engine.lora.bank import Bank
 from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.ends import EndBank, Ends, TorchEnds
 from rota.engine.lora.host import EndFactors
-from rota.engine.lora.reference import add_lora
+from rota.engine.lora.reference import add_trimmed
 from rota.engine.model.linear import Linear
 from tests.engine.kernels_compiled import told_by
 from tests.engine.lora.site_numbers import BOUNDS, batch_of, relative_error
@@ -32,7 +32,7 @@ def below(extras: Extra) -> BaseEnds:
 
 
 def by_torch(bank: EndBank) -> Ends:
-    return TorchEnds(bank, add_lora)
+    return TorchEnds(bank, add_trimmed)
 
 
 @pytest.fixture(params=["torch", "triton"])
@@ -91,6 +91,42 @@ def test_each_row_that_samples_gets_its_own_adapter_s_logits(made):
 
     assert relative_error(logits, expected) < BOUNDS[torch.float32]
     ends.head(logits[:0], hidden[:0], batch_of([], SLOTS, 16, device))  # a chunk that does not sample
+
+
+@pytest.mark.parametrize("way", ["torch", "triton"])
+def test_ends_are_trimmed_where_an_adapter_has_trims_there(way):
+    torch.manual_seed(0)
+    make, device = (by_torch, "cpu") if way == "torch" else (triton_ends.TritonEnds, DEVICE)
+    base = below(BOTH | Extra.TRIMS)
+    bank = EndBank(SMALL, SMALL.vocab_size, SLOTS, MAX_RANK, torch.float32, torch.device(device), base)
+    looked_up = replace(embedding(3), trims=torch.randn(2, SMALL.hidden_size))
+    scored = replace(head(3), trims=torch.randn(2, SMALL.vocab_size))
+    for slot in (0, 2):
+        bank.copy_in(slot, replace(PLAIN, embedding=looked_up, head=scored))
+    bank.copy_in(0, replace(PLAIN, embedding=embedding(2), head=head(2)))  # a plain one takes the place of a DoRA
+    ids = torch.tensor([5, 31, 0, 7, 5, 9, 31], device=device)
+    x, logits = torch.randn(7, SMALL.hidden_size, device=device), torch.randn(7, SMALL.vocab_size, device=device)
+    plain_x, plain_logits = x.clone(), logits.clone()
+    batch, without = batch_of(TOKENS, SLOTS, 16, device), EndBank.__new__(EndBank)
+    without.own, without.embedding, without.head = (
+        None,
+        replace(bank.embedding, trims=None),
+        replace(bank.head, trims=None),
+    )
+    make(without).embed(plain_x, ids, batch)
+    make(without).head(plain_logits, x, batch)
+
+    make(bank).head(logits, x, batch)
+    make(bank).embed(x, ids, batch)
+
+    for found, plain, (gain, shift) in ((x, plain_x, looked_up.trims), (logits, plain_logits, scored.trims)):
+        expected = plain.cpu().clone()
+        expected[[0, 3]] = expected[[0, 3]] * gain + shift
+        torch.testing.assert_close(found.cpu(), expected)
+        others = [1, 2, 4, 5, 6]
+        assert torch.equal(found.cpu()[others], plain.cpu()[others])
+    trims = SLOTS * 2 * (SMALL.vocab_size + SMALL.hidden_size) * 4
+    assert bank.size_bytes == EndBank(SMALL, 32, SLOTS, MAX_RANK, torch.float32, CPU, below(BOTH)).size_bytes + trims
 
 
 def own(tokens: int = SMALL.vocab_size) -> tuple[torch.Tensor, ...]:
@@ -176,3 +212,13 @@ def test_rows_of_a_head_are_told_in_any_form():
     for form in (plain, Hidden()):
         rows = BaseEnds(BOTH, torch.zeros(32, 8), form).head_rows([3, 31])
         torch.testing.assert_close(rows, plain.weight[[3, 31]])
+        squares, products = BaseEnds(BOTH, torch.zeros(32, 8), form).head_against(a := torch.randn(3, 8))
+        torch.testing.assert_close(squares, plain.weight.square().sum(1))
+        torch.testing.assert_close(products, a @ plain.weight.T)
+
+
+def test_columns_of_an_embedding_are_told():
+    table, a = torch.randn(32, 8), torch.randn(32, 3)
+    squares, products = BaseEnds(BOTH, table, Linear(table)).embedding_against(a)
+    torch.testing.assert_close(squares, table.square().sum(0))
+    torch.testing.assert_close(products, a.T @ table)

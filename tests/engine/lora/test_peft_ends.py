@@ -19,7 +19,7 @@ from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.inspect import describe
 from rota.engine.lora.files.ranks import needs_of
 from tests.builders import request
-from tests.engine.lora.adapter_factory import change_config, change_tensors, load_with_peft, make_adapter
+from tests.engine.lora.adapter_factory import change_config, change_tensors, load_with_peft
 from tests.engine.lora.features import World, assert_answers_as_peft, world_of
 from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.model_factory import make_tiny_model
@@ -35,9 +35,11 @@ FEATURES: dict[int, dict[str, Any]] = {
     6: {"use_dora": True, "target_modules": ["v_proj"]},
     7: {"trainable_token_indices": OFTEN},
     8: {"trainable_token_indices": {"embed_tokens": OFTEN[:5], "lm_head": OFTEN[3:]}, "target_modules": ["o_proj"]},
+    9: {"use_dora": True, "target_modules": ["embed_tokens", "lm_head", "k_proj"]},
+    10: {"lora_bias": True, "target_modules": ["lm_head", "gate_proj"]},
 }
 ENDS = Extra.EMBEDDING | Extra.HEAD
-ALL = FirstAdapters(count=len(FEATURES), rank=12, pages=8, extras=ENDS | Extra.TRIMS)
+ALL = FirstAdapters(count=len(FEATURES), rank=12, pages=10, extras=ENDS | Extra.TRIMS)
 WAYS: dict[str, dict[str, Any]] = {
     "slots for all": {"slots": len(FEATURES)},
     "slots for two, taking turns": {"slots": 2, "turn_ms": 0.001},
@@ -62,6 +64,7 @@ FAMILIES = {
     "smollm2": {  # tied
         7: {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
         8: {"trainable_token_indices": OFTEN},
+        9: {"use_dora": True, "target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True},
     },
     "granite": {8: {"trainable_token_indices": {"lm_head": OFTEN}}},  # the embedding and the logits are multiplied
     "gemma3": {8: {"trainable_token_indices": OFTEN}},  # tied; the embedding is multiplied, and the logits are capped
@@ -71,9 +74,8 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_treat_their_ends_as_peft_does(family, tmp_path):
     world = world_of(family, tmp_path, {2: FEATURES[2], 3: FEATURES[3], 4: FEATURES[4]} | FAMILIES[family])
-    assert_answers_as_peft(
-        Server(world.model, slots=3, first=FirstAdapters(count=4, rank=12, pages=4, extras=ENDS)), world
-    )
+    first = FirstAdapters(count=4, rank=12, pages=4, extras=ENDS | Extra.TRIMS)
+    assert_answers_as_peft(Server(world.model, slots=3, first=first), world)
 
 
 def test_a_prompt_is_scored_with_the_head_of_its_adapter(world):
@@ -151,8 +153,26 @@ def test_each_token_takes_a_rank(world):
     assert needs.rank == 12
 
 
-def test_a_dora_of_an_end_is_refused(world, tmp_path):
-    model = make_tiny_model(tmp_path / "model", "llama3")
-    make_adapter(tmp_path / "dora", model, use_dora=True, target_modules=["lm_head", "q_proj"])
-    (reason,) = describe(tmp_path / "dora", read_spec(world.model)).reasons
-    assert "sets 'use_dora' and has factors for 'lm_head', where Rota serves plain factors alone" in reason
+MAGNITUDE = "base_model.model.lm_head.lora_magnitude_vector"
+TRIM_FAULTS: dict[str, tuple[dict[str, Any], Any, str]] = {
+    "no magnitude": ({}, lambda tensors: tensors.pop(MAGNITUDE), "lacks the lora_magnitude_vector of 'lm_head'"),
+    "another length": (
+        {},
+        lambda tensors: tensors.update({MAGNITUDE: torch.ones(64)}),
+        f"'{MAGNITUDE}' has the shape [64], but this model's lm_head has 256 tokens",
+    ),
+    "what PEFT itself cannot do": (
+        {"use_dora": False, "lora_bias": True},
+        lambda tensors: [tensors.pop(name) for name in list(tensors) if "magnitude" in name],
+        "lacks the lora_B.bias of",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TRIM_FAULTS)
+def test_trims_of_an_end_that_cannot_be_served_are_refused(world, tmp_path, fault):
+    fields, change, sentence = TRIM_FAULTS[fault]
+    folder = shutil.copytree(world.adapters / "9", tmp_path / "9")
+    change_config(folder, **fields)
+    change_tensors(folder, change)
+    assert sentence in "\n".join(describe(folder, read_spec(world.model)).reasons)

@@ -1,8 +1,8 @@
-"""BaseEnds tells rows of the model's embedding and head: an adapter may have its own in the place of some of them."""
+"""BaseEnds tells what an adapter's ends are relative to: rows of the model's embedding and head, and their norms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,12 +10,13 @@ from torch import Tensor
 from rota.core.extras import Extra
 from rota.engine.model.linear import Matrix, Projection
 
-# Unit vectors in one product: each gives a number for every token.
+# Unit vectors in one product: each gives a number for every token. And rows in float32 at a time.
 UNITS_AT_ONCE = 64
+ROWS_AT_ONCE = 2048
 
 
 class BaseEnds:
-    """The ends below a bank's ends; asked for a few rows when an adapter is read."""
+    """The ends below a bank's ends; asked when an adapter is read."""
 
     def __init__(self, extras: Extra, embedding: Tensor, head: Projection, matrices: int = 0) -> None:
         self.extras = extras  # the ends that slots have
@@ -39,5 +40,34 @@ class BaseEnds:
         """The same of the head; `tokens` count from this rank's first. A head in few bits is asked by its product."""
         if isinstance(self._head, Matrix):
             return self._head.weight[list(tokens)].float().cpu()
+        return torch.cat([columns[:, list(tokens)] for columns in self._columns()]).T.float().cpu()
+
+    @torch.inference_mode()
+    def embedding_against(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each column of the embedding: its square [hidden], and its products with a's columns [rank, hidden]."""
+        squares, products = torch.zeros(()), torch.zeros(())
+        for rows, part in zip(self._embedding.split(ROWS_AT_ONCE), a.split(ROWS_AT_ONCE), strict=True):
+            own = rows.float()
+            squares = squares + own.square().sum(0).cpu()
+            products = products + (part.to(own.device).float().T @ own).cpu()
+        return squares, products
+
+    @torch.inference_mode()
+    def head_against(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each row of the head: its square [tokens], and its products with a's rows [rank, tokens]."""
+        if isinstance(self._head, Matrix):
+            rows, a = self._head.weight.split(ROWS_AT_ONCE), a.to(self._embedding.device).float()
+            products = torch.cat([a @ part.float().T for part in rows], dim=1)
+            return torch.cat([part.float().square().sum(1) for part in rows]).cpu(), products.cpu()
+        squares, products = torch.zeros(()), torch.zeros(())
+        for columns, part in zip(self._columns(), a.split(UNITS_AT_ONCE, dim=1), strict=True):
+            own = columns.float()
+            squares = squares + own.square().sum(0).cpu()
+            products = products + (part.to(own.device).float() @ own).cpu()
+        return squares, products
+
+    def _columns(self) -> Iterator[Tensor]:
+        """The columns of a head that no one can look at, as its products with unit vectors: [some, tokens]."""
         units = torch.eye(self._embedding.shape[1], dtype=self._embedding.dtype, device=self._embedding.device)
-        return torch.cat([self._head(some)[:, list(tokens)] for some in units.split(UNITS_AT_ONCE)]).T.float().cpu()
+        for some in units.split(UNITS_AT_ONCE):
+            yield self._head(some)

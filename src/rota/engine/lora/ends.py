@@ -21,6 +21,7 @@ from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.host import EndFactors, HostAdapter
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.own_matrices import OwnMatrices
+from rota.engine.lora.trims import Trims, empty_trims, trim
 from rota.engine.lora.zeros import zeros
 from rota.engine.model.sites import SiteShape
 from rota.engine.model.spec import ModelSpec
@@ -32,9 +33,15 @@ AddLora = Callable[[Tensor, Tensor, SiteFactors, LoraBatch], None]
 
 def end_bytes(spec: ModelSpec, tokens: int, rank: int, dtype: torch.dtype, extras: Extra) -> int:
     """The bytes of one slot's ends; a rank's head has so many tokens."""
-    embedding = (spec.vocab_size + spec.hidden_size) * rank if Extra.EMBEDDING in extras else 0
-    head = (tokens + spec.hidden_size) * rank if Extra.HEAD in extras else 0
-    return (embedding + head) * dtype.itemsize
+    return sum(
+        (inputs + outputs) * rank * dtype.itemsize
+        + (2 * outputs * torch.float32.itemsize if Extra.TRIMS in extras else 0)
+        for end, inputs, outputs in (
+            (Extra.EMBEDDING, spec.vocab_size, spec.hidden_size),
+            (Extra.HEAD, spec.hidden_size, tokens),
+        )
+        if end in extras
+    )
 
 
 class EndBank:
@@ -53,7 +60,9 @@ class EndBank:
         def factors(name: str, inputs: int, a: tuple[int, int], outputs: int) -> SiteFactors:
             ranks = torch.zeros(slots, dtype=torch.int32, device=device)
             b = zeros((slots, max_rank, outputs), dtype, device)
-            return SiteFactors(SiteShape(name, inputs, ((name, outputs),)), zeros((slots, *a), dtype, device), b, ranks)
+            shape, own_a = SiteShape(name, inputs, ((name, outputs),)), zeros((slots, *a), dtype, device)
+            trims = empty_trims(slots, outputs, device) if Extra.TRIMS in base.extras else None
+            return SiteFactors(shape, own_a, b, ranks, trims=trims)
 
         hidden, vocabulary = spec.hidden_size, spec.vocab_size
         self.base, extras = base, base.extras
@@ -92,6 +101,18 @@ def _copy(factors: SiteFactors, slot: int, own: EndFactors | None, is_looked_up:
         (a[:, :rank] if is_looked_up else a[:rank]).copy_(own.a, non_blocking=True)
         factors.b[slot, :rank].copy_(own.b, non_blocking=True)
     factors.ranks[slot] = rank
+    if factors.trims is not None:
+        _copy_trims(factors.trims, slot, None if own is None else own.trims)
+
+
+def _copy_trims(trims: Trims, slot: int, own: Tensor | None) -> None:
+    gain, shift = trims.numbers[slot]
+    if own is not None:
+        trims.numbers[slot].copy_(own, non_blocking=True)
+    else:
+        gain.fill_(1.0)
+        shift.zero_()
+    trims.is_trimmed[slot] = own is not None
 
 
 class Ends(Protocol):
@@ -122,6 +143,8 @@ class TorchEnds:
                 x[tokens] = own[token_ids[tokens]]
             if factors is not None and (rank := ranks[slot]):
                 x[tokens] += factors.a[slot, token_ids[tokens], :rank] @ factors.b[slot, :rank]
+        if factors is not None and factors.trims is not None:
+            trim(x, factors.trims, batch)
 
     def head(self, logits: Tensor, hidden: Tensor, batch: LoraBatch) -> None:
         if self._bank.own is not None:

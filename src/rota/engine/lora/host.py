@@ -25,9 +25,14 @@ class EndFactors:
 
     a: Tensor  # [rank, hidden] of the head; [vocabulary, rank] of the embedding, which is looked up
     b: Tensor  # [rank, outputs], alpha / rank folded in
+    trims: Tensor | None = None  # [2, outputs] float32: gains and shifts, of a DoRA or a head with a bias of B
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.a, self.b) if self.trims is None else (self.a, self.b, self.trims)
 
     def pinned(self) -> EndFactors:
-        return EndFactors(self.a.pin_memory(), self.b.pin_memory())
+        return EndFactors(*(tensor.pin_memory() for tensor in self.tensors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class HostAdapter:
     def size_bytes(self) -> int:
         ends = [end for end in (self.embedding, self.head) if end is not None]
         extras = [] if self.trims is None else [self.trims]
-        extras += [factor for end in ends for factor in (end.a, end.b)]
+        extras += [tensor for end in ends for tensor in end.tensors]
         own = (*(self.own_embedding or ()), *(self.own_head or ()))
         return sum(each.nbytes for each in (*self.pieces, *extras, *own))
 

@@ -31,10 +31,15 @@ WORTH_A_PRODUCT = 1024
 def project_with_lora(project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
     """A matrix product, plus what each token's adapter adds, trimmed where the adapter has trims."""
     y = project(x)
+    add_trimmed(y, x, factors, batch)
+    return y
+
+
+def add_trimmed(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:
+    """As `add_lora`, and y is trimmed where the adapter has trims."""
     add_lora(y, x, factors, batch)
     if factors.trims is not None:
         trim(y, factors.trims, batch)
-    return y
 
 
 def add_lora(y: Tensor, x: Tensor, factors: SiteFactors, batch: LoraBatch) -> None:

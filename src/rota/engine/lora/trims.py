@@ -35,6 +35,13 @@ class Trims:
     is_trimmed: Tensor  # [slots] bool: which slots have an adapter with trims
 
 
+def empty_trims(slots: int, outputs: int, device: torch.device) -> Trims:
+    """Of one site, for slots without trims."""
+    numbers = torch.zeros(slots, 2, outputs, device=device)
+    numbers[:, 0] = 1.0
+    return Trims(numbers, torch.zeros(slots, dtype=torch.bool, device=device))
+
+
 class SlotTrims:
     """The trims of all slots on the device."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -63,10 +64,11 @@ def read_checkpoint(
         trims = None if base is None else _folded(folder, base, shard, cut_of, shapes, sites)
         embedding, head = None, None
         if ends is not None:
-            embedding, head = read_ends(folder, spec, ends, dtype, shard.tokens(spec.vocab_size))
+            with nullcontext() if base is None else base.alone():
+                embedding, head = read_ends(folder, spec, ends, dtype, shard.tokens(spec.vocab_size))
         every, own = Cut(0, 0, spec.vocab_size, spec.vocab_size), shard.tokens(spec.vocab_size)
         matrices = (read_own(folder, EMBEDDING, dtype, every), read_own(folder, HEAD, dtype, own))
-        at_ends = [factor for end in (embedding, head) if end for factor in (end.a, end.b)]
+        at_ends = [tensor for end in (embedding, head) if end for tensor in end.tensors]
         for numbers in (run, trims, *at_ends, *(piece for pieces in matrices for piece in pieces or ())):
             if numbers is not None and numbers.numel():
                 _check_values(numbers, folder, work.threads)

@@ -43,18 +43,12 @@ def own_tokens(folder: AdapterFolder, spec: ModelSpec, max_rank: int | None) -> 
 
 
 def room_for_ends(folder: AdapterFolder, extras: Extra) -> Iterator[str]:
-    """The bank must have this end, and no trims are computed there."""
-    config = folder.config
+    """The bank must have this end."""
     for module in ENDS:
-        if module not in folder.factors and module not in folder.tokens:
-            continue
-        if module in folder.factors and (config.is_dora or config.has_factor_biases):
-            field = "use_dora" if config.is_dora else "lora_bias"
-            yield f"{config.path} sets '{field}' and has factors for '{module}', where Rota serves plain factors alone."
-        elif EXTRAS[module] not in extras:
+        if (module in folder.factors or module in folder.tokens) and EXTRAS[module] not in extras:
             yield (
-                f"{config.path} has factors or tokens for '{module}', for which this server's slots have no room; "
-                "start the server with this adapter among its --lora-paths."
+                f"{folder.config.path} has factors or tokens for '{module}', for which this server's slots have no "
+                "room; start the server with this adapter among its --lora-paths."
             )
 
 
@@ -68,6 +62,8 @@ def shapes_of_ends(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
             (factors.a, (folder.config.rank_of(module), inputs)),
             (factors.b, (outputs, folder.config.rank_of(module))),
             (factors.base, (tokens, hidden)),
+            (factors.magnitude, (outputs,)),
+            (factors.b_bias, (outputs,)),
         ):
             if stored is not None and stored.shape != shape:
                 yield (

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rota.core.errors import AdapterError
 from rota.engine.lora.base_ends import BaseEnds
+from rota.engine.lora.files.end_trims import with_trims
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.names import EMBEDDING, HEAD
 from rota.engine.lora.files.own_tokens import embedding_of_tokens, head_of_tokens
@@ -32,7 +33,8 @@ def read_ends(
     if base.has_plain_head:
         _check_copy(folder, HEAD, base.head_rows, tokens)
     embedding = read_embedding(folder, dtype) or embedding_of_tokens(folder, spec, base, dtype)
-    return embedding, read_head(folder, dtype, tokens) or head_of_tokens(folder, spec, base, dtype, tokens)
+    head = read_head(folder, dtype, tokens) or head_of_tokens(folder, spec, base, dtype, tokens)
+    return with_trims(folder, embedding, head, base, tokens)
 
 
 def read_own(folder: AdapterFolder, module: str, dtype: torch.dtype, tokens: Cut) -> tuple[Tensor, ...] | None:

@@ -60,9 +60,8 @@ class Folding:
         gains = []
         for index, columns in enumerate(_columns(shape)):
             part_b, own = b[:, columns], crossed[index * rank : (index + 1) * rank, columns]
-            square = squares[columns] + 2 * (own * part_b).sum(0) + (part_b * (a[index] @ a[index].T @ part_b)).sum(0)
             magnitude = self._magnitude(layer, shape.parts[index][0])
-            norm = square.clamp_min(0.0).sqrt().cpu()
+            norm = norms(squares[columns], own, a[index] @ a[index].T, part_b).cpu()
             gains.append(torch.ones_like(norm) if magnitude is None else magnitude / norm)
         return torch.cat(gains)
 
@@ -88,6 +87,11 @@ class Folding:
     def _read(self, stored: Stored, part: str) -> Tensor:
         cut, whole = self.cut_of(part), stored.read().float()
         return whole if cut is None else whole[cut.first : cut.end]
+
+
+def norms(squares: Tensor, crossed: Tensor, gram: Tensor, b: Tensor) -> Tensor:
+    """|W + B A| of every row, from |W|², W Aᵀ and A Aᵀ; crossed and b: [rank, outputs], gram: [rank, rank]."""
+    return (squares + 2 * (crossed * b).sum(0) + (b * (gram @ b)).sum(0)).clamp_min(0.0).sqrt()
 
 
 def _columns(shape: SiteShape) -> list[slice]:
