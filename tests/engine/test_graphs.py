@@ -82,6 +82,23 @@ def test_a_step_takes_the_smallest_frame_that_is_there():
     assert graphs.frame_for(decodes(5), has_adapters=False) is None
 
 
+def test_graphs_that_read_memory_of_before_are_captured_anew():
+    captures = Captures()
+    graphs = StepGraphs(KINDS, captures)
+    while graphs.capture_next():
+        pass
+    plan = StepPlan(step_id=0, decodes=(Row(0),))
+
+    graphs.forget(has_adapters=True)
+
+    assert graphs.frame_for(plan, has_adapters=False) == FRAMES[0]
+    assert graphs.frame_for(plan, has_adapters=True) is None
+    while graphs.capture_next():
+        pass
+    assert captures.kinds[len(KINDS) :] == [kind for kind in KINDS if kind[1]]
+    assert graphs.frame_for(plan, has_adapters=True) == FRAMES[0]
+
+
 def test_a_graph_that_is_wanted_often_is_captured_though_nothing_is_ever_idle():
     captures = Captures()
     graphs = StepGraphs(KINDS, captures)

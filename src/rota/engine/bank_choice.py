@@ -41,13 +41,13 @@ def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group:
     matrices = group.least(choose_matrices(config.lora, first, matrix, _room(config, chosen, shape, rank)))
     if has_pages(config.lora, first):
         room = _room(config, chosen, shape, PAGE_RANK, pages_for(rank))
-        apart = _extra_bytes(chosen, extras, rank) * useful_slots(first.count, lambda _: ())
+        apart = extra_bytes(chosen, extras, rank) * useful_slots(first.count, lambda _: ())
         room = replace(room, apart=apart + matrices * matrix)
         pages, pages_from = choose_pages(config.lora, rank, first, room)
         slots, slots_from = slots_over(pages, pages_from, config.lora, first)
     else:
         room = _room(config, chosen, shape, rank)
-        place_bytes = room.place_bytes + _extra_bytes(chosen, extras, rank)
+        place_bytes = room.place_bytes + extra_bytes(chosen, extras, rank)
         room = replace(room, place_bytes=place_bytes, apart=matrices * matrix)
         slots, slots_from = choose_slots(config.lora, rank, first, room)
     least, least_pages = group.least(slots), group.least(pages)
@@ -69,7 +69,7 @@ def _of_rank_0(first: FirstAdapters, group: Group) -> FirstAdapters:
     return FirstAdapters(**{name: group.least(number) for name, number in told.items()})
 
 
-def _extra_bytes(chosen: Choices, extras: Extra, rank: int) -> int:
+def extra_bytes(chosen: Choices, extras: Extra, rank: int) -> int:
     """What one slot of this rank takes besides factors in the layers."""
     spec, tokens = chosen.spec, chosen.shard.tokens(chosen.whole.vocab_size)
     trims = trim_bytes(site_shapes(spec), spec.layers) if Extra.TRIMS in extras else 0

@@ -10,13 +10,12 @@ import torch
 
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
-from rota.core.extras import Extra
 from rota.engine.attention.protocol import Attention
 from rota.engine.attention.torch_attention import TorchAttention
-from rota.engine.bank_choice import choose_bank
+from rota.engine.bank_choice import choose_bank, extra_bytes
 from rota.engine.choices import Choices, choose, sharers
 from rota.engine.cpu.threads import Threads, choose_threads, set_threads
-from rota.engine.device import device_memory
+from rota.engine.device import device_memory, free_memory
 from rota.engine.engine import Engine
 from rota.engine.families.family import Kernels
 from rota.engine.families.table import make_model
@@ -29,6 +28,7 @@ from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.ends import EndBank, Ends, TorchEnds
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.header_check import HeaderCheck
+from rota.engine.lora.growth import Growth
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.own_matrices import matrix_bytes
 from rota.engine.lora.reference import add_trimmed, project_with_lora
@@ -166,7 +166,7 @@ def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
 
 def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapters:
     """The bank, the loader and the projector. The bank is made first; the KV cache takes the memory that is left."""
-    lora, size = config.lora, chosen.bank
+    lora, size, growth = config.lora, chosen.bank, _growth(chosen)
     bank = Bank(
         chosen.spec,
         size.slots,
@@ -175,30 +175,44 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
         chosen.device,
         weights.annexes,
         pages=size.pages,
-        base=_base(chosen, weights) if Extra.TRIMS in size.extras else None,
-        ends=_end_bank(chosen, weights) if size.matrices or size.extras & (Extra.EMBEDDING | Extra.HEAD) else None,
+        base=_base(chosen, weights),
+        ends=(end_bank := _end_bank(chosen, weights)),
+        extras=size.extras,
+        growth=growth,
     )
-    project, ends = _projector(chosen, bank)
+    project, ends = _projector(chosen, bank, end_bank)
     brought = Brought(lora.adapter_root, sources_at(lora.adapter_cache_dir, lora.adapter_cache_gb))
     read = checkpoint_reader(bank, chosen.whole, brought, chosen.shard)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
     ranks, matrix = chosen.shard.size, matrix_bytes(chosen.spec, chosen.dtype)
-    check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, ranks, size.matrices, matrix)
+    check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, ranks, size.matrices, matrix, growth)
     return Adapters(bank, read, project, rows, overlaps, chosen.shard.size, check, ends)
 
 
-def _projector(chosen: Choices, bank: Bank) -> tuple[Project, Ends | None]:
-    """How adapters are applied at the sites, and at the ends if the bank has any."""
+def _growth(chosen: Choices) -> Growth | None:
+    """Ranks would have to grow in the same step: they have what their first adapters need."""
+    if chosen.shard.size > 1:
+        return None
+    size, rank = chosen.bank, chosen.bank.rank
+    return Growth(
+        size.extras,
+        lambda extras: size.slots * extra_bytes(chosen, extras, rank),
+        functools.partial(free_memory, chosen.device),
+    )
+
+
+def _projector(chosen: Choices, bank: Bank, ends: EndBank) -> tuple[Project, Ends]:
+    """How adapters are applied at the sites, and at the ends."""
     if chosen.lora_backend == "triton":
         from rota.engine.lora.triton_ends import TritonEnds
         from rota.engine.lora.triton_ops import TritonProjector
 
-        return TritonProjector(bank.device), None if bank.ends is None else TritonEnds(bank.ends)
+        return TritonProjector(bank.device), TritonEnds(ends)
     on_cpu = chosen.device.type == "cpu"
     project: Project = StackedProjector(bank) if on_cpu else project_with_lora
     # A head has batches of its own, and so stacks of its own.
     add = StackedProjector(bank).add if on_cpu else add_trimmed
-    return project, None if bank.ends is None else TorchEnds(bank.ends, add)
+    return project, TorchEnds(ends, add)
 
 
 def _end_bank(chosen: Choices, weights: Weights) -> EndBank:

@@ -86,6 +86,11 @@ class Computation:
         self.graphs = StepGraphs(kinds, GraphCapture(self.compute, self.padding, logits))
         return self.graphs
 
+    def forget_graphs_with_adapters(self) -> None:
+        """They read memory that is not the adapters' any more; the device must be done with them."""
+        if self.graphs is not None:
+            self.graphs.forget(has_adapters=True)
+
     def padding(self, frame: Frame, has_adapters: bool) -> Numbers:
         """The inputs of a step in which every row is padding."""
         packed = self._rows.accept(StepPlan(step_id=0), frame)

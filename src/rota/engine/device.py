@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,10 @@ from rota.core.errors import ConfigError
 
 # Where Linux says what a container may use.
 LIMITS = Path("/sys/fs/cgroup")
+# Where it says what processes can still have.
+MEMORY = Path("/proc/meminfo")
+# On a GPU: graphs that are captured later, and workspaces of libraries.
+KEPT_FREE = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,15 @@ def device_memory(device: torch.device, weights: int, limits: Path = LIMITS, rep
     limit = read_words(limits / "memory.max")  # a number, or "max"
     total = min(total, int(limit[0])) if limit and limit[0].isdigit() else total
     return DeviceMemory(total // replicas, weights)
+
+
+def free_memory(device: torch.device) -> int:
+    """The bytes that can still be had while an engine runs, less what its steps may need."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return max(0, free - KEPT_FREE)
+    words = read_words(MEMORY)
+    return int(words[words.index("MemAvailable:") + 1]) * 1024 if "MemAvailable:" in words else sys.maxsize
 
 
 def send(values: NDArray[np.generic], device: torch.device) -> Tensor:

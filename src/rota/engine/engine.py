@@ -79,6 +79,8 @@ class Engine:
         if self._threads is not None:
             self._threads.use(plan.tokens)
         if self._adapters is not None:
+            if self._adapters.grow():
+                self._computation.forget_graphs_with_adapters()
             self._adapters.accept(plan)
             self._adapters.wait_for_copies(plan)
         if plan.seats:

@@ -45,6 +45,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "slots for two, taking turns": {"slots": 2, "turn_ms": 0.001},
     "chunked": {"slots": 3, "chunk": 16},
     "in pages": {"slots": "auto"},
+    "a start without adapters": {"slots": 4, "first": FirstAdapters()},
 }
 
 
@@ -55,7 +56,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_ends_in_one_batch_are_answered_as_peft_alone_answers_them(world, way):
-    server = Server(world.model, first=ALL, **WAYS[way])
+    server = Server(world.model, **{"first": ALL, **WAYS[way]})
     assert bool(server.engine.capacity.pages) == (way == "in pages")
     assert_answers_as_peft(server, world)
 
@@ -93,16 +94,6 @@ def test_a_prompt_is_scored_with_the_head_of_its_adapter(world):
         logits = load_with_peft(world.adapters / str(number), model)(torch.tensor([prompt])).logits[0].log_softmax(-1)
         right = [float(logits[at, token]) for at, token in enumerate(prompt[1:])]
         assert scores(number) == pytest.approx(right, abs=1e-4)
-
-
-def test_an_end_that_no_adapter_at_the_start_has_is_refused_with_what_to_do(world):
-    server = Server(world.model, slots=2, first=FirstAdapters(count=1, rank=8, pages=1, extras=Extra.HEAD))
-    events = server.add(*(adapter(number, world.adapters) for number in (1, 2, 3, 4)))
-    refused = {int(event.adapter_id): event.reason for event in events if isinstance(event, AdapterRefused)}
-    assert refused.keys() == {2, 4}
-    for reason in refused.values():
-        assert "has factors or tokens for 'model.embed_tokens', for which this server's slots have no room" in reason
-        assert "with this adapter among its --lora-paths" in reason
 
 
 def test_a_copy_of_another_model_s_embedding_or_head_is_refused(world, tmp_path):

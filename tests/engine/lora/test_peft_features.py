@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 
 from rota.core.config import FirstAdapters
-from rota.core.events import AdapterRefused
 from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.ranks import UNKNOWN_RANK, Needs, needs_of
 from tests.engine.lora.adapter_factory import ATTENTION
 from tests.engine.lora.features import World, assert_answers_as_peft, world_of
-from tests.engine.lora.mixed_server import Server, adapter
+from tests.engine.lora.mixed_server import Server
 
 FEATURES: dict[int, dict[str, Any]] = {
     1: {},
@@ -39,27 +38,15 @@ WAYS: dict[str, dict[str, Any]] = {
     "slots for two, taking turns": {"slots": 2, "turn_ms": 0.001},
     "chunked": {"slots": 3, "chunk": 16},
     "in pages": {"slots": "auto"},
+    "a start without adapters": {"slots": 4, "first": FirstAdapters()},
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_feature_in_one_batch_is_answered_as_peft_alone_answers_it(world, way):
-    server = Server(world.model, first=ALL, **WAYS[way])
+    server = Server(world.model, **{"first": ALL, **WAYS[way]})
     assert bool(server.engine.capacity.pages) == (way == "in pages")
     assert_answers_as_peft(server, world)
-
-
-def test_an_adapter_that_needs_trims_is_refused_where_none_at_the_start_did(world):
-    server = Server(world.model, slots=2, first=FirstAdapters(count=1, rank=8, pages=1))
-    events = server.add(
-        adapter(1, world.adapters), adapter(2, world.adapters), adapter(4, world.adapters), adapter(5, world.adapters)
-    )
-
-    refused = {int(event.adapter_id): event.reason for event in events if isinstance(event, AdapterRefused)}
-    assert refused.keys() == {2, 4, 5}
-    for number, field in ((2, "use_dora"), (4, "lora_bias"), (5, "bias")):
-        assert f"sets '{field}', for which this server's slots have no room" in refused[number]
-        assert "start the server with this adapter among its --lora-paths" in refused[number]
 
 
 def test_a_server_looks_for_trims_in_the_configs_of_its_first_adapters(world):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from rota.core.extras import Extra
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.reference import project_with_lora
@@ -96,7 +97,7 @@ def base() -> BaseMatrices:
 
 
 def test_a_slot_has_its_residents_trims_and_none_once_they_have_left(base):
-    bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, base=base)
+    bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, base=base, extras=Extra.TRIMS)
     shapes, plain = site_shapes(SMALL), host_adapter((1, 1, 1, 1), 1.0)
     run = torch.randn_like(empty_run(shapes, SMALL.layers))
 
@@ -119,7 +120,7 @@ def test_a_slot_has_its_residents_trims_and_none_once_they_have_left(base):
 def test_the_bytes_of_trims_are_counted(base):
     plain = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU).size_bytes
     trims = 2 * SMALL.layers * 2 * sum(shape.outputs for shape in site_shapes(SMALL)) * 4
-    assert Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, base=base).size_bytes == plain + trims
+    assert Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, base=base, extras=Extra.TRIMS).size_bytes == plain + trims
     run = empty_run(site_shapes(SMALL), SMALL.layers)
     adapter = host_adapter((1, 1, 1, 1), 1.0)
     assert replace(adapter, trims=run).size_bytes == adapter.size_bytes + trims // 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -24,6 +25,8 @@ from rota.engine.lora.pending_copy import PendingCopy
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SITES
 from rota.engine.step.lora_batch import LoraBatch
+
+LOG = logging.getLogger("rota.engine")
 
 Numbers = NDArray[np.int32]
 # A projection of x, plus what each token's adapter adds.
@@ -51,7 +54,7 @@ class Adapters:
         self.ends = ends
         self._check = check
         self._project = project
-        self._factors = [{site: bank.factors(layer, site) for site in SITES} for layer in range(bank.layers)]
+        self._factors = self._all_factors()
         self._post: Callable[[Message], None] | None = None
         self._loader = AdapterLoader(bank, read, self._tell, overlaps, ranks)
         self._resident_of: dict[Slot, AdapterId] = {}
@@ -78,6 +81,29 @@ class Adapters:
     def _tell(self, message: Message) -> None:
         assert self._post is not None, "`listen` must be called before adapters are loaded"
         self._post(message)
+
+    def grow(self) -> bool:
+        """Make room for what adapters have that were read; true if steps with adapters read other memory from now on.
+
+        Before the plan that orders their copies. It waits for the device: steps may still read what is replaced.
+        """
+        growth, bank = self.bank.growth, self.bank
+        if growth is None or not (due := growth.due()):
+            return False
+        if bank.device.type == "cuda":
+            torch.cuda.synchronize(bank.device)
+        try:
+            bank.grow(due)
+        except (torch.OutOfMemoryError, MemoryError):
+            growth.end(has_grown=False)  # the adapter's copy fails, with what to do
+            return False
+        growth.end(has_grown=True)
+        self._factors = self._all_factors()
+        LOG.info("Slots have room for %s now: %.0f MB for adapters.", due.name, bank.size_bytes / 1e6)
+        return True
+
+    def _all_factors(self) -> list[dict[str, SiteFactors]]:
+        return [{site: self.bank.factors(layer, site) for site in SITES} for layer in range(self.bank.layers)]
 
     def accept(self, plan: StepPlan) -> None:
         """Start the plan's fetches and loads; a GPU does not wait, nor does a CPU unless loading must not overlap."""

@@ -8,11 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rota.core.errors import AdapterError
+from rota.core.extras import Extra
 from rota.core.ids import Slot
 from rota.engine.device import send
 from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.batched_copy import can_batch, copy_stretches
 from rota.engine.lora.ends import EndBank
+from rota.engine.lora.growth import Growth
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.lines import copy_lines, line_count, lines_of, shares_of, stretches_of
@@ -27,6 +30,10 @@ from rota.engine.model.spec import ModelSpec
 # 352 lines a slot has one of 22 MiB at most. `benchmarks/adapter_copy.py --stage on off` compares both ways.
 SHORT_LINE_BYTES = 64 << 10
 NO_ANNEXES: Mapping[str, Tensor] = {}
+NO_ROOM = (
+    "The adapter needs memory on the device that could not be had; start the server with this adapter among its "
+    "--lora-paths."
+)
 
 
 def slot_bytes(spec: ModelSpec, max_rank: int, dtype: torch.dtype) -> int:
@@ -61,10 +68,13 @@ class Bank:
         pages: int = 0,
         base: BaseMatrices | None = None,
         ends: EndBank | None = None,
+        extras: Extra = Extra.NONE,
+        growth: Growth | None = None,
     ) -> None:
         """With a stage, or without it, or by default with it where it pays. With pages, or without them.
 
-        With a `base` slots have trims, which are worked out against it; with `ends` they have factors there too.
+        Adapters are read against a `base`. Slots have trims if they are among the `extras`, and factors at the `ends`
+        that are there; with `growth` both may come later.
         """
         places, place_rank = (pages, PAGE_RANK) if pages else (slots, max_rank)
         if has_stage is None:
@@ -73,10 +83,12 @@ class Bank:
         self.max_rank = max_rank
         self.dtype = dtype
         self.device = device
-        self.size_bytes = places * slot_bytes(spec, place_rank, dtype) + has_stage * slot_bytes(spec, max_rank, dtype)
+        self._factor_bytes = places * slot_bytes(spec, place_rank, dtype) + has_stage * slot_bytes(
+            spec, max_rank, dtype
+        )
         self.base = base
         self.ends = ends
-        self.size_bytes += 0 if ends is None else ends.size_bytes
+        self.growth = growth
         self._place_rank = place_rank
         self.layers = spec.layers
         self._shapes = site_shapes(spec)
@@ -95,9 +107,8 @@ class Bank:
         self._filled = [[0] * len(SITES) for _ in range(places)]
         self._generations = [0] * slots
         self._trims: SlotTrims | None = None
-        if base is not None:
-            self._trims = SlotTrims(self._shapes, slots, spec.layers, device)
-            self.size_bytes += self._trims.size_bytes
+        self.extras = Extra.NONE if ends is None else ends.extras
+        self.grow(extras)
         self._is_batching = can_batch(device)
         # With a stage, an adapter arrives here on the device; then each factor is copied to its place.
         self._stage: Tensor | None = None
@@ -105,8 +116,23 @@ class Bank:
             longest = run_length(self._shapes, spec.layers, [max_rank] * len(SITES))
             self._stage = torch.empty(longest, dtype=dtype, device=device)
 
+    @property
+    def size_bytes(self) -> int:
+        trims = 0 if self._trims is None else self._trims.size_bytes
+        return self._factor_bytes + trims + (0 if self.ends is None else self.ends.size_bytes)
+
+    @torch.inference_mode()
+    def grow(self, extras: Extra) -> None:
+        """Slots have these extras from now on, besides what they had; what `factors` gave before is out of date."""
+        trims = self._trims
+        if Extra.TRIMS in extras and trims is None:
+            trims = SlotTrims(self._shapes, self.slots, self.layers, self.device)
+        if self.ends is not None:
+            self.ends.grow(self.extras | extras)
+        self._trims, self.extras = trims, self.extras | extras
+
     def factors(self, layer: int, site: str) -> SiteFactors:
-        """What the operations read at one site of one layer; the tensors never change their address."""
+        """What the operations read at one site of one layer; the tensors never change their address while it holds."""
         index = SITES.index(site)
         a, b, ranks = self._a[index][layer], self._b[index][layer], self._ranks[layer, index]
         trims = None if self._trims is None else self._trims.at(layer, index)
@@ -131,6 +157,8 @@ class Bank:
         """
         places = self._places(slot, pages)
         assert len(places) * self._place_rank >= max(adapter.site_ranks), "a rank has no page"
+        if adapter.extras & ~self.extras:
+            raise AdapterError(NO_ROOM)
         if not any(adapter.site_ranks):
             pass  # it has factors at the ends alone
         elif self._stage is None:

@@ -3,13 +3,15 @@
     embedding    x = E[token] + A[token] B           A is looked up as the embedding is: [vocabulary, rank]
     head         logits = x Hᵀ + (x Aᵀ) B            a site like any other, for the rows that sample
 
-A bank has the ends that its first adapters have. They lie beside the layers' sites and in no pages. An adapter may have
-a whole matrix of its own instead (own_matrices.py).
+A bank has the ends that its first adapters have, and grows by others (growth.py). They lie beside the layers' sites and
+in no pages. An adapter may have a whole matrix of its own instead (own_matrices.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -57,27 +59,48 @@ class EndBank:
         device: torch.device,
         base: BaseEnds,
     ) -> None:
-        def factors(name: str, inputs: int, a: tuple[int, int], outputs: int) -> SiteFactors:
-            ranks = torch.zeros(slots, dtype=torch.int32, device=device)
-            b = zeros((slots, max_rank, outputs), dtype, device)
-            shape, own_a = SiteShape(name, inputs, ((name, outputs),)), zeros((slots, *a), dtype, device)
-            trims = empty_trims(slots, outputs, device) if Extra.TRIMS in base.extras else None
-            return SiteFactors(shape, own_a, b, ranks, trims=trims)
-
         hidden, vocabulary = spec.hidden_size, spec.vocab_size
-        self.base, extras = base, base.extras
-        self.size_bytes = slots * end_bytes(spec, tokens, max_rank, dtype, extras)
-        # Its A lies the other way round than a site's: [slots, vocabulary, max_rank].
+        self.base = base
+        self._slots, self._max_rank, self._dtype, self._device = slots, max_rank, dtype, device
+        self._bytes_for = partial(end_bytes, spec, tokens, max_rank, dtype)
+        # The embedding's A lies the other way round than a site's: [slots, vocabulary, max_rank].
+        self._make = {
+            Extra.EMBEDDING: partial(self._factors, "embed_tokens", vocabulary, (vocabulary, max_rank), hidden),
+            Extra.HEAD: partial(self._factors, "lm_head", hidden, (max_rank, hidden), tokens),
+        }
         self.embedding: SiteFactors | None = None
         self.head: SiteFactors | None = None
-        if Extra.EMBEDDING in extras:
-            self.embedding = factors("embed_tokens", vocabulary, (vocabulary, max_rank), hidden)
-        if Extra.HEAD in extras:
-            self.head = factors("lm_head", hidden, (max_rank, hidden), tokens)
+        self.extras = Extra.NONE
         self.own: OwnMatrices | None = None
         if base.matrices:
             self.own = OwnMatrices(spec, base.matrices, slots, dtype, device)
-            self.size_bytes += self.own.size_bytes
+        self.grow(base.extras)
+
+    @property
+    def size_bytes(self) -> int:
+        own = 0 if self.own is None else self.own.size_bytes
+        return self._slots * self._bytes_for(self.extras) + own
+
+    def grow(self, extras: Extra) -> None:
+        """Slots have these ends from now on, and trims there if they are among the extras; besides what they had."""
+        extras |= self.extras
+        embedding, head = (
+            former if end not in extras else self._grown(former, end, Extra.TRIMS in extras)
+            for end, former in ((Extra.EMBEDDING, self.embedding), (Extra.HEAD, self.head))
+        )
+        self.embedding, self.head, self.extras = embedding, head, extras
+
+    def _grown(self, former: SiteFactors | None, end: Extra, has_trims: bool) -> SiteFactors:
+        factors = former or self._make[end]()
+        if not has_trims or factors.trims is not None:
+            return factors
+        return replace(factors, trims=empty_trims(self._slots, factors.shape.outputs, self._device))
+
+    def _factors(self, name: str, inputs: int, a: tuple[int, int], outputs: int) -> SiteFactors:
+        slots, dtype, device = self._slots, self._dtype, self._device
+        ranks = torch.zeros(slots, dtype=torch.int32, device=device)
+        b = zeros((slots, self._max_rank, outputs), dtype, device)
+        return SiteFactors(SiteShape(name, inputs, ((name, outputs),)), zeros((slots, *a), dtype, device), b, ranks)
 
     @property
     def has_head(self) -> bool:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from rota.core.extras import Extra
 from rota.engine.lora.side_by_side import cut_evenly, side_by_side
 from rota.engine.model.sites import SiteShape
 
@@ -47,6 +48,15 @@ class HostAdapter:
     head: EndFactors | None = None
     own_embedding: tuple[Tensor, ...] | None = None  # [vocabulary, hidden] in pieces, in the place of the model's
     own_head: tuple[Tensor, ...] | None = None  # the same of the head, of this rank's tokens
+
+    @property
+    def extras(self) -> Extra:
+        """What its slot must have."""
+        ends = [end for end in (self.embedding, self.head) if end is not None]
+        has_trims = self.trims is not None or any(end.trims is not None for end in ends)
+        extras = Extra.TRIMS if has_trims else Extra.NONE
+        extras |= Extra.NONE if self.embedding is None else Extra.EMBEDDING
+        return extras | (Extra.NONE if self.head is None else Extra.HEAD)
 
     @property
     def matrices(self) -> int:

@@ -28,7 +28,8 @@ from rota.engine.lora.trims import Trims
 from rota.engine.model.sites import SiteShape
 
 
-@dataclass(frozen=True, slots=True)
+# By identity, not by value: what is worked out from factors is kept beside them.
+@dataclass(frozen=True, slots=True, eq=False)
 class SiteFactors:
     """The factors of every slot at one site of one layer."""
 

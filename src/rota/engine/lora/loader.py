@@ -52,12 +52,15 @@ def checkpoint_reader(
     work = PinningWorkspace() if bank.device.type == "cuda" else PLAIN
     base = None if bank.base is None else weakref.ref(bank.base)
     ends = None if bank.ends is None else weakref.ref(bank.ends.base)
-    folders = brought or Brought()
+    folders, growth = brought or Brought(), bank.growth
 
     def read(adapter: Adapter) -> HostAdapter:
         with folders.whole(adapter) as (path, root, key_root):
             below = None if base is None else base(), None if ends is None else ends()
-            return read_checkpoint(path, spec, dtype, max_rank, root, work, key_root, shard, *below)
+            read = read_checkpoint(path, spec, dtype, max_rank, root, work, key_root, shard, *below, growth)
+        if growth is not None:
+            growth.want(read.extras)
+        return read
 
     return read
 

@@ -51,8 +51,8 @@ class StackedProjector:
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
         self._residents: tuple[Resident, ...] = ()
-        # By the id() of factors, which live as long as the bank; each with the residents of its stack.
-        self._adds: dict[int, tuple[tuple[Resident, ...], Add]] = {}
+        # By factors, each with the residents of its stack.
+        self._adds: dict[SiteFactors, tuple[tuple[Resident, ...], Add]] = {}
         self._batch: LoraBatch | None = None
         self._masks: dict[bytes, Tensor] = {}
 
@@ -63,10 +63,10 @@ class StackedProjector:
         y = project(x)
         if batch is not self._batch:
             self._take_batch(batch)
-        residents, add = self._adds.get(id(factors), (None, _add_nothing))
+        residents, add = self._adds.get(factors, (None, _add_nothing))
         if residents is not self._residents:
             add = self._add_for(factors)
-            self._adds[id(factors)] = (self._residents, add)
+            self._adds[factors] = (self._residents, add)
         add(y, x, batch)
         if factors.trims is not None:
             trim(y, factors.trims, batch)

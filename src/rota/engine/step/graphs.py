@@ -64,6 +64,12 @@ class StepGraphs:
         self._graphs[kind] = self._capture(*kind)
         del self._missing[kind]
 
+    def forget(self, has_adapters: bool) -> None:
+        """Capture those with adapters, or those without, anew when they are wanted; none may be running."""
+        for kind in [kind for kind in self._graphs if kind[1] == has_adapters]:
+            del self._graphs[kind]
+            self._missing[kind] = 0
+
     def frame_for(self, plan: StepPlan, has_adapters: bool) -> Frame | None:
         """The smallest frame that holds a step; None if it fits into none, or wants more of it than a graph gives."""
         if plan.scorings or plan.pools or not plan.tokens:

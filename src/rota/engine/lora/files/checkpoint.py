@@ -20,6 +20,7 @@ from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.folding import Folding
 from rota.engine.lora.files.names import EMBEDDING, HEAD
 from rota.engine.lora.files.workspace import PLAIN, Workspace
+from rota.engine.lora.growth import Growth
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.side_by_side import side_by_side
 from rota.engine.model.sites import SiteShape, module_name, site_shapes
@@ -39,17 +40,18 @@ def read_checkpoint(
     shard: Shard = WHOLE,
     base: BaseMatrices | None = None,
     ends: BaseEnds | None = None,
+    growth: Growth | None = None,
 ) -> HostAdapter:
     """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk.
 
     `spec` is the whole model's. The folder is checked against it, and a rank reads only its part. With a `base` slots
-    have trims, and they have these `ends`.
+    have trims, and they have these `ends`; with `growth` they get what they lack.
     """
     shapes = site_shapes(shard.local(spec))
-    extras = Extra.NONE if ends is None else ends.extras
+    extras = Extra.NONE if base is None else Extra.TRIMS
+    extras = extras if ends is None else ends.extras
     places, matrix_bytes = (0, 0) if ends is None else (ends.matrices, ends.matrix_bytes)
-    extras = extras if base is None else extras | Extra.TRIMS
-    slots = SlotKind(max_rank, extras, shard.size, places, matrix_bytes)
+    slots = SlotKind(max_rank, extras, shard.size, places, matrix_bytes, growth)
     with AdapterFolder(path, adapter_root, key_root) as folder:
         for reason in refusals(folder, spec, slots):
             raise AdapterError(reason)

@@ -16,6 +16,7 @@ from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.matrix_checks import own_matrices, room_for_matrices
 from rota.engine.lora.files.names import ENDS, HEAD
 from rota.engine.lora.files.trim_checks import biases_of_the_model, lengths, room_for_trims, vectors_of_factors
+from rota.engine.lora.growth import Growth
 from rota.engine.model.sites import PARENTS, module_name, module_names, site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.weights.finite import is_finite
@@ -30,6 +31,7 @@ class SlotKind:
     ranks: int = 1  # of tensor parallel: how many share the model
     matrices: int | None = None  # places for an embedding or a head of an adapter's own; None: as many as it needs
     matrix_bytes: int = 0  # of one of these places
+    growth: Growth | None = None  # gives slots the extras that they lack
 
 
 ANY_SLOT = SlotKind()
@@ -46,8 +48,11 @@ def refusals(folder: AdapterFolder, spec: ModelSpec | None, slots: SlotKind = AN
         for check in MODEL_CHECKS:
             yield from islice(check(folder, spec), 1)
         yield from islice(own_tokens(folder, spec, slots.max_rank), 1)
-    yield from room_for_trims(folder, slots.extras, slots.ranks)
-    yield from islice(room_for_ends(folder, slots.extras), 1)
+    extras = slots.extras if slots.growth is None else ~Extra.NONE
+    yield from room_for_trims(folder, extras, slots.ranks)
+    yield from islice(room_for_ends(folder, extras), 1)
+    if slots.growth is not None and (reason := slots.growth.refusal(folder.config.extras)):
+        yield f"{folder.config.path}: the adapter {reason}"
     if slots.matrices is not None:
         yield from room_for_matrices(folder, slots.matrices, slots.matrix_bytes)
 

@@ -10,6 +10,7 @@ from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checks import SlotKind, refusals
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.reader import reason_for
+from rota.engine.lora.growth import Growth
 from rota.engine.model.spec import ModelSpec
 
 
@@ -29,9 +30,10 @@ class HeaderCheck:
         ranks: int = 1,
         matrices: int = 0,
         matrix_bytes: int = 0,
+        growth: Growth | None = None,
     ) -> None:
         self._spec, self._brought = spec, brought or Brought()
-        self._slots = SlotKind(max_rank, extras, ranks, matrices, matrix_bytes)
+        self._slots = SlotKind(max_rank, extras, ranks, matrices, matrix_bytes, growth)
         self._passed: set[bytes] = set()
 
     def __call__(self, adapter: Adapter) -> str:
