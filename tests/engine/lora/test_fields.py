@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peft import LoraConfig
+from peft import LoraConfig, LoraRuntimeConfig
 
 from rota.core.config import FirstAdapters
 from rota.engine.lora.files.fields import NO_MATTER, READ, REFUSED
@@ -18,11 +18,11 @@ from tests.engine.lora.mixed_server import Server
 
 # Only while it trains, or before.
 TRAINED: dict[int, dict[str, Any]] = {
-    1: {"lora_dropout": 0.3, "fan_in_fan_out": True, "revision": "main", "inference_mode": True},
-    2: {"init_lora_weights": "gaussian"},
-    3: {"init_lora_weights": "mica"},
-    4: {"init_lora_weights": "orthogonal"},
-    5: {"velora_config": {"num_groups": 4, "init_type": "random"}},
+    1: {"init_lora_weights": "gaussian", "lora_dropout": 0.3, "fan_in_fan_out": True, "revision": "main"},
+    2: {"init_lora_weights": "mica", "task_type": None, "inference_mode": True},
+    3: {"init_lora_weights": "orthogonal", "runtime_config": LoraRuntimeConfig(), "qalora_group_size": 32},
+    4: {"init_lora_weights": "eva", "eva_config": None, "corda_config": None, "loftq_config": {}},
+    5: {"init_lora_weights": False, "velora_config": {"num_groups": 4, "init_type": "random"}},
 }
 
 
@@ -50,6 +50,19 @@ def test_a_refused_field_is_named(field, tmp_path):
 @pytest.mark.parametrize("field", [*REFUSED, "of_a_later_release"])
 def test_a_field_that_is_not_set_refuses_nothing(field, nothing, tmp_path):
     assert read_with(tmp_path, field, nothing) == ""
+
+
+@pytest.mark.parametrize("start", ["pissa", "PiSSA_niter_16", "olora", "corda", "lora_ga"])
+def test_a_start_that_changed_the_base_is_refused_with_how_to_convert(start, tmp_path):
+    reason = read_with(tmp_path, "init_lora_weights", start)
+    assert f"to '{start}', which also changed the base weights" in reason
+    assert "save_pretrained(path_initial_model_for_weight_conversion=…)" in reason
+
+
+@pytest.mark.parametrize("field", sorted(NO_MATTER))
+def test_a_field_of_no_matter_refuses_nothing(field, tmp_path):
+    """Such as auto_mapping and peft_version, which PEFT writes, megatron_core, or lora_ga_config once converted."""
+    assert read_with(tmp_path, field, {"any": 1}) == ""
 
 
 def read_with(folder: Path, field: str, value: Any) -> str:
