@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +38,7 @@ def random_factors(shape: SiteShape, ranks: list[int], max_rank: int, dtype: tor
     )
 
 
-def with_trims(factors: SiteFactors, slots: list[int]) -> SiteFactors:
+def with_trims(factors: SiteFactors, slots: Collection[int]) -> SiteFactors:
     """The same factors, with random trims in these slots; in memory slots lie apart."""
     outputs, count = factors.shape.outputs, len(factors.ranks)
     numbers = torch.cat([torch.ones(count, 1, outputs), torch.zeros(count, 1, outputs)], 1).repeat(1, 3, 1)[:, 2:4]

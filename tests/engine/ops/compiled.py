@@ -21,12 +21,14 @@ TYPES = {
     "x": "*bf16", "gate_up": "*bf16", "codes": "*fp8e4nv", "scales": "*fp32", "rotary": "*fp32",
     "positions": "*i64", "addresses": "*i64", "epsilon": "fp32",
     "ranks": "*i32", "order": "*i32", "token_slots": "*i32",
-    "tile_slots": "*i32", "tile_starts": "*i32", "tile_counts": "*i32",
+    "tile_slots": "*i32", "tile_starts": "*i32", "tile_counts": "*i32", "trims": "*fp32",
 }  # fmt: skip
 # A step's inputs may lie anywhere.
 ANYWHERE = ("ranks", "order", "token_slots", "tile_slots", "tile_starts", "tile_counts", "positions", "addresses")
 # Llama-8B with adapters of rank 16.
-ADDING = {"MAX_RANK": 16, "SHARES": 1, "BY_TOKEN": True, "CHAINED": True}
+ADDING = {"MAX_RANK": 16, "SHARES": 1, "BY_TOKEN": True, "TRIM": 0, "trims": None, "CHAINED": True}
+# Two numbers for each of the 43,008 outputs of its 32 layers.
+SLOT = 32 * 2 * 43_008
 TILED = {**ADDING, "TILE": 16, "RANKS": 16, "OPERAND": tl.bfloat16}
 HEADS = {"HEADS": 32, "KV_HEADS": 8, "HALF": 64, "HALF_TILE": 64, "BLOCK_SIZE": 16, "NORMS": False, "scales": None}
 ROUNDING = {"MOST": 448.0, "LEAST": 1e-30, "CHAINED": True}
@@ -41,6 +43,18 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], int]] = {
     ),
     "rounding norm": (rounding_rms_norm_kernel, {**ROUNDING, "WIDTH": 4096, "COLUMNS": 4096, "ADD": True}, 8),
     "rounding silu": (rounding_silu_multiply_kernel, {**ROUNDING, "WIDTH": 14336, "COLUMNS": 16384}, 16),
+}
+
+
+# The same for slots with trims: the pointer is there.
+KERNELS |= {
+    f"{name}, trimmed": (
+        kernel,
+        {key: value for key, value in constants.items() if key != "trims"} | {"TRIM": SLOT},
+        warps,
+    )
+    for name, (kernel, constants, warps) in KERNELS.items()
+    if "TRIM" in constants
 }
 
 

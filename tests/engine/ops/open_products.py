@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,8 +13,10 @@ from rota.engine.lora import reference
 from rota.engine.lora.batch import make_batch
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.open_product import OpenProduct
+from rota.engine.lora.trims import Trims
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.lora_batch import LoraBatch
+from tests.engine.lora.site_numbers import with_trims
 
 INPUTS = 48
 TILE = 16
@@ -27,15 +32,18 @@ def open_product(
     by_token: bool = True,
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
+    trimmed: Collection[int] = (),
 ) -> tuple[OpenProduct, Tensor]:
-    """A product that is open, and the float32 rows that it becomes when it is closed."""
+    """A product that is open, and the float32 rows that it becomes when it is closed. These slots have trims."""
     shape = SiteShape("site", INPUTS, tuple((f"part {nth}", width) for nth, width in enumerate(widths)))
     factors = _factors(shape, ranks, max_rank, dtype)
+    if trimmed:
+        factors = with_trims(factors, trimmed)
     x, wide = torch.randn(len(token_slots), INPUTS).to(dtype), torch.randn(len(token_slots), shape.outputs + 16)
     y = wide.to(dtype)[:, : shape.outputs]  # rows lie apart
     batch = make_batch(np.array(token_slots, np.int32), len(ranks), torch.device("cpu"), TILE)
     expected, exact = y.float().clone(), SiteFactors(shape, factors.a.float(), factors.b.float(), factors.ranks)
-    reference.add_lora(expected, x.float(), exact, batch)
+    reference.add_trimmed(expected, x.float(), replace(exact, trims=factors.trims), batch)
     shrunk = x @ factors.a.flatten(0, 1).T if by_token else _shares(x, factors, batch)
     product = OpenProduct(
         y=wide.to(device, dtype)[:, : shape.outputs], shrunk=shrunk.to(device), factors=_sent(factors, device),
@@ -66,7 +74,9 @@ def _shares(x: Tensor, factors: SiteFactors, batch: LoraBatch) -> Tensor:
 
 
 def _sent(factors: SiteFactors, device: str) -> SiteFactors:
-    return SiteFactors(factors.shape, factors.a.to(device), factors.b.to(device), factors.ranks.to(device))
+    trims = factors.trims
+    sent = None if trims is None else Trims(trims.numbers.to(device), trims.is_trimmed.to(device))
+    return SiteFactors(factors.shape, factors.a.to(device), factors.b.to(device), factors.ranks.to(device), trims=sent)
 
 
 def _never(*_: object) -> None:

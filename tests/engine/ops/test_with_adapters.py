@@ -14,6 +14,7 @@ from rota.engine.lora.batch import BatchFrame
 from rota.engine.lora.open_product import OpenProduct
 from rota.engine.ops import reference
 from rota.engine.step.device_step import DeviceStep, int32
+from tests.engine.lora.site_numbers import with_trims
 from tests.engine.ops.open_products import open_product
 from tests.engine.triton_interpreter import DEVICE, load
 
@@ -25,6 +26,7 @@ EPSILON = 1e-5
 MIXED, RANKS = [3, 1, 4, 1, 2, 3, 3, 4, 1, 4, *([4] * 15), 3], [8, 5, 0, 16]
 BATCHES = {
     "mixed": (MIXED, RANKS, 16),
+    "with trims in two slots": (MIXED, RANKS, 16, (1, 3)),
     "one token": ([0], [16], 16),
     "two tiles of one slot": ([1] * 17 + [0], [24, 20], 24),
     "base and an adapter without the site": ([2, 1, 2], [4, 0], 16),
@@ -38,8 +40,9 @@ def same_dice() -> None:
 
 @pytest.fixture(params=BATCHES)
 def batch(request) -> dict:
-    token_slots, ranks, max_rank = BATCHES[request.param]
-    return {"token_slots": token_slots, "ranks": ranks, "max_rank": max_rank, "device": DEVICE}
+    token_slots, ranks, max_rank, *trimmed = BATCHES[request.param]
+    slots = {"trimmed": trimmed[0]} if trimmed else {}
+    return {"token_slots": token_slots, "ranks": ranks, "max_rank": max_rank, "device": DEVICE, **slots}
 
 
 @pytest.fixture(params=[True, False], ids=["annex", "shares"])
@@ -103,6 +106,16 @@ def test_base_tokens_keep_every_bit_of_the_plain_operations():
     found = fused.silu_multiply(product)
     assert torch.equal(found[is_base], plain[is_base])
     assert not torch.equal(found[~is_base], plain[~is_base])
+
+
+def test_beside_slots_with_trims_all_others_keep_every_bit():
+    torch.manual_seed(0)
+    plain, _ = open_product((64, 64), MIXED, RANKS, dtype=torch.bfloat16, device=DEVICE)
+    trimmed = replace(plain, factors=with_trims(plain.factors, (1,)))
+    is_other = torch.tensor([slot != 1 for slot in MIXED], device=DEVICE)
+    found, expected = fused.silu_multiply(trimmed), fused.silu_multiply(plain)
+    assert torch.equal(found[is_other], expected[is_other])
+    assert not torch.equal(found[~is_other], expected[~is_other])
 
 
 def test_what_other_slots_hold_does_not_matter():

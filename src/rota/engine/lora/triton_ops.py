@@ -98,8 +98,8 @@ class TritonProjector:
         tuning = tuning_for(batch)
         y, shrunk = self._multiplied(project, x, factors, batch, tuning)
         product = OpenProduct(y=y, shrunk=shrunk, factors=factors, batch=batch, add=partial(expand, tuning=tuning))
-        # Operations that add the adapters' part themselves read no pages, and no trims.
-        return product if factors.table is None and factors.trims is None else product.closed()
+        # Operations that add the adapters' part themselves read no pages.
+        return product if factors.table is None else product.closed()
 
     def _multiplied(
         self, project: Projection, x: Tensor, factors: SiteFactors, batch: LoraBatch, tuning: Tuning

@@ -108,3 +108,22 @@ def _is_stored(nth, rank, MAX_RANK: tl.constexpr, BY_TOKEN: tl.constexpr):
         return nth < MAX_RANK
     else:
         return (nth < (rank + 15) // 16 * 16) & (nth < MAX_RANK)
+
+
+@triton.jit
+def trims_at(trims, slot, column, mask, OUTPUTS: tl.constexpr, TRIM: tl.constexpr):
+    """A slot's gain and shift of these columns; where the mask is false they change nothing."""
+    if TRIM:
+        at = trims + slot * TRIM + column
+        return tl.load(at, mask=mask, other=1.0), tl.load(at + OUTPUTS, mask=mask, other=0.0)
+    else:
+        return 1.0, 0.0
+
+
+@triton.jit
+def trimmed(y, gain, shift, TRIM: tl.constexpr):
+    """y as trims leave it (lora/trims.py), or as it is where slots have none."""
+    if TRIM:
+        return y * gain + shift
+    else:
+        return y

@@ -96,11 +96,12 @@ def add_rms_norm(
     output, width = torch.empty_like(residual), y.shape[1]
     columns, by_token = triton.next_power_of_2(width), shrunk.dim() == 2
     add_rms_norm_kernel[(len(y),)](
-        y, factors.b, factors.ranks, batch.order, batch.token_slots, shrunk, residual, weight, output,
+        y, factors.b, factors.ranks, _trims(product), batch.order, batch.token_slots, shrunk, residual, weight, output,
         None if rounded is None else rounded.codes, None if rounded is None else rounded.scales, epsilon,
         len(y), len(factors.ranks), y.stride(0), shrunk.stride(-2), WIDTH=width, COLUMNS=columns,
         MAX_RANK=factors.max_rank, SHARES=1 if by_token else len(shrunk), RANKS=shapes.norm_ranks, BY_TOKEN=by_token,
-        IS_SMALL=by_token and factors.max_rank <= SMALL_RANK, MOST=LARGEST, LEAST=SMALLEST, **_chained(product),
+        IS_SMALL=by_token and factors.max_rank <= SMALL_RANK, TRIM=_trim(product), MOST=LARGEST,
+        LEAST=SMALLEST, **_chained(product),
         num_warps=min(16, max(1, columns // (32 * shapes.norm_columns))), num_stages=shapes.stages,
     )  # fmt: skip
     return output, residual
@@ -112,13 +113,14 @@ def _tiles(product: OpenProduct) -> int:
     return len(batch.tile_slots) + triton.cdiv(len(product.y), batch.tile_size)
 
 
-def _tiled(product: OpenProduct) -> tuple[Tensor, ...]:
+def _tiled(product: OpenProduct) -> tuple[Tensor | None, ...]:
     factors, batch = product.factors, product.batch
     assert product.y.stride(1) == 1
     assert factors.b.is_contiguous()
     assert product.y.dtype == factors.b.dtype
     tiles = (batch.tile_slots, batch.tile_starts, batch.tile_counts)
-    return product.y, factors.b, factors.ranks, batch.order, batch.token_slots, *tiles, product.shrunk
+    trims, order = _trims(product), batch.order
+    return product.y, factors.b, factors.ranks, trims, order, batch.token_slots, *tiles, product.shrunk
 
 
 def _numbers(product: OpenProduct) -> tuple[int, ...]:
@@ -132,12 +134,24 @@ def _constants(product: OpenProduct) -> dict[str, Any]:
     return {
         "MAX_RANK": factors.max_rank, "SHARES": 1 if by_token else len(shrunk), "TILE": product.batch.tile_size,
         "RANKS": SMALLEST_DOT, "OPERAND": _operand(factors.b), "BY_TOKEN": by_token, **_chained(product),
+        "TRIM": _trim(product),
     }  # fmt: skip
 
 
 def _chained(product: OpenProduct) -> dict[str, bool]:
     """Where x A.T does not come with the product, two kernels run before this one, and it cannot wait inside."""
     return chained(product.y) if product.shrunk.dim() == 2 else {"CHAINED": False}
+
+
+def _trims(product: OpenProduct) -> Tensor | None:
+    trims = product.factors.trims
+    return None if trims is None else trims.numbers
+
+
+def _trim(product: OpenProduct) -> int:
+    """Numbers from a slot's trims to the next slot's; 0: there are none."""
+    trims = _trims(product)
+    return 0 if trims is None else trims.stride(0)
 
 
 def _operand(factor: Tensor) -> tl.dtype:

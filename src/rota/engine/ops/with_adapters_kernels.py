@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from rota.engine.chain import follow
-from rota.engine.ops.adding import added, look_up, shrunk_at, summed
+from rota.engine.ops.adding import added, look_up, shrunk_at, summed, trimmed, trims_at
 from rota.engine.ops.fused_kernels import in_eight_bits, normed_heads, store_heads, turned
 from rota.engine.ops.rounding_kernels import store_both
 
@@ -30,11 +30,8 @@ def silu_multiply_kernel(
     y,  # -> [tokens, 2 * WIDTH]
     b,  # -> [slots, MAX_RANK, 2 * WIDTH]
     ranks,  # -> [slots] int32
-    order,
-    token_slots,
-    tile_slots,
-    tile_starts,
-    tile_counts,
+    trims,  # -> [slots, gains and shifts, 2 * WIDTH] float32, or None
+    order, token_slots, tile_slots, tile_starts, tile_counts,
     shrunk,  # -> [SHARES, tokens in their order, 2 * MAX_RANK]; BY_TOKEN: [tokens, slots, 2 * MAX_RANK]
     output,  # -> [tokens, WIDTH]
     tokens,
@@ -50,8 +47,9 @@ def silu_multiply_kernel(
     RANKS: tl.constexpr,
     OPERAND: tl.constexpr,
     BY_TOKEN: tl.constexpr,
+    TRIM: tl.constexpr,  # numbers from a slot's trims to the next slot's; 0: there are none
     CHAINED: tl.constexpr,
-):
+):  # fmt: skip
     follow(CHAINED)
     slot, rank, place, token, is_token, count = look_up(
         tl.program_id(1), order, token_slots, tile_slots, tile_starts, tile_counts, ranks, tokens, tiles, slots, TILE
@@ -66,11 +64,15 @@ def silu_multiply_kernel(
     up = tl.load(y_at + WIDTH, mask=is_real, other=0.0)
     s_at = shrunk_at(shrunk, place[:, None], token[:, None], slot, row_stride, 2, MAX_RANK, BY_TOKEN)
     b_at = b + slot * (MAX_RANK * 2 * WIDTH) + column
+    is_adapted = inside & (tl.program_id(1) < tiles)
+    gate_gain, gate_shift = trims_at(trims, slot, column, is_adapted, 2 * WIDTH, TRIM)
+    up_gain, up_shift = trims_at(trims, slot, column + WIDTH, is_adapted, 2 * WIDTH, TRIM)
     to_gate, to_up = added(
-        s_at, b_at, is_token, inside & (tl.program_id(1) < tiles), rank, tokens * (2 * MAX_RANK), MAX_RANK,
+        s_at, b_at, is_token, is_adapted, rank, tokens * (2 * MAX_RANK), MAX_RANK,
         MAX_RANK, WIDTH, 2 * WIDTH, SHARES, RANKS, OPERAND, BY_TOKEN,
     )  # fmt: skip
-    gate, up = gate.to(tl.float32) + to_gate, up.to(tl.float32) + to_up
+    gate = trimmed(gate.to(tl.float32) + to_gate, gate_gain, gate_shift, TRIM)
+    up = trimmed(up.to(tl.float32) + to_up, up_gain, up_shift, TRIM)
     result = (gate * tl.sigmoid(gate) * up).to(output.dtype.element_ty)
     tl.store(output + token[:, None] * WIDTH + column, result, mask=is_real)
 
@@ -79,14 +81,17 @@ def silu_multiply_kernel(
 def rotate_and_store_kernel(
     y,  # -> [tokens, (HEADS + 2 * KV_HEADS) * head_dim]
     b,  # -> [slots, MAX_RANK, the same]
-    ranks, order, token_slots, tile_slots, tile_starts, tile_counts,
+    ranks,
+    trims,  # -> [slots, gains and shifts, the same] float32, or None
+    order, token_slots, tile_slots, tile_starts, tile_counts,
     shrunk,  # -> [SHARES, tokens in their order, 3 * MAX_RANK]; BY_TOKEN: [tokens, slots, 3 * MAX_RANK]
     # As in `fused_kernels.rotate_and_store_kernel`:
     rotary, positions, addresses, query, keys, values, scales, query_norm, key_norm, epsilon,
     tokens, tiles, slots, y_stride, row_stride, page_stride, head_stride, token_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, HALF_TILE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, NORMS: tl.constexpr, MAX_RANK: tl.constexpr, SHARES: tl.constexpr, TILE: tl.constexpr,
-    RANKS: tl.constexpr, OPERAND: tl.constexpr, BY_TOKEN: tl.constexpr, CHAINED: tl.constexpr,
+    RANKS: tl.constexpr, OPERAND: tl.constexpr, BY_TOKEN: tl.constexpr, TRIM: tl.constexpr,
+    CHAINED: tl.constexpr,
 ):  # fmt: skip
     """One head of a tile's tokens, in halves, because a rotation turns pairs."""
     follow(CHAINED)
@@ -107,11 +112,15 @@ def rotate_and_store_kernel(
     part = (head >= HEADS).to(tl.int32) + (head >= HEADS + KV_HEADS).to(tl.int32)
     s_at = shrunk_at(shrunk, place[:, None], token[:, None], slot, row_stride, 3, MAX_RANK, BY_TOKEN) + part * MAX_RANK
     OUTPUTS: tl.constexpr = (HEADS + 2 * KV_HEADS) * 2 * HALF
+    is_adapted = is_pair & (tl.program_id(1) < tiles)
+    low_gain, low_shift = trims_at(trims, slot, column, is_adapted, OUTPUTS, TRIM)
+    high_gain, high_shift = trims_at(trims, slot, column + HALF, is_adapted, OUTPUTS, TRIM)
     to_low, to_high = added(
-        s_at, b + slot * (MAX_RANK * OUTPUTS) + column, is_token, is_pair & (tl.program_id(1) < tiles), rank,
+        s_at, b + slot * (MAX_RANK * OUTPUTS) + column, is_token, is_adapted, rank,
         tokens * (3 * MAX_RANK), MAX_RANK, 0, HALF, OUTPUTS, SHARES, RANKS, OPERAND, BY_TOKEN,
     )  # fmt: skip
-    low, high = low.to(tl.float32) + to_low, high.to(tl.float32) + to_high
+    low = trimmed(low.to(tl.float32) + to_low, low_gain, low_shift, TRIM)
+    high = trimmed(high.to(tl.float32) + to_high, high_gain, high_shift, TRIM)
 
     turns = part < 2
     if NORMS:
@@ -140,6 +149,7 @@ def add_rms_norm_kernel(
     y,  # -> [tokens, WIDTH]
     b,  # -> [slots, MAX_RANK, WIDTH]
     ranks,
+    trims,  # -> [slots, gains and shifts, WIDTH] float32, or None
     order,
     token_slots,
     shrunk,  # -> [SHARES, tokens in their order, MAX_RANK]; BY_TOKEN: [tokens, slots, MAX_RANK]
@@ -152,7 +162,7 @@ def add_rms_norm_kernel(
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MAX_RANK: tl.constexpr, SHARES: tl.constexpr, RANKS: tl.constexpr,
     BY_TOKEN: tl.constexpr,
     IS_SMALL: tl.constexpr,  # whether a slot is read whole
-    MOST: tl.constexpr, LEAST: tl.constexpr, CHAINED: tl.constexpr,
+    TRIM: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
     is_real = column < WIDTH
@@ -168,7 +178,10 @@ def add_rms_norm_kernel(
     rank = tl.load(ranks + slot, mask=has_adapter, other=0)
     row = tl.load(y + token * y_stride + column, mask=is_real, other=0.0).to(tl.float32)
     residual_at = residual + token * WIDTH + column
-    row += tl.load(residual_at, mask=is_real, other=0.0).to(tl.float32)
+    beside = tl.load(residual_at, mask=is_real, other=0.0).to(tl.float32)
+    gain, shift = trims_at(trims, slot, column, is_real & has_adapter, WIDTH, TRIM)
+    if not TRIM:
+        row += beside
 
     nth = tl.arange(0, RANKS)
     s_at = shrunk_at(shrunk, place, token, slot, row_stride, 1, MAX_RANK, BY_TOKEN)
@@ -181,7 +194,9 @@ def add_rms_norm_kernel(
         s = summed(s_at + nth, is_rank, tokens * MAX_RANK, SHARES)
         total += tl.sum(some.to(tl.float32) * s[:, None], 0)
         nth += RANKS
-    row += tl.where(rank > 0, total, 0.0)
+    row = trimmed(row + tl.where(rank > 0, total, 0.0), gain, shift, TRIM)
+    if TRIM:
+        row += beside
 
     # The norm sees the sum as later layers will see it: rounded.
     rounded = row.to(residual.dtype.element_ty)
