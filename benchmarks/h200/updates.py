@@ -44,7 +44,7 @@ from .update_steps import update_steps
 
 SLOTS = 8  # six are in use, and there is room for an old and a new version
 USED = tuple(f"adapter{number}" for number in range(1, 7))
-NAME = "adapter7"  # gets the updates
+NAME, OTHER = "adapter7", "adapter8"  # get the updates
 LIMIT_S = 120.0
 # Between two updates of `call`: so long that each begins when the one before is over.
 PAUSE_S = 0.1
@@ -87,10 +87,10 @@ class Session:
         assert not decodes.problems, decodes.problems[0]
 
 
-def settle(client: httpx.Client, place: Path) -> None:
+def settle(client: httpx.Client, place: Path, *names: str) -> None:
     """The first versions pin memory, which later ones take over."""
-    for _ in range(SETTLING):
-        update(client, NAME, place / "0")
+    for name in names * SETTLING:
+        update(client, name, place / "0")
 
 
 def lengths(spans: Sequence[tuple[float, float]]) -> list[float]:
@@ -120,7 +120,7 @@ def measure_call(session: Session) -> dict[str, Any]:
         session.decoding(server, USED) as watch,
     ):
         weights, config = (place / "0" / WEIGHTS).read_bytes(), (place / "0" / CONFIG).read_text()
-        settle(client, place)
+        settle(client, place, NAME)
         for number in range(session.rounds):
             folders.append(update(client, NAME, place / str(number % 2)))
             firsts.append(first_token(client, NAME))
@@ -143,10 +143,10 @@ def measure_rate(session: Session) -> dict[str, Any]:
     """Half of the time without updates goes before those with updates, half behind: machines grow warm."""
     with (
         in_memory(session.folder / NAME) as place,
-        session.server("rate", 7) as (server, client),
+        session.server("rate", 8) as (server, client),
         session.decoding(server, USED) as watch,
     ):
-        settle(client, place)
+        settle(client, place, NAME, OTHER)
         quiet = [tokens_per_s(client, session.seconds / 2)]
         before = memory_use(server.pid)
         with ThreadPoolExecutor(UPDATES_AT_ONCE) as pool:
@@ -176,11 +176,11 @@ def measure_rate(session: Session) -> dict[str, Any]:
 def paced(
     pool: ThreadPoolExecutor, client: httpx.Client, place: Path, session: Session
 ) -> list[Future[tuple[float, float]]]:
-    """Updates begin when they are due, whether those before are over or not; a name takes one after the other."""
+    """Updates begin when they are due, whether those before are over or not; each of two names takes one at a time."""
     begun_at, calls = time.monotonic(), list[Future[tuple[float, float]]]()
     for number in range(int(session.seconds * session.per_second)):
         time.sleep(max(0.0, begun_at + number / session.per_second - time.monotonic()))  # until the next is due
-        calls.append(pool.submit(update, client, NAME, place / str(number % 2)))
+        calls.append(pool.submit(update, client, (NAME, OTHER)[number % 2], place / str(number // 2 % 2)))
     return calls
 
 
