@@ -48,6 +48,7 @@ def test_an_upload_comes_in_pieces_and_lies_in_the_engines_own_spool(tmp_path: P
     folder, root = Path(placed.adapter.path), Path(placed.adapter.root or "")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
     assert (folder.parent, root.parent) == (root, there)
+    assert folder.name == Path(message.adapter.path).name
     assert placed == replace(message, adapter=replace(message.adapter, path=str(folder), root=str(root)))
 
 

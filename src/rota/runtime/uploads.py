@@ -95,5 +95,7 @@ class Arrivals:
         folder = self._arriving.pop(adapter_id, None)
         if folder is None:
             return message
+        with suppress(OSError):  # named as on the server, which takes that name out of reasons
+            folder = folder.rename(folder.with_name(PurePath(message.adapter.path).name))
         self._spool.keep(adapter_id, folder)
         return replace(message, adapter=replace(message.adapter, path=str(folder), root=str(self._spool.root)))
