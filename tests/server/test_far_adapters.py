@@ -152,9 +152,9 @@ def test_what_a_first_adapter_of_a_bucket_needs_is_seen(disk):
     lora = LoraConfig(adapter_root="s3://adapters/tenants", adapter_cache_dir=str(disk / "cache"))
     entries = [LoraPath(name=path, path=path) for path in ("acme/pirate", "acme/odd", "acme/none")]
     plain, trimmed, missing = needs_of(entries, Brought(lora.adapter_root, sources_for(lora)))
-    assert plain == (4, Extra.NONE)
+    assert (plain.rank, plain.extras) == (4, Extra.NONE)
     assert trimmed.extras == Extra.TRIMS
-    assert missing == (UNKNOWN_RANK, Extra.NONE)
+    assert (missing.rank, missing.extras) == (UNKNOWN_RANK, Extra.NONE)
 
 
 OUTSIDE = [
