@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from rota.core.adapter import Adapter
 from rota.core.events import AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message
@@ -35,7 +34,7 @@ def pieces_before(message: object) -> Iterator[UploadPiece]:
 
     Blocks on the disk. If the files are gone, the engine finds none and refuses the adapter.
     """
-    if not isinstance(message, AddAdapter) or not is_upload(message.adapter):
+    if not isinstance(message, AddAdapter) or not adds_upload(message):
         return
     with suppress(OSError):
         for path in sorted(Path(message.adapter.path).iterdir()):
@@ -44,8 +43,10 @@ def pieces_before(message: object) -> Iterator[UploadPiece]:
                     yield UploadPiece(message.adapter.adapter_id, path.name, content)
 
 
-def is_upload(adapter: Adapter) -> bool:
-    return adapter.root is not None and PurePath(adapter.root).name.startswith(PREFIX)
+def adds_upload(message: object) -> bool:
+    """Whether a message adds an adapter that lies in the server's spool."""
+    root = message.adapter.root if isinstance(message, AddAdapter) else None
+    return root is not None and PurePath(root).name.startswith(PREFIX)
 
 
 class Arrivals:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
@@ -14,7 +15,7 @@ from rota.runtime.patience import KILL_S, LINGER_S, Patience
 from rota.runtime.remote.invitation import Elsewhere, Invitation, Joined
 from rota.runtime.remote.line import GuardedLine
 from rota.runtime.remote.serve import LINE_LOST
-from rota.runtime.uploads import pieces_before
+from rota.runtime.uploads import adds_upload, pieces_before
 from rota.runtime.watch import Death, OnEvents, OnReady, OnWaiting, Watch
 from rota.runtime.wire import Record, encode
 
@@ -32,7 +33,8 @@ class RemoteEngine:
         self._lock = threading.Lock()
         self._line: GuardedLine | None = None
         self._joined: Joined | None = None
-        self._waiting: list[Record] = []
+        # Records that wait until the engine has joined, or behind an upload whose files are being read.
+        self._waiting: deque[Record] = deque()
         self._is_ordered, self._was_lost = False, False
 
     @property
@@ -49,10 +51,12 @@ class RemoteEngine:
 
     def send(self, record: Record) -> None:
         with self._lock:
-            if self._joined is None:
-                self._waiting.append(record)
-            else:
+            if self._joined is not None and not self._waiting and not adds_upload(record):
                 self._post(record)
+                return
+            self._waiting.append(record)
+            if self._joined is not None and len(self._waiting) == 1:
+                self._start_sending()
 
     def watch(self, on_ready: OnReady, on_events: OnEvents, patience: Patience, on_waiting: OnWaiting, /) -> Death:
         """Pass on the engine's records until it is dead; kill it once it has said nothing for too long."""
@@ -91,15 +95,29 @@ class RemoteEngine:
             self._line.expect(joined.engine_key)
             self._line.connect(joined.messages, joined.engine_key)
             self._joined = joined
-            for record in self._waiting:
-                self._post(record)
-            self._waiting.clear()
+            if self._waiting:
+                self._start_sending()
+
+    def _start_sending(self) -> None:
+        """In a thread: the files of an upload are read from the disk, and senders must not wait."""
+        threading.Thread(target=self._send_waiting, name="rota-uploads", daemon=True).start()
+
+    def _send_waiting(self) -> None:
+        """Ends with the last record that waits; until then all others wait behind it."""
+        while True:
+            for one in chain(pieces_before(self._waiting[0]), (self._waiting[0],)):
+                with self._lock:
+                    self._post(one)
+            with self._lock:
+                self._waiting.popleft()
+                if not self._waiting:
+                    return
 
     def _post(self, record: Record) -> None:
-        assert self._line is not None, "it is not closed"
+        if self._line is None:
+            return  # it is closed
         with suppress(zmq.Again):  # no line is left; the watch will see that the engine is dead
-            for one in chain(pieces_before(record), (record,)):
-                self._line.outlet.send(encode([one]), zmq.DONTWAIT)
+            self._line.outlet.send(encode([record]), zmq.DONTWAIT)
 
     def _on_lost(self) -> None:
         """A line breaks when its engine ends. If it does not end, something between the machines is broken."""
