@@ -12,7 +12,7 @@ import tempfile
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import Phase, settings
@@ -26,20 +26,18 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rota.core.events import Preempted
 from rota.core.ids import BASE
 from rota.core.messages import AddAdapter
 from rota.core.moved import Moved
 from rota.llm.config import build_device, engine_config
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
-from rota.server.version_header import HEADER
 from rota.text.tokenizer import Tokenizer
+from tests.server.storm.answers import CODES, Ask, Judge, Tokens
 from tests.server.storm.calls import Call, Inline, turns
-from tests.server.storm.library import BAD, GOOD, RUINED, Library, Part, make_library
+from tests.server.storm.library import BAD, GOOD, RUINED, Library, make_library
 from tests.server.storm.stepped import SteppedService
 
-Tokens = tuple[int, ...]
 NAMES = ("legal", "poet")
 PROMPTS = ((5, 9, 77, 130, 4), tuple(range(40, 60)), (*range(40, 60), 7, 7, 9))
 OPTIONS = {
@@ -60,27 +58,8 @@ RARELY = st.sampled_from([False, False, False, True])
 TERMS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     [{}, {"keep_old": True}, {"mode": "stage"}, {"mode": "switch"}, {"mode": "switch", "kv": "keep"}]
 )
-# What may be wrong, and its status.
-CODES = {
-    "model_not_found": 404,
-    "unknown_adapter": 404,
-    "adapter_failed": 400,
-    "bad_field": 400,
-    "queue_full": 429,
-    "engine_died": 503,
-    "not_a_number": 500,
-}
 # A storm that has not calmed down after so many passes never will.
 MOST_PASSES = 3_000
-
-
-class Ask(NamedTuple):
-    """A client's question."""
-
-    call: Call
-    prompt: Tokens
-    # It asked for one version by its number, and that may be leaving.
-    may_miss: bool
 
 
 class Storm(RuleBasedStateMachine):
@@ -96,13 +75,13 @@ class Storm(RuleBasedStateMachine):
         self.tempdir, tempfile.tempdir = tempfile.tempdir, self.spools.name
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(Inline())
-        self.kinds: dict[tuple[str, int], str] = {}
         self.asks: list[Ask] = []
         self.calls: list[Call] = []
         self.failing_copies = 0
         self.kills = 0
         config = engine_config({"model_path": str(self.library.model_folder), **OPTIONS}, quiet=True)
         self.service = SteppedService(partial(self._built, config), config, self._note)
+        self.judge = Judge(self.library, self.service.events)
         self.registry = Registry("tiny", str(self.library.model_folder))
         self.app = create_app(self.service, Tokenizer(self.library.model_folder), self.registry)  # type: ignore[arg-type]
         self.lifespan = self.app.router.lifespan_context(self.app)
@@ -125,7 +104,7 @@ class Storm(RuleBasedStateMachine):
     def _note(self, message: AddAdapter) -> None:
         adapter = message.adapter
         if Path(adapter.path).exists():
-            self.kinds[adapter.name, adapter.version] = self.library.kind_of(adapter.path)
+            self.judge.kinds[adapter.name, adapter.version] = self.library.kind_of(adapter.path)
 
     # ── what may happen ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -270,34 +249,7 @@ class Storm(RuleBasedStateMachine):
         self.asks = [one for one in self.asks if not one.call.is_done]
         for one in done:
             if not one.call.has_left:
-                self.check(one)
-
-    def check(self, ask: Ask) -> None:
-        call, prompt, answer = ask.call, ask.prompt, answer_of(ask.call)
-        if "error" in answer:
-            code = answer["error"]["code"]
-            assert code in CODES, answer
-            assert code != "unknown_adapter" or ask.may_miss, "a name means a version that is not there"
-            return
-        name, tokens = answer["model"].partition("@")[0], answer["tokens"]
-        moves = answer["moves"]
-        versions = [int(one) for one in call.headers[HEADER].split(", ")]
-        first = moves[0]["from"] if moves else versions[0]
-        assert versions == ([first] if answer["is_streamed"] or not moves else _named(moves))
-        parts = [Part(self.kinds[name, first], 0)]
-        for move in moves:
-            parts.append(Part(self.kinds[name, move["to"]], move["token"], move["kv"] == "keep"))
-        sure = self._sure(answer["id"], parts, tokens)
-        assert self.library.answer(parts, prompt, tokens)[:sure] == tokens[:sure], (parts, answer)
-
-    def _sure(self, name: str, parts: list[Part], tokens: list[int]) -> int:
-        """How many tokens PEFT can tell: not those behind KV of two versions of which a part was computed again."""
-        told = [one for one in self.service.events if isinstance(one, Moved | Preempted)]
-        own = [one for one in told if one.request_id.partition("#")[0] == name]
-        last = [place for place, one in enumerate(own) if isinstance(one, Moved) and one.kept_kv]
-        again = last and any(isinstance(one, Preempted) for one in own[last[0] :])
-        unsure = [part.start for part in parts if part.keeps_kv and (again or not part.start)]
-        return min(unsure, default=len(tokens))
+                self.judge.check(one)
 
     # ── the means ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -366,29 +318,12 @@ class Storm(RuleBasedStateMachine):
         assert not self.app.state.traffic.shadows._open, "a copy has no end"
 
 
-def _named(moves: list[dict[str, Any]]) -> list[int]:
-    return list(dict.fromkeys(version for move in moves for version in (move["from"], move["to"])))
-
-
 def _json(body: dict[str, Any]) -> bytes:
     return json.dumps({key: value for key, value in body.items() if value is not None}).encode()
 
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def answer_of(call: Call) -> dict[str, Any]:
-    """A whole answer or a stream: its tokens, its moves, or its error."""
-    is_streamed = call.headers["content-type"].startswith("text/event-stream")
-    lines = [line.removeprefix("data: ") for line in call.text.split("\n\n") if line.startswith("data: {")]
-    events = [json.loads(line) for line in lines] if is_streamed else [call.json()]
-    if errors := [event for event in events if "error" in event]:
-        return errors[0]
-    tokens = [token for event in events for choice in event["choices"] for token in choice["token_ids"]]
-    moves = events[-1].get("rota", {}).get("moves", [])
-    last = events[-1]
-    return {"id": last["id"], "model": last["model"], "tokens": tokens, "moves": moves, "is_streamed": is_streamed}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -404,7 +339,7 @@ def storm(examples: int, steps: int) -> None:
 
 
 def test_a_storm_mixes_nothing_and_leaves_nothing():
-    storm(examples=12, steps=30)
+    storm(examples=10, steps=25)
 
 
 @pytest.mark.long("the same storm, for minutes")

@@ -1,0 +1,85 @@
+"""Answers of a storm are judged: each equals PEFT's with the versions that it names."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from rota.core.events import Event, Preempted
+from rota.core.moved import Moved
+from rota.server.version_header import HEADER
+from tests.server.storm.calls import Call
+from tests.server.storm.library import Library, Part
+
+Tokens = tuple[int, ...]
+# What may be wrong, and its status.
+CODES = {
+    "model_not_found": 404,
+    "unknown_adapter": 404,
+    "adapter_failed": 400,
+    "bad_field": 400,
+    "queue_full": 429,
+    "engine_died": 503,
+    "not_a_number": 500,
+}
+
+
+class Ask(NamedTuple):
+    """A client's question."""
+
+    call: Call
+    prompt: Tokens
+    # It asked for one version by its number, and that may be leaving.
+    may_miss: bool
+
+
+class Judge:
+    """Knows what lies behind each version, and what the engine has told."""
+
+    def __init__(self, library: Library, events: list[Event]) -> None:
+        self._library, self._events = library, events
+        self.kinds: dict[tuple[str, int], str] = {}  # by name and version
+
+    def check(self, ask: Ask) -> None:
+        call, prompt, answer = ask.call, ask.prompt, answer_of(ask.call)
+        if "error" in answer:
+            code = answer["error"]["code"]
+            assert code in CODES, answer
+            assert code != "unknown_adapter" or ask.may_miss, "a name means a version that is not there"
+            return
+        name, tokens = answer["model"].partition("@")[0], answer["tokens"]
+        moves = answer["moves"]
+        versions = [int(one) for one in call.headers[HEADER].split(", ")]
+        first = moves[0]["from"] if moves else versions[0]
+        assert versions == ([first] if answer["is_streamed"] or not moves else _named(moves))
+        parts = [Part(self.kinds[name, first], 0)]
+        for move in moves:
+            parts.append(Part(self.kinds[name, move["to"]], move["token"], move["kv"] == "keep"))
+        sure = self._sure(answer["id"], parts, tokens)
+        assert self._library.answer(parts, prompt, tokens)[:sure] == tokens[:sure], (parts, answer)
+
+    def _sure(self, name: str, parts: list[Part], tokens: list[int]) -> int:
+        """How many tokens PEFT can tell: not those behind KV of two versions of which a part was computed again."""
+        told = [one for one in self._events if isinstance(one, Moved | Preempted)]
+        own = [one for one in told if one.request_id.partition("#")[0] == name]
+        last = [place for place, one in enumerate(own) if isinstance(one, Moved) and one.kept_kv]
+        again = last and any(isinstance(one, Preempted) for one in own[last[0] :])
+        unsure = [part.start for part in parts if part.keeps_kv and (again or not part.start)]
+        return min(unsure, default=len(tokens))
+
+
+def _named(moves: list[dict[str, Any]]) -> list[int]:
+    return list(dict.fromkeys(version for move in moves for version in (move["from"], move["to"])))
+
+
+def answer_of(call: Call) -> dict[str, Any]:
+    """A whole answer or a stream: its tokens, its moves, or its error."""
+    is_streamed = call.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in call.text.split("\n\n") if line.startswith("data: {")]
+    events: list[dict[str, Any]] = [json.loads(line) for line in lines] if is_streamed else [call.json()]
+    if errors := [event for event in events if "error" in event]:
+        return errors[0]
+    tokens = [token for event in events for choice in event["choices"] for token in choice["token_ids"]]
+    moves = events[-1].get("rota", {}).get("moves", [])
+    last = events[-1]
+    return {"id": last["id"], "model": last["model"], "tokens": tokens, "moves": moves, "is_streamed": is_streamed}
