@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +47,21 @@ def world_of(family: str, place: Path, features: Features) -> World:
     return World(place / "model", place, features, answers)
 
 
+def only(world: World, *numbers: int) -> World:
+    """The world with these adapters alone."""
+    answers = {prompt: {number: right[number] for number in (0, *numbers)} for prompt, right in world.answers.items()}
+    return replace(world, features={number: world.features[number] for number in numbers}, answers=answers)
+
+
 def assert_answers_as_peft(server: Server, world: World) -> None:
     """All prompts with all adapters at once."""
     added = server.add(*(adapter(number, world.adapters) for number in world.features))
     assert [event.reason for event in added if isinstance(event, AdapterRefused)] == []
+    ask_all(server, world)
+
+
+def ask_all(server: Server, world: World) -> None:
+    """The same of a server that has the adapters."""
     asked = [
         request(f"{place}-{number}", prompt=prompt, max_new_tokens=NEW_TOKENS, adapter=AdapterId(number))
         for place, prompt in enumerate(world.answers)

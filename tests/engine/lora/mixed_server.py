@@ -39,10 +39,11 @@ class Server:
         turn_ms: float = 5.0,
         max_open: int = 100,
         maker: Maker | None = None,
+        device: Literal["cpu", "cuda"] = "cpu",
     ) -> None:
         self._max_open = max_open
         self.config = EngineConfig(
-            model=ModelConfig(model_path=str(folder), dtype="float32", device="cpu"),
+            model=ModelConfig(model_path=str(folder), dtype="float32", device=device),
             cache=CacheConfig(kv_block_size=8, kv_blocks=512),
             scheduler=SchedulerConfig(max_running_requests=16, chunked_prefill_size=chunk, overlap_depth=depth),
             lora=LoraConfig(max_loras_per_batch=slots, enable_lora_overlap_loading=overlaps),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rota.core.errors import AdapterError
 from rota.core.extras import Extra
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.base_ends import BaseEnds
@@ -22,6 +23,7 @@ from tests.engine.triton_interpreter import DEVICE, load
 triton_ends = load("rota.engine.lora.triton_ends")
 BOTH = Extra.EMBEDDING | Extra.HEAD
 SLOTS = 3
+NAMES = {Extra.EMBEDDING: "embedding", Extra.HEAD: "head"}
 TOKENS = [2, 0, 3, 2, 1, 3, 0]
 PLAIN = host_adapter((1, 1, 1, 1), 1.0)
 
@@ -194,7 +196,12 @@ def test_a_bank_has_the_ends_that_were_asked_for_and_counts_their_bytes():
         bank = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU, ends=ends)
         assert bank.size_bytes == plain + 2 * MAX_RANK * numbers * 4
         assert (ends.embedding is None, ends.head is None) == (Extra.EMBEDDING not in extras, Extra.HEAD not in extras)
-        bank.copy_in(1, replace(PLAIN, embedding=embedding(2), head=EndFactors(torch.ones(2, 8), torch.ones(2, 16))))
+        both = {Extra.EMBEDDING: embedding(2), Extra.HEAD: EndFactors(torch.ones(2, 8), torch.ones(2, 16))}
+        there = {name: both[end] for end, name in NAMES.items() if end in extras}
+        bank.copy_in(1, replace(PLAIN, **there))
+        if extras != BOTH:
+            with pytest.raises(AdapterError, match="among its --lora-paths"):
+                bank.copy_in(1, replace(PLAIN, **{name: both[end] for end, name in NAMES.items()}))
         bank.clear(1)
         assert all(not end.ranks.any() for end in (ends.embedding, ends.head) if end is not None)
     adapter = replace(PLAIN, head=head(3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from rota.engine.families.table import read_spec
 from rota.engine.lora.bank import NO_ROOM
 from rota.engine.lora.files.header_check import HeaderCheck
 from rota.engine.lora.growth import Growth
-from tests.engine.lora.features import World, assert_answers_as_peft, world_of
+from tests.engine.lora.features import World, assert_answers_as_peft, only, world_of
 from tests.engine.lora.mixed_server import Server, adapter
 
 FEATURES: dict[int, dict[str, Any]] = {
@@ -30,11 +29,6 @@ PLAIN = FirstAdapters(count=1, rank=4, pages=1)
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return world_of("smollm2", tmp_path_factory.mktemp("growth"), FEATURES)
-
-
-def only(world: World, *numbers: int) -> World:
-    answers = {prompt: {number: right[number] for number in (0, *numbers)} for prompt, right in world.answers.items()}
-    return replace(world, features={number: world.features[number] for number in numbers}, answers=answers)
 
 
 def test_kinds_come_one_after_the_other_and_their_memory_is_counted(world):
