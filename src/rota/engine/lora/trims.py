@@ -109,7 +109,7 @@ def trim(y: Tensor, trims: Trims, batch: LoraBatch) -> None:
     for slot, rows in groups:
         gain, shift = trims.numbers[slot]
         if isinstance(rows, slice):
-            y[rows].mul_(gain).add_(shift)
+            torch.addcmul(shift, y[rows], gain, out=y[rows])
         else:
             y[rows] = torch.addcmul(shift, y[rows], gain).to(y.dtype)
 
