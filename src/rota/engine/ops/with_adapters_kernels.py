@@ -150,8 +150,7 @@ def add_rms_norm_kernel(
     b,  # -> [slots, MAX_RANK, WIDTH]
     ranks,
     trims,  # -> [slots, gains and shifts, WIDTH] float32, or None
-    order,
-    token_slots,
+    order, token_slots,
     shrunk,  # -> [SHARES, tokens in their order, MAX_RANK]; BY_TOKEN: [tokens, slots, MAX_RANK]
     residual,  # -> [tokens, WIDTH], becomes the sum
     weight,  # -> [WIDTH]
@@ -160,8 +159,7 @@ def add_rms_norm_kernel(
     scales,  # -> [tokens] float32
     epsilon, tokens, slots, y_stride, row_stride,
     WIDTH: tl.constexpr, COLUMNS: tl.constexpr, MAX_RANK: tl.constexpr, SHARES: tl.constexpr, RANKS: tl.constexpr,
-    BY_TOKEN: tl.constexpr,
-    IS_SMALL: tl.constexpr,  # whether a slot is read whole
+    BY_TOKEN: tl.constexpr, IS_SMALL: tl.constexpr,  # whether a slot is read whole
     TRIM: tl.constexpr, MOST: tl.constexpr, LEAST: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLUMNS)
