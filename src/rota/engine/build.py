@@ -111,7 +111,8 @@ def _one_layer(config: EngineConfig, chosen: Choices) -> Engine:
     """An engine that needs every kernel of the real engine, but little memory, and no other rank."""
     torch.cuda.set_device(chosen.device)  # of this thread, for Triton's launches
     whole, spec = replace(chosen.whole, layers=1), replace(chosen.spec, layers=1)
-    chosen = replace(chosen, whole=whole, spec=spec, bank=replace(chosen.bank, slots=1), backend="triton")
+    bank = replace(chosen.bank, slots=1, matrices=min(1, chosen.bank.matrices))
+    chosen = replace(chosen, whole=whole, spec=spec, bank=bank, backend="triton")
     config = replace(config, model=replace(config.model, load_format="dummy"))
     weights = _weights(config, chosen)
     return _assemble(config, chosen, weights, _adapters(config, chosen, weights), FEW_BLOCKS)

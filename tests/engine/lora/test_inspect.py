@@ -28,6 +28,15 @@ def test_an_adapter_is_described_by_what_is_in_its_files(model, spec, tmp_path):
     assert described.reasons == ()
 
 
+def test_whole_matrices_and_rows_for_tokens_are_named_too(model, spec, tmp_path):
+    make_adapter(
+        tmp_path, model, target_modules=["q_proj"], modules_to_save=["lm_head"], trainable_token_indices=[3, 4]
+    )
+    described = describe(tmp_path, spec)
+    assert described.modules == ("q_proj", "embed_tokens", "lm_head")
+    assert described.reasons == ()
+
+
 def test_every_kind_of_reason_is_given_once(spec, folder):
     change_config(folder, use_dora=True, bias="some", target_modules=["q_proj", "c_attn"])
     change_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:, :3] for name in tensors}))

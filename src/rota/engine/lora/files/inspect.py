@@ -37,7 +37,8 @@ def describe(path: str | Path, spec: ModelSpec | None, max_rank: int | None = No
     with AdapterFolder(path) as folder:
         reasons = tuple(refusals(folder, spec, SlotKind(max_rank))) or tuple(islice(values_not_finite(folder), 1))
         stored = [tensor for file in folder.files for tensor in file.tensors.values()]
-        parts = {module.rpartition(".")[2] for module in folder.factors}
+        changed = {*folder.factors, *folder.tokens, *folder.matrices}
+        parts = {module.rpartition(".")[2] for module in changed}
         return AdapterDescription(
             path=folder.path,
             base_model=folder.config.base_model,
