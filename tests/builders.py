@@ -71,6 +71,7 @@ def capacity(
     deep_prefix: int | None = None,
     kv_dtype: str | None = "bfloat16",
     pages: int = 0,
+    matrices: int = 0,
 ) -> Capacity:
     return Capacity(
         blocks=blocks,
@@ -87,4 +88,5 @@ def capacity(
         rank_from="the largest at the start",
         kv_dtype=kv_dtype,
         pages=pages,
+        matrices=matrices,
     )

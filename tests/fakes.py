@@ -102,6 +102,7 @@ class FakeDevice:
         for load in plan.loads:
             self._slots[load.slot] = load.adapter_id
             assert all(0 <= page < self.capacity.pages for page in load.pages), "a page does not exist"
+            assert all(0 <= place < self.capacity.matrices for place in load.matrices), "a place does not exist"
             self._pages |= dict.fromkeys(load.pages, load.adapter_id)
             self._pages_of[load.adapter_id] = load.pages
         for seat in plan.seats:

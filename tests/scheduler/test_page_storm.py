@@ -33,15 +33,20 @@ class SizedWorld(DeviceWorld):
     def __init__(
         self, messages: Iterable[tuple[float, Message]], device: FakeDevice, sizes: Sizes, depth: int, load_s: float
     ) -> None:
+        """Sizes are pages, or matrices if the device has places for these."""
         super().__init__(messages, device, depth, load_s, pages_of=sizes.__getitem__)
         self.known: Sizes = {}
+        self._has_matrices = bool(device.capacity.matrices)
 
     def receive(self, until: float) -> list[Message] | None:
         messages = super().receive(until)
-        for message in messages or []:
-            if isinstance(message, AdapterFetched):
-                self.known[message.adapter_id] = message.pages
-        return messages
+        return None if messages is None else [self._noted(message) for message in messages]
+
+    def _noted(self, message: Message) -> Message:
+        if not isinstance(message, AdapterFetched):
+            return message
+        self.known[message.adapter_id] = message.pages
+        return replace(message, pages=0, matrices=message.pages) if self._has_matrices else message
 
     def hear(self, events: list[Event]) -> None:
         for event in events:
@@ -94,11 +99,12 @@ def storms(draw: st.DrawFn) -> list[tuple[float, Message]]:
     st.sampled_from([1, 2]),
     st.sampled_from([0.1, 1.7]),
     st.sampled_from(["rotate", "drain", "wait"]),
+    st.sampled_from(["pages", "matrices"]),
 )
 def test_every_request_ends_and_no_page_is_lost(
-    messages, sizes, pages, slots, blocks, rows, host_adapters, is_overlapped, depth, load_s, policy
+    messages, sizes, pages, slots, blocks, rows, host_adapters, is_overlapped, depth, load_s, policy, kind
 ):
-    found = capacity(blocks=blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots, pages=pages)
+    found = capacity(blocks=blocks, block_size=8, rows=rows, max_sequence_tokens=64, slots=slots, **{kind: pages})
     config = SchedulerConfig(chunked_prefill_size=16, overlap_depth=depth)
     lora = LoraConfig(max_loaded_loras=host_adapters, enable_lora_overlap_loading=is_overlapped)
     chosen = PolicyConfig(lora_policy=policy, lora_drain_wait_threshold=1.5)
@@ -141,6 +147,6 @@ def assert_answers(messages: list[tuple[float, Message]], events: list[Event]) -
         right = continuation(asked.prompt, asked.sampling.max_new_tokens)
         assert answer == (right if end.reason is FinishReason.LENGTH else right[: len(answer)])
         assert (end.reason is FinishReason.FAILED) == (end.fault is not None)
-        if end.fault and "pages" in end.fault.message:
+        if end.fault and ("pages" in end.fault.message or "places" in end.fault.message):
             assert not answer, "an adapter that is too large has answered"
     assert not ended
