@@ -344,4 +344,4 @@ def test_a_storm_mixes_nothing_and_leaves_nothing():
 
 @pytest.mark.long("the same storm, for minutes")
 def test_many_storms_mix_nothing_and_leave_nothing():
-    storm(examples=400, steps=50)
+    storm(examples=150, steps=40)
