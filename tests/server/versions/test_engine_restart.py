@@ -120,7 +120,8 @@ def test_a_version_that_engines_die_under_twice_is_rolled_back(stage):
     body = {"model": "legal@2", "prompt": "abc", "max_tokens": 19_000, "stream": True}
     for _ in range(2):
         with stage.client.stream("POST", "/v1/completions", json=body) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()  # held, or its connection would be closed
+            next(lines)
             stage.kill()
     shown = stage.client.get(ROUTE).json()
     assert shown["rolled_back"]["reason"] == "'legal@2' was being served when an engine died, twice within 10 minutes."
