@@ -50,10 +50,11 @@ class Agreement:
 
 
 def logits_of(model: torch.nn.Module, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-    """[answer, vocabulary]: what a model says of an answer's tokens."""
+    """[answer, vocabulary]: what a model says of an answer's tokens, wherever the model lies."""
+    device = next(model.parameters()).device
     with torch.inference_mode():
-        logits: Tensor = model(torch.tensor([[*prompt, *answer]])).logits
-    return logits[0, len(prompt) - 1 : -1].float()
+        logits: Tensor = model(torch.tensor([[*prompt, *answer]], device=device)).logits
+    return logits[0, len(prompt) - 1 : -1].float().cpu()
 
 
 def agrees(model: torch.nn.Module, prompt: Sequence[int], answer: Sequence[int]) -> bool:
@@ -81,7 +82,8 @@ def _round(_: torch.nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor]:
 
 
 def in_bfloat16(model: torch.nn.Module) -> torch.nn.Module:
-    return copy.deepcopy(model).to(torch.bfloat16)
+    """A twin on the GPU: a processor may take minutes for what it has no instructions for."""
+    return copy.deepcopy(model).to("cuda", torch.bfloat16)
 
 
 def told_logprobs(events: Iterable[Event]) -> dict[RequestId, list[float]]:
