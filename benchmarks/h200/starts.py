@@ -1,6 +1,7 @@
 """Measures how long a server takes from its command to its first answer, and to answer again when its engine is killed.
 
     python -m benchmarks.h200.starts [--adapters 6,16,200] [--rounds 2] [--folder FOLDER] [--out FOLDER] [--shape tiny]
+                                     [--serves 10]
 
 Each number of adapters is a server of its own, with the flags' defaults; the first start of all may compile kernels.
 """
@@ -28,8 +29,10 @@ LIMIT_S = 300.0
 LOOK_EVERY_S = 0.02
 
 
-def measure(folder: Path, out: Path, shape: Shape, adapters: int, given: Sequence[str]) -> dict[str, Any]:
-    """One server: its start, and its engine's end."""
+def measure(
+    folder: Path, out: Path, shape: Shape, adapters: int, given: Sequence[str], serves_s: float
+) -> dict[str, Any]:
+    """One server: its start, and its engine's end after so long; until then a spare process imports."""
     options = server_options(shape, "disk", given)
     del options["max_lora_rank"]
     options["max_loras_per_batch"] = "auto"
@@ -39,15 +42,18 @@ def measure(folder: Path, out: Path, shape: Shape, adapters: int, given: Sequenc
         with httpx.Client(base_url=server.url, timeout=LIMIT_S) as client:
             first_s = server.start_s + answered_s(client, f"adapter{adapters}")
             info = client.get("/server_info").raise_for_status().json()
+            time.sleep(serves_s)
             os.kill(info["replicas"][0]["pid"], signal.SIGKILL)
             again_s = answered_s(client, "adapter1")
+            after = client.get("/server_info").raise_for_status().json()["replicas"][0]
         return {
             "adapters": adapters,
             "ready_s": round(server.start_s, 2),
             "first_answer_s": round(first_s, 2),
             "answers_again_s": round(again_s, 2),
             "slots": info["max_loras_per_batch"],
-            "start": info.get("start"),
+            "start": after["start"],
+            "restart": after["restart"],
             "peak_rss_gb": server.peak_rss_gb(),
         }
     finally:
@@ -72,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path, default=Path("h200-starts"))
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
+    parser.add_argument("--serves", type=float, default=10.0, help="seconds until the engine is killed")
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="of every server, as JSON")
     asked = parser.parse_args(arguments)
     shape = SHAPES[asked.shape]
@@ -80,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = []
     for adapters in map(int, asked.adapters.split(",")):
         for _ in range(asked.rounds):
-            rows.append(measure(folder, asked.out, shape, adapters, asked.set))
+            rows.append(measure(folder, asked.out, shape, adapters, asked.set, asked.serves))
             say(json.dumps(rows[-1]))
     (asked.out / "starts.json").write_text(json.dumps({**facts, "starts": rows}, indent=2) + "\n")
 

@@ -70,7 +70,20 @@ def test_a_run_over_http_starts_a_server_and_stops_it(assets, tmp_path):
 
 def test_starts_are_measured_and_so_is_the_end_of_an_engine(assets, tmp_path):
     starts.main(
-        ["--shape", "tiny", "--folder", str(assets), "--out", str(tmp_path), "--adapters", "3", "--rounds", "1"]
+        [
+            "--shape",
+            "tiny",
+            "--folder",
+            str(assets),
+            "--out",
+            str(tmp_path),
+            "--adapters",
+            "3",
+            "--rounds",
+            "1",
+            "--serves",
+            "0",
+        ]
     )
 
     (found,) = json.loads((tmp_path / "starts.json").read_text())["starts"]

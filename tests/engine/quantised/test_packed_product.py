@@ -111,7 +111,9 @@ def test_shares_fill_the_processors_and_leave_each_program_something_to_do(monke
     monkeypatch.setattr(module, "_processors", lambda _: 132)
     matrix = in_eight_bit_floats(torch.zeros(4096, 4096, dtype=torch.bfloat16))
     large = module.tunings_for(pack_eight_bits(matrix), 16)
-    assert {(one.columns, one.shares) for one in large} == {(64, 8), (128, 8), (128, 16), (64, 16)}
+    in_16_bits = {(64, 8), (128, 8), (128, 16), (64, 16)}
+    rounded = {(64, 2), (128, 4)}  # a program for each processor
+    assert {(one.columns, one.shares) for one in large} == in_16_bits | rounded
     small = module.tunings_for(pack_eight_bits(in_eight_bit_floats(torch.zeros(64, 64))), 16)
     assert {one.shares for one in small} == {1}
 

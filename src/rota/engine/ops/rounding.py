@@ -1,7 +1,6 @@
 """RoundingOperations are the fused operations of a model in eight-bit floats: rows leave them rounded too.
 
 They save the launch that rounds x before a product, at three of a layer's four; attention writes what the fourth reads.
-Few rows are not rounded: our own kernel multiplies them in 16 bits.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from rota.engine.quantised.codes import LARGEST, SMALLEST, Scaled
 
 # Whether models in eight-bit floats use these operations: 0.16 to 0.26 ms of a step on an H200 (decision 0023).
 IS_ROUNDING = True
-# Up to so many rows our kernel for 16 bits is the faster product (`quantised/packed_product.py`).
-FEW_ROWS = 16
 # Inputs of a word, whose order the codes have.
 WORD = 16
 
@@ -70,7 +67,7 @@ def _normed(x: Tensor, residual: Tensor, weight: Tensor, output: Tensor, epsilon
 
 
 def _rounds(rows: Tensor, parts: int = 1) -> bool:
-    return len(rows) > FEW_ROWS and rows.shape[1] % (parts * WORD) == 0
+    return rows.shape[1] % (parts * WORD) == 0
 
 
 def _room(rows: Tensor) -> Scaled:

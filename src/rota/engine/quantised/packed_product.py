@@ -43,9 +43,10 @@ SHAPES: dict[int, dict[tuple[int, int, int], tuple[int, ...]]] = {
     64: {(128, 64, 4): (2, 4), (256, 64, 8): (1, 2)},
     256: {(128, 128, 8): (1, 2), (128, 64, 4): (2,), (256, 64, 8): (1,)},
 }
-# In eight bits, beyond 16 rows: outputs of a program, inputs of a step, stages and warps. A program for each processor.
+# With x in eight bits: outputs of a program, inputs of a step, stages and warps. A program for each processor.
 SCALED_SHAPES: dict[int, tuple[tuple[int, int, int, int], ...]] = {
-    64: ((64, 256, 4, 4), (128, 128, 4, 4)),
+    16: ((64, 256, 6, 4), (128, 128, 4, 4)),
+    64: ((64, 256, 6, 4), (128, 128, 4, 4)),
     128: ((64, 256, 4, 4), (128, 128, 3, 8)),
     256: ((64, 128, 4, 4), (128, 128, 4, 8)),
 }
@@ -146,13 +147,14 @@ def tunings_for(packed: Packed, rows: int) -> Sequence[Way]:
     """Shapes that fill all processors, and leave each program two steps at least."""
     if packed.bits == 8 and rows > FEW_ROWS[8]:
         return _scaled_tunings(packed, rows)
+    scaled = _scaled_tunings(packed, rows) if packed.bits == 8 else []
     found = [
         Tuning(columns=columns, shares=_shares(packed, columns, each / triton.cdiv(rows, tile_rows), packed.steps),
                rows=tile_rows, warps=warps)
         for (columns, tile_rows, warps), programs in _up_to(rows, SHAPES).items()
         for each in programs
     ]  # fmt: skip
-    return list(dict.fromkeys(found))
+    return [*dict.fromkeys(found), *scaled]
 
 
 def _scaled_tunings(packed: Packed, rows: int) -> Sequence[Way]:
