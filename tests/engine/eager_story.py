@@ -165,11 +165,11 @@ class LateCopies:
         self._asked = threading.Semaphore(0)
         copy_in, wait = Bank.copy_in, PendingCopy.wait
 
-        def late(bank: Bank, slot: Slot, adapter: HostAdapter, pages: Sequence[int] = ()) -> None:
+        def late(bank: Bank, slot: Slot, adapter: HostAdapter, *places: Sequence[int]) -> None:
             assert self._asked.acquire(timeout=PATIENCE_S), "no step has waited for this copy"
             if on_device:
                 on_device()
-            copy_in(bank, slot, adapter, pages)
+            copy_in(bank, slot, adapter, *places)
 
         def ask(pending: PendingCopy) -> None:
             self._asked.release()
@@ -187,10 +187,10 @@ class HeldCopies:
         self.has_begun = threading.Event()
         copy_in = Bank.copy_in
 
-        def held(bank: Bank, slot: Slot, adapter: HostAdapter, pages: Sequence[int] = ()) -> None:
+        def held(bank: Bank, slot: Slot, adapter: HostAdapter, *places: Sequence[int]) -> None:
             self.has_begun.set()
             assert self._is_open.wait(PATIENCE_S)
-            copy_in(bank, slot, adapter, pages)
+            copy_in(bank, slot, adapter, *places)
 
         monkeypatch.setattr(Bank, "copy_in", held)
 
@@ -202,8 +202,8 @@ def fail_behind_copy(monkeypatch: Any) -> None:
     """The next copies are written and fail then, so that only the engine can see that they are no good."""
     copy_in = Bank.copy_in
 
-    def failing(bank: Bank, slot: Slot, adapter: HostAdapter, pages: Sequence[int] = ()) -> None:
-        copy_in(bank, slot, adapter, pages)
+    def failing(bank: Bank, slot: Slot, adapter: HostAdapter, *places: Sequence[int]) -> None:
+        copy_in(bank, slot, adapter, *places)
         raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(Bank, "copy_in", failing)

@@ -351,6 +351,6 @@ def test_why_the_engine_is_down_is_told_to_operators_only(tmp_path):
         down = [load(client, "acme", "acme-owl", "owl"), ask(client, "acme", "pirate")]
         shown = ask(client, "operator", "pirate")
 
-    assert (died.status_code, "/var" in died.text) == (400, False)
+    assert (died.status_code, "/var" in died.text) == (503, False)
     assert [(one.status_code, "/var" in one.text) for one in down] == [(503, False), (503, False)]
     assert "/var/cache/rota" in error_of(shown)["message"]

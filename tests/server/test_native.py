@@ -309,6 +309,7 @@ def test_operators_are_told_what_runs_here(client):
         "rank": 16,
         "rank_from": "the largest at the start",
         "pages": 0,
+        "matrices": 0,
         "bytes": 2_000_000,
         "annexed": [],
     }

@@ -51,6 +51,7 @@ def test_a_later_adapter_of_a_larger_rank_is_refused_with_the_flag_that_helps(tm
         "rank": 8,
         "rank_from": "the largest at the start",
         "pages": 0,
+        "matrices": 0,
         "bytes": info["lora_memory_bytes"],
         "annexed": [],
     }

@@ -8,6 +8,7 @@ from importlib import import_module
 # ask for a GPU.
 ON_GPU = (
     "rota.engine.attention.triton_attention",
+    "rota.engine.lora.triton_ends",
     "rota.engine.lora.triton_ops",
     "rota.engine.ops.fused",
     "rota.engine.ops.rounding",
