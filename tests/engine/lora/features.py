@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from rota.core.errors import AdapterError
 from rota.core.events import AdapterRefused
 from rota.core.ids import AdapterId, RequestId
+from rota.engine.families.table import read_spec
+from rota.engine.lora.files.inspect import describe
 from tests.builders import request
-from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, make_adapter
+from tests.engine.lora.adapter_factory import change_config, change_tensors, greedy_answer, load_with_peft, make_adapter
 from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.worlds import outputs
@@ -19,6 +25,8 @@ from tests.worlds import outputs
 NEW_TOKENS = 24
 # By number: fields of a LoraConfig.
 Features = Mapping[int, dict[str, Any]]
+# Fields of the config, what is done to the tensors, and a part of the sentence.
+Fault = tuple[dict[str, Any], Callable[[dict[str, Tensor]], Any] | None, str]
 
 
 @dataclass(frozen=True)
@@ -71,3 +79,17 @@ def ask_all(server: Server, world: World) -> None:
     for place, answers in enumerate(world.answers.values()):
         for number, right in answers.items():
             assert given[RequestId(f"{place}-{number}")] == right, f"adapter {number}: {world.features.get(number)}"
+
+
+def assert_refused(world: World, number: int, fault: Fault, place: Path) -> None:
+    """An adapter that was changed is refused with the fault's sentence."""
+    fields, change, sentence = fault
+    folder = shutil.copytree(world.adapters / str(number), place / str(number))
+    change_config(folder, **fields)
+    if change is not None:
+        change_tensors(folder, change)
+    try:
+        reasons = describe(folder, read_spec(world.model)).reasons
+    except AdapterError as error:
+        reasons = (str(error),)
+    assert sentence in "\n".join(reasons)

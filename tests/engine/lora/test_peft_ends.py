@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from rota.core.config import FirstAdapters
-from rota.core.errors import AdapterError
 from rota.core.events import AdapterRefused, PromptsScored
 from rota.core.extras import Extra
 from rota.core.ids import AdapterId
@@ -20,7 +19,7 @@ from rota.engine.lora.files.inspect import describe
 from rota.engine.lora.files.ranks import needs_of
 from tests.builders import request
 from tests.engine.lora.adapter_factory import change_config, change_tensors, load_with_peft
-from tests.engine.lora.features import World, assert_answers_as_peft, world_of
+from tests.engine.lora.features import World, assert_answers_as_peft, assert_refused, world_of
 from tests.engine.lora.mixed_server import Server, adapter
 from tests.engine.model_factory import make_tiny_model
 
@@ -125,16 +124,7 @@ TOKEN_FAULTS: dict[str, tuple[dict[str, Any], Any, str]] = {
 
 @pytest.mark.parametrize("fault", TOKEN_FAULTS)
 def test_tokens_that_cannot_be_served_are_refused_with_their_field(world, tmp_path, fault):
-    fields, change, sentence = TOKEN_FAULTS[fault]
-    folder = shutil.copytree(world.adapters / "7", tmp_path / "7")
-    change_config(folder, **fields)
-    if change is not None:
-        change_tensors(folder, change)
-    try:
-        reasons = describe(folder, read_spec(world.model)).reasons
-    except AdapterError as error:
-        reasons = (str(error),)
-    assert sentence in "\n".join(reasons)
+    assert_refused(world, 7, TOKEN_FAULTS[fault], tmp_path)
 
 
 def test_each_token_takes_a_rank(world):
