@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from triton.runtime.errors import OutOfResources
 
 from rota.engine.model import gemm_choice as module
 from rota.engine.model.gemm_choice import GemmChoice, Way
 from rota.engine.model.linear import Linear, Matrix, tune_gemms
+from rota.engine.row_product import RowTuning
 from rota.engine.trials import Trials
 
 CPU = torch.device("cpu")
@@ -84,3 +86,26 @@ def test_the_product_is_the_same_either_way():
 def test_on_a_cpu_and_beside_a_bias_there_is_nothing_to_choose(clock):
     tune_gemms([Linear(torch.randn(OUTPUTS, INPUTS), torch.randn(OUTPUTS))], [64])
     assert clock == []
+
+
+OURS = RowTuning(columns=64, shares=1, step=128, stages=6, warps=4)
+
+
+@pytest.mark.parametrize(
+    ("mine", "most_rows"), [(0.9, module.OUR_ROWS), (0.99, 0), (OutOfResources(200_000, 100_000, "shared memory"), 0)]
+)
+def test_our_kernel_takes_few_rows_where_it_is_quicker_and_fits(monkeypatch, mine, most_rows):
+    def milliseconds(_rows: int, _weights: list[Tensor], way: Way) -> float:
+        if way is functional.linear:
+            return 1.0
+        if isinstance(mine, Exception):
+            raise mine
+        return mine
+
+    monkeypatch.setattr(module, "_tuning_for", lambda _: OURS)
+    monkeypatch.setattr(module, "_milliseconds", milliseconds)
+    gemm = GemmChoice(OUTPUTS, torch.float32, CPU)
+    tune_gemms([Linear(torch.randn(OUTPUTS, INPUTS), None, gemm)], [1, 8, 16])
+
+    by_ours = [rows for rows in (1, 16, 17) if gemm._way_for(rows) is not functional.linear]
+    assert by_ours == [rows for rows in (1, 16, 17) if rows <= most_rows]
