@@ -15,15 +15,13 @@ from torch import Tensor
 from rota.engine.chain import chained
 from rota.engine.quantised.few_rows_kernels import few_rows_kernel, write_out_kernel
 from rota.engine.quantised.packing import TILE, Packed
+from rota.engine.row_product import MOST_LOADED, SMALLEST_DOT
 
 # More rows than this are multiplied in another way, by bits.
 MOST_ROWS = {4: 256, 8: 64}
 MOST_ROW_TILES = 4
-SMALLEST_DOT = 16
 # Loads that are on their way while a step is multiplied; rows of x take shared memory too.
 STAGES = {16: 4, 32: 4, 64: 3, 128: 3}
-# Sums of shares that a program loads together: 64 for each thread.
-MOST_LOADED = 8192
 _OPERANDS = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
