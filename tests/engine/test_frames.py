@@ -20,7 +20,7 @@ from rota.engine.families.table import make_model, read_spec
 from rota.engine.kv_cache import CacheShape, KVCache
 from rota.engine.ops import reference
 from rota.engine.step.computed import Computed
-from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame, mixed_frames
+from rota.engine.step.frames import DECODE_STEP, MOST_CHUNKS, Frame, Prompts, mixed_frame, mixed_frames
 from rota.engine.step.graphs import StepGraphs
 from rota.engine.weights.load import load_weights
 from tests.engine.graph_stubs import no_graph
@@ -146,7 +146,7 @@ def test_a_frame_holds_what_fits_into_it():
 
 @pytest.mark.parametrize(("rows", "budget"), [(4, 32), (48, 500), (256, 1024)])
 def test_frames_reach_every_row_and_the_largest_step_and_come_smallest_first(rows: int, budget: int):
-    frames = mixed_frames(rows, budget)
+    frames = mixed_frames(rows, Prompts(budget))
     sizes = [frame.tokens for frame in frames]
     assert sizes == sorted(sizes)
     assert mixed_frame(rows, budget) in frames
@@ -154,19 +154,41 @@ def test_frames_reach_every_row_and_the_largest_step_and_come_smallest_first(row
 
 
 def test_a_step_with_a_prompt_is_padded_by_fewer_than_32_decodes():
-    frames = mixed_frames(256, 2048)
+    frames = mixed_frames(256, Prompts(2048))
     for decodes in range(1, 257):
         room = min(frame.decodes for frame in frames if frame.decodes >= decodes)
         assert room - decodes < 32
 
 
 def test_without_adapters_long_prompts_go_without_a_graph():
-    assert max(frame.prompt_tokens for frame in mixed_frames(256, 2048, has_adapters=False)) == 512
-    assert max(frame.prompt_tokens for frame in mixed_frames(256, 2048, has_adapters=True)) == 1024
+    assert max(frame.prompt_tokens for frame in mixed_frames(256, Prompts(2048), has_adapters=False)) == 512
+    assert max(frame.prompt_tokens for frame in mixed_frames(256, Prompts(2048), has_adapters=True)) == 1024
+
+
+@pytest.mark.parametrize(("rows", "budget"), [(100, 500), (256, 1024), (384, 2048), (1024, 512)])
+@pytest.mark.parametrize("has_adapters", [False, True])
+def test_a_full_step_of_a_light_model_is_not_padded_beyond_its_budget(rows: int, budget: int, has_adapters: bool):
+    frames = mixed_frames(rows, Prompts(budget, is_light=True), has_adapters)
+    for decodes in range(1, min(rows, budget - DECODE_STEP) + 1):
+        counted = -(-decodes // DECODE_STEP) * DECODE_STEP  # as the scheduler counts them
+        room = next(frame for frame in frames if frame.holds(_step(decodes, budget - counted)))
+        assert room.tokens <= budget
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 700, 1300, 2047, 2048])
+def test_every_step_of_a_light_model_has_a_frame(prompt_tokens: int):
+    frames = mixed_frames(384, Prompts(2048, is_light=True), has_adapters=False)
+    for decodes in range(min(384, 2048 - prompt_tokens) + 1):
+        assert any(frame.holds(_step(decodes, prompt_tokens)) for frame in frames)
+
+
+def _step(decodes: int, prompt_tokens: int) -> StepPlan:
+    chunk = Chunk(row=Row(0), start=0, length=prompt_tokens, samples=True)
+    return StepPlan(step_id=1, chunks=(chunk,), decodes=tuple(map(Row, range(decodes))))
 
 
 def test_precompiling_computes_a_step_in_every_frame_and_leaves_the_cache_to_others(engine: Engine, oracle):
-    engine.precompile(most_prompt_tokens=32)
+    engine.precompile(Prompts(32))
     hand = FramedHand(engine)
     hand.seat(1, PROMPT)
     assert [*hand.step((1, 0, len(PROMPT), True)).tokens, *hand.decode(1, 3)] == expected(oracle, PROMPT, 4)

@@ -9,7 +9,10 @@ import torch
 
 from rota.core.errors import ModelError
 from rota.engine.precompile import precompiled
+from rota.engine.step.frames import Prompts
 from tests.waiting import PATIENCE_S
+
+PROMPTS = Prompts(512)
 
 
 class Compiling:
@@ -17,15 +20,15 @@ class Compiling:
 
     def __init__(self, error: Exception | None = None) -> None:
         self.may_go_on = threading.Event()
-        self.compiled: list[int] = []
+        self.compiled: list[Prompts] = []
         self.is_closed = False
         self._error = error
 
-    def precompile(self, most_prompt_tokens: int) -> None:
+    def precompile(self, prompts: Prompts) -> None:
         assert self.may_go_on.wait(PATIENCE_S)
         if self._error:
             raise self._error
-        self.compiled.append(most_prompt_tokens)
+        self.compiled.append(prompts)
 
     def close(self) -> None:
         self.is_closed = True
@@ -33,23 +36,23 @@ class Compiling:
 
 def test_it_runs_beside_the_body_and_is_over_when_that_ends():
     engine = Compiling()
-    with precompiled(lambda: engine, 512):
+    with precompiled(lambda: engine, PROMPTS):
         assert engine.compiled == []
         engine.may_go_on.set()
-    assert engine.compiled == [512]
+    assert engine.compiled == [PROMPTS]
     assert engine.is_closed
 
 
 def test_a_device_without_room_for_it_goes_without():
     engine = Compiling(torch.OutOfMemoryError("full"))
-    with precompiled(lambda: engine, 512):
+    with precompiled(lambda: engine, PROMPTS):
         engine.may_go_on.set()
     assert engine.compiled == []
 
 
 def test_what_else_goes_wrong_is_told():
     engine = Compiling(RuntimeError("a kernel does not compile"))
-    with pytest.raises(RuntimeError, match="does not compile"), precompiled(lambda: engine, 512):
+    with pytest.raises(RuntimeError, match="does not compile"), precompiled(lambda: engine, PROMPTS):
         engine.may_go_on.set()
 
 
@@ -57,7 +60,7 @@ def test_weights_that_cannot_be_read_are_what_is_told_first():
     engine = Compiling(RuntimeError("a kernel does not compile"))
 
     def read_weights() -> None:
-        with precompiled(lambda: engine, 512):
+        with precompiled(lambda: engine, PROMPTS):
             engine.may_go_on.set()
             raise ModelError("There are no weights.")
 

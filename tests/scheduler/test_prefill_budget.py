@@ -117,6 +117,18 @@ def test_within_a_tenants_share_its_short_prompts_pass_its_long_one():
     assert sum(by_row.values()) <= CHUNK
 
 
+@pytest.mark.parametrize(("decodes", "prompt"), [(0, 64), (1, 48), (16, 48), (17, 32), (48, 16), (49, 15), (63, 1)])
+def test_decodes_count_in_the_steps_in_which_they_are_computed_as_long_as_something_is_left(decodes, prompt):
+    there = stage(row_step=16)
+    for number in range(decodes):
+        there.ask(f"short{number}", prompt=1, max_new_tokens=400)
+    there.step()
+    there.ask("long", prompt=1000)
+    plan = there.step()
+
+    assert (len(plan.decodes), lengths(plan)) == (decodes, [prompt])
+
+
 def deep(short_prompts: int) -> Stage:
     """A prompt of which 512 tokens are computed, on a device where a token costs twice behind 64 others."""
     there = stage(deep_prefix=64)

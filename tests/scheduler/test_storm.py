@@ -103,9 +103,10 @@ def policies(draw: st.DrawFn) -> PolicyConfig:
     st.sampled_from([None, None, 1, 8, 13, 40]),
     st.sampled_from([0.1, 0.6, 1.7]),
     st.sampled_from([None, 4]),
+    st.sampled_from([1, 1, 4]),
 )
 def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_lost(
-    messages, blocks, rows, step_tokens, is_caching, depth, slots, policy, lora, window, load_s, deep
+    messages, blocks, rows, step_tokens, is_caching, depth, slots, policy, lora, window, load_s, deep, row_step
 ):
     found = Capacity(
         blocks=blocks,
@@ -115,6 +116,7 @@ def test_every_request_ends_once_with_the_right_tokens_and_nothing_is_lost(
         slots=slots,
         window=window,
         deep_prefix=deep,
+        row_step=row_step,
     )
     config = SchedulerConfig(chunked_prefill_size=step_tokens, enable_prefix_caching=is_caching)
 

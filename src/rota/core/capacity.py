@@ -24,6 +24,8 @@ class Capacity:
     vocabulary: int | None = None  # token ids lie below it; None: any id may come
     # Behind this many tokens the attention of a prompt's token takes as long as all else of it; None: not known.
     deep_prefix: int | None = None
+    # In a step full of prompts the device computes decodes in such steps; what they leave of one is padding.
+    row_step: int = 1
     window: int | None = None  # tokens that the layer with the longest view sees, its own included; None: all of them
     ranks: int = 1  # devices that share the model
     device: str | None = None  # "cuda" or "cpu"; None: not known

@@ -41,6 +41,7 @@ from rota.engine.parallel.group import ONE_RANK, Group
 from rota.engine.parallel.joining import join
 from rota.engine.precompile import precompiled
 from rota.engine.stages import StageRecorder
+from rota.engine.step.frames import DECODE_STEP, Prompts
 from rota.engine.trials import Trials
 from rota.engine.weights.load import Weights, dummy_weights, load_weights
 from rota.engine.weights.makers import EightBitFloats
@@ -69,9 +70,9 @@ def build_engine(
         chosen = choices or choose(config)
         group = group or join(config.rank, config.model.tensor_parallel_size, chosen.device, config.meeting)
         chosen = chosen.with_bank(choose_bank(config, chosen, _cache_shape(config, chosen), group))
-    budget = config.scheduler.chunked_prefill_size
+    prompts = Prompts(config.scheduler.chunked_prefill_size, chosen.is_light)
     one_layer = functools.partial(_one_layer, config, chosen)
-    with precompiled(one_layer, budget, stage) if chosen.has_graphs else nullcontext(), stage("weights"):
+    with precompiled(one_layer, prompts, stage) if chosen.has_graphs else nullcontext(), stage("weights"):
         weights = _weights(config, chosen)
     with stage("memory"):
         adapters = _adapters(config, chosen, weights)
@@ -83,7 +84,7 @@ def build_engine(
             with stage("tuning"):
                 engine.use_threads(_threads(config, processors, engine))
         if chosen.has_graphs:
-            engine.capture(budget, config.quiet, stage)
+            engine.capture(prompts, config.quiet, stage)
     with stage("warm-up"):
         engine.warm_up()  # once more, because the first time of a step is longer than all others
     engine.stages = stage.stages
@@ -144,6 +145,7 @@ def _assemble(
         annexed=chosen.annexed,
         vocabulary=spec.vocab_size,
         deep_prefix=spec.deep_prefix,
+        row_step=DECODE_STEP if chosen.is_light and chosen.has_graphs else 1,
         window=spec.widest_window,
         device=chosen.device.type,
         kv_dtype=str(shape.dtype).removeprefix("torch."),

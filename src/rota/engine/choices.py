@@ -31,6 +31,11 @@ from rota.engine.quantised.files import GroupsFile
 from rota.engine.quantised.maker import Maker
 from rota.engine.weights.layouts.table import read_layout
 from rota.engine.weights.load import weight_bytes
+from rota.engine.weights.makers import EightBitFloats
+
+# Llama-8B's layers have 218 MB in eight bits, and 436 in sixteen. On an H200 a step of 2,048 tokens of the former is
+# computed in less time than it is launched, and of the latter in more.
+LIGHT_LAYER_BYTES = 300 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +61,12 @@ class Choices:
         """The sites at which so many slots or pages of this rank get an annex; a maker's matrices have none."""
         has_annexes = self.lora_backend == "triton" and self.maker is None
         return annexed_sites(self.spec, places, rank, self.dtype) if has_annexes else ()
+
+    @property
+    def is_light(self) -> bool:
+        """Is a layer computed sooner than it is launched? Eight bits are multiplied in half the time of sixteen."""
+        itemsize = 1 if isinstance(self.maker, EightBitFloats) else self.dtype.itemsize
+        return self.spec.layer_numbers * itemsize <= LIGHT_LAYER_BYTES
 
     def with_bank(self, size: BankSize) -> Choices:
         """With a bank of this size, and annexes where they pay."""

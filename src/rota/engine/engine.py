@@ -30,7 +30,7 @@ from rota.engine.progress import tell_progress, tracked
 from rota.engine.sampling.sampler import Sampler
 from rota.engine.sampling.vocabulary import Vocabulary
 from rota.engine.stages import StageRecorder
-from rota.engine.step.frames import MOST_CHUNKS, Frame, decode_frames, mixed_frames
+from rota.engine.step.frames import MOST_CHUNKS, Frame, Prompts, decode_frames, mixed_frames
 from rota.engine.step.graphs import Kind
 from rota.engine.step.inputs import Rows
 from rota.engine.step.lora_batch import LoraBatch
@@ -105,13 +105,13 @@ class Engine:
     # ── before the first step ────────────────────────────────────────────────────────────────────────────────────
 
     @torch.inference_mode()
-    def capture(self, most_prompt_tokens: int, quiet: bool = False, stage: StageRecorder | None = None) -> None:
+    def capture(self, prompts: Prompts, quiet: bool = False, stage: StageRecorder | None = None) -> None:
         """Replay steps as CUDA graphs from now on; the attention must not read lengths on the host.
 
         Those of decodes are captured here, and all of them if there are other ranks: those capture at the same time.
         """
         stage = stage or StageRecorder()
-        kinds = self._kinds(most_prompt_tokens)
+        kinds = self._kinds(prompts)
         with stage("tuning"):
             self._model.tune(sorted({frame.tokens for frame, _ in kinds}))
         with stage("graphs"):
@@ -129,9 +129,9 @@ class Engine:
         return graphs is not None and graphs.capture_next()
 
     @torch.inference_mode()
-    def precompile(self, most_prompt_tokens: int) -> None:
+    def precompile(self, prompts: Prompts) -> None:
         """Compile every kernel: compute a step in every frame, and the first steps of a request."""
-        for frame, has_adapters in self._kinds(most_prompt_tokens):
+        for frame, has_adapters in self._kinds(prompts):
             inputs = torch.from_numpy(self._computation.padding(frame, has_adapters)).to(self._device)
             self._computation.compute(inputs, frame, has_adapters)
             tell_progress("Compiling kernels")
@@ -187,13 +187,13 @@ class Engine:
         self._computation.compute(inputs, frame, has_adapters=False)
         return time.perf_counter() - started_at
 
-    def _kinds(self, most_prompt_tokens: int) -> list[Kind]:
+    def _kinds(self, prompts: Prompts) -> list[Kind]:
         """Of the steps that are worth a graph, the largest first: the smaller ones then fit into the pool's memory."""
         rows, has_bank = self.capacity.rows, self._adapters is not None
         kinds = [
             (frame, has_adapters)
             for has_adapters in ((True, False) if has_bank else (False,))
-            for frame in (*decode_frames(rows), *mixed_frames(rows, most_prompt_tokens, has_adapters))
+            for frame in (*decode_frames(rows), *mixed_frames(rows, prompts, has_adapters))
         ]
         return sorted(kinds, key=lambda kind: kind[0].tokens, reverse=True)
 

@@ -11,17 +11,18 @@ from typing import Protocol
 import torch
 
 from rota.engine.stages import StageRecorder
+from rota.engine.step.frames import Prompts
 
 
 class Precompiles(Protocol):
-    def precompile(self, most_prompt_tokens: int) -> None: ...
+    def precompile(self, prompts: Prompts) -> None: ...
 
     def close(self) -> None: ...
 
 
 @contextmanager
 def precompiled(
-    build: Callable[[], Precompiles], most_prompt_tokens: int, stage: StageRecorder | None = None
+    build: Callable[[], Precompiles], prompts: Prompts, stage: StageRecorder | None = None
 ) -> Iterator[None]:
     """Compile in a thread beside the body; ends when both have ended. Triton keeps compiled kernels on disk too."""
     failures: list[Exception] = []
@@ -31,7 +32,7 @@ def precompiled(
         try:
             with torch.inference_mode(), stage("kernels"):
                 engine = build()
-                engine.precompile(most_prompt_tokens)
+                engine.precompile(prompts)
                 engine.close()
                 del engine
                 gc.collect()  # its memory must be free before memory is counted

@@ -50,9 +50,15 @@ class Batch:
             if len(rows) > before:
                 draft.context_tokens += context_tokens
                 self._note_run(draft, group, len(rows) - before)
-        draft.budget -= len(rows)
+        draft.budget = self._beside(len(rows), draft.budget)
         draft.prompt_budget = draft.budget
         self._charge_decodes(flight)
+
+    def _beside(self, decodes: int, budget: int) -> int:
+        """What decodes leave of a step: their padding counts too, as long as something is left."""
+        step = self._books.row_step
+        left = budget - -(-decodes // step) * step
+        return left if left > 0 else budget - decodes
 
     def _charge_decodes(self, decodes: list[Sequence]) -> None:
         accounts = self._books.accounts

@@ -50,6 +50,7 @@ class Books:
         self.longest = min(capacity.max_sequence_tokens, capacity.blocks * capacity.block_size)
         self.window = capacity.window
         self.deep_prefix = capacity.deep_prefix
+        self.row_step = capacity.row_step
         self.short_prompts = 0  # open requests whose prompts are shorter than that
         self.base = Group(None)
         self.groups: dict[AdapterId, Group] = {BASE: self.base}

@@ -46,11 +46,15 @@ class ModelSpec:
     @property
     def deep_prefix(self) -> int:
         """Behind this many tokens the attention of a prompt's token takes as long as all else of it."""
-        width = self.heads * self.head_dim
-        matrices = self.hidden_size * (2 * width + 2 * self.kv_heads * self.head_dim + 3 * self.intermediate_size)
         # A weight is multiplied once, a token of the prefix twice: in the scores and in the sum. Attention gets about
         # half of a matrix product's speed (on an H200 384 of 781 TFLOP/s).
-        return max(1, round(matrices / (2 * width) / 2))
+        return max(1, round(self.layer_numbers / (2 * self.heads * self.head_dim) / 2))
+
+    @property
+    def layer_numbers(self) -> int:
+        """How many weights the matrices of a layer have."""
+        heads = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
+        return self.hidden_size * (heads + 3 * self.intermediate_size)
 
     @property
     def widest_window(self) -> int | None:

@@ -30,8 +30,19 @@ PROMPT_TOKENS = (32, 64, 128, 192, 256, 384, 512, 768, 1024)
 # Without adapters launching takes less, so that padding costs more than it saves sooner: from 500 prompt tokens on
 # (15.6 against 15.3 ms; with six adapters 17.0 against 20.3).
 MOST_OF_BASE = 512
+# Of light models: computed in eight bits, 2,048 tokens of Llama-8B take some 30 ms, and launching them with adapters 49
+# (2026-11-17). So all their steps are in graphs, the largest in frames without much padding.
+PROMPT_TOKENS_IF_LIGHT = (*PROMPT_TOKENS, 1536)
 # Of steps with prompts. Below 32 a row costs next to nothing, and above it padding costs what it computes.
 DECODE_STEP = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """How many tokens a step with prompts has at most, its decodes among them, and what limits such a step."""
+
+    budget: int
+    is_light: bool = False  # a layer is computed sooner than it is launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +136,19 @@ def decode_frames(rows: int) -> list[Frame]:
     return [Frame(size, page_changes=size) for size in (*(size for size in sizes if size < rows), rows)]
 
 
-def mixed_frames(rows: int, budget: int, has_adapters: bool = True) -> list[Frame]:
-    """Frames worth a graph, the smallest first: for steps of up to `budget` tokens on so many rows."""
-    most = min(budget, PROMPT_TOKENS[-1] if has_adapters else MOST_OF_BASE)
-    prompts = (*(size for size in PROMPT_TOKENS if size < most), most)
-    decodes = (DECODE_STEP // 2, *range(DECODE_STEP, rows, DECODE_STEP), rows)
-    frames = {mixed_frame(count, size) for size in prompts for count in decodes if count <= rows}
+def mixed_frames(rows: int, prompts: Prompts, has_adapters: bool = True) -> list[Frame]:
+    """Frames worth a graph, the smallest first: for steps with prompts on so many rows."""
+    sizes, most = PROMPT_TOKENS, PROMPT_TOKENS[-1] if has_adapters else MOST_OF_BASE
+    if prompts.is_light:
+        sizes, most = PROMPT_TOKENS_IF_LIGHT, PROMPT_TOKENS_IF_LIGHT[-1]
+    most = min(prompts.budget, most)
+    decodes = [count for count in (DECODE_STEP // 2, *range(DECODE_STEP, rows, DECODE_STEP), rows) if count <= rows]
+    frames = {mixed_frame(count, size) for size in (*sizes, most) if size <= most for count in decodes}
+    if prompts.is_light:
+        # While prompts wait, all steps use up their budget: the more decodes, the less of the prompts.
+        full = range(DECODE_STEP, min(rows + DECODE_STEP, prompts.budget), DECODE_STEP)
+        frames |= {mixed_frame(min(count, rows), prompts.budget - count) for count in full}
+        frames |= {mixed_frame(decodes[0], prompts.budget)}  # without decodes
     return sorted(frames, key=lambda frame: (frame.tokens, frame.decodes))
 
 
