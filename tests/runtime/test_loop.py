@@ -4,7 +4,7 @@ import pytest
 
 from rota.core.config import SchedulerConfig
 from rota.core.errors import StuckError
-from rota.core.events import Event, Finished
+from rota.core.events import Event, Finished, Produced
 from rota.core.messages import Message
 from rota.core.plan import StepPlan
 from rota.runtime.loop import run
@@ -75,3 +75,21 @@ def test_waiting_for_ever_is_an_error_that_names_who_waits_and_why():
 
     with pytest.raises(StuckError, match="r0: as many requests run as may run"):
         run(scheduler, VirtualWorld([(0.0, submit("r0"))], ConstantCost(seconds=1.0)), lambda _: None)
+
+
+def test_what_needs_no_step_is_told_before_a_step_is_waited_for():
+    """Of two requests of one name the second is refused, while a step of the first is on the device."""
+    told: list[Event] = []
+    waits: list[bool] = []  # was the refusal told, whenever a step was waited for
+
+    class Slow(VirtualWorld):
+        def collect(self, ticket):
+            waits.append(any(isinstance(event, Finished) for event in told))
+            return super().collect(ticket)
+
+    twins = [(0.0, submit("twin", max_new_tokens=4)), (1.0, submit("twin", max_new_tokens=4, arrived_at=1.0))]
+    run(Scheduler(SchedulerConfig(), capacity()), Slow(twins, ConstantCost(seconds=1.0)), told.extend, depth=2)
+
+    refused = next(event for event in told if isinstance(event, Finished))
+    assert refused.fault is not None
+    assert waits.index(True) == sum(1 for event in told[: told.index(refused)] if isinstance(event, Produced))

@@ -33,6 +33,7 @@ from rota.policy.prefill_delayer import Alone, Exchange, PrefillDelayer
 from rota.policy.slot_policies import make_slot_policy
 from rota.scheduler.adapter_lifecycle import AdapterLifecycle
 from rota.scheduler.admission import Admission
+from rota.scheduler.answers import has_answers
 from rota.scheduler.balance import check_balance
 from rota.scheduler.batch import Batch
 from rota.scheduler.books import Books
@@ -236,9 +237,16 @@ class Scheduler:
     # ── what was done ────────────────────────────────────────────────────────────────────────────────────────────
 
     def commit(self, plan: StepPlan, result: StepResult) -> list[Event]:
-        """Record the tokens of a step; gives the events since the last commit."""
+        """Record the tokens of a step; gives the events since it was last asked for any."""
         self._writer.write(self._flights.pop(plan.step_id), result)
         self._pauses.settle(result.at, is_quiet=not self._flights)
+        return self._take_outbox()
+
+    def answers(self) -> list[Event]:
+        """The events so far if a client waits for one of them; else they go with the next commit."""
+        return self._take_outbox() if has_answers(self._books.outbox) else []
+
+    def _take_outbox(self) -> list[Event]:
         events, self._books.outbox = self._books.outbox, []
         return events
 

@@ -6,7 +6,7 @@ import pytest
 
 from rota.core.errors import AdapterError
 from rota.engine.lora.files.beneath import beneath
-from rota.engine.lora.files.folder import AdapterFolder
+from rota.engine.lora.files.folder_files import FolderFiles
 
 
 @pytest.fixture
@@ -71,4 +71,4 @@ def test_a_root_that_a_link_has_replaced_is_no_root_any_more(root):
     root.symlink_to("other")
 
     with pytest.raises(AdapterError, match="leads to no adapter folder in the adapter root of this key"):
-        AdapterFolder("mine", key_root=root)
+        FolderFiles("mine", key_root=root)

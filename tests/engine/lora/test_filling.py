@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rota.core.errors import AdapterError
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.folder import AdapterFolder
-from rota.engine.lora.files.tensor_file import Read, read_all
+from rota.engine.lora.files.folder_files import FolderFiles
+from rota.engine.lora.files.tensor_file import Read, runs_of
 from rota.engine.lora.files.workspace import Workspace
 from rota.engine.lora.host import PIECE_BYTES, copied
 from rota.engine.lora.side_by_side import cut_evenly, side_by_side
@@ -67,14 +67,15 @@ def _some(target: bytearray) -> memoryview:
 
 def test_a_file_that_becomes_shorter_while_it_is_read_is_refused_with_the_tensor(model, tmp_path):
     make_adapter(tmp_path, model)
-    with AdapterFolder(tmp_path) as folder:
-        stored = list(folder.files[0].tensors.values())
+    with FolderFiles(tmp_path) as files:
+        stored = list(files.opened[0].tensors.values())
         reads = [Read(one, torch.empty(one.end - one.start, dtype=torch.uint8).numpy()) for one in stored]
         path = tmp_path / "adapter_model.safetensors"
         os.truncate(path, path.stat().st_size - 1)
 
+        (run,) = runs_of(reads, files.opened)
         with pytest.raises(AdapterError, match="is truncated or corrupt: it ends in the middle of the tensor"):
-            read_all(reads)
+            files.opened[run.file].read_run(run.reads)
 
 
 def test_a_copy_in_pieces_holds_the_same():

@@ -17,7 +17,8 @@ from rota.engine.lora.files import header_check
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.checks import refusals
-from rota.engine.lora.files.folder import CONFIG, SINGLE, AdapterFolder
+from rota.engine.lora.files.folder import AdapterFolder
+from rota.engine.lora.files.folder_files import CONFIG, SINGLE
 from rota.engine.lora.files.header_check import HeaderCheck
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import change_config, change_tensors

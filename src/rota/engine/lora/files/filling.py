@@ -4,11 +4,13 @@
     run    | A of q | A of k | …   | Bᵀ of q | …    A lies there as it is stored; B is turned, and scaled
 
 A call that reads or turns holds no lock of the interpreter, so steps are launched meanwhile. What lies between two
-calls does, and an adapter has hundreds of factors: so one call takes a part of a site in several layers.
+calls does, and an adapter has hundreds of factors: so one call takes a part of a site in several layers, and where all
+of it goes is found out once for all adapters that are alike.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rota.engine.lora.files.folder import AdapterFolder, Factors
-from rota.engine.lora.files.tensor_file import Read, Stored, read_all
+from rota.engine.lora.files.tensor_file import Read, Run, Stored, TensorFile, runs_of
 from rota.engine.lora.host import StackedSite
 from rota.engine.lora.side_by_side import cut_evenly, side_by_side
 from rota.engine.model.sites import SiteShape, module_name
@@ -29,50 +31,91 @@ FactorCut = Callable[[str, Literal["a", "b"]], Cut | None]
 BITS = {2: torch.int16, 4: torch.int32}
 
 
-def fill(
-    sites: Sequence[StackedSite],
-    shapes: Sequence[SiteShape],
-    folder: AdapterFolder,
-    cut_of: FactorCut,
-    threads: int = 1,
-) -> None:
-    """Write every number of the sites: factors, and zeros where there are none. Blocks on the disk."""
-    jobs = [
-        partial(_fill_layers, sites, shapes, folder, cut_of, layers) for layers in cut_evenly(len(sites[0].a), threads)
-    ]
-    side_by_side(jobs)
+class Filling:
+    """What is to be read and turned. It is made once, and fills the same memory from any folder with such headers."""
+
+    def __init__(
+        self,
+        sites: Sequence[StackedSite],
+        shapes: Sequence[SiteShape],
+        folder: AdapterFolder,
+        cut_of: FactorCut,
+        memory: Tensor,
+        threads: int = 1,
+    ) -> None:
+        """B is read into `memory`, which has as many numbers as all B of the sites, and turned from there."""
+        self._cut_of, scratch = cut_of, _Scratch(memory)
+        ranges = cut_evenly(len(sites[0].a), threads)
+        self._jobs = [_job_of(sites, shapes, folder, cut_of, layers, scratch) for layers in ranges]
+        # Does it need nothing but the files?
+        self.is_quick = not any(job.slow for job in self._jobs)
+
+    def run(self, files: Sequence[TensorFile], folder: AdapterFolder | None) -> None:
+        """Write every number of the sites: factors, and zeros where there are none. Blocks on the disk."""
+        side_by_side([partial(job.run, files, folder, self._cut_of) for job in self._jobs])
 
 
-def _fill_layers(
+class _Scratch:
+    """Memory that is given away from its beginning to its end."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._left = memory
+
+    def take(self, *shape: int) -> Tensor:
+        taken, self._left = self._left.tensor_split([math.prod(shape)])
+        return taken.view(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What one thread does: some layers."""
+
+    runs: list[Run]
+    turns: list[_Turn]
+    slow: list[_Place]
+
+    def run(self, files: Sequence[TensorFile], folder: AdapterFolder | None, cut_of: FactorCut) -> None:
+        for place in self.slow:
+            assert folder is not None, "a filling that is not quick was given no folder"
+            place.fill_slowly(folder, cut_of)
+        for run in self.runs:
+            files[run.file].read_run(run.reads)
+        for turn in self.turns:
+            turn.make()
+
+
+def _job_of(
     sites: Sequence[StackedSite],
     shapes: Sequence[SiteShape],
     folder: AdapterFolder,
     cut_of: FactorCut,
     layers: range,
-) -> None:
-    reads, turns = list[Read](), list[_Turn]()
+    scratch: _Scratch,
+) -> _Job:
+    reads, turns, slow = list[Read](), list[_Turn](), list[_Place]()
     for site, shape in zip(sites, shapes, strict=True):
         columns = torch.split(site.b[layers.start : layers.stop], list(shape.widths), dim=2)
         for number, (part, _) in enumerate(shape.parts):
             place = _Place(part, layers, site.a[layers.start : layers.stop, number], columns[number])
-            if turn := place.expect(folder, cut_of, reads):
+            if turn := place.expect(folder, cut_of, reads, scratch):
                 turns.append(turn)
             else:
-                place.fill_slowly(folder, cut_of)
-    read_all(reads)
-    for turn in turns:
-        turn.make()
+                slow.append(place)
+    return _Job(runs_of(reads, folder.files), turns, slow)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
     """B as it is stored, and where it belongs."""
 
     stored: Tensor  # [layers, outputs, rank]
     place: Tensor  # [layers, rank, outputs]
+    beyond: tuple[Tensor, ...]  # ranks that these layers do not have
     scales: list[float]  # by layer
 
     def make(self) -> None:
+        for rest in self.beyond:
+            rest.zero_()
         turned = self.stored.transpose(1, 2)
         if self.scales == [1.0] * len(self.scales):
             bits = BITS[turned.itemsize]  # whole numbers are copied in half the time
@@ -93,7 +136,7 @@ class _Place:
     a: Tensor  # [layers, rank, inputs]
     b: Tensor  # [layers, rank, outputs]
 
-    def expect(self, folder: AdapterFolder, cut_of: FactorCut, reads: list[Read]) -> _Turn | None:
+    def expect(self, folder: AdapterFolder, cut_of: FactorCut, reads: list[Read], scratch: _Scratch) -> _Turn | None:
         """Add the reads of all layers, which are to be made before the turn; None if they must be read one by one."""
         modules = [module_name(layer, self.part) for layer in self.layers]
         found = [folder.factors[module] for module in modules if module in folder.factors]
@@ -102,10 +145,15 @@ class _Place:
         if is_cut or len(ranks) > 1 or len(found) < len(modules) or not all(map(self._is_alike, found)):
             return None
         rank = ranks.pop()
-        stored = torch.empty(len(modules), self.b.shape[2], rank, dtype=self.b.dtype)
+        stored = scratch.take(len(modules), self.b.shape[2], rank)
         self._add_reads(found, rank, stored, reads)
-        self._clear_beyond(rank)
-        return _Turn(stored, self.b[:, :rank], [folder.config.scale_of(module) for module in modules])
+        beyond = (self.a[:, rank:], self.b[:, rank:]) if rank < self.a.shape[1] else ()
+        return _Turn(
+            stored=stored,
+            place=self.b[:, :rank],
+            beyond=beyond,
+            scales=[folder.config.scale_of(module) for module in modules],
+        )
 
     def _add_reads(self, found: list[Factors], rank: int, stored: Tensor, reads: list[Read]) -> None:
         a_bytes, b_bytes = self.a.view(torch.uint8).numpy(), stored.view(torch.uint8).numpy()
@@ -116,11 +164,6 @@ class _Place:
     def _is_alike(self, factors: Factors) -> bool:
         a, b = _both(factors)
         return a.dtype == b.dtype == self.a.dtype
-
-    def _clear_beyond(self, rank: int) -> None:
-        if rank < self.a.shape[1]:
-            self.a[:, rank:].zero_()
-            self.b[:, rank:].zero_()
 
     def fill_slowly(self, folder: AdapterFolder, cut_of: FactorCut) -> None:
         """Layer by layer: parts of factors, other precisions, ranks that differ, layers without factors."""

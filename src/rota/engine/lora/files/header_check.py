@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from rota.core.adapter import Adapter
 from rota.core.extras import Extra
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checks import SlotKind, refusals
 from rota.engine.lora.files.folder import AdapterFolder
+from rota.engine.lora.files.folder_files import FolderFiles
 from rota.engine.lora.files.reader import reason_for
 from rota.engine.lora.growth import Growth
 from rota.engine.model.spec import ModelSpec
@@ -39,19 +38,15 @@ class HeaderCheck:
     def __call__(self, adapter: Adapter) -> str:
         """Why the model cannot serve the adapter, in a sentence; empty if nothing speaks against it. Blocks."""
         try:
-            with self._brought.outline(adapter) as place:
-                return self._refusal(AdapterFolder(*place))
+            with self._brought.outline(adapter) as place, FolderFiles(*place) as files:
+                return self._refusal(files)
         except Exception as error:  # whatever is wrong with its files, it is this adapter's alone
             return reason_for(adapter, error)
 
-    def _refusal(self, unopened: AdapterFolder) -> str:
-        seen = b""
-        with suppress(OSError):  # the full check has a sentence for it
-            seen = unopened.fingerprint()
-        if seen in self._passed:
+    def _refusal(self, files: FolderFiles) -> str:
+        if files.fingerprint in self._passed:
             return ""
-        with unopened as folder:
-            reason = next(refusals(folder, self._spec, self._slots), "")
-        if seen and not reason:
-            self._passed.add(seen)
+        reason = next(refusals(AdapterFolder(files), self._spec, self._slots), "")
+        if not reason:
+            self._passed.add(files.fingerprint)
         return reason

@@ -14,7 +14,7 @@ from rota.core.extras import Extra
 from rota.engine.lora.files.fields import refused_fields
 from rota.engine.lora.files.names import ENDS, EVERY_LINEAR, is_named
 from rota.engine.lora.files.ranks import extras_in, read_own_modules, read_own_tokens
-from rota.engine.model.config_file import ConfigFile
+from rota.engine.model.config_file import ConfigFile, read_json
 from rota.engine.model.sites import PARENTS, module_names
 
 BIASES = ("none", "lora_only", "all")
@@ -91,10 +91,10 @@ class PeftConfig:
         return None
 
 
-def read_config(path: Path) -> PeftConfig:
-    """Read and check an adapter_config.json; `refusals` has what is well-formed but not supported."""
+def read_config(path: Path, content: bytes | None = None) -> PeftConfig:
+    """Check an adapter_config.json, or what was read of it; `refusals` has what is well-formed but not supported."""
     try:
-        config = ConfigFile(path)
+        config = ConfigFile(path, read_json(path, content))
         rank_pattern, alpha_pattern = config.section("rank_pattern"), config.section("alpha_pattern")
         read = PeftConfig(
             path=path,

@@ -1,4 +1,4 @@
-"""A TensorFile is one safetensors file: its header read and checked at once, its tensors read when asked for.
+"""A TensorFile is one safetensors file: its header is read at once, and its tensors are read when asked for.
 
 A memory map would kill the process if the file became shorter during a read, and users replace adapters while a server
 runs. Reads fill torch's memory without the interpreter's lock, so steps go on meanwhile.
@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -66,10 +67,20 @@ class TensorFile:
             raise AdapterError(f"{path} cannot be opened ({error.strerror}).") from error
         try:
             self.size = os.fstat(self._file.fileno()).st_size
-            self.tensors = self._read_header()
+            self.header = self._read_header()  # as it stands in the file
         except (AdapterError, OSError):
             self.close()
             raise
+
+    @cached_property
+    def tensors(self) -> dict[str, Stored]:
+        """Raises AdapterError if the header is not one of tensors that lie in the file."""
+        start = 8 + len(self.header)
+        try:
+            entries = {name: entry for name, entry in json.loads(self.header).items() if name != "__metadata__"}
+            return {name: self._stored(name, entry, start) for name, entry in entries.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise self._corrupt("its header is not one of a safetensors file") from error
 
     def close(self) -> None:
         self._file.close()
@@ -111,17 +122,14 @@ class TensorFile:
                 raise self._corrupt(f"it ends in the middle of the tensor '{left[0].stored.name}'")
             start, left = start + count, _behind(left, count)
 
-    def _read_header(self) -> dict[str, Stored]:
+    def _read_header(self) -> bytes:
         length = int.from_bytes(self._file.read(8), "little")
-        start = 8 + length
-        if self.size < 8 or start > self.size or length > LONGEST_HEADER:
+        if self.size < 8 or 8 + length > self.size or length > LONGEST_HEADER:
             raise self._corrupt(f"it has {self.size} bytes and no whole header")
-        try:
-            header = json.loads(self._file.read(length))
-            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            return {name: self._stored(name, entry, start) for name, entry in entries.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._corrupt("its header is not one of a safetensors file") from error
+        header = self._file.read(length)
+        if len(header) < length:
+            raise self._corrupt(f"it has {self.size} bytes and no whole header")
+        return header
 
     def _stored(self, name: str, entry: dict[str, Any], start: int) -> Stored:
         if entry["dtype"] not in DTYPES:
@@ -140,14 +148,23 @@ class TensorFile:
         return AdapterError(f"{self.path} is truncated or corrupt: {why}; copy the file again.")
 
 
-def read_all(reads: Iterable[Read]) -> None:
-    """Fill all targets; what lies side by side in a file is read in one call."""
-    in_order = sorted(reads, key=lambda read: (str(read.stored.file.path), read.stored.start))
+class Run(NamedTuple):
+    """Tensors that lie in one file, one behind the other."""
+
+    file: int  # its number among the files of a folder
+    reads: tuple[Read, ...]
+
+
+def runs_of(reads: Iterable[Read], files: Sequence[TensorFile]) -> list[Run]:
+    """The reads in few runs: what lies side by side in a file is read in one call."""
+    numbers = {file: number for number, file in enumerate(files)}
+    in_order = sorted(reads, key=lambda read: (numbers[read.stored.file], read.stored.start))
+    runs = list[Run]()
     for file, group in groupby(in_order, key=lambda read: read.stored.file):
         members = list(group)
         borders = [at for at, (one, other) in enumerate(pairwise(members), 1) if one.stored.end != other.stored.start]
-        for first, last in pairwise([0, *borders, len(members)]):
-            file.read_run(members[first:last])
+        runs += [Run(numbers[file], tuple(members[at:end])) for at, end in pairwise([0, *borders, len(members)])]
+    return runs
 
 
 def _behind(reads: Sequence[Read], count: int) -> list[Read]:
@@ -159,11 +176,3 @@ def _behind(reads: Sequence[Read], count: int) -> list[Read]:
         if done < target.nbytes:
             left.append(Read(stored, target.reshape(-1)[done:]))
     return left
-
-
-def header_bytes(path: Path) -> bytes:
-    """A file's size and its header, unread: two files that share them hold tensors of the same names and shapes."""
-    with path.open("rb") as file:
-        length = file.read(8)
-        header = file.read(min(int.from_bytes(length, "little"), LONGEST_HEADER))
-        return os.fstat(file.fileno()).st_size.to_bytes(8, "little") + length + header

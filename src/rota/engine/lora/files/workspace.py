@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from rota.engine.lora.files.mould import Mould
 from rota.engine.lora.host import HostAdapter, pinned
 from rota.engine.lora.side_by_side import threads_for_reads
 
 # Two readers may be at work, and an adapter of a large rank is not kept room for.
-MOST_KEPT, MOST_BYTES = 2, 256 << 20
+MOST_KEPT, MOST_BYTES = 2, 384 << 20
 
 
 class Workspace:
@@ -17,12 +21,16 @@ class Workspace:
 
     threads = 1
 
+    def find(self, fingerprint: bytes) -> Mould | None:  # noqa: ARG002
+        """A mould for folders of this fingerprint, which is the caller's until the adapter is done."""
+        return None
+
     def take(self, count: int, dtype: torch.dtype) -> Tensor:
         """Memory for so many numbers, whatever they are now."""
         return torch.empty(count, dtype=dtype)
 
-    def done(self, adapter: HostAdapter) -> HostAdapter:
-        """An adapter whose run was taken from here, where its copies are made from."""
+    def done(self, adapter: HostAdapter, mould: Mould) -> HostAdapter:  # noqa: ARG002
+        """An adapter that was put together in a mould, where its copies are made from."""
         return adapter
 
 
@@ -33,28 +41,43 @@ class PinningWorkspace(Workspace):
     interpreter held: 84 MB each time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pin: Callable[[HostAdapter, int], HostAdapter] = pinned) -> None:
         self.threads = threads_for_reads()
-        self._left: list[Tensor] = []  # lists are safe between threads
+        self._pin = pin
+        self._moulds: list[Mould] = []  # the longest unused first
+        self._left: list[Tensor] = []  # memory of moulds that were given up
+        self._lock = threading.Lock()
+
+    def find(self, fingerprint: bytes) -> Mould | None:
+        with self._lock:
+            for mould in self._moulds:
+                if mould.fingerprint == fingerprint:
+                    self._moulds.remove(mould)
+                    return mould
+            if len(self._moulds) >= MOST_KEPT:
+                given_up = self._moulds.pop(0)
+                self._left = [_whole(given_up.run), _whole(given_up.scratch)]
+        return None
 
     def take(self, count: int, dtype: torch.dtype) -> Tensor:
         size = count * dtype.itemsize
-        for _ in range(len(self._left)):
-            try:
-                memory = self._left.pop(0)
-            except IndexError:
-                break
-            if memory.nbytes >= size:
-                return memory[:size].view(dtype)
+        with self._lock:
+            for memory in self._left:
+                if memory.nbytes >= size:
+                    self._left = [one for one in self._left if one is not memory]
+                    return memory[:size].view(dtype)
         return torch.empty(size, dtype=torch.uint8).view(dtype)
 
-    def done(self, adapter: HostAdapter) -> HostAdapter:
-        copy = pinned(adapter, self.threads)
-        (run,) = adapter.pieces
-        memory = torch.empty(0, dtype=torch.uint8).set_(run.untyped_storage())
-        if len(self._left) < MOST_KEPT and memory.nbytes <= MOST_BYTES:
-            self._left.append(memory)
+    def done(self, adapter: HostAdapter, mould: Mould) -> HostAdapter:
+        copy = self._pin(adapter, self.threads)
+        with self._lock:
+            if mould.size_bytes <= MOST_BYTES and len(self._moulds) < MOST_KEPT:
+                self._moulds.append(mould)
         return copy
+
+
+def _whole(part: Tensor) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(part.untyped_storage())
 
 
 PLAIN = Workspace()

@@ -1,0 +1,148 @@
+"""Folders with the same config and headers share a mould: nothing but their numbers is looked at again."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rota.core.errors import AdapterError
+from rota.engine.lora.files import checkpoint
+from rota.engine.lora.files.checkpoint import read_checkpoint
+from rota.engine.lora.files.folder import AdapterFolder
+from rota.engine.lora.files.folder_files import SINGLE
+from rota.engine.lora.files.workspace import MOST_KEPT, PinningWorkspace
+from rota.engine.lora.host import HostAdapter, copied
+from rota.engine.model.spec import ModelSpec
+from tests.engine.lora.adapter_factory import change_dtype, make_adapter
+from tests.engine.lora.test_checkpoint import KINDS
+
+
+def copy(adapter: HostAdapter, threads: int) -> HostAdapter:
+    """As the real one, in memory that is not pinned."""
+    (run,) = adapter.pieces
+    return HostAdapter(copied(run, torch.empty_like, threads), adapter.site_ranks, adapter.ranks, adapter.trims)
+
+
+@pytest.fixture
+def work() -> PinningWorkspace:
+    workspace = PinningWorkspace(pin=copy)
+    workspace.threads = 3
+    return workspace
+
+
+@pytest.fixture
+def understood(monkeypatch) -> Iterator[list[Path]]:
+    """The folders whose headers were looked at."""
+    seen = list[Path]()
+
+    def folder(files: Any) -> AdapterFolder:
+        seen.append(files.path)
+        return AdapterFolder(files)
+
+    monkeypatch.setattr(checkpoint, "AdapterFolder", folder)
+    return seen
+
+
+def versions(folder: Path, model: Any, count: int = 3, dtype: torch.dtype = torch.float32, **kind: Any) -> list[Path]:
+    """Folders that differ in their numbers alone."""
+    made = [folder / str(number) for number in range(count)]
+    for place in made:
+        make_adapter(place, model, **kind)  # draws other numbers each time
+        change_dtype(place, dtype)
+    return made
+
+
+def run_of(adapter: HostAdapter) -> torch.Tensor:
+    return torch.cat([piece.view(-1) for piece in adapter.pieces])
+
+
+@pytest.mark.filterwarnings("ignore:The following rank_pattern keys did not match")
+@pytest.mark.parametrize("kind", ["plain", "odd parts", "one layer", "patterns"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_version_is_read_as_it_would_be_alone(kind, dtype, model, spec: ModelSpec, tmp_path, work):
+    for folder in versions(tmp_path, model, dtype=dtype, **KINDS[kind]):
+        alone, among_others = (read_checkpoint(folder, spec, dtype, 16, work=one) for one in (checkpoint.PLAIN, work))
+        assert torch.equal(run_of(alone), run_of(among_others))
+        assert torch.equal(alone.ranks, among_others.ranks)
+        assert alone.site_ranks == among_others.site_ranks
+
+
+def test_the_second_version_is_not_understood_again(model, spec, tmp_path, work, understood):
+    first, second, third = versions(tmp_path, model)
+    for folder in (first, second, third):
+        read_checkpoint(folder, spec, torch.float32, 16, work=work)
+
+    assert understood == [first]
+
+
+def test_another_scale_is_another_kind(model, spec, tmp_path, work, understood):
+    plain, scaled = tmp_path / "plain", tmp_path / "scaled"
+    make_adapter(plain, model, lora_alpha=4)
+    shutil.copytree(plain, scaled)
+    config = (scaled / "adapter_config.json").read_text()
+    (scaled / "adapter_config.json").write_text(config.replace('"lora_alpha": 4', '"lora_alpha": 8'))
+    assert (scaled / "adapter_config.json").read_text() != config
+
+    one, other = (read_checkpoint(folder, spec, torch.float32, 16, work=work) for folder in (plain, scaled))
+    assert understood == [plain, scaled]
+    assert not torch.equal(run_of(one), run_of(other))
+
+
+def test_numbers_that_are_none_are_found_in_later_versions_too(model, spec, tmp_path, work):
+    good, bad, last = versions(tmp_path, model)
+    read_checkpoint(good, spec, torch.float32, 16, work=work)
+    content = bytearray((bad / SINGLE).read_bytes())
+    content[-4:] = b"\x00\x00\xc0\x7f"
+    (bad / SINGLE).write_bytes(content)
+
+    with pytest.raises(AdapterError, match=r"the tensor '.*' has values that are NaN or infinite"):
+        read_checkpoint(bad, spec, torch.float32, 16, work=work)
+    alone = read_checkpoint(last, spec, torch.float32, 16)
+    assert torch.equal(run_of(alone), run_of(read_checkpoint(last, spec, torch.float32, 16, work=work)))
+
+
+def test_a_version_that_is_cut_off_is_refused(model, spec, tmp_path, work):
+    good, bad, _ = versions(tmp_path, model)
+    read_checkpoint(good, spec, torch.float32, 16, work=work)
+    (bad / SINGLE).write_bytes((bad / SINGLE).read_bytes()[:-8])
+
+    with pytest.raises(AdapterError, match="truncated or corrupt"):
+        read_checkpoint(bad, spec, torch.float32, 16, work=work)
+
+
+def test_kinds_that_take_turns_take_each_others_memory(model, spec, tmp_path, work):
+    ranks = range(2, 2 + 2 * (MOST_KEPT + 1), 2)
+    folders = []
+    for rank in ranks:
+        folders.append(tmp_path / str(rank))
+        make_adapter(folders[-1], model, r=rank)
+    for folder in folders * 2:
+        alone = read_checkpoint(folder, spec, torch.float32, 16)
+        assert torch.equal(run_of(alone), run_of(read_checkpoint(folder, spec, torch.float32, 16, work=work)))
+        assert len(work._moulds) <= MOST_KEPT
+
+
+def test_readers_beside_each_other_have_a_mould_each(model, spec, tmp_path, work):
+    folders = versions(tmp_path, model, count=4)
+    alone = [run_of(read_checkpoint(folder, spec, torch.float32, 16)) for folder in folders]
+    failures = list[int]()
+
+    def read(number: int) -> None:
+        for _ in range(20):
+            found = read_checkpoint(folders[number], spec, torch.float32, 16, work=work)
+            if not torch.equal(run_of(found), alone[number]):
+                failures.append(number)
+
+    readers = [threading.Thread(target=read, args=[number]) for number in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert not failures
+    assert len(work._moulds) <= MOST_KEPT
