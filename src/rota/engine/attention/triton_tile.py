@@ -68,11 +68,16 @@ def load_scales(
     HEAD_DIM: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """[TILE] of keys and [TILE] of values, which lie as their vectors do; zero where there is no position."""
+    """[TILE] of keys and [TILE] of values, which lie as their vectors do; zero where there is no position.
+
+    Offsets go through a sum of one number each, which the compiler does not turn around. Triton 3.6 gives a load of
+    fewer numbers than threads the layout of those who use it: each thread of the prefill kernel found and read the
+    scales of 16 positions, and not of one, in 942 instructions instead of 511 for a tile.
+    """
     if scales is None:
         return 0.0, 0.0  # not None: a function of Triton 3.6 cannot return it
     else:
-        of_key = scales + offsets // HEAD_DIM * 2
+        of_key = scales + tl.sum((offsets // HEAD_DIM * 2)[:, None], 1)
         if MASKED:
             return tl.load(of_key, mask=inside, other=0.0), tl.load(of_key + 1, mask=inside, other=0.0)
         else:
