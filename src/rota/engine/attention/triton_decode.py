@@ -82,7 +82,7 @@ def _attend_numbers(
         top, total, mixed = absorb(
             q, k, v, 0.0, 0.0, inside[None, :], top, total, mixed, scale, False, True, False
         )  # fmt: skip
-    return top, total, settled(mixed, total, None)  # zeros for a padded row of length 0
+    return top, total, settled(mixed, total)  # zeros for a padded row of length 0
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def _attend_codes(
         even = tl.dot(weights, v_even, even * fade[:, None], input_precision="ieee")
         odd = tl.dot(weights, v_odd, odd * fade[:, None], input_precision="ieee")
     mixed = tl.reshape(tl.join(even, odd), [GROUP_TILE, DIMS])
-    return top, total, settled(mixed, total, scales)
+    return top, total, settled(mixed, total)
 
 
 @triton.jit

@@ -136,7 +136,7 @@ def _attend(
         table, scale, page_stride, token_stride, HEAD_DIM, DIMS, BLOCK_SIZE, TILE,
         True, WINDOWED, OPERAND,
     )  # fmt: skip
-    return top, total, settled(mixed, total, scales)  # in its piece a query may see nothing
+    return top, total, settled(mixed, total)  # in its piece a query may see nothing
 
 
 # What a step brings may lie anywhere in a larger buffer: no recompilation when its alignment changes.

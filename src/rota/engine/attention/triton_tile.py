@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 # Codes in eight bits are multiplied as float16, into which one instruction turns two of them; into bfloat16 it takes
-# four. A value's scale times this is what float16 holds well, for values of 1e-4 to 1e6 at most.
-LIFT = 16.0
-_LIFT = tl.constexpr(LIFT)
+# four. Beside them weights are powers of two with this much more in the exponent: times a value's scale that is what
+# float16 holds well, for values of 1e-4 to 1e6 at most.
+LIFT = tl.constexpr(4.0)
 # Two words of two codes each: $0 gets the lower ones as float16, $1 the upper ones.
 SPLIT_PAIRS = tl.constexpr("""{
     .reg .b32 low, high, none; .reg .b16 two;
@@ -154,11 +154,12 @@ def weigh(
     base = new_top
     if BLIND:  # -inf - -inf would be NaN
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weights = tl.exp2(logits * (scale[:, None] if SCALED else scale) - base[:, None])
+    # Lifted weights have a lifted sum, and pieces are weighed by sums that are all lifted: nothing is to be undone.
+    weights = tl.exp2(logits * (scale[:, None] if SCALED else scale) - (base - LIFT if SCALED else base)[:, None])
     fade = tl.exp2(top - base)
     total = total * fade + tl.sum(weights, 1)
     if SCALED:
-        weights *= (v_scales * _LIFT)[None, :]
+        weights *= v_scales[None, :]
     return weights, fade, new_top, total
 
 
@@ -178,12 +179,9 @@ def operands(q, scale, scales, OPERAND: tl.constexpr):
 
 
 @triton.jit
-def settled(mixed, total, scales):
+def settled(mixed, total):
     """What a running softmax came to; zeros where nothing was seen."""
-    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
-    if scales is not None:
-        mixed *= 1.0 / _LIFT
-    return mixed
+    return mixed / tl.where(total > 0, total, 1.0)[:, None]
 
 
 @triton.jit
