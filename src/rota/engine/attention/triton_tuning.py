@@ -48,8 +48,8 @@ class PrefillTuning:
     processors: int | None = None
 
 
-# Of codes in eight bits, by counts in the compiler's output for an H200: 64 tokens take a warp 1,006 instructions with
-# these registers, and 32 at a time 1,538; in 16 bits they take 1,062, and twice the time to be read.
+# Of codes in eight bits, by counts in the compiler's output for an H200: 64 tokens take a warp 1,000 instructions with
+# these registers, and 32 at a time 1,276; in 16 bits they take 1,062, and twice the time to be read.
 EIGHT_BIT_DECODES = DecodeTuning(tile=64, registers=200)
 
 
