@@ -57,11 +57,12 @@ def read_checkpoint(
             for reason in refusals(folder, spec, slots):
                 raise AdapterError(reason)
             mould = mould or _mould_of(files.fingerprint, folder, spec.layers, shapes, dtype, cut_of, work)
-        mould.fill(files.opened, folder)
+        if not mould.fill(files.opened, folder):
+            raise AdapterError(_not_finite(folder or AdapterFolder(files), dtype))
         extras = Extras() if folder is None else reader.read(folder, mould.sites)
-        for numbers in (mould.run, *extras.tensors):
-            if numbers.numel() and not _is_finite(numbers, work.threads):
-                raise AdapterError(_not_finite(folder or AdapterFolder(files), numbers.dtype))
+        for numbers in extras.tensors:
+            if folder is not None and numbers.numel() and not _is_finite(numbers, work.threads):
+                raise AdapterError(_not_finite(folder, numbers.dtype))
     # Operations pass over a site without ranks.
     ranks = mould.ranks if extras.trims is None else mould.ranks.clamp_min(1)
     return work.done(HostAdapter((mould.run,), mould.site_ranks, ranks, *extras), mould)

@@ -25,6 +25,7 @@ from rota.engine.lora.host import StackedSite
 from rota.engine.lora.side_by_side import cut_evenly, side_by_side
 from rota.engine.model.sites import SiteShape, module_name
 from rota.engine.parallel.shard import Cut
+from rota.engine.weights.finite import is_finite
 
 # (part, letter): which stretch of a factor is read.
 FactorCut = Callable[[str, Literal["a", "b"]], Cut | None]
@@ -50,9 +51,14 @@ class Filling:
         # Does it need nothing but the files?
         self.is_quick = not any(job.slow for job in self._jobs)
 
-    def run(self, files: Sequence[TensorFile], folder: AdapterFolder | None) -> None:
-        """Write every number of the sites: factors, and zeros where there are none. Blocks on the disk."""
-        side_by_side([partial(job.run, files, folder, self._cut_of) for job in self._jobs])
+    def run(self, files: Sequence[TensorFile], folder: AdapterFolder | None) -> bool:
+        """Write every number of the sites: factors, and zeros where there are none. False: some are not finite.
+
+        Blocks on the disk.
+        """
+        are_finite = list[bool]()
+        side_by_side([partial(job.run, files, folder, self._cut_of, are_finite) for job in self._jobs])
+        return all(are_finite)
 
 
 class _Scratch:
@@ -66,15 +72,22 @@ class _Scratch:
         return taken.view(shape)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """What one thread does: some layers."""
 
     runs: list[Run]
     turns: list[_Turn]
     slow: list[_Place]
+    written: list[Tensor]  # what is filled by all that
 
-    def run(self, files: Sequence[TensorFile], folder: AdapterFolder | None, cut_of: FactorCut) -> None:
+    def run(
+        self,
+        files: Sequence[TensorFile],
+        folder: AdapterFolder | None,
+        cut_of: FactorCut,
+        are_finite: list[bool],
+    ) -> None:
         for place in self.slow:
             assert folder is not None, "a filling that is not quick was given no folder"
             place.fill_slowly(folder, cut_of)
@@ -82,6 +95,7 @@ class _Job:
             files[run.file].read_run(run.reads)
         for turn in self.turns:
             turn.make()
+        are_finite.append(all(map(is_finite, self.written)))  # here, where they lie in the processor's cache
 
 
 def _job_of(
@@ -101,7 +115,9 @@ def _job_of(
                 turns.append(turn)
             else:
                 slow.append(place)
-    return _Job(runs_of(reads, folder.files), turns, slow)
+    factors = [factor[layers.start : layers.stop] for site in sites for factor in (site.a, site.b)]
+    written = [factor for factor in factors if factor.numel()]
+    return _Job(runs=runs_of(reads, folder.files), turns=turns, slow=slow, written=written)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

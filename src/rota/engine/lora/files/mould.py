@@ -39,6 +39,6 @@ class Mould:
     def size_bytes(self) -> int:
         return self.run.nbytes + self.scratch.nbytes
 
-    def fill(self, files: Sequence[TensorFile], folder: AdapterFolder | None) -> None:
-        """Blocks on the disk. The folder is needed unless the mould is enough."""
-        self.filling.run(files, folder)
+    def fill(self, files: Sequence[TensorFile], folder: AdapterFolder | None) -> bool:
+        """False if numbers are not finite. Blocks on the disk. The folder is needed unless the mould is enough."""
+        return self.filling.run(files, folder)
