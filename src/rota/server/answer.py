@@ -14,7 +14,7 @@ from rota.runtime.seeds import seeded
 from rota.server.access.disclosure import fault_for
 from rota.server.access.limits import Ask, Hold
 from rota.server.call_options import NO_OPTIONS, CallOptions
-from rota.server.choices import Choice, Chunk
+from rota.server.choices import Choice, Chunk, Gathered
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswer, name_of, request_id_for
 from rota.server.streams import Reply
@@ -149,6 +149,17 @@ class Answer:
             sum(choice.output_tokens for choice in self.choices),
             sum(choice.cached_tokens for choice in first_choices),
         )
+
+    async def whole(self) -> list[Part]:
+        """One part for each choice, once all have ended. Raises as `next`."""
+        gathered: dict[Choice, Gathered] = {}
+        while not self.is_finished:
+            for part in await self.next():
+                if so_far := gathered.get(part.choice):
+                    so_far.add(part.chunk)
+                else:
+                    gathered[part.choice] = Gathered(part.chunk)
+        return [Part(choice, one.chunk) for choice, one in gathered.items()]
 
     async def next(self) -> list[Part]:
         """The next parts, or none after `idle_s` without tokens. Raises RequestError or ClientGone."""

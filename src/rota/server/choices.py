@@ -79,12 +79,36 @@ class Choice:
         return Chunk(text, delta.tokens[:taken], delta.logprobs[:taken], delta.scores, reason, embedding)
 
 
+class Gathered:
+    """The chunks of one choice, which become one chunk as they come.
+
+    Kept apart they would be four objects a token for the garbage collector to visit. Beside long answers that are not
+    streamed that is hundreds of thousands, and a collection would hold up the tokens of all clients.
+    """
+
+    __slots__ = ("_last", "_logprobs", "_scores", "_texts", "_tokens")
+
+    def __init__(self, first: Chunk) -> None:
+        self._texts = [first.text]
+        self._tokens, self._logprobs, self._scores = [*first.tokens], [*first.logprobs], [*first.scores]
+        self._last = first
+
+    def add(self, chunk: Chunk) -> None:
+        self._texts.append(chunk.text)
+        self._tokens += chunk.tokens
+        self._logprobs += chunk.logprobs
+        self._scores += chunk.scores
+        self._last = chunk
+
+    @property
+    def chunk(self) -> Chunk:
+        reason, embedding = self._last.finish_reason, self._last.embedding
+        return Chunk("".join(self._texts), self._tokens, self._logprobs, self._scores, reason, embedding)
+
+
 def joined(chunks: Sequence[Chunk]) -> Chunk:
     """All chunks of one choice as one chunk."""
-    return Chunk(
-        "".join(chunk.text for chunk in chunks),
-        [token for chunk in chunks for token in chunk.tokens],
-        [entry for chunk in chunks for entry in chunk.logprobs],
-        [entry for chunk in chunks for entry in chunk.scores],
-        chunks[-1].finish_reason,
-    )
+    gathered = Gathered(chunks[0])
+    for chunk in chunks[1:]:
+        gathered.add(chunk)
+    return gathered.chunk

@@ -36,11 +36,10 @@ async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Sh
 
     headers = {HEADER: parsed.call.name, **version_header(front.registry, parsed.requests)}
     try:
-        parts = await answer.next()
         if is_streamed:
-            return EventStream(_packets(front, answer, shape, parts), end, headers, shape.media_type)
-        while not answer.is_finished:
-            parts += await answer.next()
+            packets = _packets(front, answer, shape, await answer.next())
+            return EventStream(packets, end, headers, shape.media_type)
+        parts = await answer.whole()
     except BaseException:  # also CancelledError: every way out must close the answer
         end()
         raise
