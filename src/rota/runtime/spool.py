@@ -53,9 +53,9 @@ class Spool:
         return adapter_id in self._kept
 
     def drop(self, adapter_id: AdapterId) -> None:
-        """A version is gone, and its folder with it. Does not wait for the disk: an event loop calls this."""
+        """A version is gone, and its folder with it. Does not wait for the disk."""
         if folder := self._kept.pop(adapter_id, None):
-            _discard_at_once(folder)
+            discard_at_once(folder)
 
     def close(self) -> None:
         if self._root is not None:
@@ -71,10 +71,11 @@ def discard(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _discard_at_once(folder: Path) -> None:
-    """Files that are open lose their names at once, and give their bytes back when they are closed.
+def discard_at_once(folder: Path) -> None:
+    """Remove a folder without waiting for the disk: an event loop calls this.
 
-    That takes some milliseconds for the 84 MB of an adapter, so a thread closes them.
+    Files that are open lose their names at once, and give their bytes back when they are closed. That takes some
+    milliseconds for the 84 MB of an adapter, so a thread closes them.
     """
     files = ExitStack()
     with suppress(OSError):

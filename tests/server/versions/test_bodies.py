@@ -110,8 +110,10 @@ def test_a_body_that_cannot_be_is_refused_and_leaves_nothing(client, spools, bod
     assert not files(spools)
 
 
-def test_a_body_may_be_larger_than_others(client):
-    assert send(client, "poet", weights(size=3 << 19), config=CONFIG).status_code == 200
+def test_a_body_may_be_larger_than_others(client, spools):
+    large = weights(size=3 << 19)
+    assert send(client, "poet", large, config=CONFIG).status_code == 200
+    assert files(spools)[1].read_bytes() == large
     other = client.put("/v1/adapters/poet", json={"path": "a" * (3 << 19)})
     assert (other.status_code, "--max-body-mb" in error_of(other)["message"]) == (413, True)
 
@@ -129,11 +131,12 @@ def _failed(adapter: Adapter) -> Message:
     return AdapterFailed(adapter.adapter_id, 0.0, f"{adapter.path}/adapter_model.safetensors is no good.")
 
 
-def test_a_client_that_leaves_in_the_middle_leaves_nothing(client, spools):
+@pytest.mark.parametrize("length", [100_000, 1_000_000])  # the event loop reads the rest, or a thread
+def test_a_client_that_leaves_in_the_middle_leaves_nothing(client, spools, length):
     address = urlsplit(str(client.base_url))
     head = (
         "PUT /v1/adapters/poet?config=%7B%7D HTTP/1.1\r\nHost: x\r\nx-api-key: sk-operator\r\n"
-        "content-type: application/octet-stream\r\nContent-Length: 100000\r\n\r\n"
+        f"content-type: application/octet-stream\r\nContent-Length: {length}\r\n\r\n"
     )
     with socket.create_connection((address.hostname, address.port)) as connection:
         connection.sendall(head.encode() + weights()[:50])

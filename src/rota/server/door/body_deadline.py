@@ -27,10 +27,10 @@ class BodyDeadline:
         self._is_answered, self._is_held, self._on_late = is_answered, is_held, on_late
         self._timer: asyncio.TimerHandle | None = None
         self._began_at = 0.0
-        self._bytes = 0
+        self.bytes = 0  # of the body, so far
 
     def add(self, count: int) -> None:
-        self._bytes += count
+        self.bytes += count
 
     def start(self) -> None:
         """A body is not complete. Does nothing if that is known already."""
@@ -39,7 +39,7 @@ class BodyDeadline:
             self._wait(self._body_s)
 
     def stop(self) -> None:
-        self._bytes = 0
+        self.bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -50,7 +50,7 @@ class BodyDeadline:
     def _check(self) -> None:
         if self._is_held():
             self._began_at = self._loop.time()
-        earned_s = 0.0 if self._is_answered() else self._bytes / BYTES_PER_S
+        earned_s = 0.0 if self._is_answered() else self.bytes / BYTES_PER_S
         left_s = self._began_at + self._body_s + earned_s - self._loop.time()
         if left_s > 0.0:
             self._wait(left_s)

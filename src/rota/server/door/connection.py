@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from rota.core.errors import Fault, FaultCode
 from rota.core.listen_config import ListenConfig
 from rota.observe.connection_meters import Closure
 from rota.server.door.body_deadline import BodyDeadline
 from rota.server.door.book import OpenConnection
+from rota.server.door.handover import EXTENSION, LEAST_BYTES, Handover
 from rota.server.door.raw_errors import raw_error
 
 # All lines and headers together. The parser itself has no limit.
@@ -43,6 +45,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._body = BodyDeadline(
             self.loop, self.body_s, self._is_answered, lambda: self.flow.read_paused, self._on_late_body
         )
+        self._handover: Handover | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -54,6 +57,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._stop_head_timer()
         self._stop_read_timer()
         self._body.stop()
+        if self._handover:
+            self._handover.stop()
         if self._entry:
             self._entry.gone()
         super().connection_lost(exc)
@@ -81,6 +86,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._head_bytes = 0
         self._stop_head_timer()
         super().on_headers_complete()
+        self._offer_handover()
         if self._entry:
             self._entry.busy()
 
@@ -103,6 +109,35 @@ class BoundedConnection(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
         self._watch_reading()
+
+    # ── a body that a thread reads ───────────────────────────────────────────────────────────────────────────────
+
+    def _offer_handover(self) -> None:
+        length = int(next((value for name, value in self.headers if name == b"content-length"), b"0"))
+        if length > LEAST_BYTES and self.scheme == "http":  # with TLS, only the event loop has the keys
+            self.scope["extensions"] = {EXTENSION: {"take": partial(self._hand_over, self.cycle, length)}}
+
+    def _hand_over(self, cycle: RequestResponseCycle, length: int) -> Handover | None:
+        """None if too little of the body is still to come, or waits here to be read first."""
+        left = length - self._body.bytes
+        is_arriving = cycle is self.cycle and cycle.more_body and not cycle.body and not self.transport.is_closing()
+        if not is_arriving or left < LEAST_BYTES:
+            return None
+        self.flow.resume_reading()  # in name: the deadline does not count while the server itself holds a body up
+        self.transport.pause_reading()
+        handle = self.transport.get_extra_info("socket").fileno()
+        self._handover = Handover(handle, left, self._body.add, self._take_back)
+        return self._handover
+
+    def _take_back(self, handover: Handover) -> None:
+        self._handover = None
+        if handover.left:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.parser = type(self.parser)(self)  # the old one still waits for the body
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            self.on_message_complete()
+            self.transport.resume_reading()
 
     # ── a client that reads too slowly ───────────────────────────────────────────────────────────────────────────
 

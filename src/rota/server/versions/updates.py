@@ -22,7 +22,7 @@ from rota.server.adapter_names import check_name
 from rota.server.adapters import AdapterManager, Mode, Terms
 from rota.server.audit import audited
 from rota.server.versions.fields import UpdateFields, UploadFields
-from rota.server.versions.upload import WEIGHTS_FILE, Uploads, complete, receive, without_paths
+from rota.server.versions.upload import WEIGHTS_FILE, Uploads, complete, without_paths
 
 PICKLED = (
     "serialized_tensors holds a pickle, which can run code when it is read; send base64 of what safetensors.torch.save "
@@ -70,7 +70,7 @@ class Updates:
         with audited(http, key, "update", adapter=name, path="(body)") as details:
             self._check(http, name, fields.pinned)
             async with self._uploads.folder() as folder:
-                details["bytes"] = await receive(http, folder, config)
+                details["bytes"] = await self._uploads.receive(http, folder, config)
                 adapter = await self._take(key, name, folder, fields.pinned, terms)
                 details["version"] = adapter.version
                 return adapter

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,7 +14,8 @@ from typing import Any, BinaryIO
 from fastapi import Request
 
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
-from rota.runtime.spool import PREFIX, Spool, discard
+from rota.runtime.spool import PREFIX, Spool, discard_at_once
+from rota.server.door.handover import handover_of
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # In the metadata of safetensors, if the config is not sent beside them.
@@ -24,7 +26,7 @@ MOST_HEADER_BYTES = 16 << 20
 _ELSEWHERE = re.compile(rf"\S*/{PREFIX}\w+/\w+/")
 # Written at a time, in a thread: a disk may be slow, and the event loop must not wait for it.
 WRITTEN_BYTES = 4 << 20
-# Bodies with weights that may arrive at a time: each takes room on the disk.
+# Bodies with weights that may arrive at a time: each takes room on the disk, and a thread.
 MOST_UPLOADS = 8
 
 
@@ -34,6 +36,8 @@ class Uploads:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._open = 0
+        # Of their own: a client that sends slowly keeps one.
+        self._threads = ThreadPoolExecutor(MOST_UPLOADS, "adapter-bodies")
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[Path]:
@@ -47,33 +51,42 @@ class Uploads:
             try:
                 yield folder
             except BaseException:  # also CancelledError: nothing may be left behind
-                discard(folder)
+                discard_at_once(folder)
                 raise
         finally:
             self._open -= 1
 
+    async def receive(self, http: Request, folder: Path, config: dict[str, Any] | None) -> int:
+        """Write the body and the config as PEFT saves them; gives the bytes of the body.
 
-async def receive(http: Request, folder: Path, config: dict[str, Any] | None) -> int:
-    """Write the body and the config as PEFT saves them; gives the bytes of the body.
+        Raises RequestError for a body that is too large or no safetensors, ClientDisconnect if it ends too early.
+        """
+        with (folder / WEIGHTS_FILE).open("wb") as file:
+            size = await self._copy(http, file)
+        await self._run(complete, folder, config)
+        return size
 
-    Raises RequestError for a body that is too large or no safetensors, ClientDisconnect if it ends too early.
-    """
-    with (folder / WEIGHTS_FILE).open("wb") as file:
-        size = await _copy(http, file)
-    await asyncio.to_thread(complete, folder, config)
-    return size
+    async def _copy(self, http: Request, file: BinaryIO) -> int:
+        size, waiting = 0, bytearray()
+        async for chunk in http.stream():
+            size += len(chunk)
+            waiting += chunk
+            if rest := handover_of(http.scope):
+                size += await rest.write_to(file, waiting, self._threads)
+                waiting = bytearray()
+            elif len(waiting) >= WRITTEN_BYTES:
+                waiting, full = bytearray(), waiting
+                await self._run(file.write, full)
+        await self._run(_write_last, file, waiting)
+        return size
+
+    async def _run(self, work: Callable[..., object], *arguments: Any) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
 
-async def _copy(http: Request, file: BinaryIO) -> int:
-    size, waiting = 0, bytearray()
-    async for chunk in http.stream():
-        size += len(chunk)
-        waiting += chunk
-        if len(waiting) >= WRITTEN_BYTES:
-            waiting, full = bytearray(), waiting
-            await asyncio.to_thread(file.write, full)
-    await asyncio.to_thread(file.write, waiting)
-    return size
+def _write_last(file: BinaryIO, content: bytearray) -> None:
+    file.write(content)
+    file.flush()  # so that the event loop has nothing to write when it closes the file
 
 
 def complete(folder: Path, config: dict[str, Any] | None) -> None:

@@ -1,0 +1,187 @@
+"""Large bodies are read by threads, and their connections are the event loop's again afterwards."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from rota.server.door.connection import BoundedConnection
+from rota.server.door.handover import LEAST_BYTES, handover_of
+from tests.waiting import PATIENCE_S, until
+
+BODY = bytes(range(256)) * (LEAST_BYTES // 64)  # of four times the least size
+HEAD = b"PUT / HTTP/1.1\r\nHost: here\r\n"
+LENGTH = b"Content-Length: %d\r\n\r\n" % len(BODY)
+
+
+class Patient(BoundedConnection):
+    """Waits longer than a busy machine holds up a client."""
+
+    head_s = body_s = read_s = PATIENCE_S
+
+
+class Hasty(Patient):
+    """Waits half a second for the beginning of a body."""
+
+    body_s = 0.5
+
+
+class Keeper:
+    """Keeps bodies in a file, and answers with how many bytes the threads have read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.threads = ThreadPoolExecutor(4)
+        self.begun = threading.Event()
+        self.endings: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            by_threads = await self._keep(Request(scope, receive))
+        except BaseException as error:
+            self.endings.append(type(error).__name__)
+            by_threads = -1
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"9")]})
+        await send({"type": "http.response.body", "body": b"%9d" % by_threads})
+
+    async def _keep(self, http: Request) -> int:
+        by_threads = 0
+        with self.path.open("wb") as file:
+            async for chunk in http.stream():
+                self.begun.set()
+                if rest := handover_of(http.scope):
+                    by_threads += await rest.write_to(file, chunk, self.threads)
+                else:
+                    file.write(chunk)
+        return by_threads
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no thread reads: all of them take part in something else."""
+        together = threading.Barrier(5)
+        for _ in range(4):
+            self.threads.submit(together.wait, PATIENCE_S)
+        together.wait(PATIENCE_S)
+        return True
+
+
+@pytest.fixture
+def keeper(tmp_path: Path) -> Iterator[Keeper]:
+    keeper = Keeper(tmp_path / "body")
+    yield keeper
+    keeper.threads.shutdown()
+
+
+@contextmanager
+def served(keeper: Keeper, kind: type[BoundedConnection]) -> Iterator[tuple[str, int]]:
+    """The address of a server that stops afterwards, whatever is still under way."""
+    config = uvicorn.Config(
+        keeper, http=kind, ws="none", lifespan="off", log_level="critical", timeout_graceful_shutdown=0
+    )
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        yield listener.getsockname()
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), "the server has not stopped"
+
+
+@contextmanager
+def connected(keeper: Keeper, kind: type[BoundedConnection] = Patient) -> Iterator[socket.socket]:
+    with served(keeper, kind) as address, socket.create_connection(address, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def answer(client: socket.socket) -> int:
+    """How much of the body the threads have read. Byte by byte: another answer may be right behind."""
+    received = b""
+    while len(received.partition(b"\r\n\r\n")[2]) < 9:
+        data = client.recv(1)
+        assert data, "the server closed the connection"
+        received += data
+    assert received.startswith(b"HTTP/1.1 200 OK")
+    return int(received[-9:])
+
+
+def test_threads_read_large_bodies_and_the_connection_serves_on(keeper):
+    with connected(keeper) as client:
+        for body in (BODY, b"small", BODY[::-1], b""):
+            client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            by_threads = answer(client)
+            assert keeper.path.read_bytes() == body
+            assert (by_threads >= LEAST_BYTES) == (len(body) > LEAST_BYTES)
+
+
+def test_a_request_right_behind_a_body_is_not_read_with_it(keeper):
+    with connected(keeper) as client:
+        client.sendall(HEAD + LENGTH + BODY + HEAD + b"Content-Length: 4\r\n\r\nnext")
+        assert answer(client) >= LEAST_BYTES
+        assert answer(client) == 0
+    assert keeper.path.read_bytes() == b"next"
+
+
+def test_a_body_that_waits_for_the_servers_word_gets_it(keeper):
+    with connected(keeper) as client:
+        client.sendall(HEAD + b"Expect: 100-continue\r\n" + LENGTH)
+        assert client.recv(65536) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(BODY)
+        answer(client)
+    assert keeper.path.read_bytes() == BODY
+
+
+def test_a_body_without_a_length_is_the_event_loops(keeper):
+    with connected(keeper) as client:
+        client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
+        assert answer(client) == 0
+    assert keeper.path.read_bytes() == BODY
+
+
+def test_a_client_that_leaves_in_the_middle_frees_the_thread(keeper):
+    with connected(keeper) as client:
+        client.sendall(HEAD + LENGTH + BODY[: LEAST_BYTES // 2])
+        assert keeper.begun.wait(PATIENCE_S)
+        client.close()
+        assert until(lambda: keeper.endings == ["ClientDisconnect"])
+        assert keeper.is_idle
+
+
+def test_a_client_that_sends_too_slowly_is_told_and_frees_the_thread(keeper):
+    with connected(keeper, Hasty) as client:
+        client.sendall(HEAD + LENGTH + BODY[:100])
+        received = b""
+        while data := client.recv(65536):
+            received += data
+        assert b" 408 " in received.partition(b"\r\n")[0]
+        assert keeper.is_idle
+
+
+def test_a_server_that_stops_does_not_wait_for_a_body(keeper):
+    with socket.socket() as client:
+        with served(keeper, Patient) as address:
+            client.connect(address)
+            client.sendall(HEAD + LENGTH + BODY[: LEAST_BYTES // 2])
+            assert keeper.begun.wait(PATIENCE_S)
+        assert keeper.is_idle, "a thread still reads"
+
+
+def test_a_disk_without_room_is_told_after_the_body_and_the_connection_serves_on(keeper, tmp_path):
+    keeper.path = Path("/dev/full")
+    with connected(keeper) as client:
+        client.sendall(HEAD + LENGTH + BODY)
+        answer(client)
+        assert keeper.endings == ["OSError"]
+        keeper.path = tmp_path / "body"
+        client.sendall(HEAD + LENGTH + BODY)
+        assert answer(client) >= LEAST_BYTES
+    assert keeper.path.read_bytes() == BODY
