@@ -3,16 +3,19 @@
     python -m benchmarks.h200.gaps URL MODEL TOKENS
 
 A process of its own: whoever sends 84 MB in the same process would see gaps of its own making. A line on stdin, or its
-end, stops it. Then it prints a JSON list of answers, each a list of moments of the machine's monotonic clock.
+end, stops it. Then it prints a JSON list of answers, each a list of moments of the machine's monotonic clock. It
+collects no garbage meanwhile: what it keeps are numbers, and a pause of its own would look like one of the server's.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +24,7 @@ import httpx
 from rota.runtime.lifeline import tied
 
 Moments = list[list[float]]
+Span = tuple[float, float]
 
 
 class GapWatch:
@@ -33,15 +37,28 @@ class GapWatch:
     def stop(self, limit_s: float = 60.0) -> Moments:
         """What it has seen; the answer under way is not waited for."""
         told, _ = self._process.communicate("stop\n", timeout=limit_s)
+        assert self._process.returncode == 0, "the watch over an answer has failed; its reason stands above"
         return list(json.loads(told))
 
 
-def gaps_of(answers: Moments, spans: list[tuple[float, float]] | None = None) -> list[float]:
+def gaps_of(answers: Moments, spans: Sequence[Span] | None = None) -> list[float]:
     """Seconds between two tokens of an answer; with spans only gaps that one of these meets."""
-    found = [(before, after) for answer in answers for before, after in pairwise(answer)]
-    if spans is not None:
-        found = [gap for gap in found if any(begin < gap[1] and gap[0] < end for begin, end in spans)]
-    return [after - before for before, after in found]
+    return [after - before for before, after in _gaps(answers) if spans is None or _meets((before, after), spans)]
+
+
+def gaps_apart(answers: Moments, spans: Sequence[Span]) -> list[float]:
+    """The gaps between the first of the spans and the last that meet none of them: what the machine does by itself."""
+    begin, end = min(span[0] for span in spans), max(span[1] for span in spans)
+    within = [gap for gap in _gaps(answers) if _meets(gap, [(begin, end)])]
+    return [after - before for before, after in within if not _meets((before, after), spans)]
+
+
+def _gaps(answers: Moments) -> Iterator[Span]:
+    return (gap for answer in answers for gap in pairwise(answer))
+
+
+def _meets(gap: Span, spans: Sequence[Span]) -> bool:
+    return any(begin < gap[1] and gap[0] < end for begin, end in spans)
 
 
 def watch(url: str, model: str, tokens: int, has_to_stop: threading.Event) -> Moments:
@@ -69,6 +86,7 @@ def main() -> None:
         has_to_stop.set()
 
     threading.Thread(target=listen, daemon=True).start()
+    gc.disable()
     print(json.dumps(watch(url, model, int(tokens), has_to_stop)))
 
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.h200.updates [--only call,rate,cold,steps,features] [--out FILE] [--shape tiny] …
 
-    call      PUT with a folder in memory and with the weights in the body, in turn: until the name is switched
+    call      PUT with a folder in memory and with the weights in the body, in turn: until the name is switched, and
+              the gaps of a watched answer beside each of the two
     rate      20 updates a second: throughput and memory, against the same time without
     cold      adapters that lie on the disk alone: until their first token
     steps     the engine in this process: every step beside updates, by its own clock
@@ -33,7 +34,7 @@ import httpx
 from .__main__ import prepare, say, server_options
 from .decodes import Decodes, produced
 from .feature_steps import feature_steps
-from .gaps import GapWatch, gaps_of
+from .gaps import GapWatch, Span, gaps_apart, gaps_of
 from .memory_use import memory_use
 from .over_http import HttpServer
 from .server import Asked
@@ -93,27 +94,30 @@ def settle(client: httpx.Client, place: Path, *names: str) -> None:
         update(client, name, place / "0")
 
 
-def lengths(spans: Sequence[tuple[float, float]]) -> list[float]:
+def lengths(spans: Sequence[Span]) -> list[float]:
     return [end - begin for begin, end in spans]
 
 
-def beside(watch: GapWatch, spans: list[tuple[float, float]]) -> dict[str, Any]:
-    """Gaps between tokens of the watched answer, of all time and while something was under way."""
+def beside(watch: GapWatch, **kinds: list[Span]) -> dict[str, Any]:
+    """Gaps between tokens of the watched answer: all of them, those while something of a kind was under way, and
+    those in between, which show what the machine does by itself."""
     answers = watch.stop()
-    every, met = gaps_of(answers), gaps_of(answers, spans)
-    if not every or not met:
-        return {"gaps": len(every), "gaps_beside": len(met)}
-    return {
-        "gap_ms": milliseconds(every),
-        "gap_ms_beside": milliseconds(met),
-        "longest_beside_by_median": round(max(met) / statistics.median(every), 2),
-    }
+    every, apart = gaps_of(answers), gaps_apart(answers, [span for spans in kinds.values() for span in spans])
+    found: dict[str, Any] = {"gap_ms": told(every), "gap_ms_apart": told(apart)}
+    for kind, spans in kinds.items():
+        met = gaps_of(answers, spans)
+        found[f"gap_ms_beside_{kind}"] = told(met)
+        if met:
+            found[f"longest_beside_{kind}_by_median"] = round(max(met) / statistics.median(every), 2)
+    return found
+
+
+def told(gaps: list[float]) -> dict[str, float] | None:
+    return milliseconds(gaps) if gaps else None
 
 
 def measure_call(session: Session) -> dict[str, Any]:
-    folders: list[tuple[float, float]] = []
-    bodies: list[tuple[float, float]] = []
-    firsts = []
+    folders, bodies, firsts = list[Span](), list[Span](), list[float]()
     with (
         in_memory(session.folder / NAME) as place,
         session.server("call", 7) as (server, client),
@@ -128,13 +132,14 @@ def measure_call(session: Session) -> dict[str, Any]:
             bodies.append(send(client, NAME, weights, config))
             firsts.append(first_token(client, NAME))
             time.sleep(PAUSE_S)  # as said there
-        gaps = beside(watch, [*folders, *bodies])
+        gaps = beside(watch, folders=folders, bodies=bodies)
     return {
         "bytes": len(weights),
         "folder_ms": milliseconds(lengths(folders)),
         "body_ms": milliseconds(lengths(bodies)),
         "first_token_after_ms": milliseconds(firsts),
         "every_folder_ms": [round(one * 1e3, 1) for one in lengths(folders)],
+        "every_body_ms": [round(one * 1e3, 1) for one in lengths(bodies)],
         **gaps,
     }
 
@@ -157,7 +162,7 @@ def measure_rate(session: Session) -> dict[str, Any]:
         taken_s = max(end for _, end in spans) - begun_at
         quiet.append(tokens_per_s(client, session.seconds / 2))
         after = memory_use(server.pid)
-        gaps = beside(watch, spans)
+        gaps = beside(watch, updates=spans)
         versions = len(client.get(f"/v1/adapters/{NAME}").json()["versions"])
     return {
         "updates": len(spans),
@@ -173,11 +178,9 @@ def measure_rate(session: Session) -> dict[str, Any]:
     }
 
 
-def paced(
-    pool: ThreadPoolExecutor, client: httpx.Client, place: Path, session: Session
-) -> list[Future[tuple[float, float]]]:
+def paced(pool: ThreadPoolExecutor, client: httpx.Client, place: Path, session: Session) -> list[Future[Span]]:
     """Updates begin when they are due, whether those before are over or not; each of two names takes one at a time."""
-    begun_at, calls = time.monotonic(), list[Future[tuple[float, float]]]()
+    begun_at, calls = time.monotonic(), list[Future[Span]]()
     for number in range(int(session.seconds * session.per_second)):
         time.sleep(max(0.0, begun_at + number / session.per_second - time.monotonic()))  # until the next is due
         calls.append(pool.submit(update, client, (NAME, OTHER)[number % 2], place / str(number // 2 % 2)))
@@ -192,7 +195,7 @@ def tokens_per_s(client: httpx.Client, seconds: float) -> float:
 
 def measure_cold(session: Session) -> dict[str, Any]:
     """Sixteen adapters in turn, of which host memory holds four: each is read again, from the disk itself."""
-    cold, warm, spans = [], list[float](), list[tuple[float, float]]()
+    cold, warm, spans = list[float](), list[float](), list[Span]()
     with (
         session.server("cold", 16, max_loras_per_batch=4, max_loaded_loras=4) as (server, client),
         session.decoding(server, [client.get("/v1/models").json()["data"][0]["id"]]) as watch,
@@ -205,7 +208,7 @@ def measure_cold(session: Session) -> dict[str, Any]:
             spans.append((begun_at, time.monotonic()))
             warm.append(first_token(client, name))
             time.sleep(PAUSE_S)  # as said there
-        gaps = beside(watch, spans)
+        gaps = beside(watch, loads=spans)
     return {"cold_ms": milliseconds(cold), "warm_ms": milliseconds(warm), **gaps}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.h200.assets import make_assets
-from benchmarks.h200.gaps import gaps_of
+from benchmarks.h200.gaps import GapWatch, gaps_apart, gaps_of
 from benchmarks.h200.shapes import SHAPES
 from benchmarks.h200.updates import main
 
@@ -33,6 +33,8 @@ def test_calls_are_timed_from_folders_and_bodies_and_the_decodes_are_watched(ass
     assert 0 < found["folder_ms"]["median"] <= found["folder_ms"]["max"]
     assert found["body_ms"]["median"] > 0
     assert found["gap_ms"]["median"] > 0
+    # A tiny model may give no token while a call lasts; then there is nothing to tell.
+    assert {"gap_ms_apart", "gap_ms_beside_folders", "gap_ms_beside_bodies"} <= set(found)
 
 
 @pytest.mark.long("starts a server")
@@ -73,3 +75,16 @@ def test_gaps_are_those_within_answers_and_with_spans_those_that_meet_one():
 
     assert gaps_of(answers) == [1.0, 2.0, 3.0]
     assert gaps_of(answers, [(3.0, 3.5)]) == [2.0]
+    assert gaps_of(answers, []) == []
+
+
+def test_gaps_apart_are_those_between_the_spans_and_none_before_and_behind():
+    answers = [[1.0, 2.0, 4.0, 8.0, 9.0, 14.0, 30.0]]
+
+    assert gaps_apart(answers, [(3.0, 3.5), (9.5, 10.0)]) == [4.0, 1.0]
+
+
+def test_a_watch_that_fails_says_so():
+    watch = GapWatch("http://x:y", "nobody", 1)
+    with pytest.raises(AssertionError, match="the watch over an answer has failed"):
+        watch.stop()
