@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
@@ -20,7 +18,7 @@ from rota.server.errors import ERROR_KINDS, code_of
 from rota.server.fields import Fields, Unsupported, read_body
 from rota.server.native.bodies import AdaptersBody
 from rota.server.openapi import gives, takes
-from rota.server.versions.fields import TensorsFields
+from rota.server.versions.tensors import TensorsFields
 from rota.server.versions.updates import Updates
 
 
@@ -122,14 +120,9 @@ def _install_tensors_route(app: FastAPI, adapters: AdapterManager, access: Acces
 
         `serialized_tensors` is base64 of safetensors. SGLang's own form is a pickle, which is refused.
         """
-        raw = await http.body()
-        fields = await asyncio.to_thread(read_body, TensorsFields, raw)  # it may be large
-        fields.refuse_unsupported()
         key = access.key_of(http)
         try:
-            await updates.from_base64(
-                http, fields.lora_name, fields.serialized_tensors, fields.config_dict, fields.pinned
-            )
+            await updates.from_tensors(http)
         except AdapterError as error:
             return _outcome(adapters, key, str(error), ERROR_KINDS[code_of(error)].status)
         return _outcome(adapters, key)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from rota.core.errors import RequestError
 from rota.server.adapters import Mode, Terms
-from rota.server.fields import Fields, Unsupported, read_body
+from rota.server.fields import Fields, read_body
 from rota.server.versions.upload import parse_config
 
 
@@ -62,20 +62,6 @@ class UploadFields(TermsFields):
     @property
     def peft_config(self) -> dict[str, Any] | None:
         return None if self.config is None else parse_config(self.config)
-
-
-class TensorsFields(Fields):
-    """SGLang's: weights in the body, in base64, and PEFT's config. Rota takes safetensors and no pickles."""
-
-    lora_name: str
-    config_dict: dict[str, Any]
-    serialized_tensors: str
-    pinned: bool | None = None
-    load_format: str | None = None
-    added_tokens_config: Unsupported = None
-    # Not used: the server gives adapters their ids, and such a call needs no id of its own.
-    lora_id: str | None = None
-    rid: str | None = None
 
 
 class VersionBody(BaseModel):

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
 from pathlib import Path
-from typing import Any
 
 from fastapi import Request
 
@@ -22,12 +18,8 @@ from rota.server.adapter_names import check_name
 from rota.server.adapters import AdapterManager, Mode, Terms
 from rota.server.audit import audited
 from rota.server.versions.fields import UpdateFields, UploadFields
-from rota.server.versions.upload import WEIGHTS_FILE, Uploads, complete, without_paths
-
-PICKLED = (
-    "serialized_tensors holds a pickle, which can run code when it is read; send base64 of what safetensors.torch.save "
-    "gives."
-)
+from rota.server.versions.tensors import read_tensors, write_tensors
+from rota.server.versions.upload import Uploads, without_paths
 
 
 class Updates:
@@ -75,16 +67,16 @@ class Updates:
                 details["version"] = adapter.version
                 return adapter
 
-    async def from_base64(
-        self, http: Request, name: str, text: str, config: dict[str, Any], pinned: bool | None
-    ) -> Adapter:
-        """A new version whose weights are a field of the body."""
+    async def from_tensors(self, http: Request) -> Adapter:
+        """A new version whose weights are a field of the body, as SGLang sends them."""
         key = self._access.key_of(http)
-        with audited(http, key, "update", adapter=name, path="(body)") as details:
-            self._check(http, name, pinned)
-            async with self._uploads.folder() as folder:
-                details["bytes"] = await asyncio.to_thread(_write, folder, text, config)
-                adapter = await self._take(key, name, folder, pinned, Terms())
+        async with self._uploads.folder() as folder:
+            fields, text = await self._uploads.read(http, folder, read_tensors)
+            fields.refuse_unsupported()
+            with audited(http, key, "update", adapter=fields.lora_name, path="(body)") as details:
+                self._check(http, fields.lora_name, fields.pinned)
+                details["bytes"] = await self._uploads.run(write_tensors, folder, text, fields.config_dict)
+                adapter = await self._take(key, fields.lora_name, folder, fields.pinned, Terms())
                 details["version"] = adapter.version
                 return adapter
 
@@ -139,21 +131,3 @@ class Updates:
                 raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "version"))
             await self._adapters.use(found, terms)
             return found
-
-
-def _write(folder: Path, text: str, config: dict[str, Any]) -> int:
-    """Raises RequestError for what is no base64, or holds no safetensors."""
-    try:
-        raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise RequestError.bad_field(
-            "serialized_tensors", "serialized_tensors must be safetensors in base64."
-        ) from None
-    (folder / WEIGHTS_FILE).write_bytes(raw)
-    try:
-        complete(folder, config)
-    except RequestError as error:
-        is_pickle = raw.startswith(b"\x80")
-        message = PICKLED if is_pickle else error.fault.message
-        raise RequestError.bad_field("serialized_tensors", message) from None
-    return len(raw)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from fastapi import Request
 
@@ -18,6 +18,8 @@ from rota.runtime.spool import PREFIX, Spool, discard_at_once
 from rota.server.door.handover import handover_of
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+# A body that is not the weights alone, until it was read.
+BODY_FILE = "body"
 # In the metadata of safetensors, if the config is not sent beside them.
 METADATA_KEY = "adapter_config"
 # Larger than the header of any adapter: a thousand factors take a hundred bytes each.
@@ -28,6 +30,8 @@ _ELSEWHERE = re.compile(rf"\S*/{PREFIX}\w+/\w+/")
 WRITTEN_BYTES = 4 << 20
 # Bodies with weights that may arrive at a time: each takes room on the disk, and a thread.
 MOST_UPLOADS = 8
+
+Result = TypeVar("Result")
 
 
 class Uploads:
@@ -63,8 +67,15 @@ class Uploads:
         """
         with (folder / WEIGHTS_FILE).open("wb") as file:
             size = await self._copy(http, file)
-        await self._run(complete, folder, config)
+        await self.run(complete, folder, config)
         return size
+
+    async def read(self, http: Request, folder: Path, reader: Callable[[bytes], Result]) -> Result:
+        """What a reader, which is called in a thread, makes of the whole body."""
+        path = folder / BODY_FILE
+        with path.open("wb") as file:
+            await self._copy(http, file)
+        return await self.run(lambda: reader(_taken(path)))
 
     async def _copy(self, http: Request, file: BinaryIO) -> int:
         size, waiting = 0, bytearray()
@@ -76,12 +87,19 @@ class Uploads:
                 waiting = bytearray()
             elif len(waiting) >= WRITTEN_BYTES:
                 waiting, full = bytearray(), waiting
-                await self._run(file.write, full)
-        await self._run(_write_last, file, waiting)
+                await self.run(file.write, full)
+        await self.run(_write_last, file, waiting)
         return size
 
-    async def _run(self, work: Callable[..., object], *arguments: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+    async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """In a thread of those that bodies have to themselves."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _taken(path: Path) -> bytes:
+    content = path.read_bytes()
+    path.unlink()
+    return content
 
 
 def _write_last(file: BinaryIO, content: bytearray) -> None:
