@@ -369,6 +369,46 @@ def test_a_slot_for_good_is_an_operators_to_give(client):
     assert "may_operate" in error_of(refused)["message"]
 
 
+LORA = {"lora_name": "parrot", "lora_path": "/a/parrot"}
+WEIGHTS = {"lora_name": "parrot", "config_dict": {}, "serialized_tensors": ""}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "param"),
+    [
+        ("POST", "/v1/load_lora_adapter", {"json": LORA}, "lora_name"),
+        ("POST", "/v1/load_lora_adapter", {"json": {**LORA, "load_inplace": True}}, "lora_name"),
+        ("POST", "/v1/unload_lora_adapter", {"json": {"lora_name": "parrot"}}, "lora_name"),
+        ("POST", "/load_lora_adapter", {"json": LORA}, "lora_name"),
+        ("POST", "/load_lora_adapter", {"json": {**LORA, "lora_name": "acme-owl", "pinned": True}}, "pinned"),
+        ("POST", "/unload_lora_adapter", {"json": {"lora_name": "parrot"}}, "lora_name"),
+        ("POST", "/load_lora_adapter_from_tensors", {"json": WEIGHTS}, "lora_name"),
+        ("PUT", "/v1/adapters/parrot", {"json": {"path": "/a/parrot"}}, "name"),
+        ("PUT", "/v1/adapters/parrot", {"json": {"version": 1}}, "name"),
+        ("PUT", "/v1/adapters/acme-owl", {"json": {"path": "/a/owl", "pinned": True}}, "pinned"),
+        ("PUT", "/v1/adapters/parrot", {"headers": {"content-type": "application/octet-stream"}}, "name"),
+        ("DELETE", "/v1/adapters/parrot", {}, "name"),
+        ("PUT", "/v1/adapters/parrot/route", {"json": {"targets": {"parrot": 1.0}}}, "name"),
+        ("GET", "/v1/adapters/parrot/route", {}, "name"),
+        ("DELETE", "/v1/adapters/parrot/route", {}, "name"),
+    ],
+)
+def test_a_refusal_names_the_field_in_which_its_route_takes_the_name(client, method, path, sent, param):
+    headers = {**bearer(ACME), **sent.get("headers", {})}
+    refused = client.request(method, path, **{**sent, "headers": headers})
+
+    assert (refused.status_code, error_of(refused)["param"]) == (403, param)
+
+
+@pytest.mark.parametrize("path", ["/v1/adapters/owl", "/v1/load_lora_adapter", "/load_lora_adapter"])
+def test_a_key_without_a_folder_is_told_which_field_names_one(client, path):
+    is_put = path.startswith("/v1/adapters")
+    body = {"path": "/a/owl"} if is_put else {"lora_name": "owl", "lora_path": "/a/owl"}
+    refused = client.request("PUT" if is_put else "POST", path, json=body, headers=bearer(SLOW))
+
+    assert (refused.status_code, error_of(refused)["param"]) == (403, "path" if is_put else "lora_path")
+
+
 @pytest.mark.parametrize(
     ("host", "is_local"),
     [

@@ -142,7 +142,7 @@ async def _load(
             access.loader_of(http, name)
             access.refuse_loads(key)
             if is_pinned:
-                access.operator_of(http)  # a pinned slot is lost to all other keys
+                access.operator_of(http, "pinned")  # a pinned slot is lost to all other keys
             fields.refuse_unsupported()
             check_name(name)
             asked = LoraPath(

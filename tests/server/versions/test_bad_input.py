@@ -194,7 +194,7 @@ def test_a_route_to_a_name_that_the_key_may_not_use(stage):
         answer = stage.put("acme-owl/route", place, ACME)
         param = "shadow" if "shadow" in place else "targets.poet"
         refused(answer, 403, param, "Key 'acme' may not use 'poet'")
-    refused(stage.put("legal/route", {"targets": {"legal@1": 1.0}}, ACME), 403, "lora_name", "not this key's own")
+    refused(stage.put("legal/route", {"targets": {"legal@1": 1.0}}, ACME), 403, "name", "not this key's own")
     stage.client.delete("/v1/adapters/acme-owl").raise_for_status()
     served_on(stage, before)
 

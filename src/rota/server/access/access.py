@@ -75,12 +75,15 @@ class Access:
             return key
         raise _refusal(FaultCode.UNAUTHORIZED, "This key is not known here.")
 
-    def operator_of(self, http: Request) -> Key:
-        """The key of a request that sees or changes the whole server. Raises FORBIDDEN without that right."""
+    def operator_of(self, http: Request, param: str | None = None) -> Key:
+        """The key of a request that sees or changes the whole server, in the field `param` if only that field does.
+
+        Raises FORBIDDEN without that right.
+        """
         key = self.key_of(http)
         if not key.may_operate:
             message = f"Key '{key.name}' may not see or control the whole server; that needs may_operate."
-            raise _refusal(FaultCode.FORBIDDEN, message)
+            raise _refusal(FaultCode.FORBIDDEN, message, param)
         return key
 
     def loader_of(self, http: Request, adapter: str) -> Key:
@@ -90,13 +93,13 @@ class Access:
             raise _refusal(FaultCode.FORBIDDEN, f"Key '{key.name}' may not load or unload; that needs may_load.")
         if not key.may_use(adapter):
             message = f"Key '{key.name}' may not load or unload '{adapter[:MOST_REPEATED]}'; {self._names(key)}."
-            raise _refusal(FaultCode.FORBIDDEN, message, "lora_name")
+            raise _refusal(FaultCode.FORBIDDEN, message, _field_of_names(http))
         if not self._is_own(key, adapter):
             message = (
                 f"Key '{key.name}' may use '{adapter[:MOST_REPEATED]}', but not load or unload it: it is not this "
                 "key's own."
             )
-            raise _refusal(FaultCode.FORBIDDEN, message, "lora_name")
+            raise _refusal(FaultCode.FORBIDDEN, message, _field_of_names(http))
         return key
 
     def may_change(self, key: Key, adapter: str) -> bool:
@@ -187,6 +190,11 @@ def _secrets_in(http: Request) -> set[str]:
     scheme, _, token = http.headers.get("authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     return {secret for secret in (bearer, http.headers.get("x-api-key", "").strip()) if secret}
+
+
+def _field_of_names(http: Request) -> str:
+    """Where a route takes the name of an adapter: in its path, or in a field of vLLM's and SGLang's."""
+    return "name" if "name" in http.path_params else "lora_name"
 
 
 def _refusal(code: FaultCode, message: str, param: str | None = None) -> RequestError:

@@ -94,7 +94,7 @@ class Updates:
         """Before the body is read: a client that may not is not waited for."""
         self._access.loader_of(http, name)
         if pinned:
-            self._access.operator_of(http)  # a pinned slot is lost to all other keys
+            self._access.operator_of(http, "pinned")  # a pinned slot is lost to all other keys
         check_name(name)
         if self._registry.loaded(name) is None:
             self._registry.refuse_name(name)
