@@ -83,6 +83,7 @@ class Engine:
                 self._computation.forget_graphs_with_adapters()
             self._adapters.accept(plan)
             self._adapters.wait_for_copies(plan)
+            self._adapters.note_launch(plan)
         if plan.seats:
             self._drawing.seat(plan.seats)
         ran = self._computation.run(plan)
@@ -100,7 +101,10 @@ class Engine:
 
         A step that follows a grammar is drawn when the step before it is collected, and before the next is submitted.
         """
-        return self._drawing.end(ticket)
+        result = self._drawing.end(ticket)
+        if self._adapters is not None:
+            self._adapters.note_landing()
+        return result
 
     # ── before the first step ────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, Row, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, Message
-from rota.core.plan import Load, Seat, StepPlan
+from rota.core.plan import Chunk, Load, Seat, StepPlan
 from rota.core.request import SamplingParams
 from rota.engine.lora.adapters import Adapters
 from rota.engine.lora.bank import Bank
@@ -101,3 +101,24 @@ def test_a_row_whose_adapter_lost_a_page_to_another_slot_must_not_be_in_a_step(m
     told = {message.adapter_id: message.pages for message in messages if isinstance(message, AdapterFetched)}
     assert told == {A: 2, B: 1, C: 1}
     assert not any(isinstance(message, AdapterFailed) for message in messages)
+
+
+def test_a_copy_waits_for_steps_in_flight_only_if_one_of_them_may_read_what_it_overwrites(adapters):
+    to_first, to_second = Load(adapter_id=B, slot=Slot(0)), Load(adapter_id=B, slot=Slot(1))
+    plan = StepPlan(step_id=1, loads=(Load(adapter_id=A, slot=Slot(0)),), seats=(seat(0, A),), decodes=(Row(0),))
+    adapters.accept(plan)
+    assert not adapters._may_be_read(to_first)
+    for step in (plan, StepPlan(step_id=2, decodes=(Row(3),)), StepPlan(step_id=3)):
+        adapters.note_launch(step)
+    assert adapters._may_be_read(to_first)
+    assert not adapters._may_be_read(to_second)
+    assert adapters._may_be_read(Load(adapter_id=B, slot=Slot(1), pages=(4,)))
+    assert adapters._may_be_read(Load(adapter_id=B, slot=Slot(1), matrices=(0,)))
+    adapters.note_landing()
+    assert not adapters._may_be_read(to_first)
+
+
+def test_a_chunk_of_a_prompt_reads_its_slot_too(adapters):
+    adapters.accept(StepPlan(step_id=1, loads=(Load(adapter_id=A, slot=Slot(2)),), seats=(seat(1, A),)))
+    adapters.note_launch(StepPlan(step_id=2, chunks=(Chunk(row=Row(1), start=0, length=4, samples=False),)))
+    assert adapters._may_be_read(Load(adapter_id=B, slot=Slot(2)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -63,6 +64,8 @@ class Adapters:
         # Copies that no step has waited for, and those that failed, until their slot gets its next copy.
         self._pending: dict[Slot, PendingCopy] = {}
         self._adapter_of_row: NDArray[np.int64] = np.full(rows + 1, BASE)
+        # Of the steps that are submitted and not collected, in their order.
+        self._flying_slots: deque[Numbers] = deque()
         # Base rows and the padding row have the number one past the last slot.
         self._slot_of_row: Numbers = np.full(rows + 1, bank.slots, np.int32)
 
@@ -143,6 +146,14 @@ class Adapters:
                 # Later steps are behind this one on the same stream.
                 del self._pending[slot]
 
+    def note_launch(self, plan: StepPlan) -> None:
+        """A step is submitted; behind `accept`."""
+        self._flying_slots.append(self._slot_of_row[[*plan.decodes, *(chunk.row for chunk in plan.chunks)]])
+
+    def note_landing(self) -> None:
+        """The oldest step that was submitted is over."""
+        self._flying_slots.popleft()
+
     def lost(self, rows: Sequence[Row]) -> list[int]:
         """Positions of the rows whose adapter could not be copied into its slot; for steps that have waited."""
         slots = {slot for slot, pending in self._pending.items() if pending.has_failed}
@@ -178,7 +189,12 @@ class Adapters:
             self._let_leave(load)
             self._resident_of[load.slot], self._shared_of[load.slot] = load.adapter_id, _shared(load)
             self._slot_of_row[self._adapter_of_row == load.adapter_id] = load.slot
-            self._pending[load.slot] = loader.load(load.adapter_id, load.slot, is_free, load.pages, load.matrices)
+            behind = is_free if self._may_be_read(load) else None
+            self._pending[load.slot] = loader.load(load.adapter_id, load.slot, behind, load.pages, load.matrices)
+
+    def _may_be_read(self, load: Load) -> bool:
+        """Whether a step in flight may read what is overwritten; pages and matrices had residents in other slots."""
+        return bool(_shared(load)) or any(bool((slots == load.slot).any()) for slots in self._flying_slots)
 
     def _let_leave(self, load: Load) -> None:
         """Whoever had the slot, a page or a matrix is in no slot; nor is the adapter in its own former slot.

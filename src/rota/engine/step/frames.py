@@ -138,7 +138,8 @@ def decode_frames(rows: int) -> list[Frame]:
 
 def mixed_frames(rows: int, prompts: Prompts, has_adapters: bool = True) -> list[Frame]:
     """Frames worth a graph, the smallest first: for steps with prompts on so many rows."""
-    sizes, most = PROMPT_TOKENS, PROMPT_TOKENS[-1] if has_adapters else MOST_OF_BASE
+    sizes: tuple[int, ...] = PROMPT_TOKENS
+    most = PROMPT_TOKENS[-1] if has_adapters else MOST_OF_BASE
     if prompts.is_light:
         sizes, most = PROMPT_TOKENS_IF_LIGHT, PROMPT_TOKENS_IF_LIGHT[-1]
     most = min(prompts.budget, most)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -52,7 +51,7 @@ class ExtrasReader:
     base: BaseMatrices | None
     ends: BaseEnds | None
 
-    def read(self, folder: AdapterFolder, sites: Sequence[StackedSite]) -> Extras:
+    def read(self, folder: AdapterFolder, sites: list[StackedSite]) -> Extras:
         """The sites are filled. Blocks on the disk."""
         trims = None if self.base is None else self._trims(folder, self.base, sites)
         embedding, head = None, None
@@ -63,7 +62,7 @@ class ExtrasReader:
         own_embedding = read_own(folder, EMBEDDING, self.dtype, Cut(0, 0, vocabulary, vocabulary))
         return Extras(trims, embedding, head, own_embedding, read_own(folder, HEAD, self.dtype, own))
 
-    def _trims(self, folder: AdapterFolder, base: BaseMatrices, sites: Sequence[StackedSite]) -> Tensor | None:
+    def _trims(self, folder: AdapterFolder, base: BaseMatrices, sites: list[StackedSite]) -> Tensor | None:
         if not (folder.config.is_dora or folder.config.has_factor_biases or folder.biases):
             return None
         cut = functools.partial(_cut_of_outputs, self.cut_of)
