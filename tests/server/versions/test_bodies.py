@@ -22,7 +22,7 @@ from rota.core.messages import AdapterFailed, Message
 from rota.runtime.spool import PREFIX, Spool
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.version_header import HEADER
-from rota.server.versions.upload import without_paths
+from rota.server.versions.upload import WEIGHTS_FILE, without_paths
 from tests.server.letters import error_of, serving
 from tests.server.versions.serving import CONFIG, SlowDevice, ask, put, send, slow_device, versions, weights
 from tests.waiting import until
@@ -143,6 +143,24 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(client, spools, lengt
         assert until(lambda: files(spools)), "the body is not being written"
     assert until(lambda: not files(spools)), "half a body is still there"
     assert versions(client, "poet") == {1: "current"}
+
+
+@pytest.mark.parametrize("size", [64, 1 << 20])  # the event loop reads the body, or a thread
+def test_a_disk_without_room_is_told_and_the_old_version_serves_on(client, spools, monkeypatch, size):
+    def without_room(spool: Spool) -> Path:
+        folder = new_folder(spool)
+        (folder / WEIGHTS_FILE).symlink_to("/dev/full")
+        return folder
+
+    new_folder = Spool.new_folder
+    with monkeypatch.context() as patched:
+        patched.setattr(Spool, "new_folder", without_room)
+        refused = send(client, "poet", weights(size=size), config=CONFIG)
+    told = (refused.status_code, error_of(refused)["message"])
+    assert told == (400, "The server's disk cannot take the adapter (No space left on device).")
+    assert versions(client, "poet") == {1: "current"}
+    assert not files(spools)
+    assert send(client, "poet", weights(size=size), config=CONFIG).json()["current"] == 2
 
 
 def test_a_key_without_a_folder_sends_weights_for_its_own_names_only(client):

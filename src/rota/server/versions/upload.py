@@ -45,7 +45,10 @@ class Uploads:
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[Path]:
-        """A folder in the spool, which is removed if the block fails. Raises RequestError if too many are open."""
+        """A folder in the spool, which is removed if the block fails.
+
+        Raises RequestError if too many are open, AdapterError if the disk has no room.
+        """
         if self._open >= MOST_UPLOADS:
             message = f"{MOST_UPLOADS} adapters are being sent already, as many as may; try again later."
             raise RequestError(Fault(FaultCode.QUEUE_FULL, message))
@@ -57,6 +60,8 @@ class Uploads:
             except BaseException:  # also CancelledError: nothing may be left behind
                 discard_at_once(folder)
                 raise
+        except OSError as error:
+            raise AdapterError(f"The server's disk cannot take the adapter ({error.strerror}).") from error
         finally:
             self._open -= 1
 
