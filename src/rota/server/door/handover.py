@@ -19,8 +19,9 @@ from starlette.requests import ClientDisconnect
 
 # The name of the extension in a request's scope. Its "take" gives the handover, or None where the event loop must read.
 EXTENSION = "rota.handover"
-# Read at a time: so little stays in a core's cache until it is written.
-PIECE_BYTES = 256 << 10
+# Read at a time. More would not stay in a core's cache until it is written; less would ask for the interpreter's lock
+# more often, and wait for it while the event loop works.
+PIECE_BYTES = 1 << 20
 # With less to come, a thread is not worth its start.
 LEAST_BYTES = 512 << 10
 # A thread looks again after this time. Deadlines are the event loop's.
