@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -27,6 +27,8 @@ class Spool:
         self._root: Path | None = None
         self._lock: int | None = None
         self._kept: dict[AdapterId, Path] = {}
+        # One that stays: to start a thread is to wait for it.
+        self._closer = ThreadPoolExecutor(1, "rota-spool")
 
     def new_folder(self) -> Path:
         """An empty folder for one version. Blocks on the disk."""
@@ -55,7 +57,20 @@ class Spool:
     def drop(self, adapter_id: AdapterId) -> None:
         """A version is gone, and its folder with it. Does not wait for the disk."""
         if folder := self._kept.pop(adapter_id, None):
-            discard_at_once(folder)
+            self.discard(folder)
+
+    def discard(self, folder: Path) -> None:
+        """Remove a folder without waiting for the disk: an event loop calls this.
+
+        Files that are open lose their names at once, and give their bytes back when they are closed. That takes some
+        milliseconds for the 84 MB of an adapter, so a thread closes them.
+        """
+        files = ExitStack()
+        with suppress(OSError):
+            for path in folder.iterdir():
+                files.enter_context(path.open("rb"))
+        discard(folder)
+        self._closer.submit(files.close)
 
     def close(self) -> None:
         if self._root is not None:
@@ -69,20 +84,6 @@ class Spool:
 def discard(folder: Path) -> None:
     """Remove a folder with all that is in it."""
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def discard_at_once(folder: Path) -> None:
-    """Remove a folder without waiting for the disk: an event loop calls this.
-
-    Files that are open lose their names at once, and give their bytes back when they are closed. That takes some
-    milliseconds for the 84 MB of an adapter, so a thread closes them.
-    """
-    files = ExitStack()
-    with suppress(OSError):
-        for path in folder.iterdir():
-            files.enter_context(path.open("rb"))
-    discard(folder)
-    threading.Thread(target=files.close, name="rota-spool", daemon=True).start()
 
 
 def _locked(folder: Path) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, TypeVar
 from fastapi import Request
 
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
-from rota.runtime.spool import PREFIX, Spool, discard_at_once
+from rota.runtime.spool import PREFIX, Spool
 from rota.server.door.handover import handover_of
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -54,11 +54,11 @@ class Uploads:
             raise RequestError(Fault(FaultCode.QUEUE_FULL, message))
         self._open += 1
         try:
-            folder = await asyncio.to_thread(self._spool.new_folder)
+            folder = await self.run(self._spool.new_folder)
             try:
                 yield folder
             except BaseException:  # also CancelledError: nothing may be left behind
-                discard_at_once(folder)
+                self._spool.discard(folder)
                 raise
         except OSError as error:
             raise AdapterError(f"The server's disk cannot take the adapter ({error.strerror}).") from error
