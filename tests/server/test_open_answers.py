@@ -15,7 +15,7 @@ from rota.core.request import SamplingParams
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.answer import Answer, ParsedCall, requests_for
+from rota.server.answer import TOKENS_AT_A_TIME, Answer, ParsedCall, requests_for
 from rota.server.choices import joined
 from rota.server.front import Front
 from rota.server.open_answers import Call, OpenAnswers
@@ -55,9 +55,11 @@ def with_front(tmp_path) -> Callable[..., None]:
     return run
 
 
-def ask_for(front: Front, name: str = "mine", max_new_tokens: int = 400, choices: int = 1) -> ParsedCall:
+def ask_for(
+    front: Front, name: str = "mine", max_new_tokens: int = 400, choices: int = 1, stop: tuple[str, ...] = ()
+) -> ParsedCall:
     call = Call(ALICE, name)
-    sampling = SamplingParams(max_new_tokens=max_new_tokens)
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, stop=stop)
     requests = requests_for(call, f"cmpl-{name}", front.registry.base, [(97, 98)], sampling, choices)
     return ParsedCall(call, f"cmpl-{name}", requests, choices)
 
@@ -127,6 +129,30 @@ def test_whoever_leaves_and_comes_back_under_the_same_name_hears_nothing_of_what
         whole = joined([part.chunk for part in parts])
         assert (whole.text, whole.finish_reason) == ("cdefgh", "length")
         answer.close()
+
+    with_front(test, FakeDevice(next_token=alphabet, step_s=0.005))
+
+
+def test_an_answer_that_nobody_reads_before_its_end_is_made_of_few_pieces(with_front, monkeypatch):
+    async def test(front: Front) -> None:
+        answer = Answer(front, ask_for(front, max_new_tokens=100, choices=2))
+        read, reads = answer.reply.next, []
+        monkeypatch.setattr(answer.reply, "next", lambda: reads.append(1) or read())
+        parts = await answer.whole()
+        answer.close()
+        assert [(len(part.chunk.tokens), part.chunk.finish_reason) for part in parts] == [(100, "length")] * 2
+        assert len(reads) < 2 * (100 // TOKENS_AT_A_TIME + 2)
+
+    with_front(test, FakeDevice(next_token=alphabet))
+
+
+def test_stop_strings_are_looked_for_in_every_token(with_front):
+    async def test(front: Front) -> None:
+        answer = Answer(front, ask_for(front, stop=("f",)))
+        (part,) = await answer.whole()
+        answer.close()
+        assert (part.chunk.text, part.chunk.finish_reason) == ("cde", "stop")
+        assert answer.reply.wakes_at == 1
 
     with_front(test, FakeDevice(next_token=alphabet, step_s=0.005))
 

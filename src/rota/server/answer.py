@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,11 @@ from rota.text.stream import PLAIN_TEXT, TextOptions, TextStream
 from rota.text.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
+
+# Of an answer that nobody reads before its end. Stop strings are looked for in every token: they end the request.
+TOKENS_AT_A_TIME = 16
+# Before it is read for the first time: answers that began together are not all read in the same step.
+_FIRST_TOKENS = itertools.cycle(range(1, TOKENS_AT_A_TIME + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +159,10 @@ class Answer:
     async def whole(self) -> list[Part]:
         """One part for each choice, once all have ended. Raises as `next`."""
         gathered: dict[Choice, Gathered] = {}
+        has_time = not any(request.sampling.stop for request in self._parsed.requests)
         while not self.is_finished:
+            if has_time:
+                self.reply.wakes_at = TOKENS_AT_A_TIME if gathered else next(_FIRST_TOKENS)
             for part in await self.next():
                 if so_far := gathered.get(part.choice):
                     so_far.add(part.chunk)

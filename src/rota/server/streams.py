@@ -47,6 +47,7 @@ class Reply:
         self._is_abandoned = False
         self.is_cancelled = False
         self.produced = 0  # tokens that the engine made, also those that no client has read
+        self.wakes_at = 1  # so many tokens of one request; any other news wakes the reader at once
         self._idle_s = idle_s
         self._waits_since = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -208,7 +209,8 @@ class Streams:
             reply.produced += 1
             if index in logprobs:
                 delta.logprobs.append(logprobs[index])
-            touched[reply] = None
+            if len(delta.tokens) >= reply.wakes_at:
+                touched[reply] = None
 
     def _dispatch_scores(self, event: PromptsScored, touched: dict[Reply, None]) -> None:
         for request_id, new_scores in zip(event.request_ids, event.scores, strict=True):

@@ -98,7 +98,10 @@ class Handover:
 
 
 def handover_of(scope: Mapping[str, Any]) -> Handover | None:
-    """The rest of a request's body, if it is large and its connection can give it up."""
+    """The rest of a request's body, if it is large and its connection can give it up.
+
+    To be asked for after the first bytes were received: with these the size is held against its limit.
+    """
     extension = scope.get("extensions", {}).get(EXTENSION)
     return extension["take"]() if extension else None
 
