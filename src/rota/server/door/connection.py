@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -135,7 +136,8 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()
         elif not self.transport.is_closing():
             self.parser = type(self.parser)(self)  # the old one still waits for the body
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            with suppress(AttributeError):  # as uvicorn does; httptools before 0.6.3 has no such thing
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.on_message_complete()
             self.transport.resume_reading()
 
