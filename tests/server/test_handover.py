@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -143,6 +144,17 @@ def test_a_body_that_waits_for_the_servers_word_gets_it(keeper):
 def test_a_body_without_a_length_is_the_event_loops(keeper):
     with connected(keeper) as client:
         client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
+        assert answer(client) == 0
+    assert keeper.path.read_bytes() == BODY
+
+
+def test_a_server_without_files_to_open_reads_a_body_as_it_reads_small_ones(keeper, monkeypatch):
+    def refuse(_: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with connected(keeper) as client, monkeypatch.context() as patched:
+        patched.setattr("os.dup", refuse)
+        client.sendall(HEAD + LENGTH + BODY)
         assert answer(client) == 0
     assert keeper.path.read_bytes() == BODY
 

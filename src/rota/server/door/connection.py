@@ -124,10 +124,11 @@ class BoundedConnection(HttpToolsProtocol):
         is_arriving = cycle is self.cycle and cycle.more_body and not cycle.body and not self.transport.is_closing()
         if not is_arriving or left < LEAST_BYTES:
             return None
-        self.flow.resume_reading()  # in name: the deadline does not count while the server itself holds a body up
-        self.transport.pause_reading()
         handle = self.transport.get_extra_info("socket").fileno()
-        self._handover = Handover(handle, left, self._body.add, self._take_back)
+        with suppress(OSError):  # no more files may be open
+            self._handover = Handover(handle, left, self._body.add, self._take_back)
+            self.flow.resume_reading()  # in name: a deadline does not count while the server itself holds a body up
+            self.transport.pause_reading()
         return self._handover
 
     def _take_back(self, handover: Handover) -> None:
