@@ -17,6 +17,8 @@ from pathlib import Path
 from rota.core.ids import AdapterId
 
 PREFIX = "rota-spool-"
+# Begins the name of each version's folder in it, so that sentences for clients can leave it out.
+FOLDER = "rota-body-"
 
 
 class Spool:
@@ -32,7 +34,7 @@ class Spool:
 
     def new_folder(self) -> Path:
         """An empty folder for one version. Blocks on the disk."""
-        return Path(tempfile.mkdtemp(dir=self.root))
+        return Path(tempfile.mkdtemp(prefix=FOLDER, dir=self.root))
 
     @property
     def root(self) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import httpx
 
 from rota.core.ids import Row
-from rota.core.messages import AdapterFetched, Message
+from rota.core.messages import AdapterFailed, AdapterFetched, Message
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
 
@@ -21,14 +23,15 @@ CONFIG = json.dumps({"peft_type": "LORA", "r": 8})
 
 @dataclass
 class SlowDevice(FakeDevice):
-    """Reads adapters whose path says "slow" only when it is told to; meanwhile it serves."""
+    """Reads adapters whose path says "slow", or all, only when it is told to; meanwhile it serves."""
 
     unread: list[Callable[[], None]] = field(default_factory=list)  # of all replicas
+    holds: threading.Event = field(default_factory=threading.Event)
 
     def listen(self, post: Callable[[Message], None]) -> None:
         def post_unless_slow(message: Message) -> None:
             is_slow = isinstance(message, AdapterFetched) and message.adapter_id in self._slow_ids
-            if is_slow:
+            if is_slow or (self.holds.is_set() and isinstance(message, AdapterFetched | AdapterFailed)):
                 self.unread.append(partial(post, message))
             else:
                 post(message)
@@ -38,6 +41,16 @@ class SlowDevice(FakeDevice):
     @property
     def _slow_ids(self) -> set[int]:
         return {one.adapter_id for plan in self.plans for one in plan.reads if "slow" in one.path}
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Everything is read only when it is told to."""
+        self.holds.set()
+        try:
+            yield
+        finally:
+            self.holds.clear()
+            self.read()
 
     def read(self) -> None:
         """What was to be read slowly is read."""

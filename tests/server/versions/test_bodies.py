@@ -9,6 +9,7 @@ import pickle
 import socket
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,12 +18,12 @@ import pytest
 
 from rota.core.adapter import Adapter
 from rota.core.config import ServerConfig
-from rota.core.errors import AdapterError
 from rota.core.messages import AdapterFailed, Message
-from rota.runtime.spool import PREFIX, Spool
+from rota.runtime.spool import FOLDER, PREFIX, Spool
+from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.version_header import HEADER
-from rota.server.versions.upload import WEIGHTS_FILE, without_paths
+from rota.server.versions.upload import WEIGHTS_FILE
 from tests.server.letters import error_of, serving
 from tests.server.versions.serving import CONFIG, SlowDevice, ask, put, send, slow_device, versions, weights
 from tests.waiting import until
@@ -131,6 +132,19 @@ def _failed(adapter: Adapter) -> Message:
     return AdapterFailed(adapter.adapter_id, 0.0, f"{adapter.path}/adapter_model.safetensors is no good.")
 
 
+def test_a_request_that_waits_for_a_bad_body_is_told_no_path_either(client, device, monkeypatch):
+    monkeypatch.setattr(SlowDevice, "fetch", lambda _, adapter: _failed(adapter))
+    with ThreadPoolExecutor() as clients, device.holding():
+        load = clients.submit(send, client, "owl", weights(), config=CONFIG)
+        assert until(lambda: "owl" in [one["id"] for one in client.get("/v1/models").json()["data"]])
+        asked = clients.submit(ask, client, "owl", request_id="waiting")
+        assert until(lambda: client.get("/v1/requests/waiting").status_code == 200)
+        device.read()
+
+        for refused in (load.result(), asked.result()):
+            assert (refused.status_code, error_of(refused)["message"]) == (400, "adapter_model.safetensors is no good.")
+
+
 @pytest.mark.parametrize("length", [100_000, 1_000_000])  # the event loop reads the rest, or a thread
 def test_a_client_that_leaves_in_the_middle_leaves_nothing(client, spools, length):
     address = urlsplit(str(client.base_url))
@@ -210,6 +224,14 @@ def test_a_new_server_removes_what_a_killed_one_left_and_no_other(tmp_path):
     assert list(tmp_path.iterdir()) == [other]
 
 
-def test_the_reason_of_an_engine_elsewhere_is_told_without_its_paths():
-    told = AdapterError(f"/var/tmp/{PREFIX}ab_12/xyz_3/adapter_model.safetensors has no tensors.")
-    assert str(without_paths(told, Path("/tmp/here"))) == "adapter_model.safetensors has no tensors."
+@pytest.mark.parametrize("place", [f"/tmp/{PREFIX}ab_12/{FOLDER}x_3", f"{FOLDER}x_3"])
+def test_no_reason_names_the_folder_that_a_body_was_written_to(place):
+    for key in (Key("operator"), ACME):
+        assert reason_for(key, f"{place}/adapter_model.safetensors has no tensors.") == (
+            "adapter_model.safetensors has no tensors."
+        )
+        assert reason_for(key, f"{place} is gone.") == "The body is gone."
+        assert (
+            reason_for(key, f"It was not read from '{place}' (OSError).")
+            == "It was not read from 'the body' (OSError)."
+        )

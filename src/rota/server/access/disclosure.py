@@ -1,4 +1,4 @@
-"""Disclosure decides what a client learns about the machine: only an operator sees paths."""
+"""Disclosure decides what a client learns about the machine: only an operator sees paths, and no client a spool's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
+from rota.runtime.spool import FOLDER
 from rota.server.access.keys import Key
 
 # The engine's own words may hold paths, and names of other tenants' adapters.
@@ -16,6 +17,9 @@ _FOR_OTHERS = {
 }
 # An absolute path, but no slash in the middle of a word.
 _ABSOLUTE = re.compile(r"(?<![^\s'\"(=])/[^\s'\")]+")
+# A file of weights that came in a body, and the folder that has it, on whatever machine an engine has read it.
+_BODYS_FILE = re.compile(rf"[^\s'\"(=]*{FOLDER}\w+/")
+_BODY = re.compile(rf"[^\s'\"(=]*{FOLDER}\w+")
 
 
 def path_for(key: Key, model: Adapter) -> str:
@@ -26,10 +30,16 @@ def path_for(key: Key, model: Adapter) -> str:
 def fault_for(key: Key | None, fault: Fault) -> Fault:
     """A fault that came from the engine, as the key may see it. None: a client without a key."""
     if (key and key.may_operate) or fault.code not in _FOR_OTHERS:
-        return fault
+        return replace(fault, message=_without_bodies(fault.message))
     return replace(fault, message=_FOR_OTHERS[fault.code])
 
 
 def reason_for(key: Key, reason: str) -> str:
     """Why something failed. A key reads paths within its own root, and no absolute path."""
+    reason = _without_bodies(reason)
     return reason if key.may_operate else _ABSOLUTE.sub("(a path)", reason)
+
+
+def _without_bodies(text: str) -> str:
+    """No client has ever heard of the folder that a body was written to."""
+    return _BODY.sub(lambda at: "the body" if at.start() else "The body", _BODYS_FILE.sub("", text))

@@ -19,7 +19,7 @@ from rota.server.adapters import AdapterManager, Mode, Terms
 from rota.server.audit import audited
 from rota.server.versions.fields import UpdateFields, UploadFields
 from rota.server.versions.tensors import read_tensors, write_tensors
-from rota.server.versions.upload import Uploads, without_paths
+from rota.server.versions.upload import Uploads
 
 
 class Updates:
@@ -104,7 +104,7 @@ class Updates:
         try:
             return await self._adapters.update(asked, terms)
         except AdapterError as error:
-            raise AdapterError(reason_for(key, str(without_paths(error, folder)))) from None
+            raise AdapterError(reason_for(key, str(error))) from None
 
     def _asked(self, key: Key, name: str, path: str, root: str | None, pinned: bool | None, terms: Terms) -> LoraPath:
         """A new version has its name's owner, weight and pin. A staged one is not pinned: two could fill all slots."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 from fastapi import Request
 
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
-from rota.runtime.spool import PREFIX, Spool
+from rota.runtime.spool import Spool
 from rota.server.door.handover import handover_of
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -24,8 +23,6 @@ BODY_FILE = "body"
 METADATA_KEY = "adapter_config"
 # Larger than the header of any adapter: a thousand factors take a hundred bytes each.
 MOST_HEADER_BYTES = 16 << 20
-# A file of an upload as an engine on another machine names it.
-_ELSEWHERE = re.compile(rf"\S*/{PREFIX}\w+/\w+/")
 # Written at a time, in a thread: a disk may be slow, and the event loop must not wait for it.
 WRITTEN_BYTES = 4 << 20
 # Bodies with weights that may arrive at a time: each takes room on the disk, and a thread.
@@ -161,9 +158,3 @@ def parse_config(text: str, where: str = "config") -> dict[str, Any]:
     if not isinstance(config, dict):
         raise RequestError.bad_field("config", f"{where} must be {CONFIG_FILE} as a JSON object.")
     return config
-
-
-def without_paths(error: AdapterError, folder: Path) -> AdapterError:
-    """The engine's reason, without the folder that its client has never heard of, whole or as it stands in its root."""
-    told = _ELSEWHERE.sub("", str(error).replace(f"{folder}/", "").replace(str(folder), "The body"))
-    return AdapterError(told.replace(f"{folder.name}/", ""))
