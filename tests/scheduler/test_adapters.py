@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.config import LoraConfig
-from rota.core.errors import FaultCode
+from rota.core.errors import Fault, FaultCode
 from rota.core.events import (
     AdapterAdded,
     AdapterRefused,
@@ -371,14 +371,18 @@ def test_an_old_version_takes_new_requests_until_it_has_no_user():
     ]
 
 
-def test_unloading_by_force_ends_users_at_once():
+@pytest.mark.parametrize("fault", [None, Fault(FaultCode.ENGINE_DIED, "Another replica died.", "model")])
+def test_unloading_by_force_ends_users_at_once(fault):
     stage = Stage()
     stage.seat(1)
     stage.ask("waits", adapter=1, prompt=500)
-    stage.unload(1, is_forced=True)
+    stage.tell(RemoveAdapter(adapter_id=AdapterId(1), at=stage.now, is_forced=True, fault=fault))
     stage.step()
 
-    assert {end.request_id for end in stage.said(Finished)} == {"runs1", "waits"}
+    unloaded = Fault(FaultCode.ADAPTER_FAILED, "Adapter 'adapter1' was unloaded.", "model")
+    assert {end.request_id: end.fault for end in stage.said(Finished)} == dict.fromkeys(
+        ("runs1", "waits"), fault or unloaded
+    )
     assert removed(stage) == [1]
     assert stage.scheduler.is_idle
 

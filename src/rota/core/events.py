@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rota.core.errors import Fault
+from rota.core.errors import Fault, FaultCode
 from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
 from rota.core.moved import Moved
 from rota.core.plan import TokenLogprobs
@@ -100,7 +100,7 @@ class AdapterRefused:
     reason: str
     engine_id: EngineId = FIRST_ENGINE
     others_serve: bool = False  # this engine lost the adapter, and other engines go on with it
-    engine_died: bool = False  # so nothing is known of the adapter
+    code: FaultCode = FaultCode.ADAPTER_FAILED  # ENGINE_DIED: nothing is known of the adapter
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rota.core.adapter import Adapter
+from rota.core.errors import Fault
 from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
 
@@ -56,6 +57,7 @@ class RemoveAdapter:
     at: float
     is_forced: bool = False
     takes_requests: bool = False
+    fault: Fault | None = None  # what its requests end with when forced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

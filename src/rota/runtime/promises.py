@@ -98,7 +98,7 @@ class Promises:
             for request_id, one in self._requests.items()
         ]
         events += [
-            AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, engine_id=self._engine_id, engine_died=True)
+            AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, engine_id=self._engine_id, code=fault.code)
             for adapter_id in self._coming
         ]
         events += [AdapterRemoved(adapter_id, now, self._engine_id) for adapter_id in self._leaving]

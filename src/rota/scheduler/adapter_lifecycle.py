@@ -196,7 +196,8 @@ class AdapterLifecycle:
         self._books.note_users(group)
         if message.is_forced:
             name = group.adapter.name if group.adapter else ""
-            self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, f"Adapter '{name}' was unloaded.", "model"), at)
+            unloaded = Fault(FaultCode.ADAPTER_FAILED, f"Adapter '{name}' was unloaded.", "model")
+            self._end_users(group, message.fault or unloaded, at)
         self.retire_if_done(group, at)
 
     def _move(self, message: MoveRequests) -> None:

@@ -220,8 +220,8 @@ class AdapterManager:
                 case AdapterRefused(others_serve=True):
                     self._warn(event)
                 case AdapterRefused(adapter_id=adapter_id, reason=reason):
-                    if event.engine_died:
-                        self._loading.fail(adapter_id, Fault(FaultCode.ENGINE_DIED, reason))
+                    if event.code is FaultCode.ENGINE_DIED:
+                        self._loading.fail(adapter_id, Fault(event.code, reason))
                     self._refused(event)
                     self._loading.resolve(adapter_id, reason)
                     self._unloading.resolve(adapter_id)

@@ -239,6 +239,19 @@ def test_a_replica_that_dies_while_it_reads_an_adapter_refuses_it_for_all():
     assert told.reason == "It was killed."
 
 
+def test_requests_for_an_adapter_that_one_replica_has_refused_end_with_its_reason():
+    desk, replicas = desk_of()
+    desk.send(add_adapter(1))
+    desk.send(submit("waits", adapter=AdapterId(1)))
+    desk.note(1, [refused(1, 1, "It has no weights.")])
+    fault = Fault(FaultCode.ADAPTER_FAILED, "It has no weights.", "model")
+    assert [message.fault for message in replicas[0].sent if isinstance(message, RemoveAdapter)] == [fault]
+
+    [late] = desk.send(submit("comes late", adapter=AdapterId(1)))
+    assert (late.request_id, late.reason, late.fault) == ("comes late", FinishReason.FAILED, fault)
+    assert replicas[0].requests == ["waits"]
+
+
 def test_a_replica_hears_what_a_tenant_got_elsewhere_while_it_shares_with_others():
     desk, replicas = desk_of()
     for name, tenant in (("a", "one"), ("b", "one"), ("c", "two"), ("d", "two")):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 
 from rota.core.adapter import Adapter
+from rota.core.errors import Fault, FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, RemoveAdapter
@@ -83,6 +84,11 @@ class ReplicaAdapters:
             return []
         return [number for number in replicas if number not in entry.holders and number not in entry.asked]
 
+    def fault_of(self, adapter_id: AdapterId) -> Fault | None:
+        """Why no replica takes requests for an adapter: one has refused it, and the others are about to forget it."""
+        entry = self._entries.get(adapter_id)
+        return _fault_of(entry.refusal) if entry and entry.refusal else None
+
     def note(self, replica: int, event: AdapterNews) -> list[Event]:
         """What a client hears of a replica's news: nothing, or the end of what the client asked for."""
         entry = self._entries.get(event.adapter_id)
@@ -107,7 +113,7 @@ class ReplicaAdapters:
             if _is_open(entry):
                 events += self._settle(adapter_id, entry, now)
             elif was_holder and not entry.holders:
-                events.append(AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, engine_died=True))
+                events.append(AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, code=FaultCode.ENGINE_DIED))
         return events
 
     def note_away(self, replica: int, reason: str) -> list[Event]:
@@ -122,7 +128,7 @@ class ReplicaAdapters:
                 self._part(replica, entry)
                 entry.was_removed = True
             elif replica in entry.asked:
-                died = AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, engine_died=True)
+                died = AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, code=FaultCode.ENGINE_DIED)
                 self._stand_back(replica, entry, died)
             else:
                 continue
@@ -136,8 +142,7 @@ class ReplicaAdapters:
             entry.unsure.add(replica)
         else:
             entry.refusal = refusal
-            told = sorted({replica, *entry.invited})
-            self._take_back(entry, told, RemoveAdapter(adapter_id=refusal.adapter_id, at=refusal.at, is_forced=True))
+            self._take_back(entry, sorted({replica, *entry.invited}), _removal(refusal))
 
     def _added(self, replica: int, entry: _Entry, event: AdapterAdded) -> list[Event]:
         """An adapter that was lost everywhere is back with the first replica that could read it again."""
@@ -165,9 +170,7 @@ class ReplicaAdapters:
         if was_asked and entry.refusal is None:
             entry.refusal = event
             others = (entry.asked | entry.invited | entry.holders) - entry.leaving
-            self._take_back(
-                entry, sorted(others), RemoveAdapter(adapter_id=event.adapter_id, at=event.at, is_forced=True)
-            )
+            self._take_back(entry, sorted(others), _removal(event))
         return list(self._settle(event.adapter_id, entry, event.at))
 
     def _settle(self, adapter_id: AdapterId, entry: _Entry, at: float) -> Iterator[Event]:
@@ -209,6 +212,15 @@ class ReplicaAdapters:
     def _part(self, replica: int, entry: _Entry) -> None:
         for numbers in (entry.asked, entry.invited, entry.unsure, entry.holders, entry.leaving):
             numbers.discard(replica)
+
+
+def _removal(refusal: AdapterRefused) -> RemoveAdapter:
+    """Requests that wait for the adapter at other replicas end with the reason of the one that refused it."""
+    return RemoveAdapter(adapter_id=refusal.adapter_id, at=refusal.at, is_forced=True, fault=_fault_of(refusal))
+
+
+def _fault_of(refusal: AdapterRefused) -> Fault:
+    return Fault(refusal.code, refusal.reason, "model")
 
 
 def _is_open(entry: _Entry) -> bool:

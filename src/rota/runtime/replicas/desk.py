@@ -118,7 +118,7 @@ class ReplicaDesk:
         if (replica := self._at.get(request.request_id)) is not None:
             self._roster.tell(replica, Submit(request))  # an id that is open: the replica that has it refuses it
             return []
-        if fault := self._quotas.fault_of(request):
+        if fault := self._adapters.fault_of(request.adapter_id) or self._quotas.fault_of(request):
             return [end_of(request, FinishReason.FAILED, self._now(), fault)]
         if not self._quotas.hold(request):
             self._dispatch(request)

@@ -111,7 +111,7 @@ class Traffic:
         for event in events:
             match event:
                 case AdapterRefused(others_serve=False):
-                    if not event.engine_died:
+                    if event.code is not FaultCode.ENGINE_DIED:
                         self._failed(event.adapter_id, f"could not be read: {event.reason}", "failed")
                     self._look_for_leavers()
                 case AdapterRemoved():
