@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Any
 
 from rota.core.config import EngineConfig
@@ -15,7 +16,7 @@ from rota.core.plan import StepPlan, StepResult
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import run
 from rota.runtime.promises import Promises
-from rota.runtime.service import Deliver, Phase, ServiceState, StateBoard
+from rota.runtime.service import Deliver, Phase, ServiceState, StateBoard, refuse
 from rota.scheduler import Scheduler
 from tests.waiting import PATIENCE_S
 from tests.watchful import WatchfulDevice
@@ -23,8 +24,19 @@ from tests.watchful import WatchfulDevice
 REPORTS = (AdapterFetched, AdapterReady, AdapterFailed)
 
 
+REASON = "The engine was killed."
+
+
 class Killed(Exception):
     """The storm ends an engine."""
+
+
+class Next(Enum):
+    """When the next engine takes the place of one that died."""
+
+    AT_ONCE = auto()
+    LATER = auto()
+    NEVER = auto()
 
 
 class SteppedInbox:
@@ -51,6 +63,10 @@ class SteppedInbox:
         with self._changed:
             messages, self._messages = self._messages, []
         return None if self._is_closed and not messages else messages
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._messages or self._reports)
 
     def hand_over(self) -> None:
         """The loop hears with its next pass what the device has reported."""
@@ -112,13 +128,23 @@ class WatchedDevice:
 
 class SteppedService:
     """An engine in a thread that waits between two passes. One that is killed is followed by another, as under a
-    supervisor."""
+    supervisor: at once, or when it is told to."""
 
-    def __init__(self, build: Callable[[], Any], config: EngineConfig, on_add: Callable[[AddAdapter], None]) -> None:
+    def __init__(
+        self,
+        build: Callable[[], Any],
+        config: EngineConfig,
+        on_add: Callable[[AddAdapter], None],
+        events: list[Event] | None = None,
+    ) -> None:
         self._build, self._config, self._on_add = build, config, on_add
-        self._board, self._promises = StateBoard(), Promises()
-        self.events: list[Event] = []
+        self._board, self._promises = StateBoard(), Promises(config.engine_id)
+        self._inbox = SteppedInbox()
+        self._failure: Exception | None = None
+        self.device: WatchedDevice | None = None  # None: it is starting, or down
+        self.events: list[Event] = [] if events is None else events
         self.holds_reports = False
+        self.next_engine = Next.AT_ONCE
         self.mixed: set[str] = set()  # requests that read KV of another version than their own
 
     @property
@@ -130,9 +156,12 @@ class SteppedService:
 
     def start(self, deliver: Deliver) -> None:
         self._deliver = deliver
-        self._begin()
+        if self.next_engine is Next.AT_ONCE:
+            self.come()
 
     def send(self, message: Message) -> None:
+        if self.state.phase is Phase.DOWN:
+            raise refuse(self.state.reason)
         if isinstance(message, AddAdapter):
             self._on_add(message)
         self._promises.note_message(message)
@@ -140,56 +169,74 @@ class SteppedService:
 
     def step(self) -> None:
         """One pass of the loop, and all reads and copies that it has ordered."""
+        if self.device is None:
+            return
         if not self.holds_reports:
             self._inbox.hand_over()
         self._inbox.step()
         if self._failure is not None:
-            self._replace()
-        self._inbox.wait_for_reports(self.device.ordered)
+            self._end()
+        if self.device is not None:
+            self._inbox.wait_for_reports(self.device.ordered)
 
-    def kill(self, at: str) -> None:
+    def kill(self, at: str, next_engine: Next = Next.AT_ONCE) -> None:
         """The engine fails with its next step."""
-        self.device.dies_at = at
+        if self.device is not None:
+            self.device.dies_at, self.next_engine = at, next_engine
 
-    @property
-    def is_idle(self) -> bool:
-        return self.scheduler.is_idle
-
-    @property
-    def is_running(self) -> bool:
-        """Is an answer being given?"""
-        return any(group.running for group in self.scheduler._books.groups.values())
-
-    @property
-    def users(self) -> dict[AdapterId, int]:
-        """The open requests of each version that the scheduler knows."""
-        return {adapter_id: group.users for adapter_id, group in self.scheduler._books.groups.items()}
-
-    @property
-    def owes(self) -> list[Any]:
-        """What it has promised and not yet done, and the adapters of the next engine."""
-        mine = self._promises
-        return [*mine._requests, *mine._coming, *mine._leaving, *mine._known]
-
-    def stop(self) -> None:
-        self._inbox.close()
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive(), "the loop does not end"
-        self._close()
-
-    def _close(self) -> None:
-        self.mixed |= self.device.watch.mixed
-        self.device.close()
-
-    def _begin(self) -> None:
-        self._inbox, self.device = SteppedInbox(), WatchedDevice(self._build())
-        self._failure: Exception | None = None
+    def come(self) -> None:
+        """An engine serves from now on, and finds the messages that came before it."""
+        self.device, self._failure = WatchedDevice(self._build()), None
         self.scheduler = Scheduler.from_config(self._config, self.device.capacity)
         world = LiveWorld(self.device, self._inbox)
         self._thread = threading.Thread(target=self._serve, args=(world, self._inbox), daemon=True)
         self._board.set(ServiceState(phase=Phase.READY, capacity=self.device.capacity))
         self._thread.start()
         self._inbox.stand()
+
+    def calm(self) -> None:
+        """Nothing is held up any more, and the next engine comes at once if there is to be one."""
+        self.holds_reports = False
+        if self.next_engine is Next.LATER:
+            self.next_engine = Next.AT_ONCE
+        if self.state.phase is Phase.STARTING:
+            self.come()
+
+    @property
+    def is_idle(self) -> bool:
+        return self.device is None or (self.scheduler.is_idle and self._inbox.is_empty)
+
+    @property
+    def is_running(self) -> bool:
+        """Is an answer being given?"""
+        return self.device is not None and any(group.running for group in self.scheduler._books.groups.values())
+
+    @property
+    def users(self) -> dict[AdapterId, int]:
+        """The open requests of each version that the scheduler knows."""
+        if self.device is None:
+            return {}
+        return {adapter_id: group.users for adapter_id, group in self.scheduler._books.groups.items()}
+
+    @property
+    def owes(self) -> list[Any]:
+        """What it has promised and not yet done, and the adapters of the next engine, if there is to be one."""
+        mine = self._promises
+        known = [] if self.state.phase is Phase.DOWN else mine._known
+        return [*mine._requests, *mine._coming, *mine._leaving, *known]
+
+    def stop(self) -> None:
+        if self.device is not None:
+            self._inbox.close()
+            self._join()
+
+    def _join(self) -> None:
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the loop does not end"
+        assert self.device is not None
+        self.mixed |= self.device.watch.mixed
+        self.device.close()
+        self.device = None
 
     def _serve(self, world: LiveWorld[Any], inbox: SteppedInbox) -> None:
         try:
@@ -204,15 +251,17 @@ class SteppedService:
         self.events += events
         self._deliver(events)
 
-    def _replace(self) -> None:
-        failure = self._failure
-        if not isinstance(failure, Killed):
-            raise AssertionError("the engine failed by itself") from failure
-        self._thread.join(PATIENCE_S)
-        self._close()
-        introductions = self._promises.introductions()
-        failed = self._promises.break_all("The engine was killed.")
-        self._begin()
-        for message in introductions:
+    def _end(self) -> None:
+        """The engine is dead: as a supervisor does, end what was open, and keep messages for the next engine."""
+        if not isinstance(self._failure, Killed):
+            raise AssertionError("the engine failed by itself") from self._failure
+        self._join()
+        self._inbox = SteppedInbox()
+        is_last = self.next_engine is Next.NEVER
+        self._board.set(ServiceState(phase=Phase.DOWN if is_last else Phase.STARTING, reason=REASON if is_last else ""))
+        for message in self._promises.introductions():
             self._inbox.post(message)
-        self._deliver([EngineRestarted(time.monotonic(), "The engine was killed."), *failed])
+        died = [] if is_last else [EngineRestarted(time.monotonic(), REASON, self._config.engine_id)]
+        self._deliver([*died, *self._promises.break_all(REASON)])
+        if self.next_engine is Next.AT_ONCE:
+            self.come()

@@ -1,4 +1,4 @@
-"""Whatever happens to versions, routes, clients and the engine: each answer is PEFT's with the versions it names.
+"""A storm over versions, routes, clients and the engine, in which each answer is PEFT's with the versions it names.
 
 Registry, routes, updates and streams are the server's own, and the engine is a real one with a tiny model.
 """
@@ -9,12 +9,12 @@ import asyncio
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,6 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from rota.core.config import EngineConfig
 from rota.core.ids import BASE
 from rota.core.messages import AddAdapter
 from rota.core.moved import Moved
@@ -35,7 +36,7 @@ from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.server.storm.answers import CODES, Ask, Judge, Tokens
 from tests.server.storm.calls import Call, Inline, turns
-from tests.server.storm.library import BAD, GOOD, RUINED, Library, make_library
+from tests.server.storm.library import BAD, GOOD, RUINED, Library
 from tests.server.storm.stepped import SteppedService
 
 NAMES = ("legal", "poet")
@@ -80,15 +81,18 @@ class Storm(RuleBasedStateMachine):
         self.failing_copies = 0
         self.kills = 0
         config = engine_config({"model_path": str(self.library.model_folder), **OPTIONS}, quiet=True)
-        self.service = SteppedService(partial(self._built, config), config, self._note)
+        self.service = self.new_service(partial(self._built, config), config)
         self.judge = Judge(self.library, self.service.events)
         self.registry = Registry("tiny", str(self.library.model_folder))
-        self.app = create_app(self.service, Tokenizer(self.library.model_folder), self.registry)  # type: ignore[arg-type]
+        self.app = create_app(self.service, Tokenizer(self.library.model_folder), self.registry)
         self.lifespan = self.app.router.lifespan_context(self.app)
         self.loop.run_until_complete(self.lifespan.__aenter__())
 
+    def new_service(self, build: Callable[[], Any], config: EngineConfig) -> Any:
+        return SteppedService(build, config, self._note)
+
     def _built(self, config: Any) -> Any:
-        engine = build_device(config)
+        engine: Any = build_device(config)
         bank = engine._adapters.bank
         copy_in = bank.copy_in
 
@@ -146,8 +150,9 @@ class Storm(RuleBasedStateMachine):
         self, number: int, prompts: list[Tokens], length: int, is_streamed: bool, user: str | None, passes: int
     ) -> None:
         labels = self.labels
+        label = labels[number % len(labels)]
         body = {
-            "model": labels[number % len(labels)],
+            "model": label,
             "max_tokens": length,
             "temperature": 0,
             "ignore_eos": True,
@@ -155,7 +160,7 @@ class Storm(RuleBasedStateMachine):
             "user": user,
         }
         stream = {"stream": True, "stream_options": {"include_usage": True}} if is_streamed else {}
-        named = self.registry.get(body["model"])
+        named = self.registry.get(label)
         assert named
         for prompt in prompts:
             call = self.call("POST", "/v1/completions", body=_json({**body, **stream, "prompt": prompt}))
@@ -283,7 +288,7 @@ class Storm(RuleBasedStateMachine):
 
     def calm(self) -> None:
         """Until nothing is open."""
-        self.service.holds_reports = False
+        self.service.calm()
         for _ in range(MOST_PASSES):
             if all(call.is_done for call in self.calls) and self.service.is_idle:
                 return
@@ -326,22 +331,8 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _library(tmp_path_factory: pytest.TempPathFactory) -> None:
-    Storm.library = make_library(tmp_path_factory.mktemp("storm"))
-
-
-def storm(examples: int, steps: int) -> None:
+def brew(storm: type[Storm], examples: int, steps: int) -> None:
     """Without shrinking: a storm that fails is told at once, and `print_blob` says how to have the same again."""
     phases = (Phase.explicit, Phase.reuse, Phase.generate)
     chosen = settings(max_examples=examples, stateful_step_count=steps, phases=phases, print_blob=True)
-    run_state_machine_as_test(Storm, settings=chosen)
-
-
-def test_a_storm_mixes_nothing_and_leaves_nothing():
-    storm(examples=10, steps=25)
-
-
-@pytest.mark.long("the same storm, for minutes")
-def test_many_storms_mix_nothing_and_leave_nothing():
-    storm(examples=150, steps=40)
+    run_state_machine_as_test(storm, settings=chosen)
