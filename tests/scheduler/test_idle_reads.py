@@ -8,7 +8,7 @@ from rota.core.config import LoraConfig
 from rota.core.errors import FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Finished, FinishReason, HostChanged
 from rota.core.ids import AdapterId
-from rota.core.messages import AdapterFetched
+from rota.core.messages import AdapterFailed, AdapterFetched
 from rota.core.plan import StepPlan
 from tests.builders import add_adapter
 from tests.scheduler.stage import Stage, loads, seated
@@ -178,3 +178,53 @@ def test_observers_hear_of_idle_reads_as_of_all_others():
     read(stage, 1)
 
     assert [(event.adapter_id, event.state.value) for event in stage.said(HostChanged)] == [(1, "reading"), (1, "held")]
+
+
+def away(stage: Stage, adapter: int) -> None:
+    """The source of an adapter did not answer."""
+    stage.tell(AdapterFailed(AdapterId(adapter), stage.now, "It did not answer.", FaultCode.SOURCE_AWAY))
+
+
+def test_an_adapter_whose_source_is_away_stays_known_and_is_read_for_the_next_request():
+    stage = later(2)
+    stage.ask("first", adapter=1)
+    assert ids(stage.step().fetches) == [1]
+    away(stage, 1)
+    plan = stage.step()
+    assert [end.fault and end.fault.code for end in stage.said(Finished)] == [FaultCode.SOURCE_AWAY]
+    assert stage.said(AdapterRefused) == []
+    assert ids(plan.reads) == [2], "the other one is read idly, and the source is not asked in vain"
+    assert read(stage, 2).reads == ()
+
+    stage.ask("second", adapter=1)
+    assert ids(stage.step().fetches) == [1]
+    assert 1 in loads(read(stage, 1))
+    stage.arrive(1)
+    assert "second" in seated(stage.step())
+
+
+def test_an_adapter_that_is_bad_is_refused_also_if_its_source_was_away_before():
+    stage = later(1)
+    stage.step()
+    away(stage, 1)
+    assert stage.step().reads == ()
+    stage.ask("asks", adapter=1)
+    stage.step()
+    stage.fail(1, "Its rank is too large.")
+    stage.step()
+
+    assert [event.reason for event in stage.said(AdapterRefused)] == ["Its rank is too large."]
+    assert [end.fault and end.fault.code for end in stage.said(Finished)] == [FaultCode.ADAPTER_FAILED]
+
+
+def test_an_adapter_that_is_added_from_a_source_that_is_away_is_refused_and_may_be_added_again():
+    stage = Stage(adapters=0, slots=2)
+    stage.tell(add_adapter(1))
+    assert ids(stage.step().fetches) == [1]
+    stage.ask("waits", adapter=1)
+    away(stage, 1)
+    stage.step()
+
+    assert [(one.adapter_id, one.code) for one in stage.said(AdapterRefused)] == [(1, FaultCode.SOURCE_AWAY)]
+    assert [end.fault and end.fault.code for end in stage.said(Finished)] == [FaultCode.SOURCE_AWAY]
+    assert stage.scheduler.is_idle

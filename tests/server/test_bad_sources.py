@@ -75,9 +75,12 @@ class Stage:
         self.front.heal()
         self.hub.heal()
 
-    def answer(self, model: str = "legal") -> str:
+    def ask(self, model: str) -> httpx.Response:
         body = {"model": model, "prompt": "ab", "max_tokens": 8, "temperature": 0.0}
-        got = self.client.post("/v1/completions", json=body)
+        return self.client.post("/v1/completions", json=body)
+
+    def answer(self, model: str = "legal") -> str:
+        got = self.ask(model)
         assert got.status_code == 200, got.text
         return str(got.json()["choices"][0]["text"])
 
@@ -101,7 +104,10 @@ def stage(tmp_path_factory) -> Iterator[Stage]:
             patch.setenv(name, value)
         patch.delenv("HF_TOKEN", raising=False)
         patch.setattr("tempfile.tempdir", str(disk / "temporary"))
-        url = stack.enter_context(_serving(disk, opened := Opened()))
+        opened = Opened()
+        patch.setattr("rota.sources.download.PAUSE_S", 0.0)
+        patch.setattr("rota.engine.build.sources_at", lambda *_: Sources(DiskCache(disk / "cache", 10**8), opened))
+        url = stack.enter_context(_serving(disk, opened))
         client = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S))
         yield Stage(disk, s3, front, hub, client, opened)
 
@@ -123,6 +129,7 @@ def _disk(disk: Path) -> Path:
 
 def _serving(disk: Path, opened: Opened):
     options = {"device": "cpu", "dtype": "float32", "kv_blocks": 32, "max_running_requests": 2, "max_lora_rank": 8}
+    options |= {"max_loras_per_batch": 1, "max_loaded_loras": 1}  # so that an adapter leaves when another is asked for
     options |= {"model_path": str(disk / "tiny"), "adapter_cache_dir": str(disk / "cache")}
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(disk / "tiny"))
@@ -138,6 +145,12 @@ Fault = Callable[[Stage], object]
 def lists_nothing(stage: Stage) -> None:
     stage.opened.timeout_s = SHORT_S
     stage.front.may_list.clear()
+    stage.hub.may_answer.clear()
+
+
+def reads_nothing(stage: Stage) -> None:
+    stage.opened.timeout_s = SHORT_S
+    stage.front.may_read.clear()
     stage.hub.may_answer.clear()
 
 
@@ -185,7 +198,7 @@ TABLE = [
     (says_more, 400, "bytes; its source listed", "bytes; its source listed"),
     (says_less, 400, "bytes; its source listed", "bytes; its source listed"),
     (changes, 400, "{where} holds something else than when it was loaded", "{where} holds something else than"),
-    (breaks_off, 400, "The connection to the store of {where} breaks off.", "The Hub cannot be reached for {where}."),
+    (breaks_off, 502, "The connection to the store of {where} breaks off.", "The Hub cannot be reached for {where}."),
     (fails, 502, "The store of {where} answers with the status 501.", "answers with the status 501 for {where}."),
     (holds("bare"), 400, "{where} is no adapter: it has no adapter_config.json.", "{where} is no adapter"),
     (holds("junk"), 400, "{where}/adapter_model.safetensors", "{where}/adapter_model.safetensors"),
@@ -210,6 +223,47 @@ def test_what_is_wrong_with_a_source_changes_nothing(stage: Stage, fault: Fault,
         assert stage.versions() == versions
         assert stage.left() == left
     stage.client.delete("/v1/adapters/legal").raise_for_status()
+
+
+# The same of an adapter that is registered, and that the engine has to bring once more for a request.
+AGAIN = [
+    (lists_nothing, 502, "did not answer in time", "did not answer in time"),
+    (reads_nothing, 502, "did not answer in time", "did not answer in time"),
+    (breaks_off, 502, "The connection to the store of {where} breaks off.", "The Hub cannot be reached for {where}."),
+    (fails, 502, "The store of {where} answers with the status 501.", "answers with the status 501 for {where}."),
+    (refuses, 400, "The store refuses the server's credentials for {where}.", "{where} is gated"),
+    (says_more, 400, "{where} holds something else than", "{where} holds something else than"),
+    (holds("old"), 400, "{where} holds something else than when it was loaded", "{where} holds something else than"),
+]
+
+
+@pytest.mark.parametrize(("fault", "status", "s3_says", "hub_says"), AGAIN)
+def test_what_is_wrong_with_a_source_ends_the_requests_of_an_adapter_that_is_read_again(
+    stage: Stage, fault: Fault, status: int, s3_says, hub_says
+):
+    for where, words in ((S3, s3_says), (HUB, hub_says)):
+        _begin(stage)
+        stage.client.put("/v1/adapters/legal", json={"path": where}).raise_for_status()
+        said = stage.answer()
+        _forget(stage)
+        fault(stage)
+        refused = stage.ask("legal")
+        stage.heal()
+        stage.publish("new")
+        assert refused.status_code == status, refused.text
+        assert words.format(where=where) in error_of(refused)["message"]
+        assert ("retry-after" in refused.headers) is (status == 502)
+        assert not any(secret in refused.text for secret in (SECRET, TOKEN, "127.0.0.1", str(stage.disk)))
+        assert stage.answer() == said, "the next request has it read once more"
+        stage.client.delete("/v1/adapters/legal").raise_for_status()
+
+
+def _forget(stage: Stage) -> None:
+    """Another adapter takes the place in host memory, and the disk has no copy."""
+    stage.client.put("/v1/adapters/poet", json={"path": str(stage.disk / "made" / "old")}).raise_for_status()
+    stage.answer("poet")
+    stage.client.delete("/v1/adapters/poet").raise_for_status()
+    shutil.rmtree(stage.disk / "cache", ignore_errors=True)
 
 
 def _begin(stage: Stage) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rota.sources.download import MOST_VAIN, Download
-from rota.sources.source import ChangedError, SourceError
+from rota.sources.source import ChangedError, SourceError, UnreachableError
 from tests.sources.shelf import Shelf, adapter_files
 
 PLACE = "bucket/legal"
@@ -67,7 +67,7 @@ def test_a_source_that_lies_about_a_size_is_refused(tmp_path: Path):
 def test_a_file_that_ends_early_is_refused(tmp_path: Path):
     source = shelf()
     (config, weights) = source.files(PLACE)
-    with pytest.raises(SourceError, match="ended after 60 of 1,000 bytes"):
+    with pytest.raises(UnreachableError, match="ended after 60 of 1,000 bytes"):
         replace(download(source), files=[config, replace(weights, size=1000)]).into(tmp_path)
 
 
@@ -88,5 +88,5 @@ def test_content_that_is_not_what_was_said_is_refused(tmp_path: Path):
 
 def test_a_source_that_is_too_slow_is_given_up(tmp_path: Path):
     times = iter(range(0, 10_000, 20))
-    with pytest.raises(SourceError, match="too slowly: less than"):
+    with pytest.raises(UnreachableError, match="too slowly: less than"):
         download(shelf(), now=lambda: float(next(times))).into(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rota.core.adapter import Adapter
-from rota.core.errors import Fault
+from rota.core.errors import Fault, FaultCode
 from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
 
@@ -97,6 +97,7 @@ class AdapterFailed:
     adapter_id: AdapterId
     at: float
     reason: str
+    code: FaultCode = FaultCode.ADAPTER_FAILED  # SOURCE_AWAY: the next read may succeed
 
 
 @dataclass(frozen=True, slots=True)

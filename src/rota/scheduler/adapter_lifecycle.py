@@ -104,9 +104,11 @@ class AdapterLifecycle:
         self._books.note_users(group)
         self._books.outbox.append(AdapterAdded(group.adapter_id, at, self._books.engine_id))
 
-    def _refuse(self, adapter_id: AdapterId, at: float, reason: str) -> None:
+    def _refuse(
+        self, adapter_id: AdapterId, at: float, reason: str, code: FaultCode = FaultCode.ADAPTER_FAILED
+    ) -> None:
         self._books.outbox.append(
-            AdapterRefused(adapter_id=adapter_id, at=at, reason=reason, engine_id=self._books.engine_id)
+            AdapterRefused(adapter_id=adapter_id, at=at, reason=reason, engine_id=self._books.engine_id, code=code)
         )
 
     def _reason_against(self, adapter: Adapter) -> str | None:
@@ -169,20 +171,26 @@ class AdapterLifecycle:
         self._drop(adapter_id, at)
         if adapter_id in books.slots.residencies:
             vacate(books, group, at, SlotReason.FAILED, detail=reason)
-        self._end_users(group, Fault(FaultCode.ADAPTER_FAILED, reason, "model"), at)
-        # What was never read is not known, also if requests could ask for it.
-        is_new = group.standing is Standing.NEW or (
-            group.standing is Standing.KNOWN and self._idle_reads.has(adapter_id)
-        )
+        self._end_users(group, Fault(message.code, reason, "model"), at)
+        is_new = self._was_never_read(group, message.code)
         if is_new or adapter_id in self._unanswered:
             self._unanswered.discard(adapter_id)
-            self._refuse(adapter_id, at, reason)
+            self._refuse(adapter_id, at, reason, message.code)
         if is_new:
             self._forget(group)
         elif group.standing is Standing.KNOWN:
             group.standing = Standing.FAILED  # or a pinned adapter would be read and fail for ever
             books.note_users(group)
         self.retire_if_done(group, at)
+
+    def _was_never_read(self, group: Group, code: FaultCode) -> bool:
+        """What was never read is not known, also if requests could ask for it; a source may be back for the next."""
+        if group.standing is Standing.NEW or not self._idle_reads.has(group.adapter_id):
+            return group.standing is Standing.NEW
+        if code is FaultCode.SOURCE_AWAY:
+            self._idle_reads.put_off(group.adapter_id)
+            return False
+        return group.standing in (Standing.KNOWN, Standing.FAILED)
 
     def _remove(self, message: RemoveAdapter) -> None:
         """Unload: waits for the adapter's requests unless forced, and for a copy under way in any case."""

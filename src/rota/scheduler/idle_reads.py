@@ -19,6 +19,7 @@ class IdleReads:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._unread: dict[AdapterId, Group] = {}
+        self._put_off: set[AdapterId] = set()
 
     def expect(self, group: Group) -> None:
         """An adapter is known from now on, and is to be read."""
@@ -26,11 +27,17 @@ class IdleReads:
 
     def has(self, adapter_id: AdapterId) -> bool:
         """Whether an adapter is known, though it was never read."""
-        return adapter_id in self._unread
+        return adapter_id in self._unread or adapter_id in self._put_off
+
+    def put_off(self, adapter_id: AdapterId) -> None:
+        """The source of an adapter is away: it is read when a request asks for it, and not for want of other work."""
+        self._unread.pop(adapter_id, None)
+        self._put_off.add(adapter_id)
 
     def forget(self, adapter_id: AdapterId) -> None:
         """An adapter was read, could not be read, or is gone."""
         self._unread.pop(adapter_id, None)
+        self._put_off.discard(adapter_id)
 
     def order(self, draft: Draft) -> None:
         """Once a pass, after the reads that requests wait for."""

@@ -21,6 +21,7 @@ from rota.runtime.service import Service
 from rota.server.locating import Locate, as_asked
 from rota.server.name_locks import NameLocks
 from rota.server.outcomes import Outcomes
+from rota.sources.source import UnreachableError
 
 # Most answers end within this time, and most clients wait longer.
 PATIENCE_S = 30.0
@@ -221,7 +222,9 @@ class AdapterManager:
                     self._warn(event)
                 case AdapterRefused(adapter_id=adapter_id, reason=reason):
                     if event.code is FaultCode.ENGINE_DIED:
-                        self._loading.fail(adapter_id, Fault(event.code, reason))
+                        self._loading.fail(adapter_id, RequestError(Fault(event.code, reason)))
+                    if event.code is FaultCode.SOURCE_AWAY:
+                        self._loading.fail(adapter_id, UnreachableError(reason))
                     self._refused(event)
                     self._loading.resolve(adapter_id, reason)
                     self._unloading.resolve(adapter_id)

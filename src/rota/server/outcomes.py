@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rota.core.errors import Fault, RequestError
+from rota.core.errors import RotaError
 from rota.core.ids import AdapterId
 
 # Empty after a success, else the reason.
@@ -28,10 +28,10 @@ class Outcomes:
         if outcome := self._waited_for(adapter_id):
             outcome.set_result(reason)
 
-    def fail(self, adapter_id: AdapterId, fault: Fault) -> None:
-        """The engine cannot say. Whoever waits gets a RequestError."""
+    def fail(self, adapter_id: AdapterId, error: RotaError) -> None:
+        """The engine cannot say. Whoever waits gets this error."""
         if outcome := self._waited_for(adapter_id):
-            outcome.set_exception(RequestError(fault))
+            outcome.set_exception(error)
 
     def _waited_for(self, adapter_id: AdapterId) -> Outcome | None:
         outcome = self._waiting.pop(adapter_id, None)

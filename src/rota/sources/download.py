@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rota.sources.contents import sha256_of
-from rota.sources.source import ChangedError, Source, SourceError, SourceFile
+from rota.sources.source import ChangedError, Source, SourceError, SourceFile, UnreachableError
 
 # A source that gives less than this is taken for one that has failed: 84 MB may take almost three minutes.
 SLOWEST_BYTES_PER_S = 500_000
@@ -51,7 +51,7 @@ class Download:
             while (start := out.tell()) < file.size:
                 try:
                     self._append(file, out, ends_at)
-                    broke_off = SourceError(
+                    broke_off: SourceError = UnreachableError(
                         f"{self.place}/{file.name} ended after {out.tell():,} of {file.size:,} bytes."
                     )
                 except ChangedError:
@@ -68,7 +68,7 @@ class Download:
         for piece in self.source.read(self.place, file, out.tell()):
             if self.now() > ends_at:
                 rate = f"{SLOWEST_BYTES_PER_S / 1e6:g} MB/s"
-                raise SourceError(f"{self.place} gives its files too slowly: less than {rate}.")
+                raise UnreachableError(f"{self.place} gives its files too slowly: less than {rate}.")
             if out.tell() + len(piece) > file.size:
                 raise ChangedError(f"{self.place}/{file.name} is longer than its source says: {file.size:,} bytes.")
             out.write(piece)

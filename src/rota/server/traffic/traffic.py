@@ -26,6 +26,7 @@ LOG = logging.getLogger("rota.traffic")
 _FAILURES = {
     FaultCode.NOT_A_NUMBER: "computed a value that is not a number",
     FaultCode.ADAPTER_FAILED: "could not be served",
+    FaultCode.SOURCE_AWAY: "could not be read: its source is away",
 }
 # An engine that dies says nothing of a version. If the next one dies under it so soon, it is the likeliest cause.
 DIES_AGAIN_S = 600.0

@@ -1,0 +1,55 @@
+"""A failure that is the source's own is told apart from one that is the adapter's."""
+
+from __future__ import annotations
+
+import pytest
+
+from rota.core.adapter import Adapter
+from rota.core.errors import AdapterError, FaultCode
+from rota.core.ids import AdapterId
+from rota.core.messages import AdapterFailed
+from rota.engine.far_adapters import Away
+from rota.sources.source import ChangedError, UnreachableError
+
+FAR = Adapter(adapter_id=AdapterId(1), name="far", path="s3://bucket/far#0123456789abcdef")
+NEAR = Adapter(adapter_id=AdapterId(2), name="near", path="/adapters/near")
+
+
+def told(away: Away, adapter: Adapter) -> FaultCode:
+    message = away.with_code(AdapterFailed(adapter.adapter_id, 1.0, "It could not be read."))
+    assert isinstance(message, AdapterFailed)
+    return message.code
+
+
+@pytest.mark.parametrize(
+    ("adapter", "error", "code"),
+    [
+        (FAR, UnreachableError("The store did not answer in time."), FaultCode.SOURCE_AWAY),
+        (FAR, ChangedError("It changed while it was read."), FaultCode.ADAPTER_FAILED),
+        (FAR, AdapterError("Its rank is too large."), FaultCode.ADAPTER_FAILED),
+        (FAR, MemoryError(), FaultCode.ADAPTER_FAILED),
+        (NEAR, AdapterError("There is no such folder."), FaultCode.ADAPTER_FAILED),
+    ],
+)
+def test_only_a_source_that_does_not_answer_is_away(adapter, error, code):
+    def read(_: Adapter) -> None:
+        raise error
+
+    away = Away()
+    with pytest.raises(type(error)):
+        away.noting(read)(adapter)
+
+    assert told(away, adapter) is code
+    assert told(away, adapter) is FaultCode.ADAPTER_FAILED, "what fails later, such as a copy, is another failure"
+
+
+def test_a_read_that_is_given_up_on_waits_for_its_source():
+    away, codes = Away(), []
+
+    def read(adapter: Adapter) -> str:
+        codes.append(told(away, adapter))  # as the reader's clock tells while the read hangs
+        return "a copy"
+
+    assert away.noting(read)(FAR) == away.noting(read)(NEAR) == "a copy"
+    assert codes == [FaultCode.SOURCE_AWAY, FaultCode.ADAPTER_FAILED]
+    assert told(away, FAR) is FaultCode.ADAPTER_FAILED
