@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from rota.core.config import EngineConfig
+from tests.server.storm.library import GOOD
 from tests.server.storm.replicas import SteppedReplicas
 from tests.server.storm.stepped import Next
-from tests.server.storm.storm import DICE, RARELY, Storm
+from tests.server.storm.storm import DICE, PASSES, RARELY, Storm
 
 FIRST, LATE = 2, 1
+MOMENTS = ("receive", "submit", "collect")
+MOST_KILLS = 5
 
 
 class ReplicaStorm(Storm):
@@ -24,8 +27,8 @@ class ReplicaStorm(Storm):
     def new_service(self, build: Callable[[], Any], config: EngineConfig) -> SteppedReplicas:
         return SteppedReplicas(build, config, self._note, FIRST, LATE)
 
-    @precondition(lambda self: self.kills < 4 and self.service.up)
-    @rule(number=DICE, at=st.sampled_from(["submit", "collect"]), next_engine=st.sampled_from([*Next, Next.LATER]))
+    @precondition(lambda self: self.kills < MOST_KILLS and self.service.up)
+    @rule(number=DICE, at=st.sampled_from(MOMENTS), next_engine=st.sampled_from([*Next, Next.LATER]))
     def kill(self, number: int, at: str, next_engine: Next) -> None:
         """The last replica is not given up on."""
         up = self.service.up
@@ -33,6 +36,15 @@ class ReplicaStorm(Storm):
             return
         self.kills += 1
         self.service.replicas[up[number % len(up)]].kill(at, next_engine)
+
+    @precondition(lambda self: self.kills < MOST_KILLS and self.service.up)
+    @rule(number=DICE, kind=st.none() | st.sampled_from(GOOD), passes=PASSES)
+    def restart(self, number: int, kind: str | None, passes: int) -> None:
+        """An engine is followed by another at once, and a folder may be gone by then."""
+        if kind:
+            self.move_folder(kind, is_there=False)
+        self.kill(number, "receive", Next.AT_ONCE)
+        self.steps(passes + 1)
 
     @rule(number=DICE)
     def come_back(self, number: int) -> None:

@@ -10,6 +10,7 @@ from rota.core.events import Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message
 from rota.runtime.replicas.service import ReplicatedService
+from rota.runtime.routing.router import Router
 from rota.runtime.service import Deliver, Phase, ServiceState
 from tests.server.engines import configs
 from tests.server.storm.stepped import Next, SteppedService
@@ -31,7 +32,8 @@ class SteppedReplicas:
         made = [SteppedService(build, one, on_add, self.events) for one in configs(config, first + late)]
         self.replicas, self._late = made[:first], made[first:]
         self.stalled: set[int] = set()  # make no passes
-        self.joint = ReplicatedService(self.replicas)
+        # Prices are measured, and a storm must be the same once more: requests go to the replicas in turn.
+        self.joint = ReplicatedService(self.replicas, Router(first, "round-robin"))
 
     @property
     def state(self) -> ServiceState:

@@ -49,6 +49,7 @@ class SteppedInbox:
         self._go, self._stands = threading.Semaphore(0), threading.Semaphore(0)
         self._is_closed = False
         self.reported = 0
+        self.is_broken = False  # the engine dies before it has its next messages
 
     def post(self, message: Message) -> None:
         with self._changed:
@@ -60,6 +61,8 @@ class SteppedInbox:
     def take(self, wait_s: float) -> list[Message] | None:
         self._stands.release()
         self._go.acquire()
+        if self.is_broken:
+            raise Killed
         with self._changed:
             messages, self._messages = self._messages, []
         return None if self._is_closed and not messages else messages
@@ -104,7 +107,7 @@ class WatchedDevice:
         self.capacity, self.token_s, self.listen = engine.capacity, engine.token_s, engine.listen
         self.watch = WatchfulDevice(engine.capacity)
         self.ordered = 0  # reads and copies, each of which ends in one report
-        self.dies_at: str = ""  # "submit" or "collect"
+        self.dies_at = ""  # "submit", "collect", or "receive", which the inbox sees to
 
     def submit(self, plan: StepPlan) -> Any:
         if self.dies_at == "submit":
@@ -180,9 +183,10 @@ class SteppedService:
             self._inbox.wait_for_reports(self.device.ordered)
 
     def kill(self, at: str, next_engine: Next = Next.AT_ONCE) -> None:
-        """The engine fails with its next step."""
+        """The engine fails with its next pass, or with its next step."""
         if self.device is not None:
             self.device.dies_at, self.next_engine = at, next_engine
+            self._inbox.is_broken = at == "receive"
 
     def come(self) -> None:
         """An engine serves from now on, and finds the messages that came before it."""

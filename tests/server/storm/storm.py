@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -84,7 +85,8 @@ class Storm(RuleBasedStateMachine):
         self.service = self.new_service(partial(self._built, config), config)
         self.judge = Judge(self.library, self.service.events)
         self.registry = Registry("tiny", str(self.library.model_folder))
-        self.app = create_app(self.service, Tokenizer(self.library.model_folder), self.registry)
+        with mock.patch("rota.server.versions.upload.ThreadPoolExecutor", Inline):
+            self.app = create_app(self.service, Tokenizer(self.library.model_folder), self.registry)
         self.lifespan = self.app.router.lifespan_context(self.app)
         self.loop.run_until_complete(self.lifespan.__aenter__())
 
@@ -228,7 +230,7 @@ class Storm(RuleBasedStateMachine):
         self.failing_copies = count
 
     @precondition(lambda self: self.kills < 2)
-    @rule(is_so=RARELY, at=st.sampled_from(["submit", "collect"]))
+    @rule(is_so=RARELY, at=st.sampled_from(["receive", "submit", "collect"]))
     def kill(self, is_so: bool, at: str) -> None:
         if not is_so:
             return
