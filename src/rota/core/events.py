@@ -233,11 +233,7 @@ class AdapterStanding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspected:
-    """Answers `Inspect`: the base model, every adapter that has requests, and how much of the device is in use.
-
-    If only some adapters were asked for, `others` counts the requests of all others, and `absent` are the adapters that
-    have work and no slot.
-    """
+    """Answers `Inspect`: the base model, every adapter that has requests, and how much of the device is in use."""
 
     at: float
     steps: int
@@ -249,6 +245,8 @@ class Inspected:
     engine_id: EngineId = FIRST_ENGINE
     pages: int = 0  # that the slots share; 0: every slot holds any adapter
     pages_used: int = 0
+    slot_bytes: int = 0  # what all slots take on the device
+    # If only some adapters were asked for, the requests of all others, and the adapters with work and without a slot.
     others: AdapterStanding | None = None
     absent: tuple[AdapterId, ...] = ()
 

@@ -101,6 +101,14 @@ class AdapterFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsGrew:
+    """All slots have room for what an adapter brought that came later, such as a DoRA's gains."""
+
+    size_bytes: int  # that they take on the device now
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Explain:
     """A client asks why a request waits; `Explained` answers, also for an unknown request."""
 
@@ -156,5 +164,5 @@ class ServedElsewhere:
 
 
 Query = Explain | Inspect | FlushCache
-AdapterMessage = AddAdapter | RemoveAdapter | MoveRequests | AdapterFetched | AdapterReady | AdapterFailed
+AdapterMessage = AddAdapter | RemoveAdapter | MoveRequests | AdapterFetched | AdapterReady | AdapterFailed | SlotsGrew
 Message = Submit | Abort | AbortAll | ServedElsewhere | Pause | Resume | AdapterMessage | Query

@@ -13,7 +13,7 @@ from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.grammar import Grammar, Grammars
 from rota.core.ids import BASE, BlockId, RequestId, Row
-from rota.core.messages import Message
+from rota.core.messages import Message, SlotsGrew
 from rota.core.plan import Chunk, Seat, StepPlan, StepResult
 from rota.core.request import SamplingParams
 from rota.core.stages import Stage
@@ -68,6 +68,7 @@ class Engine:
         sampler = Sampler(capacity.rows, spec.vocab_size, self._device, draws=group.rank == 0)
         self._drawing = Drawing(model, self._rows, self._vocabulary, sampler, group, self._batch_of)
         self._threads: Threads | None = None
+        self._post: Callable[[Message], None] = lambda _: None
         self.token_s = 0.0  # until `warm_up`
         self.stages: tuple[Stage, ...] = ()  # of its building
 
@@ -81,6 +82,7 @@ class Engine:
         if self._adapters is not None:
             if self._adapters.grow():
                 self._computation.forget_graphs_with_adapters()
+                self._post(SlotsGrew(self._adapters.bank.size_bytes, time.monotonic()))
             self._adapters.accept(plan)
             self._adapters.wait_for_copies(plan)
             self._adapters.note_launch(plan)
@@ -204,7 +206,8 @@ class Engine:
     # ── adapters ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def listen(self, post: Callable[[Message], None]) -> None:
-        """Send messages about adapters through `post`, from the loader's threads."""
+        """Send messages about adapters through `post`, from the loader's threads and from that of the steps."""
+        self._post = post
         if self._adapters is not None:
             self._adapters.listen(post)
 

@@ -16,6 +16,7 @@ from rota.core.messages import (
     AddAdapter,
     MoveRequests,
     RemoveAdapter,
+    SlotsGrew,
 )
 from rota.policy.slot_policy import SlotPolicy
 from rota.scheduler.books import Books
@@ -79,6 +80,8 @@ class AdapterLifecycle:
                 self._ready(adapter_id, at)
             case AdapterFailed():
                 self._failed(message)
+            case SlotsGrew(size_bytes):
+                self._books.slot_bytes = size_bytes
 
     def _add(self, message: AddAdapter) -> None:
         adapter, at = message.adapter, message.at

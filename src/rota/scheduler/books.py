@@ -44,6 +44,7 @@ class Books:
         self.rows = RowLedger(capacity.rows)
         self.blocks = BlockLedger(capacity.blocks, capacity.block_size)
         self.slots = SlotLedger(capacity.slots, eviction, capacity.pages, capacity.matrices)
+        self.slot_bytes = capacity.adapter_bytes
         self.hosts = HostLedger(host_adapters)
         # Not of open slots only: the others may open while many sequences hold KV.
         self.group_sizes = GroupSizes(capacity.slots)

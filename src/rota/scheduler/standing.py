@@ -85,6 +85,7 @@ class Standings:
             engine_id=books.engine_id,
             pages=pages.total if pages else 0,
             pages_used=pages.used if pages else 0,
+            slot_bytes=books.slot_bytes,
             others=others,
             absent=absent,
         )

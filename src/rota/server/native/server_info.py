@@ -37,7 +37,7 @@ def install_server_info(app: FastAPI, front: Front, queries: Queries, metrics: M
         return {
             "version": version("rota"),
             "status": state.phase.value if front.pausing.paused_at is None else PAUSED,
-            **_capacity(front, state),
+            **_capacity(front, state, standings),
             **({"vllm_config": vllm_config(front.registry.base, state.capacity)} if config_format else {}),
             "loaded_adapters": {adapter.name: adapter.path for adapter in front.registry.adapters},
             "internal_states": [_described(standing) for standing in standings],
@@ -45,10 +45,11 @@ def install_server_info(app: FastAPI, front: Front, queries: Queries, metrics: M
         }
 
 
-def _capacity(front: Front, state: ServiceState) -> dict[str, Any]:
-    """Rows and KV are those of all engines that serve; the rest is the same on each."""
+def _capacity(front: Front, state: ServiceState, standings: Sequence[Inspected]) -> dict[str, Any]:
+    """Rows and KV are those of all engines that serve; the rest is the same on each, or the largest."""
     base, capacity = front.registry.base, state.capacity
     found = [engine.capacity for engine in state.engines if engine.capacity]
+    slot_bytes = max([one.adapter_bytes for one in found] + [one.slot_bytes for one in standings], default=None)
     return {
         "model_path": base.path,
         "served_model_name": base.name,
@@ -59,13 +60,13 @@ def _capacity(front: Front, state: ServiceState) -> dict[str, Any]:
         "kv_block_size": capacity and capacity.block_size,
         "kv_cache_dtype": capacity and capacity.kv_dtype,
         "max_loras_per_batch": capacity and capacity.slots,
-        "lora_memory_bytes": capacity and capacity.adapter_bytes,
-        "slots": capacity and _slots(capacity),
+        "lora_memory_bytes": capacity and slot_bytes,
+        "slots": capacity and {**_slots(capacity), "bytes": slot_bytes},
     }
 
 
 def _slots(capacity: Capacity) -> dict[str, Any]:
-    """The places for adapters on the device, at the start. What is in them now is told of each engine."""
+    """The places for adapters on the device, as they were at the start. What is in them is told of each engine."""
     return {
         "count": capacity.slots,
         "from": capacity.slots_from,
@@ -73,7 +74,6 @@ def _slots(capacity: Capacity) -> dict[str, Any]:
         "rank_from": capacity.rank_from,
         "pages": capacity.pages,
         "matrices": capacity.matrices,
-        "bytes": capacity.adapter_bytes,
         "annexed": capacity.annexed,
     }
 
@@ -91,6 +91,7 @@ def _described(standing: Inspected) -> dict[str, Any]:
         "slots_open": standing.slots,
         "slot_pages": standing.pages,
         "slot_pages_used": standing.pages_used,
+        "slot_bytes": standing.slot_bytes,
     }
 
 
