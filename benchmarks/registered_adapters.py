@@ -30,16 +30,20 @@ from typing import Any, cast
 
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
-from rota.core.events import AdapterAdded, HostChanged, HostState
+from rota.core.events import AdapterAdded, Event, HostChanged, HostState
+from rota.core.ids import AdapterId, EngineId
 from rota.core.lora_paths import LoraPath
-from rota.core.messages import AdapterFetched, AddAdapter
+from rota.core.messages import AdapterFetched, AddAdapter, Message
 from rota.core.plan import StepResult
 from rota.engine.folders.builtin import builtin_adapters
 from rota.observe.metrics import Metrics
 from rota.runtime.lifeline import tied
 from rota.runtime.promises import Promises
 from rota.runtime.registry import Registry
-from rota.runtime.service import Service
+from rota.runtime.replicas.desk import ReplicaDesk
+from rota.runtime.replicas.roster import Roster
+from rota.runtime.routing.router import Router
+from rota.runtime.service import Deliver, Phase, Service, ServiceState
 from rota.runtime.wire import decode, encode
 from rota.scheduler import Scheduler
 from rota.server.adapters import AdapterManager
@@ -77,7 +81,11 @@ def measure(folder: Path, adapters: int, repeats: int) -> dict[str, Any]:
         "machine": f"{os.cpu_count()} × {platform.machine()}, Python {platform.python_version()}",
         "adapters": adapters,
         **compared(rounds, adapters - FEW),
-        "bytes_of_records": {"server": server_bytes(adapters), "scheduler": scheduler_bytes(adapters)},
+        "bytes_of_records": {
+            "server": server_bytes(adapters),
+            "server_with_replicas": {replicas: replicas_bytes(adapters, replicas) for replicas in (2, 8)},
+            "scheduler": scheduler_bytes(adapters),
+        },
         "rounds": rounds,
     }
 
@@ -107,6 +115,51 @@ def server_bytes(adapters: int) -> int:
             hear(events)
 
     return bytes_of(add, adapters)
+
+
+def replicas_bytes(adapters: int, replicas: int) -> int:
+    """The same of a server with several replicas, of which each reads the adapter and drops it for the next."""
+    registry = Registry("base", "/base")
+    history, metrics = History(registry), Metrics(registry.name_of)
+    manager, engines = AdapterManager(cast(Service, None), registry), [Replica() for _ in range(replicas)]
+    desk = ReplicaDesk(Roster(engines), Router(replicas))
+
+    def add(number: int) -> None:
+        adapter = registry.add(_asked(number))
+        desk.send(AddAdapter(adapter=adapter, at=0.0))
+        for engine_id, engine in enumerate(engines):
+            events = list(_news(adapter.adapter_id, EngineId(engine_id)))
+            engine.promises.note_events(events)
+            told = desk.note(engine_id, events)
+            for hear in (history.observe, metrics.observe, manager.observe):
+                hear(told)
+
+    return bytes_of(add, adapters)
+
+
+def _news(adapter_id: AdapterId, engine_id: EngineId) -> Iterator[Event]:
+    yield AdapterAdded(adapter_id, 0.0, engine_id)
+    for state in (HostState.HELD, HostState.GONE):
+        yield HostChanged(at=0.0, adapter_id=adapter_id, state=state, size_bytes=1 << 20, engine_id=engine_id)
+
+
+class Replica:
+    """Stands in for an engine under its supervisor: what the server keeps of it."""
+
+    state = ServiceState(phase=Phase.READY, has_served=True)
+
+    def __init__(self) -> None:
+        self.promises = Promises()
+
+    def send(self, message: Message) -> None:
+        self.promises.note_message(message)
+
+    def start(self, deliver: Deliver) -> None: ...
+
+    def wait_until_ready(self, timeout_s: float | None = None) -> Capacity:
+        raise NotImplementedError(timeout_s)
+
+    def stop(self) -> None: ...
 
 
 def scheduler_bytes(adapters: int) -> int:

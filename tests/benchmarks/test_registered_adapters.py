@@ -26,6 +26,10 @@ def test_the_records_of_an_adapter_take_less_than_two_kilobytes_in_both_processe
     assert script.server_bytes(ADAPTERS) + script.scheduler_bytes(ADAPTERS) < MOST_BYTES
 
 
+def test_replicas_add_little_to_what_the_server_keeps(script):
+    assert script.replicas_bytes(ADAPTERS, 8) + script.scheduler_bytes(ADAPTERS) < MOST_BYTES
+
+
 def test_bytes_are_those_of_one_adapter_more_and_seconds_are_both(script):
     few = {"ready_s": 6.0, "server_bytes": 1000.0, "engine_bytes": 5000.0}
     many = {"ready_s": 6.1, "server_bytes": 11000.0, "engine_bytes": 10000.0}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
@@ -15,6 +16,14 @@ from rota.core.messages import AddAdapter, Message, RemoveAdapter
 # Sends a message to a replica; False if that replica is down.
 Tell = Callable[[int, Message], bool]
 AdapterNews = AdapterAdded | AdapterRefused | AdapterRemoved
+Numbers = frozenset[int]  # of replicas
+NONE: Numbers = frozenset()
+
+
+@lru_cache(1024)
+def _shared(numbers: Numbers) -> Numbers:
+    """The same set for the same replicas: thousands of adapters are held by all of them, and a set takes 200 bytes."""
+    return numbers
 
 
 @dataclass(slots=True)
@@ -22,11 +31,11 @@ class _Entry:
     """One adapter: which replicas have it, which were asked about it, and which answers a client waits for."""
 
     adapter: Adapter
-    asked: set[int] = field(default_factory=set)  # have not answered whether they can serve it
-    invited: set[int] = field(default_factory=set)  # have not either, but no client waits for their answers
-    unsure: set[int] = field(default_factory=set)  # of the invited, those that were asked first: see `note_away`
-    holders: set[int] = field(default_factory=set)
-    leaving: set[int] = field(default_factory=set)  # have not answered its removal
+    asked: Numbers = NONE  # have not answered whether they can serve it
+    invited: Numbers = NONE  # have not either, but no client waits for their answers
+    unsure: Numbers = NONE  # of the invited, those that were asked first: see `note_away`
+    holders: Numbers = NONE
+    leaving: Numbers = NONE  # have not answered its removal
     refusal: AdapterRefused | None = None  # the first one
     is_add_open: bool = True
     is_removal_open: bool = False
@@ -136,10 +145,10 @@ class ReplicaAdapters:
         return events
 
     def _stand_back(self, replica: int, entry: _Entry, refusal: AdapterRefused) -> None:
-        entry.asked.discard(replica)
+        entry.asked = _without(entry.asked, replica)
         if entry.asked or entry.holders:
-            entry.invited.add(replica)
-            entry.unsure.add(replica)
+            entry.invited = _with(entry.invited, {replica})
+            entry.unsure = _with(entry.unsure, {replica})
         else:
             entry.refusal = refusal
             self._take_back(entry, sorted({replica, *entry.invited}), _removal(refusal))
@@ -147,20 +156,21 @@ class ReplicaAdapters:
     def _added(self, replica: int, entry: _Entry, event: AdapterAdded) -> list[Event]:
         """An adapter that was lost everywhere is back with the first replica that could read it again."""
         was_lost = not entry.holders and not _is_open(entry)
-        for numbers in (entry.asked, entry.invited, entry.unsure):
-            numbers.discard(replica)
-        entry.holders.add(replica)
+        entry.asked = _without(entry.asked, replica)
+        entry.invited = _without(entry.invited, replica)
+        entry.unsure = _without(entry.unsure, replica)
+        entry.holders = _with(entry.holders, {replica})
         return [event] if was_lost else list(self._settle(event.adapter_id, entry, event.at))
 
     def _refused(self, replica: int, entry: _Entry, event: AdapterRefused) -> list[Event]:
         was_asked = replica in entry.asked
         if replica in entry.unsure - entry.leaving:
-            entry.unsure.discard(replica)
+            entry.unsure = _without(entry.unsure, replica)
             self._invite(entry, [replica], event.at)
             return []
         if not was_asked and replica not in entry.leaving:
             if _is_open(entry) or entry.leaving:
-                entry.invited.discard(replica)
+                entry.invited = _without(entry.invited, replica)
                 return []  # it has refused the adapter before, and now its removal; or it lacks it from the beginning
             self._part(replica, entry)
             # A new engine could not read it again. Its requests go to the replicas that have it.
@@ -188,14 +198,13 @@ class ReplicaAdapters:
             self._entries.pop(adapter_id, None)
 
     def _invite(self, entry: _Entry, replicas: Iterable[int], at: float) -> None:
-        entry.invited |= self._told(
-            replicas, AddAdapter(adapter=entry.adapter, at=at, is_known=True, is_read_later=True)
-        )
+        invitation = AddAdapter(adapter=entry.adapter, at=at, is_known=True, is_read_later=True)
+        entry.invited = _with(entry.invited, self._told(replicas, invitation))
 
     def _take_back(self, entry: _Entry, replicas: Iterable[int], message: RemoveAdapter) -> None:
         """Tell replicas of a removal, and wait for the answers of those that are not away."""
         present, away = self._parted(replicas)
-        entry.leaving |= self._told(present, message)
+        entry.leaving = _with(entry.leaving, self._told(present, message))
         for replica in self._told(away, message):
             self._part(replica, entry)
             entry.was_removed = True  # no engine of a replica that is away has read it
@@ -206,12 +215,23 @@ class ReplicaAdapters:
             (away if number in self.away else present).append(number)
         return present, away
 
-    def _told(self, replicas: Iterable[int], message: Message) -> set[int]:
-        return {number for number in replicas if self._tell(number, message)}
+    def _told(self, replicas: Iterable[int], message: Message) -> Numbers:
+        return _shared(frozenset(number for number in replicas if self._tell(number, message)))
 
     def _part(self, replica: int, entry: _Entry) -> None:
-        for numbers in (entry.asked, entry.invited, entry.unsure, entry.holders, entry.leaving):
-            numbers.discard(replica)
+        entry.asked = _without(entry.asked, replica)
+        entry.invited = _without(entry.invited, replica)
+        entry.unsure = _without(entry.unsure, replica)
+        entry.holders = _without(entry.holders, replica)
+        entry.leaving = _without(entry.leaving, replica)
+
+
+def _with(numbers: Numbers, others: Set[int]) -> Numbers:
+    return _shared(numbers | others)
+
+
+def _without(numbers: Numbers, replica: int) -> Numbers:
+    return _shared(numbers - {replica}) if replica in numbers else numbers
 
 
 def _removal(refusal: AdapterRefused) -> RemoveAdapter:
