@@ -16,6 +16,10 @@ NAMES = ("VmRSS", "RssAnon", "VmPin", "VmLck", "VmSize")
 
 def memory_use(pid: int) -> dict[str, float]:
     """In MB: of a process and all below it, and of the GPU where there is one."""
+    return process_use(pid) | gpu_use()
+
+
+def process_use(pid: int) -> dict[str, float]:
     found = dict.fromkeys(NAMES, 0.0)
     for one in family(pid):
         try:
@@ -25,7 +29,7 @@ def memory_use(pid: int) -> dict[str, float]:
         for name in NAMES:
             if told := re.search(rf"^{name}:\s+(\d+) kB$", status, re.MULTILINE):
                 found[name] += int(told[1]) / 1e3
-    return {name: round(value, 1) for name, value in found.items()} | gpu_use()
+    return {name: round(value, 1) for name, value in found.items()}
 
 
 def family(pid: int) -> list[int]:

@@ -78,7 +78,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path, default=Path("h200-starts"))
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
-    parser.add_argument("--serves", type=float, default=10.0, help="seconds until the engine is killed")
+    parser.add_argument(
+        "--serves",
+        type=float,
+        default=25.0,
+        help="seconds until the engine is killed: a spare starts late where cores are few, and imports",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="OPTION=VALUE", help="of every server, as JSON")
     asked = parser.parse_args(arguments)
     shape = SHAPES[asked.shape]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ LIMIT_S = 120.0
 PAUSE_S = 0.1
 USED = 6
 SETTLING = 3
+# Steps before and behind one with which it is compared.
+NEIGHBOURS = 40
 
 
 class Engine:
@@ -121,18 +124,35 @@ def _update(engine: Engine, place: Path, rounds: int, ends_at: float) -> list[tu
 def _told(timed: Timed, decodes: int, spans: list[tuple[float, float]]) -> dict[str, Any]:
     steps = steady(timed.steps, decodes)
     meets = [any(begin < step.ended_at and step.began_at < end for begin, end in spans) for step in steps]
-    beside = [step.seconds for step, is_met in zip(steps, meets, strict=True) if is_met]
-    apart = [step.seconds for step, is_met in zip(steps, meets, strict=True) if not is_met]
+    seconds = [step.seconds for step in steps]
+    by_neighbours = compared(seconds, meets)
+    beside, apart = (
+        [one for one, is_met in zip(seconds, meets, strict=True) if is_met is kind] for kind in (True, False)
+    )
     found: dict[str, Any] = {
         "updates": len(spans),
         "update_ms": milliseconds([end - begin for begin, end in spans]),
         "steps_beside": len(beside),
         "steps_apart": len(apart),
     }
-    if beside and apart:
-        median = statistics.median(apart)
-        found |= {"step_ms_beside": milliseconds(beside), "step_ms_apart": milliseconds(apart)}
-        found["longest_beside_by_median"] = round(max(beside) / median, 3)
-        found["longest_apart_by_median"] = round(max(apart) / median, 3)
-        found["share_beside_above_1.1"] = round(sum(one > 1.1 * median for one in beside) / len(beside), 4)
+    for kind, word in ((True, "beside"), (False, "apart")):
+        ratios = sorted(ratio for ratio, is_met in zip(by_neighbours, meets, strict=True) if is_met is kind)
+        if ratios:
+            found[f"step_ms_{word}"] = milliseconds(beside if kind else apart)
+            found[f"{word}_by_neighbours"] = {
+                "median": round(statistics.median(ratios), 3),
+                "p99": round(ratios[int(len(ratios) * 0.99)], 3),
+                "max": round(ratios[-1], 3),
+                "share_above_1.1": round(sum(ratio > 1.1 for ratio in ratios) / len(ratios), 4),
+            }
     return found
+
+
+def compared(seconds: Sequence[float], meets: Sequence[bool]) -> list[float]:
+    """Each step over the median of those around it that ran without an update: steps grow with their contexts."""
+    ratios = []
+    for index, one in enumerate(seconds):
+        around = range(max(0, index - NEIGHBOURS), min(len(seconds), index + NEIGHBOURS + 1))
+        alone = [seconds[other] for other in around if not meets[other]]
+        ratios.append(one / statistics.median(alone) if alone else 1.0)
+    return ratios

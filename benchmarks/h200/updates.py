@@ -35,7 +35,7 @@ from .__main__ import prepare, say, server_options
 from .decodes import Decodes, produced
 from .feature_steps import feature_steps
 from .gaps import GapWatch, Span, gaps_apart, gaps_of
-from .memory_use import memory_use
+from .memory_use import memory_use, process_use
 from .over_http import HttpServer
 from .server import Asked
 from .shapes import SHAPES, Shape
@@ -51,6 +51,7 @@ LIMIT_S = 120.0
 PAUSE_S = 0.1
 UPDATES_AT_ONCE = 8
 SETTLING = 3
+LOOKS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,8 @@ def measure_rate(session: Session) -> dict[str, Any]:
         with ThreadPoolExecutor(UPDATES_AT_ONCE) as pool:
             begun_at = time.monotonic()
             pacer = pool.submit(paced, pool, client, place, session)
-            busy = tokens_per_s(client, session.seconds)
+            resident: list[float] = []
+            busy = tokens_per_s(client, session.seconds, lambda: resident.append(process_use(server.pid)["VmRSS"]))
             spans = [one.result() for one in pacer.result()]
         taken_s = max(end for _, end in spans) - begun_at
         quiet.append(tokens_per_s(client, session.seconds / 2))
@@ -173,6 +175,7 @@ def measure_rate(session: Session) -> dict[str, Any]:
         "share": round(busy / statistics.mean(quiet), 4),
         "memory_mb_before": before,
         "memory_mb_after": after,
+        "resident_mb_meanwhile": resident,
         "versions_left": versions,
         **gaps,
     }
@@ -187,9 +190,12 @@ def paced(pool: ThreadPoolExecutor, client: httpx.Client, place: Path, session: 
     return calls
 
 
-def tokens_per_s(client: httpx.Client, seconds: float) -> float:
+def tokens_per_s(client: httpx.Client, seconds: float, look: Callable[[], object] = lambda: None) -> float:
+    """`look` is called some times meanwhile."""
     begun_at, before = time.monotonic(), produced(client)
-    time.sleep(seconds)  # what is measured
+    for _ in range(LOOKS):
+        time.sleep(seconds / LOOKS)  # what is measured
+        look()
     return (produced(client) - before) / (time.monotonic() - begun_at)
 
 

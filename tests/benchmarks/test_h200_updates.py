@@ -10,6 +10,7 @@ import pytest
 from benchmarks.h200.assets import make_assets
 from benchmarks.h200.gaps import GapWatch, gaps_apart, gaps_of
 from benchmarks.h200.shapes import SHAPES
+from benchmarks.h200.update_steps import compared
 from benchmarks.h200.updates import main
 
 
@@ -88,3 +89,14 @@ def test_a_watch_that_fails_says_so():
     watch = GapWatch("http://x:y", "nobody", 1)
     with pytest.raises(AssertionError, match="the watch over an answer has failed"):
         watch.stop()
+
+
+def test_a_step_is_compared_with_those_around_it_that_ran_alone():
+    """Steps grow with their contexts: the last ones take twice as long as the first ones, whatever runs beside them."""
+    seconds = [1.0 + number / 400 for number in range(400)]
+    meets = [number % 4 == 0 for number in range(400)]
+    seconds[200] *= 1.5
+    ratios = compared(seconds, meets)
+    assert ratios[200] == pytest.approx(1.5, rel=0.01)
+    assert max(ratios[:200] + ratios[201:]) < 1.1
+    assert compared([3.0], [True]) == [1.0]

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from rota.core.ids import Row
-from rota.core.plan import StepPlan
+from rota.core.plan import Chunk, StepPlan
 from rota.engine.step import graphs
 from rota.engine.step.computed import Computed
 from rota.engine.step.frames import MOST_CHUNKS, Frame, mixed_frame
-from rota.engine.step.graphs import WANTED_OFTEN, GraphCapture, Kind, StepGraph, StepGraphs
+from rota.engine.step.graphs import LARGE, WANTED_IF_LARGE, WANTED_OFTEN, GraphCapture, Kind, StepGraph, StepGraphs
 
 FRAMES = [Frame(1, page_changes=1), Frame(4, page_changes=4), mixed_frame(1, 32), mixed_frame(4, 8)]
 KINDS = [(frame, has_adapters) for frame in FRAMES for has_adapters in (False, True)]
@@ -105,3 +105,12 @@ def test_a_graph_that_is_wanted_often_is_captured_though_nothing_is_ever_idle():
     found = [graphs.frame_for(decodes(3), has_adapters=True) for _ in range(WANTED_OFTEN + 2)]
     assert found == [None] * (WANTED_OFTEN - 1) + [FRAMES[1]] * 3
     assert captures.kinds == [(FRAMES[1], True)]
+
+
+def test_a_large_graph_is_captured_sooner():
+    large = mixed_frame(decodes=4, prompt_tokens=LARGE + 1)
+    graphs = StepGraphs([(large, False)], Captures())
+    chunk = Chunk(row=Row(0), start=0, length=LARGE, samples=True)
+    plan = StepPlan(step_id=0, chunks=(chunk,))
+    found = [graphs.frame_for(plan, has_adapters=False) for _ in range(WANTED_IF_LARGE)]
+    assert found == [None] * (WANTED_IF_LARGE - 1) + [large]

@@ -22,7 +22,7 @@ from rota.runtime.process import EngineProcess
 from rota.runtime.process_age import process_began_at
 from rota.runtime.service import Phase
 from rota.runtime.spare import Spare
-from rota.runtime.spares import Spares
+from rota.runtime.spares import Spares, settling
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, continuation
@@ -244,7 +244,7 @@ import gc
 from functools import partial
 from rota.core.config import EngineConfig
 from rota.runtime.process import EngineProcess
-from rota.runtime.spares import Spares
+from rota.runtime.spares import Spares, settling
 from rota.runtime.supervisor import SupervisedService
 from tests.fakes import FakeDevice
 from tests.runtime.services import Listener
@@ -271,3 +271,9 @@ def test_a_spare_dies_with_its_server_also_while_it_is_stopped_and_leaves_nothin
 
         assert until(lambda: not is_alive(spare)), "the spare has outlived its server"
         assert [file.name for file in tmp_path.iterdir()] == ["parent.py"]
+
+
+def test_a_spare_starts_at_once_where_its_imports_take_no_core_from_the_engines():
+    assert settling(2) > 5.0
+    assert settling(16) <= 1.0
+    assert Spares(lambda _: None)._settle_s == settling(os.cpu_count() or 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,24 +14,30 @@ from rota.runtime.spare import Spare
 LOG = logging.getLogger("rota.engine")
 
 # So long the engines serve before the next spare starts. On two busy cores its imports made the first answer after a
-# restart two seconds late.
-SETTLE_S = 10.0
+# restart two seconds late; where there are many cores it takes none from the engines.
+SETTLE_S, SETTLE_ON_MANY_S = 10.0, 1.0
+MANY_CORES = 8
 
 # The imports of a spare for an engine of this capacity, to be done in the spare; None: it is not worth one.
 PrepareFor = Callable[[Capacity], Callable[[], None] | None]
+
+
+def settling(cores: int) -> float:
+    """Seconds until a spare starts."""
+    return SETTLE_ON_MANY_S if cores >= MANY_CORES else SETTLE_S
 
 
 class Spares:
     """One spare, however many engines: two engines rarely die together, and each spare takes memory.
 
     It is never started while an engine starts, nor while the requests that waited for one are served: cores may be few.
-    A thread starts it, and lives until the last
-    engine has ended: Linux ends a process with the thread that started it, and a spare may become the engine of a
-    replica that outlives the others. From any thread.
+    A thread starts it, and lives until the last engine has ended: Linux ends a process with the thread that started it,
+    and a spare may become the engine of a replica that outlives the others. From any thread.
     """
 
-    def __init__(self, prepare_for: PrepareFor, settle_s: float = SETTLE_S) -> None:
-        self._prepare_for, self._settle_s = prepare_for, settle_s
+    def __init__(self, prepare_for: PrepareFor, settle_s: float | None = None) -> None:
+        self._prepare_for = prepare_for
+        self._settle_s = settling(os.cpu_count() or 1) if settle_s is None else settle_s
         self._changed = threading.Condition()
         self._engines: dict[object, bool] = {}  # whether each of them serves
         self._settled_at = 0.0

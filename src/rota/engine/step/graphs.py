@@ -26,6 +26,8 @@ Padding = Callable[[Frame, bool], NDArray[np.int32]]
 Kind = tuple[Frame, bool]
 # While steps wait: a capture launches a step twice, some 50 ms for Llama-8B, and its graph saves a step some 3 ms.
 WANTED_OFTEN = 16
+# Frames of more tokens are a light model's. There a graph saves 15 ms or more, and its capture takes some 85 (FP8).
+LARGE, WANTED_IF_LARGE = 1024, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class StepGraphs:
         """A server that is never idle must have its graphs too: they are captured when they are wanted often enough."""
         if kind in self._missing:
             self._missing[kind] += 1
-            if self._missing[kind] < WANTED_OFTEN:
+            if self._missing[kind] < (WANTED_IF_LARGE if kind[0].prompt_tokens > LARGE else WANTED_OFTEN):
                 return False
             self.capture(kind)
         return True
