@@ -25,7 +25,7 @@ from rota.text.tokenizer import Tokenizer
 
 Tokens = tuple[int, ...]
 
-# Of an answer that nobody reads before its end. Stop strings are looked for in every token: they end the request.
+# Of an answer that is sent at its end. Stop strings are looked for in every token: they end the request.
 TOKENS_AT_A_TIME = 16
 # Before it is read for the first time: answers that began together are not all read in the same step.
 _FIRST_TOKENS = itertools.cycle(range(1, TOKENS_AT_A_TIME + 1))
