@@ -239,6 +239,20 @@ def test_a_replica_that_dies_while_it_reads_an_adapter_refuses_it_for_all():
     assert told.reason == "It was killed."
 
 
+def test_an_adapter_that_is_lost_again_before_all_have_added_it_is_refused_for_all():
+    desk, replicas = desk_of()
+    replicas[1].become(Phase.STARTING)
+    desk.send(add_adapter(1))
+    desk.note(0, [added(1, 0)])
+    assert desk.note(0, [refused(1, 0, "Its folder is gone.")]) == []  # says the engine that came after a death
+    assert [message.is_forced for message in replicas[1].sent if isinstance(message, RemoveAdapter)] == [True]
+
+    [late] = desk.send(submit("late", adapter=AdapterId(1)))
+    assert late.fault == Fault(FaultCode.ADAPTER_FAILED, "Its folder is gone.", "model")
+    [told] = desk.note(1, [removed(1, 1)])
+    assert told.reason == "Its folder is gone."
+
+
 def test_requests_for_an_adapter_that_one_replica_has_refused_end_with_its_reason():
     desk, replicas = desk_of()
     desk.send(add_adapter(1))

@@ -163,7 +163,8 @@ class ReplicaAdapters:
         return [event] if was_lost else list(self._settle(event.adapter_id, entry, event.at))
 
     def _refused(self, replica: int, entry: _Entry, event: AdapterRefused) -> list[Event]:
-        was_asked = replica in entry.asked
+        # One that has added it may die and lose it again before the others have answered.
+        was_asked = replica in entry.asked or (entry.is_add_open and replica in entry.holders)
         if replica in entry.unsure - entry.leaving:
             entry.unsure = _without(entry.unsure, replica)
             self._invite(entry, [replica], event.at)
