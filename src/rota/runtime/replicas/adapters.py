@@ -163,8 +163,9 @@ class ReplicaAdapters:
         return [event] if was_lost else list(self._settle(event.adapter_id, entry, event.at))
 
     def _refused(self, replica: int, entry: _Entry, event: AdapterRefused) -> list[Event]:
-        # One that has added it may die and lose it again before the others have answered.
-        was_asked = replica in entry.asked or (entry.is_add_open and replica in entry.holders)
+        # One that has added it may die and lose it again before the others have answered; its next engine would try.
+        has_lost = {replica} if entry.is_add_open and replica in entry.holders else NONE
+        was_asked = replica in entry.asked or bool(has_lost)
         if replica in entry.unsure - entry.leaving:
             entry.unsure = _without(entry.unsure, replica)
             self._invite(entry, [replica], event.at)
@@ -180,7 +181,7 @@ class ReplicaAdapters:
         self._part(replica, entry)
         if was_asked and entry.refusal is None:
             entry.refusal = event
-            others = (entry.asked | entry.invited | entry.holders) - entry.leaving
+            others = (entry.asked | entry.invited | entry.holders | has_lost) - entry.leaving
             self._take_back(entry, sorted(others), _removal(event))
         return list(self._settle(event.adapter_id, entry, event.at))
 
