@@ -137,9 +137,9 @@ class FakeDevice:
 
     def fetch(self, adapter: Adapter) -> Message:
         if reason := self.check(adapter):
-            return AdapterFailed(adapter.adapter_id, self.now(), reason)
+            return AdapterFailed(adapter_id=adapter.adapter_id, at=self.now(), reason=reason)
         if "rotten" in adapter.path:
-            return AdapterFailed(adapter.adapter_id, self.now(), f"{adapter.path} is rotten.")
+            return AdapterFailed(adapter_id=adapter.adapter_id, at=self.now(), reason=f"{adapter.path} is rotten.")
         return AdapterFetched(adapter_id=adapter.adapter_id, at=self.now())
 
     def _sit_down(self, seat: Seat) -> None:

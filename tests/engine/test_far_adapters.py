@@ -16,7 +16,7 @@ NEAR = Adapter(adapter_id=AdapterId(2), name="near", path="/adapters/near")
 
 
 def told(away: Away, adapter: Adapter) -> FaultCode:
-    message = away.with_code(AdapterFailed(adapter.adapter_id, 1.0, "It could not be read."))
+    message = away.with_code(AdapterFailed(adapter_id=adapter.adapter_id, at=1.0, reason="It could not be read."))
     assert isinstance(message, AdapterFailed)
     return message.code
 

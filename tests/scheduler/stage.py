@@ -63,7 +63,7 @@ class Stage:
             self.tell(AdapterReady(AdapterId(adapter), self.now, copy_s))
 
     def fail(self, adapter: int, reason: str = "it is broken") -> None:
-        self.tell(AdapterFailed(AdapterId(adapter), self.now, reason))
+        self.tell(AdapterFailed(adapter_id=AdapterId(adapter), at=self.now, reason=reason))
 
     def unload(self, adapter: int, is_forced: bool = False) -> None:
         self.tell(RemoveAdapter(adapter_id=AdapterId(adapter), at=self.now, is_forced=is_forced))

@@ -182,7 +182,11 @@ def test_observers_hear_of_idle_reads_as_of_all_others():
 
 def away(stage: Stage, adapter: int) -> None:
     """The source of an adapter did not answer."""
-    stage.tell(AdapterFailed(AdapterId(adapter), stage.now, "It did not answer.", FaultCode.SOURCE_AWAY))
+    stage.tell(
+        AdapterFailed(
+            adapter_id=AdapterId(adapter), at=stage.now, reason="It did not answer.", code=FaultCode.SOURCE_AWAY
+        )
+    )
 
 
 def test_an_adapter_whose_source_is_away_stays_known_and_is_read_for_the_next_request():

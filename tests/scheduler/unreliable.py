@@ -81,7 +81,7 @@ class UnreliableWorld(DeviceWorld):
             kind = "fetch" if isinstance(message, AdapterFetched) else "load"
             self._attempts[kind, message.adapter_id] += 1
             if (kind, message.adapter_id, self._attempts[kind, message.adapter_id]) in self._failures:
-                message = AdapterFailed(message.adapter_id, at, f"its {kind} failed")
+                message = AdapterFailed(adapter_id=message.adapter_id, at=at, reason=f"its {kind} failed")
                 if kind == "load":
                     self._failing[message.adapter_id] = message
         super().post(at, message)

@@ -319,7 +319,11 @@ class LosingDevice(FakeDevice):
     def submit(self, plan: StepPlan) -> FakeTicket:
         ticket = super().submit(plan)
         for one in plan.loads:
-            self._post(AdapterFailed(one.adapter_id, self.now(), "/srv/My Adapters/pirate/x.safetensors is gone."))
+            self._post(
+                AdapterFailed(
+                    adapter_id=one.adapter_id, at=self.now(), reason="/srv/My Adapters/pirate/x.safetensors is gone."
+                )
+            )
         return ticket
 
 

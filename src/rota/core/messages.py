@@ -90,7 +90,7 @@ class AdapterReady:
     copy_s: float = 0.0  # how long the copy took, without the wait for its slot
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFailed:
     """An adapter could not be read or copied."""
 

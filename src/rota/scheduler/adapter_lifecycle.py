@@ -133,7 +133,7 @@ class AdapterLifecycle:
         group = self._books.groups[adapter_id]
         finish_read(self._books, adapter_id, at, message.size_bytes)
         if reason := too_large(self._books, group, message.pages, message.matrices):
-            self._failed(AdapterFailed(adapter_id, at, reason))
+            self._failed(AdapterFailed(adapter_id=adapter_id, at=at, reason=reason))
             return
         self._books.slots.know(adapter_id, message.pages, message.matrices)
         self._idle_reads.forget(adapter_id)

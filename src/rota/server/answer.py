@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rota.core.errors import Fault, FaultCode, RequestError
@@ -156,15 +156,20 @@ class Answer:
             sum(choice.cached_tokens for choice in first_choices),
         )
 
-    async def whole(self) -> list[Part]:
-        """One part for each choice, once all have ended. Raises as `next`."""
+    async def whole(self, hear: Callable[[Part], None] | None = None) -> list[Part]:
+        """One part for each choice, once all have ended; none with `hear`, which gets parts as they come.
+
+        Raises as `next`.
+        """
         gathered: dict[Choice, Gathered] = {}
-        has_time = not any(request.sampling.stop for request in self._parsed.requests)
+        has_time = hear is None and not any(request.sampling.stop for request in self._parsed.requests)
         while not self.is_finished:
             if has_time:
                 self.reply.wakes_at = TOKENS_AT_A_TIME if gathered else next(_FIRST_TOKENS)
             for part in await self.next():
-                if so_far := gathered.get(part.choice):
+                if hear is not None:
+                    hear(part)
+                elif so_far := gathered.get(part.choice):
                     so_far.add(part.chunk)
                 else:
                     gathered[part.choice] = Gathered(part.chunk)

@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Literal
 
 from rota.server.answer import Part
-from rota.server.choices import Chunk
 from rota.server.listening import Listeners, Speech
 from rota.text.said import CallPiece, Said
 
@@ -51,6 +50,10 @@ class Blocks:
         self._listeners = Listeners(speech)
         self._open: tuple[Kind, int] | None = None
         self.all: list[Block] = []
+        # Of an answer that is not streamed: texts alone, for the garbage collector's sake.
+        self._contents: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[CallPiece] = []
         self.reasoning_tokens = 0
         self.finish_reason: str | None = None
 
@@ -60,14 +63,18 @@ class Blocks:
         if self.finish_reason:
             yield from self._finish()
 
+    def gather(self, part: Part) -> None:
+        """A part of an answer whose blocks are asked for at its end."""
+        said = self._said(part)
+        self._contents.append(said.content)
+        self._thoughts.append(said.reasoning)
+        self._calls += said.calls
+
     def hear_all(self, parts: Sequence[Part]) -> list[Block]:
-        """The blocks of a whole answer."""
-        saids = [self._said(part) for part in parts]
-        whole = Said(
-            "".join(said.content for said in saids),
-            "".join(said.reasoning for said in saids),
-            tuple(call for said in saids for call in said.calls),
-        )
+        """The blocks of a whole answer, of which these are the last parts."""
+        for part in parts:
+            self.gather(part)
+        whole = Said("".join(self._contents), "".join(self._thoughts), tuple(self._calls))
         for _ in self._say(whole):
             pass
         for _ in self._finish():
@@ -110,12 +117,3 @@ class Blocks:
         if not self.all:  # an answer without a character is an empty text
             yield from self._add("text", "")
         yield from self._end()
-
-
-def logprobs_of(parts: Sequence[Part]) -> Chunk:
-    """The tokens of a whole answer and their log-probabilities."""
-    return Chunk(
-        "",
-        [token for part in parts for token in part.chunk.tokens],
-        [entry for part in parts for entry in part.chunk.logprobs],
-    )

@@ -15,7 +15,7 @@ from rota.server.errors import ClientGone, note
 from rota.server.front import Front
 from rota.server.grammars import check_grammars
 from rota.server.names import HEADER
-from rota.server.shape import OnlyWhole, Shape
+from rota.server.shape import Hears, OnlyWhole, Shape
 from rota.server.sse import EventStream
 from rota.server.version_header import moved_header, version_header
 
@@ -39,7 +39,7 @@ async def respond(front: Front, http: HttpRequest, parsed: ParsedCall, shape: Sh
         if is_streamed:
             packets = _packets(front, answer, shape, await answer.next())
             return EventStream(packets, end, headers, shape.media_type)
-        parts = await answer.whole()
+        parts = await answer.whole(shape.hear if isinstance(shape, Hears) else None)
     except BaseException:  # also CancelledError: every way out must close the answer
         end()
         raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -34,6 +34,13 @@ class Shape(Protocol):
     def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
         """The body of an answer that is not streamed."""
         ...
+
+
+@runtime_checkable
+class Hears(Protocol):
+    """A shape that hears an answer that is not streamed as it comes; its `whole` then gets no parts."""
+
+    def hear(self, part: Part) -> None: ...
 
 
 class DataEvents(ABC):

@@ -67,11 +67,11 @@ def test_a_rank_that_cannot_read_fails_the_adapter_for_all_and_the_next_plan_dro
     agreement, posted = agreement_of(2)
     agreement.order(fetch(1))
 
-    agreement.note(1, AdapterFailed(ONE, 1.0, "The disk is broken."))
+    agreement.note(1, AdapterFailed(adapter_id=ONE, at=1.0, reason="The disk is broken."))
     assert posted == []
     agreement.note(0, AdapterFetched(adapter_id=ONE, at=2.0))
 
-    assert posted == [AdapterFailed(ONE, 1.0, "Rank 1: The disk is broken.")]
+    assert posted == [AdapterFailed(adapter_id=ONE, at=1.0, reason="Rank 1: The disk is broken.")]
     again = agreement.order(fetch(1))
     assert (again.drops, again.fetches) == ((ONE,), fetch(1).fetches)
     assert agreement.order(fetch(2)).drops == ()
@@ -81,9 +81,9 @@ def test_an_adapter_that_no_rank_can_read_has_rank_0s_reason_and_nothing_to_drop
     agreement, posted = agreement_of(2)
     agreement.order(fetch(1))
     for rank in (1, 0):
-        agreement.note(rank, AdapterFailed(ONE, 1.0, "There is no such folder."))
+        agreement.note(rank, AdapterFailed(adapter_id=ONE, at=1.0, reason="There is no such folder."))
 
-    assert posted == [AdapterFailed(ONE, 1.0, "There is no such folder.")]
+    assert posted == [AdapterFailed(adapter_id=ONE, at=1.0, reason="There is no such folder.")]
     assert agreement.order(load(2)).drops == ()
 
 
@@ -91,9 +91,9 @@ def test_a_copy_that_failed_is_told_at_once_and_only_once():
     agreement, posted = agreement_of(3)
     agreement.order(load(1))
 
-    agreement.note(2, AdapterFailed(ONE, 1.0, "No memory."))
-    assert posted == [AdapterFailed(ONE, 1.0, "Rank 2: No memory.")]
-    agreement.note(0, AdapterFailed(ONE, 2.0, "No memory."))
+    agreement.note(2, AdapterFailed(adapter_id=ONE, at=1.0, reason="No memory."))
+    assert posted == [AdapterFailed(adapter_id=ONE, at=1.0, reason="Rank 2: No memory.")]
+    agreement.note(0, AdapterFailed(adapter_id=ONE, at=2.0, reason="No memory."))
     agreement.note(1, AdapterReady(ONE, 3.0))
 
     assert len(posted) == 1
@@ -134,7 +134,10 @@ def test_in_any_order_of_words_each_read_ends_in_one_message_of_all_ranks(ranks,
     for rank in turns:
         is_good = outcomes[rank][said[rank]]
         said[rank] += 1
-        agreement.note(rank, AdapterFetched(adapter_id=ONE, at=1.0) if is_good else AdapterFailed(ONE, 1.0, "bad"))
+        agreement.note(
+            rank,
+            AdapterFetched(adapter_id=ONE, at=1.0) if is_good else AdapterFailed(adapter_id=ONE, at=1.0, reason="bad"),
+        )
         assert len(posted) == min(said[rank] for rank in range(ranks))
 
     expected = [all(outcomes[rank][at] for rank in range(ranks)) for at in range(len(successes))]

@@ -27,7 +27,7 @@ class OtherMachine(FakeDevice):
     def fetch(self, adapter: Adapter) -> Message:
         path = Path(adapter.path) / "adapter_model.safetensors"
         if os.environ["TMPDIR"] not in adapter.path or hashlib.sha256(path.read_bytes()).hexdigest() != adapter.name:
-            return AdapterFailed(adapter.adapter_id, 0.0, f"{path} is not the upload.")
+            return AdapterFailed(adapter_id=adapter.adapter_id, at=0.0, reason=f"{path} is not the upload.")
         return super().fetch(adapter)
 
 

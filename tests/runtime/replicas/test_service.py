@@ -114,7 +114,7 @@ class Picky(FakeDevice):
 
     def fetch(self, adapter: Adapter) -> Message:
         if "odd" in adapter.path:
-            return AdapterFailed(adapter.adapter_id, self.now(), "This device cannot read it.")
+            return AdapterFailed(adapter_id=adapter.adapter_id, at=self.now(), reason="This device cannot read it.")
         return super().fetch(adapter)
 
 

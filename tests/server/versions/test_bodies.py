@@ -129,7 +129,9 @@ def test_weights_that_the_engine_refuses_leave_nothing_and_no_path_is_told(clien
 
 
 def _failed(adapter: Adapter) -> Message:
-    return AdapterFailed(adapter.adapter_id, 0.0, f"{adapter.path}/adapter_model.safetensors is no good.")
+    return AdapterFailed(
+        adapter_id=adapter.adapter_id, at=0.0, reason=f"{adapter.path}/adapter_model.safetensors is no good."
+    )
 
 
 def test_a_request_that_waits_for_a_bad_body_is_told_no_path_either(client, device, monkeypatch):

@@ -187,7 +187,7 @@ class AdapterLoader:
     def _tell_fetched(self, adapter: Adapter, copy: Copy) -> None:
         if isinstance(copy, Refused):
             self._refused.put(adapter.adapter_id)
-            self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), copy.reason))
+            self._post(AdapterFailed(adapter_id=adapter.adapter_id, at=time.monotonic(), reason=copy.reason))
         else:
             self._post(
                 AdapterFetched(
@@ -234,7 +234,7 @@ class AdapterLoader:
             self._post(AdapterReady(adapter.adapter_id, time.monotonic(), copy_s))
 
     def _tell_failed(self, adapter: Adapter, error: Exception) -> None:
-        self._post(AdapterFailed(adapter.adapter_id, time.monotonic(), reason_for(adapter, error)))
+        self._post(AdapterFailed(adapter_id=adapter.adapter_id, at=time.monotonic(), reason=reason_for(adapter, error)))
 
 
 def _prepare(device: torch.device) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from rota.core.errors import Fault, FaultCode
 from rota.server.answer import Answer, Part
-from rota.server.blocks import Blocks, logprobs_of
+from rota.server.blocks import Blocks
 from rota.server.choices import Chunk
 from rota.server.openai.logprobs import TokenNamer, chat_logprobs
 from rota.server.responses.call import ResponsesCall
@@ -57,9 +57,13 @@ class ResponsesShape:
         response |= {"output": self._items("incomplete"), "usage": None}
         return opening + self._written(("response.failed", {"response": response}))
 
+    def hear(self, part: Part) -> None:
+        """Token by token: those of thoughts are counted."""
+        self._output.logprobs += self._logprobs(part.chunk)
+        self._blocks.gather(part)
+
     def whole(self, answer: Answer, parts: Sequence[Part]) -> bytes:
         self._blocks.hear_all(parts)
-        self._output.logprobs = self._logprobs(logprobs_of(parts))
         return msgspec.json.encode(self._response(answer, self._blocks.finish_reason))
 
     def _heard(self, part: Part) -> Iterator[Event]:

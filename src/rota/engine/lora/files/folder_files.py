@@ -12,7 +12,7 @@ from typing import Self
 from rota.core.errors import AdapterError, ModelError
 from rota.engine.lora.files.beneath import LONGEST_PATH, beneath
 from rota.engine.lora.files.tensor_file import TensorFile
-from rota.engine.model.config_file import ConfigFile
+from rota.engine.model.config_file import ConfigFile, read_json
 
 CONFIG = "adapter_config.json"
 SINGLE = "adapter_model.safetensors"
@@ -64,8 +64,10 @@ class FolderFiles:
         self.config_path = self._config_path()
         try:
             self.config = self.config_path.read_bytes()
-        except OSError as error:
-            raise AdapterError(f"{self.config_path} cannot be read ({error}); download it again.") from error
+            read_json(self.config_path, self.config)  # what is wrong with it is told before what is missing beside it
+        except (OSError, ModelError) as error:
+            told = str(error) if isinstance(error, ModelError) else f"{self.config_path} cannot be read ({error})."
+            raise AdapterError(told) from error
         with self._stack:
             for name in self._file_names():
                 self._open(name)
