@@ -93,7 +93,13 @@ def choices(folder: Path, prompts: list[tuple[int, ...]], answers: list[list[int
     return chosen
 
 
-@pytest.mark.parametrize("way", ["batched", "depth 2, chunked, preempted"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("batched", marks=pytest.mark.long("The other way has batches too, and all else besides.")),
+        "depth 2, chunked, preempted",
+    ],
+)
 def test_the_built_in_model_answers_as_transformers_does(way):
     folder = builtin_model_folder(quiet=True)
     prompts = [Tokenizer(folder).encode(question) for question in QUESTIONS]
