@@ -237,7 +237,10 @@ AGAIN = [
 ]
 
 
-@pytest.mark.skipif(REPLICAS > 1, reason="another replica may still have the adapter in a slot")
+@pytest.mark.skipif(
+    REPLICAS > 1,
+    reason="of one engine: with replicas, another one may have the adapter in a slot, and nothing is brought again",
+)
 @pytest.mark.parametrize(("fault", "status", "s3_says", "hub_says"), AGAIN)
 def test_what_is_wrong_with_a_source_ends_the_requests_of_an_adapter_that_is_read_again(
     stage: Stage, fault: Fault, status: int, s3_says, hub_says

@@ -50,7 +50,7 @@ def run(scheduler: Scheduler, world: World[Ticket], emit: Emit, depth: int = 2) 
             wake_at = plan.wake_at
             continue
         if len(in_flight) >= depth or not plan.has_work:
-            _emit(emit, scheduler.answers())  # a client that waits for an adapter need not wait for a step
+            _emit(emit, scheduler.take_answers())  # a client that waits for an adapter need not wait for a step
             done, ticket = in_flight.popleft()
             _emit(emit, scheduler.commit(done, world.collect(ticket)))
         wake_at = world.now()  # a step was submitted or committed: plan again at once

@@ -242,7 +242,7 @@ class Scheduler:
         self._pauses.settle(result.at, is_quiet=not self._flights)
         return self._take_outbox()
 
-    def answers(self) -> list[Event]:
+    def take_answers(self) -> list[Event]:
         """The events so far if a client waits for one of them; else they go with the next commit."""
         return self._take_outbox() if has_answers(self._books.outbox) else []
 

@@ -51,7 +51,7 @@ def read_checkpoint(
     slots = _slots(max_rank, shard, base, ends, growth)
     reader = ExtrasReader(spec=spec, shapes=shapes, dtype=dtype, shard=shard, cut_of=cut_of, base=base, ends=ends)
     with FolderFiles(path, adapter_root, key_root) as files:
-        mould, folder = work.find(files.fingerprint), None
+        mould, folder = work.claim(files.fingerprint), None
         if mould is None or not mould.is_enough:
             folder = AdapterFolder(files)
             for reason in refusals(folder, spec, slots):

@@ -21,7 +21,7 @@ class Workspace:
 
     threads = 1
 
-    def find(self, fingerprint: bytes) -> Mould | None:  # noqa: ARG002
+    def claim(self, fingerprint: bytes) -> Mould | None:  # noqa: ARG002
         """A mould for folders of this fingerprint, which is the caller's until the adapter is done."""
         return None
 
@@ -48,7 +48,7 @@ class PinningWorkspace(Workspace):
         self._left: list[Tensor] = []  # memory of moulds that were given up
         self._lock = threading.Lock()
 
-    def find(self, fingerprint: bytes) -> Mould | None:
+    def claim(self, fingerprint: bytes) -> Mould | None:
         with self._lock:
             for mould in self._moulds:
                 if mould.fingerprint == fingerprint:
