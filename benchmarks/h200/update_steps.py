@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import Abort, AddAdapter, RemoveAdapter, Submit
 from rota.core.request import Request, SamplingParams
 from rota.llm.config import build_device, engine_config
+from rota.runtime.process import SWITCH_S
 from rota.runtime.service import InProcessService
 
 from .server import Asked
@@ -34,6 +36,7 @@ class Engine:
 
     def __init__(self, asked: Asked) -> None:
         config = engine_config({"model_path": str(asked.model), **asked.options}, quiet=True)
+        sys.setswitchinterval(SWITCH_S)  # as an engine's own process does
         self.timed: Timed | None = None
         self._said: dict[object, Event] = {}
         self._changed = threading.Condition()

@@ -43,13 +43,13 @@ _RECONNECT_MS = 10
 _LAST_WORDS_S = 0.3
 # How long a thread that reads an adapter may keep Python's lock while the loop waits for it. The default is 5 ms: as
 # long as a step.
-_SWITCH_S = 0.001
+SWITCH_S = 0.001
 
 
 def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endpoints) -> None:
     """Build the device, report, serve until `Stop`; after a failure, say why and exit with 1."""
     _die_with_parent(endpoints)
-    sys.setswitchinterval(_SWITCH_S)
+    sys.setswitchinterval(SWITCH_S)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     line = endpoints.open(context)
     outbox = Outbox(line.outlet)
