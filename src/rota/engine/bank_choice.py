@@ -23,8 +23,10 @@ from rota.engine.lora.bank_size import (
     slots_over,
     useful_slots,
 )
+from rota.engine.lora.batched_copy import can_batch
 from rota.engine.lora.ends import end_bytes
 from rota.engine.lora.own_matrices import matrix_bytes
+from rota.engine.lora.packing import unturned_bytes
 from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.lora.trims import trim_bytes
 from rota.engine.model.sites import site_shapes
@@ -39,16 +41,19 @@ def choose_bank(config: EngineConfig, chosen: Choices, shape: CacheShape, group:
     pages, extras = 0, Extra(first.extras)
     matrix = matrix_bytes(chosen.spec, chosen.dtype)
     matrices = group.least(choose_matrices(config.lora, first, matrix, _room(config, chosen, shape, rank)))
+    apart_bytes = matrices * matrix
+    if unpacks(chosen):
+        apart_bytes += unturned_bytes(chosen.spec, rank, chosen.dtype)
     if has_pages(config.lora, first):
         room = _room(config, chosen, shape, PAGE_RANK, pages_for(rank))
-        apart = extra_bytes(chosen, extras, rank) * useful_slots(first.count, lambda _: ())
-        room = replace(room, apart=apart + matrices * matrix)
+        trims = extra_bytes(chosen, extras, rank) * useful_slots(first.count, lambda _: ())
+        room = replace(room, apart=trims + apart_bytes)
         pages, pages_from = choose_pages(config.lora, rank, first, room)
         slots, slots_from = slots_over(pages, pages_from, config.lora, first)
     else:
         room = _room(config, chosen, shape, rank)
         place_bytes = room.place_bytes + extra_bytes(chosen, extras, rank)
-        room = replace(room, place_bytes=place_bytes, apart=matrices * matrix)
+        room = replace(room, place_bytes=place_bytes, apart=apart_bytes)
         slots, slots_from = choose_slots(config.lora, rank, first, room)
     least, least_pages = group.least(slots), group.least(pages)
     slots_from = slots_from if (least, least_pages) == (slots, pages) else "the memory of another rank"
@@ -67,6 +72,11 @@ def _of_rank_0(first: FirstAdapters, group: Group) -> FirstAdapters:
     """Only rank 0 loads the adapters to start with: under torchrun the others may have been told of none."""
     told = {name: number if group.rank == 0 else sys.maxsize for name, number in asdict(first).items()}
     return FirstAdapters(**{name: group.least(number) for name, number in told.items()})
+
+
+def unpacks(chosen: Choices) -> bool:
+    """Do adapters stay packed in host memory? A rank of several reads parts of factors."""
+    return can_batch(chosen.device) and chosen.shard.size == 1
 
 
 def extra_bytes(chosen: Choices, extras: Extra, rank: int) -> int:

@@ -12,7 +12,7 @@ from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
 from rota.engine.attention.protocol import Attention
 from rota.engine.attention.torch_attention import TorchAttention
-from rota.engine.bank_choice import choose_bank, extra_bytes
+from rota.engine.bank_choice import choose_bank, extra_bytes, unpacks
 from rota.engine.choices import Choices, choose, sharers
 from rota.engine.cpu.threads import Threads, choose_threads, set_threads
 from rota.engine.device import device_memory, free_memory
@@ -183,6 +183,7 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
         ends=(end_bank := _end_bank(chosen, weights)),
         extras=size.extras,
         growth=growth,
+        unpacks=unpacks(chosen),
     )
     project, ends = _projector(chosen, bank, end_bank)
     brought = Brought(lora.adapter_root, sources_at(lora.adapter_cache_dir, lora.adapter_cache_gb))

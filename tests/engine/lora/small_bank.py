@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import pytest
 import torch
 
+from rota.engine.lora import batched_copy
 from rota.engine.lora.host import HostAdapter, run_length
 from rota.engine.model.rotary import RotarySpec
 from rota.engine.model.sites import site_shapes
@@ -49,3 +51,9 @@ def memory_moves(to: Any, out_of: Any, sizes: Any, count: Any, *_: Any) -> int:
         ctypes.memmove(target, source, size)
     assert len(to) == count.value
     return 0
+
+
+def copy_within_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batched copies need no device from here on."""
+    monkeypatch.setattr(batched_copy, "_driver_call", lambda: memory_moves)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +13,7 @@ from rota.engine.lora import bank, batched_copy
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batched_copy import can_batch, copy_stretches, cut_stretches
 from rota.engine.model.sites import SITES
-from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter, memory_moves
+from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, copy_within_the_host, host_adapter
 
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
@@ -23,7 +24,7 @@ def test_every_byte_is_copied_once_and_in_order(targets: list[int], cuts: set[in
     ends = [*sorted(cut for cut in cuts if cut < total), total]
     sources = [(1000 + begin, end - begin) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
     starts = [sum(targets[:index]) * 2 for index in range(len(targets))]  # with gaps between the targets
-    copies = cut_stretches(list(zip(starts, targets, strict=True)), sources)
+    copies = cut_stretches(np.array(list(zip(starts, targets, strict=True))), np.array(sources)).T.tolist()
     read = [byte for _, source, size in copies for byte in range(source, source + size)]
     written = [byte for target, _, size in copies for byte in range(target, target + size)]
     assert read == list(range(1000, 1000 + total))
@@ -32,7 +33,7 @@ def test_every_byte_is_copied_once_and_in_order(targets: list[int], cuts: set[in
 
 def test_a_run_of_another_length_is_never_copied() -> None:
     with pytest.raises(AssertionError, match="same bytes"):
-        cut_stretches([(0, 4)], [(8, 3)])
+        cut_stretches(np.array([(0, 4)]), np.array([(8, 3)]))
 
 
 def test_a_cpu_copies_without_the_driver() -> None:
@@ -41,8 +42,7 @@ def test_a_cpu_copies_without_the_driver() -> None:
 
 @pytest.mark.parametrize("ranks", [(MAX_RANK,) * len(SITES), (2, 0, MAX_RANK, 3)])
 def test_a_slot_holds_the_same_after_a_batched_copy(ranks: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_copy, "_driver_call", lambda: memory_moves)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))
+    copy_within_the_host(monkeypatch)
     one_by_one = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU)
     monkeypatch.setattr(bank, "can_batch", lambda _: True)
     batched = Bank(SMALL, 2, MAX_RANK, torch.float32, CPU)
@@ -61,4 +61,4 @@ def test_a_refused_batch_is_an_error_with_the_drivers_code(monkeypatch: pytest.M
     monkeypatch.setattr(batched_copy, "_driver_call", lambda: lambda *_: 719)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))
     with pytest.raises(RuntimeError, match="error 719"):
-        copy_stretches([(0, 4)], [(8, 4)])
+        copy_stretches(np.array([(0, 4)]), np.array([(8, 4)]))

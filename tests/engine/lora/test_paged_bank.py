@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from rota.core.ids import Slot
 from rota.engine.lora import bank as bank_module
-from rota.engine.lora import batched_copy
 from rota.engine.lora.bank import Bank, slot_bytes
 from rota.engine.lora.host import HostAdapter, run_length, stacked_sites
 from rota.engine.lora.lines import lines_of, stretches_of
 from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.model.sites import SITES, site_shapes
-from tests.engine.lora.small_bank import CPU, SMALL, memory_moves
+from tests.engine.lora.small_bank import CPU, SMALL, copy_within_the_host
 
 MAX_RANK, PAGES, SLOTS = 24, 7, 3
 Ranks = tuple[int, ...]
@@ -82,13 +81,12 @@ def test_every_slot_holds_its_newest_resident_whichever_slots_had_its_pages_befo
 def test_a_batched_copy_finds_each_line_by_its_address(rank, places):
     a, b = torch.zeros(2, PAGES, 3 * PAGE_RANK, 8), torch.zeros(2, PAGES, PAGE_RANK, 16)
     lines = lines_of(a, b, places, rank)
-    assert stretches_of(a, b, places, rank) == [(line.data_ptr(), line.nbytes) for line in lines]
+    assert stretches_of(a, b, places, rank).tolist() == [[line.data_ptr(), line.nbytes] for line in lines]
     assert sum(line.numel() for line in lines) == 2 * rank * (3 * 8 + 16)
 
 
 def test_a_batched_copy_fills_pages_as_copies_one_by_one_do(monkeypatch):
-    monkeypatch.setattr(batched_copy, "_driver_call", lambda: memory_moves)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))
+    copy_within_the_host(monkeypatch)
     monkeypatch.setattr(bank_module, "can_batch", lambda _: True)
     bank, adapter = paged_bank(), host_adapter((20, 0, 3, 8), 1.0, piece=77)
     bank.copy_in(Slot(1), adapter, (6, 0, 3))

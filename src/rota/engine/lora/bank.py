@@ -19,6 +19,7 @@ from rota.engine.lora.growth import Growth
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
 from rota.engine.lora.layout import SiteFactors
 from rota.engine.lora.lines import copy_lines, line_count, lines_of, shares_of, stretches_of
+from rota.engine.lora.packing import Unpacker, unturned_bytes
 from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.lora.trims import SlotTrims
 from rota.engine.lora.zeros import zeros
@@ -70,9 +71,11 @@ class Bank:
         ends: EndBank | None = None,
         extras: Extra = Extra.NONE,
         growth: Growth | None = None,
+        unpacks: bool = False,
     ) -> None:
         """With a stage, or without it, or by default with it where it pays. With pages, or without them.
 
+        Only a bank that `unpacks` takes packed adapters; its copies must be batched.
         Adapters are read against a `base`. Slots have trims if they are among the `extras`, and factors at the `ends`
         that are there; with `growth` both may come later.
         """
@@ -110,11 +113,20 @@ class Bank:
         self.extras = Extra.NONE if ends is None else ends.extras
         self.grow(extras)
         self._is_batching = can_batch(device)
+        self._unpacker: Unpacker | None = None
+        if unpacks:
+            self._factor_bytes += unturned_bytes(spec, max_rank, dtype)
+            self._unpacker = Unpacker(self._a, self._b, self._shapes, max_rank)
         # With a stage, an adapter arrives here on the device; then each factor is copied to its place.
         self._stage: Tensor | None = None
         if has_stage:
             longest = run_length(self._shapes, spec.layers, [max_rank] * len(SITES))
             self._stage = torch.empty(longest, dtype=dtype, device=device)
+
+    @property
+    def unpacks(self) -> bool:
+        """Does it take packed adapters?"""
+        return self._unpacker is not None
 
     @property
     def size_bytes(self) -> int:
@@ -161,6 +173,9 @@ class Bank:
             raise AdapterError(NO_ROOM)
         if not any(adapter.site_ranks):
             pass  # it has factors at the ends alone
+        elif adapter.packing is not None:
+            assert self._unpacker is not None, "a bank that does not unpack was given a packed adapter"
+            self._unpacker.unpack(places, adapter.pieces, adapter.packing)
         elif self._stage is None:
             self._copy_to_lines(places, adapter)
         else:
@@ -220,8 +235,8 @@ class Bank:
     def _copy_to_lines(self, places: Sequence[int], adapter: HostAdapter) -> None:
         sites = [each for each in zip(self._a, self._b, adapter.site_ranks, strict=True) if each[2]]
         if self._is_batching:
-            targets = [stretch for a, b, rank in sites for stretch in stretches_of(a, b, places, rank)]
-            copy_stretches(targets, [(piece.data_ptr(), piece.nbytes) for piece in adapter.pieces])
+            targets = np.concatenate([stretches_of(a, b, places, rank) for a, b, rank in sites])
+            copy_stretches(targets, np.array([(piece.data_ptr(), piece.nbytes) for piece in adapter.pieces]))
         else:
             copy_lines([line for a, b, rank in sites for line in lines_of(a, b, places, rank)], adapter.pieces)
 

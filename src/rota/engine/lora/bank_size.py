@@ -61,7 +61,7 @@ class Room:
     """What a place takes (a slot's own, or a page), and what there is for places."""
 
     place_bytes: int
-    apart: int = 0  # bytes besides places: trims of slots that share pages
+    apart: int = 0  # bytes besides places: matrices, trims of slots that share pages, and where B is turned
     more: int  # places besides those of slots: a staging buffer is as large as the largest adapter
     memory: DeviceMemory
     beside_kv: int  # bytes that adapters may take so that KV for the running limit is left

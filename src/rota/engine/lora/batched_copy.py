@@ -10,13 +10,15 @@ torch does not offer this call, so it is looked up in the driver's library: `cuM
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-Stretch = tuple[int, int]  # address and bytes
+Stretches = NDArray[np.int64]  # [stretches, 2]: address and bytes of each
 
 IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
@@ -42,17 +44,14 @@ def can_batch(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and _driver_call() is not None
 
 
-def copy_stretches(targets: Sequence[Stretch], sources: Sequence[Stretch]) -> None:
+def copy_stretches(targets: Stretches, sources: Stretches) -> None:
     """Copy a run that lies in `sources` to `targets`, on the current stream; the caller keeps both alive meanwhile."""
     cut = cut_stretches(targets, sources)
     call = _driver_call()
     assert call is not None, "asked without can_batch"
-    to, out_of, sizes = zip(*cut, strict=True)
-    count, failed = len(cut), ctypes.c_size_t()
+    count, failed = cut.shape[1], ctypes.c_size_t()
     status = call(
-        (ctypes.c_ulonglong * count)(*to),
-        (ctypes.c_ulonglong * count)(*out_of),
-        (ctypes.c_size_t * count)(*sizes),
+        *((ctypes.c_uint64 * count).from_buffer(numbers) for numbers in cut),
         ctypes.c_size_t(count),
         ctypes.byref(_Attributes(source_order=IN_STREAM_ORDER)),
         ctypes.byref(ctypes.c_size_t(0)),  # these attributes hold from the first copy on
@@ -64,20 +63,22 @@ def copy_stretches(targets: Sequence[Stretch], sources: Sequence[Stretch]) -> No
         raise RuntimeError(f"The driver refused copy {failed.value} of {count} of an adapter with error {status}.")
 
 
-def cut_stretches(targets: Sequence[Stretch], sources: Sequence[Stretch]) -> list[tuple[int, int, int]]:
-    """Copies (to, out of, bytes) of the same bytes in the same order, cut where either side ends."""
-    assert sum(size for _, size in targets) == sum(size for _, size in sources), "both sides hold the same bytes"
-    cut = []
-    rest = iter(sources)
-    source = room = 0
-    for target, size in targets:
-        while size:
-            if not room:
-                source, room = next(rest)
-            part = min(size, room)
-            cut.append((target, source, part))
-            target, source, size, room = target + part, source + part, size - part, room - part
-    return cut
+def cut_stretches(targets: Stretches, sources: Stretches) -> NDArray[np.int64]:
+    """Copies of the same bytes in the same order, cut where either side ends. [3, copies]: to, out of, bytes."""
+    ends = [np.cumsum(side[:, 1]) for side in (targets, sources)]
+    assert ends[0][-1] == ends[1][-1], "both sides hold the same bytes"
+    last = np.union1d(*ends)
+    last = last[last > 0]  # where nothing but stretches without bytes ended
+    first = np.concatenate(([0], last[:-1]))
+    return np.stack(
+        [*(_address(side, at, first) for side, at in zip((targets, sources), ends, strict=True)), last - first]
+    )
+
+
+def _address(side: Stretches, ends: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where these bytes of a run lie on one side."""
+    at = np.searchsorted(ends, first, side="right")
+    return side[at, 0] + first - (ends[at] - side[at, 1])
 
 
 @cache

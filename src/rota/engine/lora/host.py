@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rota.core.extras import Extra
+from rota.engine.lora.packing import Packing
 from rota.engine.lora.side_by_side import cut_evenly, side_by_side
 from rota.engine.model.sites import SiteShape
 
@@ -38,9 +39,9 @@ class EndFactors:
 
 @dataclass(frozen=True, slots=True)
 class HostAdapter:
-    """All factors in one run of numbers: site after site, A before B, each for all layers."""
+    """All factors in one run of numbers: site after site, A before B, each for all layers. Or packed, as a file is."""
 
-    pieces: tuple[Tensor, ...]  # the run, whole or as `pin` cuts it
+    pieces: tuple[Tensor, ...]  # the run, whole or as `pin` cuts it; the bytes of the file, if it is packed
     site_ranks: tuple[int, ...]  # in the order of SITES: the largest rank of any layer and part, or 0
     ranks: Tensor  # [layers, len(SITES)] int32, as SiteFactors.ranks has them
     trims: Tensor | None = None  # [layers, numbers of a layer] float32 (trims.py), of a DoRA or an adapter with biases
@@ -48,6 +49,7 @@ class HostAdapter:
     head: EndFactors | None = None
     own_embedding: tuple[Tensor, ...] | None = None  # [vocabulary, hidden] in pieces, in the place of the model's
     own_head: tuple[Tensor, ...] | None = None  # the same of the head, of this rank's tokens
+    packing: Packing | None = None
 
     @property
     def extras(self) -> Extra:
@@ -107,7 +109,7 @@ def pin(run: Tensor, threads: int = 1) -> tuple[Tensor, ...]:
     decode loop (4 ms a step) from launching for 55 ms, pieces for 0.4 ms, on an H200 with torch 2.11. torch keeps freed
     pieces for the next adapter, so a full host cache pins no more memory.
     """
-    return copied(run, _pinned_memory, threads)
+    return copied(run, lambda part: pinned_bytes(part.nbytes).view(part.dtype), threads)
 
 
 def copied(run: Tensor, memory: Callable[[Tensor], Tensor], threads: int = 1) -> tuple[Tensor, ...]:
@@ -123,10 +125,10 @@ def copied(run: Tensor, memory: Callable[[Tensor], Tensor], threads: int = 1) ->
     return pieces
 
 
-def _pinned_memory(part: Tensor) -> Tensor:
-    """As much as a part takes; blocks longer where it had to be pinned."""
+def pinned_bytes(size: int) -> Tensor:
+    """[size] uint8, whatever they are now; blocks longer where memory had to be pinned."""
     begun_at = time.perf_counter()
-    memory = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    memory = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     if time.perf_counter() - begun_at > PINNED_S:
         time.sleep(PAUSE_S)
     return memory

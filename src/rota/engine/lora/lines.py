@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.engine.lora.batched_copy import Stretch
+from rota.engine.lora.batched_copy import Stretches
 from rota.engine.model.sites import SiteShape
 
 
@@ -42,16 +42,19 @@ def lines_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> list[Ten
     return [*a_lines, *(each[place, :count].view(-1) for each in b.unbind() for place, count in shares)]
 
 
-def stretches_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> list[Stretch]:
+def stretches_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> Stretches:
     """As `lines_of`, but each line as its address and its bytes: a view of each takes longer than the driver's call."""
-    place_rank = b.shape[2]
+    shares = shares_of(places, rank, b.shape[2])
+    return np.concatenate([stretches_of_a(a, b.shape[2], places, rank), _stretches(b, 1, shares)])
+
+
+def stretches_of_a(a: Tensor, place_rank: int, places: Sequence[int], rank: int) -> Stretches:
     if rank == place_rank:
-        return [*_stretches(a, 1, [(places[0], a.shape[2])]), *_stretches(b, 1, [(places[0], rank)])]
-    shares = shares_of(places, rank, place_rank)
-    return [*_stretches(a, a.shape[2] // place_rank, shares), *_stretches(b, 1, shares)]
+        return _stretches(a, 1, [(places[0], a.shape[2])])
+    return _stretches(a, a.shape[2] // place_rank, shares_of(places, rank, place_rank))
 
 
-def _stretches(factor: Tensor, parts: int, shares: Sequence[tuple[int, int]]) -> list[Stretch]:
+def _stretches(factor: Tensor, parts: int, shares: Sequence[tuple[int, int]]) -> Stretches:
     """factor: [layers, all places, parts * rows, width]."""
     layer, place, row = (stride * factor.itemsize for stride in factor.stride()[:3])
     places, counts = np.array(shares, np.int64).T
@@ -59,7 +62,7 @@ def _stretches(factor: Tensor, parts: int, shares: Sequence[tuple[int, int]]) ->
     within = np.arange(parts)[:, None] * (factor.shape[2] // parts * row)
     addresses = factor.data_ptr() + layers + within + places * place  # [layers, parts, shares]
     sizes = np.broadcast_to(counts * row, addresses.shape)
-    return list(zip(addresses.ravel().tolist(), sizes.ravel().tolist(), strict=True))
+    return np.stack([addresses.ravel(), sizes.ravel()], axis=1)
 
 
 def shares_of(places: Sequence[int], rank: int, place_rank: int) -> list[tuple[int, int]]:

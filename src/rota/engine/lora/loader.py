@@ -49,7 +49,7 @@ def checkpoint_reader(
     """
     # Without the bank itself: a reader's thread may outlive its engine, and must not keep the device's memory.
     dtype, max_rank = bank.dtype, bank.max_rank
-    work = PinningWorkspace() if bank.device.type == "cuda" else PLAIN
+    work = PinningWorkspace(packs=bank.unpacks) if bank.device.type == "cuda" else PLAIN
     base = None if bank.base is None else weakref.ref(bank.base)
     ends = None if bank.ends is None else weakref.ref(bank.ends.base)
     folders, growth = brought or Brought(), bank.growth

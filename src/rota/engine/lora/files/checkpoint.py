@@ -17,10 +17,12 @@ from rota.engine.lora.files.filling import FactorCut, Filling
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.folder_files import FolderFiles
 from rota.engine.lora.files.mould import Mould
+from rota.engine.lora.files.packed_file import packing_of, read_packed
 from rota.engine.lora.files.read_extras import Extras, ExtrasReader
 from rota.engine.lora.files.workspace import PLAIN, Workspace
 from rota.engine.lora.growth import Growth
 from rota.engine.lora.host import HostAdapter, run_length, stacked_sites
+from rota.engine.lora.packing import Packing
 from rota.engine.lora.side_by_side import side_by_side
 from rota.engine.model.sites import SiteShape, module_name, site_shapes
 from rota.engine.model.spec import ModelSpec
@@ -51,11 +53,16 @@ def read_checkpoint(
     slots = _slots(max_rank, shard, base, ends, growth)
     reader = ExtrasReader(spec=spec, shapes=shapes, dtype=dtype, shard=shard, cut_of=cut_of, base=base, ends=ends)
     with FolderFiles(path, adapter_root, key_root) as files:
+        if packing := work.packing_for(files.fingerprint):
+            return _packed(files, packing, dtype, work)
         mould, folder = work.claim(files.fingerprint), None
         if mould is None or not mould.is_enough:
             folder = AdapterFolder(files)
             for reason in refusals(folder, spec, slots):
                 raise AdapterError(reason)
+            can_pack = work.packs and shard.size == 1
+            if can_pack and (packing := packing_of(folder, shapes, spec.layers, dtype)):
+                return _packed(files, work.keep(files.fingerprint, packing), dtype, work)
             mould = mould or _mould_of(files.fingerprint, folder, spec.layers, shapes, dtype, cut_of, work)
         if not mould.fill(files.opened, folder):
             raise AdapterError(_not_finite(folder or AdapterFolder(files), dtype))
@@ -66,6 +73,13 @@ def read_checkpoint(
     # Operations pass over a site without ranks.
     ranks = mould.ranks if extras.trims is None else mould.ranks.clamp_min(1)
     return work.done(HostAdapter((mould.run,), mould.site_ranks, ranks, *extras), mould)
+
+
+def _packed(files: FolderFiles, packing: Packing, dtype: torch.dtype, work: Workspace) -> HostAdapter:
+    pieces = read_packed(files.opened[0], dtype, work.memory, work.threads)
+    if pieces is None:
+        raise AdapterError(_not_finite(AdapterFolder(files), dtype))
+    return HostAdapter(pieces, packing.site_ranks, packing.ranks, packing=packing)
 
 
 def _slots(

@@ -75,12 +75,17 @@ class TensorFile:
     @cached_property
     def tensors(self) -> dict[str, Stored]:
         """Raises AdapterError if the header is not one of tensors that lie in the file."""
-        start = 8 + len(self.header)
+        start = self.data_start
         try:
             entries = {name: entry for name, entry in json.loads(self.header).items() if name != "__metadata__"}
             return {name: self._stored(name, entry, start) for name, entry in entries.items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self._corrupt("its header is not one of a safetensors file") from error
+
+    @property
+    def data_start(self) -> int:
+        """Where the header ends."""
+        return 8 + len(self.header)
 
     def close(self) -> None:
         self._file.close()
@@ -104,23 +109,26 @@ class TensorFile:
     def _fill(self, stored: Stored, target: Tensor, first: int) -> None:
         """Read the numbers of a stored tensor from `first` on."""
         raw = target.view(-1).view(torch.uint8).numpy()
-        self._scatter(stored.start + first * stored.dtype.itemsize, [Read(stored, raw)])
+        self.read_into(stored.start + first * stored.dtype.itemsize, [raw])
 
     def read_run(self, run: Sequence[Read]) -> None:
         """Tensors that lie in the file one behind the other, in one call or few."""
-        for first in range(0, len(run), MOST_PLACES):
-            self._scatter(run[first].stored.start, run[first : first + MOST_PLACES])
+        self.read_into(run[0].stored.start, [read.target for read in run])
 
-    def _scatter(self, start: int, reads: Sequence[Read]) -> None:
-        left = [read for read in reads if read.target.nbytes]
+    def read_into(self, start: int, targets: Sequence[Bytes]) -> None:
+        """The bytes of the file from `start` on, in one call or few; blocks on the disk."""
+        left = [target for target in targets if target.nbytes]
         while left:
             try:
-                count = os.preadv(self._file.fileno(), [read.target.data for read in left], start)
+                count = os.preadv(self._file.fileno(), [target.data for target in left[:MOST_PLACES]], start)
             except OSError as error:
                 raise AdapterError(f"{self.path} cannot be read ({error.strerror}).") from error
             if not count:
-                raise self._corrupt(f"it ends in the middle of the tensor '{left[0].stored.name}'")
+                raise self._corrupt(f"it ends in the middle of the tensor '{self._name_at(start)}'")
             start, left = start + count, _behind(left, count)
+
+    def _name_at(self, place: int) -> str:
+        return next((name for name, stored in self.tensors.items() if stored.start <= place < stored.end), "")
 
     def _read_header(self) -> bytes:
         length = int.from_bytes(self._file.read(8), "little")
@@ -167,12 +175,12 @@ def runs_of(reads: Iterable[Read], files: Sequence[TensorFile]) -> list[Run]:
     return runs
 
 
-def _behind(reads: Sequence[Read], count: int) -> list[Read]:
-    """What is left of reads after so many bytes."""
-    left = list[Read]()
-    for stored, target in reads:
+def _behind(targets: Sequence[Bytes], count: int) -> list[Bytes]:
+    """What is left of targets after so many bytes."""
+    left = list[Bytes]()
+    for target in targets:
         done = min(count, target.nbytes)
         count -= done
         if done < target.nbytes:
-            left.append(Read(stored, target.reshape(-1)[done:]))
+            left.append(target.reshape(-1)[done:])
     return left

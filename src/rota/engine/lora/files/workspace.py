@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from rota.engine.lora.files.mould import Mould
-from rota.engine.lora.host import HostAdapter, pinned
+from rota.engine.lora.host import HostAdapter, pinned, pinned_bytes
+from rota.engine.lora.packing import Packing
 from rota.engine.lora.side_by_side import threads_for_reads
 
 # Two readers may be at work, and an adapter of a large rank is not kept room for.
 MOST_KEPT, MOST_BYTES = 2, 384 << 20
+# Of each kind of folder: some 30 kB.
+MOST_PACKINGS = 64
 
 
 class Workspace:
     """New memory for every adapter, which stays the adapter's. For a CPU: its threads are the model's."""
 
     threads = 1
+    # May adapters stay packed?
+    packs = False
+
+    def packing_for(self, fingerprint: bytes) -> Packing | None:  # noqa: ARG002
+        """That of folders of this fingerprint, if one was kept."""
+        return None
+
+    def keep(self, fingerprint: bytes, packing: Packing) -> Packing:  # noqa: ARG002
+        """The same, with ranks from which copies can be made."""
+        return packing
+
+    def memory(self, size: int) -> Tensor:
+        """[size] uint8 that an adapter keeps."""
+        return torch.empty(size, dtype=torch.uint8)
 
     def claim(self, fingerprint: bytes) -> Mould | None:  # noqa: ARG002
         """A mould for folders of this fingerprint, which is the caller's until the adapter is done."""
@@ -41,12 +59,37 @@ class PinningWorkspace(Workspace):
     interpreter held: 84 MB each time.
     """
 
-    def __init__(self, pin: Callable[[HostAdapter, int], HostAdapter] = pinned) -> None:
+    def __init__(
+        self,
+        pin: Callable[[HostAdapter, int], HostAdapter] = pinned,
+        packs: bool = False,
+        memory: Callable[[int], Tensor] = pinned_bytes,
+    ) -> None:
         self.threads = threads_for_reads()
-        self._pin = pin
+        self.packs = packs
+        self._pin, self._memory = pin, memory
+        self._packings: dict[bytes, Packing] = {}  # the longest unused first
         self._moulds: list[Mould] = []  # the longest unused first
         self._left: list[Tensor] = []  # memory of moulds that were given up
         self._lock = threading.Lock()
+
+    def packing_for(self, fingerprint: bytes) -> Packing | None:
+        with self._lock:
+            if packing := self._packings.pop(fingerprint, None):
+                self._packings[fingerprint] = packing
+        return packing
+
+    def keep(self, fingerprint: bytes, packing: Packing) -> Packing:
+        ranks = self._memory(packing.ranks.nbytes).view(torch.int32).view(packing.ranks.shape)
+        kept = replace(packing, ranks=ranks.copy_(packing.ranks))
+        with self._lock:
+            self._packings[fingerprint] = kept
+            while len(self._packings) > MOST_PACKINGS:
+                del self._packings[next(iter(self._packings))]
+        return kept
+
+    def memory(self, size: int) -> Tensor:
+        return self._memory(size)
 
     def claim(self, fingerprint: bytes) -> Mould | None:
         with self._lock:

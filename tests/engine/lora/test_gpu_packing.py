@@ -1,0 +1,38 @@
+"""On a GPU a packed adapter lies in its slot as if the host had put it together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rota.core.ids import Slot
+from rota.engine.lora.bank import Bank
+from rota.engine.lora.files.checkpoint import PLAIN, read_checkpoint
+from rota.engine.lora.files.workspace import PinningWorkspace
+from rota.engine.model.sites import SITES
+from tests.engine.lora.adapter_factory import change_dtype, make_adapter
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
+
+MAX_RANK = 16
+
+
+@pytest.mark.parametrize("pages", [0, 6])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("rank", "alpha"), [(16, 16), (16, 20), (5, 5), (12, 7)])
+def test_a_slot_holds_the_same_whoever_puts_the_factors_there(rank, alpha, dtype, pages, model, spec, tmp_path):
+    make_adapter(tmp_path, model, r=rank, lora_alpha=alpha)
+    change_dtype(tmp_path, dtype)
+    device = torch.device("cuda", 0)
+    packed, put_together = (Bank(spec, 2, MAX_RANK, dtype, device, pages=pages, unpacks=True) for _ in range(2))
+    for bank, work in ((packed, PinningWorkspace(packs=True)), (put_together, PLAIN)):
+        adapter = read_checkpoint(tmp_path, spec, dtype, MAX_RANK, work=work)
+        assert (adapter.packing is not None) == work.packs
+        bank.copy_in(Slot(1), adapter, [4, 1][: bank.pages_of(adapter)])
+    torch.cuda.synchronize()
+    for layer in range(spec.layers):
+        for site in SITES:
+            found, expected = (bank.factors(layer, site) for bank in (packed, put_together))
+            assert torch.equal(found.a, expected.a)
+            assert torch.equal(found.b, expected.b)
+            assert torch.equal(found.ranks, expected.ranks)
