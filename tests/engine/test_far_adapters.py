@@ -1,21 +1,21 @@
-"""A failure that is the source's own is told apart from one that is the adapter's."""
+"""A failure of the source or of the disk is told apart from one that is the adapter's own."""
 
 from __future__ import annotations
 
 import pytest
 
 from rota.core.adapter import Adapter
-from rota.core.errors import AdapterError, FaultCode
+from rota.core.errors import AdapterError, FaultCode, NoRoomError
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed
-from rota.engine.far_adapters import Away
+from rota.engine.far_adapters import Causes
 from rota.sources.source import ChangedError, UnreachableError
 
 FAR = Adapter(adapter_id=AdapterId(1), name="far", path="s3://bucket/far#0123456789abcdef")
 NEAR = Adapter(adapter_id=AdapterId(2), name="near", path="/adapters/near")
 
 
-def told(away: Away, adapter: Adapter) -> FaultCode:
+def told(away: Causes, adapter: Adapter) -> FaultCode:
     message = away.with_code(AdapterFailed(adapter_id=adapter.adapter_id, at=1.0, reason="It could not be read."))
     assert isinstance(message, AdapterFailed)
     return message.code
@@ -25,17 +25,18 @@ def told(away: Away, adapter: Adapter) -> FaultCode:
     ("adapter", "error", "code"),
     [
         (FAR, UnreachableError("The store did not answer in time."), FaultCode.SOURCE_AWAY),
+        (FAR, NoRoomError("There is no room for it."), FaultCode.DISK_FULL),
         (FAR, ChangedError("It changed while it was read."), FaultCode.ADAPTER_FAILED),
         (FAR, AdapterError("Its rank is too large."), FaultCode.ADAPTER_FAILED),
         (FAR, MemoryError(), FaultCode.ADAPTER_FAILED),
         (NEAR, AdapterError("There is no such folder."), FaultCode.ADAPTER_FAILED),
     ],
 )
-def test_only_a_source_that_does_not_answer_is_away(adapter, error, code):
+def test_only_a_source_that_does_not_answer_and_a_full_disk_may_pass(adapter, error, code):
     def read(_: Adapter) -> None:
         raise error
 
-    away = Away()
+    away = Causes()
     with pytest.raises(type(error)):
         away.noting(read)(adapter)
 
@@ -44,7 +45,7 @@ def test_only_a_source_that_does_not_answer_is_away(adapter, error, code):
 
 
 def test_a_read_that_is_given_up_on_waits_for_its_source():
-    away, codes = Away(), []
+    away, codes = Causes(), []
 
     def read(adapter: Adapter) -> str:
         codes.append(told(away, adapter))  # as the reader's clock tells while the read hangs

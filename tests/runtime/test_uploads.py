@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from rota.core.errors import FaultCode
 from rota.core.events import AdapterRefused, AdapterRemoved
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter
@@ -79,3 +82,28 @@ def test_a_disk_that_cannot_take_it_refuses_the_adapter_and_not_the_engine(tmp_p
     there.rmdir()
     refused = arrived(Arrivals(there), uploaded(tmp_path / "here"))
     assert refused.refusal == "The disk of the engine's machine cannot take the adapter (No such file or directory)."
+    assert refused.refusal_code is FaultCode.ADAPTER_FAILED
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_without_room_is_told_as_what_may_pass_and_nothing_is_left(
+    tmp_path: Path, there: Path, monkeypatch, number
+):
+    message, arrivals = uploaded(tmp_path / "here"), Arrivals(there)
+    first, *pieces = pieces_before(message)
+    arrivals.take(first)
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fail)
+        for piece in pieces:
+            arrivals.take(piece)
+    refused = arrivals.take(message)
+    assert isinstance(refused, AddAdapter)
+    assert refused.refusal_code is FaultCode.DISK_FULL
+    assert refused.refusal.startswith(f"There is no room for the adapter in {there} on the engine's machine (")
+    assert [path for path in there.rglob("*") if path.is_file()] == []
+    arrivals.close()
+    assert list(there.iterdir()) == []

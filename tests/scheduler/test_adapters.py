@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rota.core.config import LoraConfig
@@ -76,6 +78,16 @@ def test_who_asked_for_an_adapter_that_cannot_be_read_is_told_why():
         FaultCode.ADAPTER_FAILED,
         "no such folder",
     )
+    assert stage.scheduler.is_idle
+
+
+def test_an_adapter_that_found_no_room_on_its_way_is_refused_for_that():
+    stage = Stage(adapters=0)
+    stage.tell(replace(add_adapter(1), refusal="There is no room.", refusal_code=FaultCode.DISK_FULL))
+    stage.step()
+
+    (refused,) = stage.said(AdapterRefused)
+    assert (refused.adapter_id, refused.reason, refused.code) == (1, "There is no room.", FaultCode.DISK_FULL)
     assert stage.scheduler.is_idle
 
 

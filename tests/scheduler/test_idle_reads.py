@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from rota.core.config import LoraConfig
 from rota.core.errors import FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Finished, FinishReason, HostChanged
@@ -180,22 +182,19 @@ def test_observers_hear_of_idle_reads_as_of_all_others():
     assert [(event.adapter_id, event.state.value) for event in stage.said(HostChanged)] == [(1, "reading"), (1, "held")]
 
 
-def away(stage: Stage, adapter: int) -> None:
+def away(stage: Stage, adapter: int, code: FaultCode = FaultCode.SOURCE_AWAY) -> None:
     """The source of an adapter did not answer."""
-    stage.tell(
-        AdapterFailed(
-            adapter_id=AdapterId(adapter), at=stage.now, reason="It did not answer.", code=FaultCode.SOURCE_AWAY
-        )
-    )
+    stage.tell(AdapterFailed(adapter_id=AdapterId(adapter), at=stage.now, reason="It did not answer.", code=code))
 
 
-def test_an_adapter_whose_source_is_away_stays_known_and_is_read_for_the_next_request():
+@pytest.mark.parametrize("code", [FaultCode.SOURCE_AWAY, FaultCode.DISK_FULL])
+def test_an_adapter_that_may_be_there_the_next_time_stays_known_and_is_read_for_the_next_request(code):
     stage = later(2)
     stage.ask("first", adapter=1)
     assert ids(stage.step().fetches) == [1]
-    away(stage, 1)
+    away(stage, 1, code)
     plan = stage.step()
-    assert [end.fault and end.fault.code for end in stage.said(Finished)] == [FaultCode.SOURCE_AWAY]
+    assert [end.fault and end.fault.code for end in stage.said(Finished)] == [code]
     assert stage.said(AdapterRefused) == []
     assert ids(plan.reads) == [2], "the other one is read idly, and the source is not asked in vain"
     assert read(stage, 2).reads == ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from rota.server.app import create_app
 from rota.server.elsewhere import Elsewhere
 from rota.server.locating import Locating
 from rota.sources.disk_cache import DiskCache
+from rota.sources.download import Download
 from rota.sources.hub import Hub
 from rota.sources.locator import Locator
 from rota.sources.object_store import ObjectStore
@@ -316,3 +318,44 @@ def test_a_source_that_is_away_is_told_in_sglangs_shape_too(stage: Stage):
     stage.hub.heal()
     assert (refused.status_code, refused.json()["success"]) == (502, False)
     assert refused.json()["error_message"] == f"The Hub answers with the status 503 for {HUB}."
+
+
+def _has_no_room(_: Download, folder: Path) -> None:
+    (folder / "half").write_bytes(b"of it")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_changes_nothing_and_the_next_load_may_find_room(stage: Stage, monkeypatch):
+    _begin(stage)
+    said, left, versions = stage.answer(), stage.left(), stage.versions()
+    with monkeypatch.context() as patched:
+        patched.setattr(Download, "into", _has_no_room)
+        refused = stage.client.put("/v1/adapters/legal", json={"path": S3})
+    _is_no_room(stage, refused)
+    assert (stage.answer(), stage.versions()) == (said, versions)
+    assert [path for path in stage.left() if path.is_file()] == left
+    stage.client.put("/v1/adapters/legal", json={"path": S3}).raise_for_status()
+    assert stage.answer() != said
+    stage.client.delete("/v1/adapters/legal").raise_for_status()
+
+
+@pytest.mark.skipif(
+    REPLICAS > 1,
+    reason="of one engine: with replicas, another one may have the adapter in a slot, and nothing is brought again",
+)
+def test_a_full_disk_ends_the_requests_of_an_adapter_that_is_read_again(stage: Stage, monkeypatch):
+    _begin(stage)
+    stage.client.put("/v1/adapters/legal", json={"path": S3}).raise_for_status()
+    said = stage.answer()
+    _forget(stage)
+    with monkeypatch.context() as patched:
+        patched.setattr(Download, "into", _has_no_room)
+        _is_no_room(stage, stage.ask("legal"))
+    assert stage.answer() == said, "the next request has it read once more"
+    stage.client.delete("/v1/adapters/legal").raise_for_status()
+
+
+def _is_no_room(stage: Stage, refused: httpx.Response) -> None:
+    assert (refused.status_code, error_of(refused)["code"]) == (507, "disk_full"), refused.text
+    assert error_of(refused)["message"].startswith(f"There is no room for the adapter in {stage.disk / 'cache'} (")
+    assert "retry-after" not in refused.headers

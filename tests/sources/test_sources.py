@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -9,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from rota.core.errors import AdapterError
+from rota.core.errors import AdapterError, NoRoomError
 from rota.sources.address import Address, parse_address
 from rota.sources.disk_cache import DiskCache
-from rota.sources.download import MOST_VAIN
+from rota.sources.download import MOST_VAIN, Download
 from rota.sources.outline import FIRST_BYTES
 from rota.sources.source import ChangedError, SourceError, SourceFile, UnreachableError
 from rota.sources.sources import Sources
@@ -185,6 +187,26 @@ def test_what_is_no_adapter_for_this_server_does_not_stay_on_the_disk(tmp_path: 
         with pytest.raises(AdapterError), sources.folder_of(address("one")):
             raise AdapterError("Its rank is too large.")
         assert folder.exists(), "another still reads it"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_with_what_helps_and_nothing_is_left(tmp_path: Path, monkeypatch, number):
+    def full(download: Download, folder: Path) -> None:
+        into(download, folder)
+        raise OSError(number, os.strerror(number))
+
+    sources, _ = make(tmp_path, "one")
+    into = Download.into
+    with monkeypatch.context() as patched:
+        patched.setattr(Download, "into", full)
+        with pytest.raises(NoRoomError) as caught:
+            content(sources, address("one"))
+    assert str(caught.value) == (
+        f"There is no room for the adapter in {tmp_path} ({os.strerror(number)}). "
+        "Free some of that disk, or start the server with --adapter-cache-dir on another."
+    )
+    assert list(tmp_path.iterdir()) == []
+    assert content(sources, address("one")) == adapter_files("one")
 
 
 def test_an_outline_has_config_and_header_and_the_length_of_the_weights(tmp_path: Path):

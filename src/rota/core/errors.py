@@ -4,6 +4,7 @@ RotaError
 ├── ConfigError        the configuration cannot work
 ├── ModelError         a model folder is missing, corrupt or unsupported
 ├── AdapterError       an adapter folder cannot be served by this model
+│   └── NoRoomError        a disk of the server's has no room for an adapter
 ├── RequestError       a request cannot be served as asked; carries a Fault
 ├── EngineDiedError    the engine process is gone
 │   └── EngineLostError    the engine served, and cannot be brought back
@@ -12,6 +13,7 @@ RotaError
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -42,6 +44,11 @@ class FaultCode(StrEnum):
     TEXT_WORKER_DIED = "text_worker_died"
     NOT_PAUSED = "not_paused"
     SOURCE_AWAY = "source_unavailable"
+    DISK_FULL = "disk_full"
+
+
+# What a read may fail of that says nothing of the adapter: the next read may succeed.
+PASSING = frozenset({FaultCode.SOURCE_AWAY, FaultCode.DISK_FULL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,21 @@ class ModelError(RotaError):
 
 class AdapterError(RotaError):
     """An adapter folder is missing, corrupt, or cannot be served by this model."""
+
+
+class NoRoomError(AdapterError):
+    """A disk of the server's has no room for an adapter, whatever the adapter is."""
+
+    @classmethod
+    def at(cls, place: str, error: OSError, remedy: str) -> NoRoomError:
+        return cls(
+            f"There is no room for the adapter in {place} ({error.strerror}). Free some of that disk, or {remedy}."
+        )
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk is full, or this user's share of the disk."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 class RequestError(RotaError):

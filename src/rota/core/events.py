@@ -100,7 +100,7 @@ class AdapterRefused:
     reason: str
     engine_id: EngineId = FIRST_ENGINE
     others_serve: bool = False  # this engine lost the adapter, and other engines go on with it
-    code: FaultCode = FaultCode.ADAPTER_FAILED  # ENGINE_DIED, SOURCE_AWAY: nothing is known of the adapter
+    code: FaultCode = FaultCode.ADAPTER_FAILED  # ENGINE_DIED, or PASSING: nothing is known of the adapter
 
 
 @dataclass(frozen=True, slots=True)

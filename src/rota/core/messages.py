@@ -41,7 +41,8 @@ class AddAdapter:
     at: float
     is_known: bool = False  # it was checked before: an engine that dies while it reads the adapter will read it again
     is_read_later: bool = False  # requests may ask for it at once; it is read for the first of them, or before, idly
-    refusal: str = ""  # why it cannot be served, if a look at its config and headers has told
+    refusal: str = ""  # why it cannot be served, if that is known before it is read: by its headers, or by a full disk
+    refusal_code: FaultCode = FaultCode.ADAPTER_FAILED
     # The version that it takes the place of: it is brought into a slot before it counts as added, if one is free.
     former: AdapterId | None = None
 
@@ -97,7 +98,7 @@ class AdapterFailed:
     adapter_id: AdapterId
     at: float
     reason: str
-    code: FaultCode = FaultCode.ADAPTER_FAILED  # SOURCE_AWAY: the next read may succeed
+    code: FaultCode = FaultCode.ADAPTER_FAILED  # SOURCE_AWAY, DISK_FULL: the next read may succeed
 
 
 @dataclass(frozen=True, slots=True)

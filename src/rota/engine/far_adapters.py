@@ -1,6 +1,7 @@
-"""Adapters of which some come from sources: what is told of one that cannot be read says whether its source was away.
+"""Adapters of which some come from sources: what is told of one that cannot be read says whether that may pass.
 
-Such a read may succeed the next time, and all other failures are the adapter's own.
+A source that was away may answer the next time, and a disk that was full may have room. All other failures are the
+adapter's own.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from rota.core.adapter import Adapter
-from rota.core.errors import FaultCode
+from rota.core.errors import FaultCode, NoRoomError
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed, Message
 from rota.engine.lora.adapters import Adapters
@@ -22,44 +23,47 @@ from rota.sources.source import UnreachableError
 Read = Callable[[Adapter], HostAdapter]
 
 
-class Away:
-    """Knows whose sources have not answered, from any thread.
+class Causes:
+    """Knows which reads wait for a source, or failed of what may pass, from any thread.
 
     A read that fails, or is given up on while it waits, is told of before another read of the same adapter begins.
     """
 
     def __init__(self) -> None:
-        self._waits: set[AdapterId] = set()
+        self._codes: dict[AdapterId, FaultCode] = {}
 
     def noting(self, read: Read) -> Read:
         def read_and_note(adapter: Adapter) -> HostAdapter:
             if not has_scheme(adapter.path):
                 return read(adapter)
-            self._waits.add(adapter.adapter_id)
+            self._codes[adapter.adapter_id] = FaultCode.SOURCE_AWAY
             try:
                 copy = read(adapter)
-            except Exception as error:  # whatever it is, it goes on
-                if not isinstance(error, UnreachableError):
-                    self._waits.discard(adapter.adapter_id)
+            except UnreachableError:
                 raise
-            self._waits.discard(adapter.adapter_id)
+            except NoRoomError:
+                self._codes[adapter.adapter_id] = FaultCode.DISK_FULL
+                raise
+            except Exception:  # whatever it is, it goes on
+                self._codes.pop(adapter.adapter_id, None)
+                raise
+            self._codes.pop(adapter.adapter_id, None)
             return copy
 
         return read_and_note
 
     def with_code(self, message: Message) -> Message:
-        if not isinstance(message, AdapterFailed) or message.adapter_id not in self._waits:
+        if not isinstance(message, AdapterFailed) or message.adapter_id not in self._codes:
             return message
-        self._waits.discard(message.adapter_id)
-        return replace(message, code=FaultCode.SOURCE_AWAY)
+        return replace(message, code=self._codes.pop(message.adapter_id))
 
 
 class FarAdapters(Adapters):
     """As other adapters; only what is told of failures is more."""
 
     def __init__(self, bank: Bank, read: Read, *others: Any) -> None:
-        self._away = Away()
-        super().__init__(bank, self._away.noting(read), *others)
+        self._causes = Causes()
+        super().__init__(bank, self._causes.noting(read), *others)
 
     def listen(self, post: Callable[[Message], None]) -> None:
-        super().listen(lambda message: post(self._away.with_code(message)))
+        super().listen(lambda message: post(self._causes.with_code(message)))

@@ -17,6 +17,8 @@ from pathlib import Path
 from rota.core.ids import AdapterId
 
 PREFIX = "rota-spool-"
+# What helps where the folder for temporary files is full.
+ON_ANOTHER_DISK = "start the server with TMPDIR on another"
 # Begins the name of each version's folder in it, so that sentences for clients can leave it out.
 FOLDER = "rota-body-"
 
@@ -37,11 +39,15 @@ class Spool:
         return Path(tempfile.mkdtemp(prefix=FOLDER, dir=self.root))
 
     @property
+    def parent(self) -> Path:
+        """The folder that it lies in, which an operator knows."""
+        return (self._parent or Path(tempfile.gettempdir())).resolve()
+
+    @property
     def root(self) -> Path:
         if self._root is None:
-            parent = (self._parent or Path(tempfile.gettempdir())).resolve()
-            _sweep(parent)
-            self._root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            _sweep(self.parent)
+            self._root = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self.parent))
             self._lock = _locked(self._root)
         return self._root
 

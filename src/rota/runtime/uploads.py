@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
+from rota.core.errors import Fault, FaultCode, NoRoomError, is_full
 from rota.core.events import AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message
-from rota.runtime.spool import PREFIX, Spool, discard
+from rota.runtime.spool import ON_ANOTHER_DISK, PREFIX, Spool, discard
 
 # Below what a line between machines takes in one message.
 PIECE_BYTES = 4 << 20
@@ -55,7 +56,7 @@ class Arrivals:
     def __init__(self, parent: Path | None = None) -> None:
         self._spool = Spool(parent)
         self._arriving: dict[AdapterId, Path] = {}
-        self._failed: dict[AdapterId, str] = {}
+        self._failed: dict[AdapterId, Fault] = {}
 
     def take(self, record: Message | UploadPiece) -> Message | None:
         """A message, with the place where its upload lies on this machine; None for a piece of one."""
@@ -85,14 +86,21 @@ class Arrivals:
             with (self._arriving[adapter_id] / PurePath(piece.file).name).open("ab") as file:
                 file.write(piece.content)
         except OSError as error:
-            self._failed[adapter_id] = f"The disk of the engine's machine cannot take the adapter ({error.strerror})."
+            self._failed[adapter_id] = self._fault_of(error)
             if folder := self._arriving.pop(adapter_id, None):
                 discard(folder)
 
+    def _fault_of(self, error: OSError) -> Fault:
+        if is_full(error):
+            place = f"{self._spool.parent} on the engine's machine"
+            return Fault(FaultCode.DISK_FULL, str(NoRoomError.at(place, error, ON_ANOTHER_DISK)))
+        message = f"The disk of the engine's machine cannot take the adapter ({error.strerror})."
+        return Fault(FaultCode.ADAPTER_FAILED, message)
+
     def _placed(self, message: AddAdapter) -> AddAdapter:
         adapter_id = message.adapter.adapter_id
-        if refusal := self._failed.pop(adapter_id, ""):
-            return replace(message, refusal=refusal)
+        if fault := self._failed.pop(adapter_id, None):
+            return replace(message, refusal=fault.message, refusal_code=fault.code)
         folder = self._arriving.pop(adapter_id, None)
         if folder is None:
             return message

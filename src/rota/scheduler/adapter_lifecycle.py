@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from rota.core.adapter import Adapter
-from rota.core.errors import Fault, FaultCode
+from rota.core.errors import PASSING, Fault, FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, FinishReason, SlotReason
 from rota.core.ids import BASE, AdapterId
 from rota.core.messages import (
@@ -86,7 +86,7 @@ class AdapterLifecycle:
     def _add(self, message: AddAdapter) -> None:
         adapter, at = message.adapter, message.at
         if reason := message.refusal or self._reason_against(adapter):
-            self._refuse(adapter.adapter_id, at, reason)
+            self._refuse(adapter.adapter_id, at, reason, message.refusal_code)
             return
         group = Group(adapter)
         self._books.groups[adapter.adapter_id] = group
@@ -187,10 +187,10 @@ class AdapterLifecycle:
         self.retire_if_done(group, at)
 
     def _was_never_read(self, group: Group, code: FaultCode) -> bool:
-        """What was never read is not known, also if requests could ask for it; a source may be back for the next."""
+        """What was never read is not known, also if requests could ask for it; the next read may succeed."""
         if group.standing is Standing.NEW or not self._idle_reads.has(group.adapter_id):
             return group.standing is Standing.NEW
-        if code is FaultCode.SOURCE_AWAY:
+        if code in PASSING:
             self._idle_reads.put_off(group.adapter_id)
             return False
         return group.standing in (Standing.KNOWN, Standing.FAILED)

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
+from rota.core.errors import AdapterError, Fault, FaultCode, NoRoomError, RequestError
 from rota.server.names import HEADER, kept_name
 from rota.sources.source import UnreachableError
 
@@ -82,11 +82,16 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
         retry_after_s=1,
     ),
     FaultCode.TIMED_OUT: ErrorKind(504, "timeout_error", "The request took longer than `--request-timeout`."),
+    FaultCode.DISK_FULL: ErrorKind(
+        507, "server_error", "A disk of the server has no room for an adapter; operators are told which."
+    ),
 }
 
 
 def code_of(error: AdapterError) -> FaultCode:
-    """A source that is away may be back for the next call; all else is wrong with the adapter."""
+    """A source that is away may be back for the next call, and a disk have room; all else is the adapter's fault."""
+    if isinstance(error, NoRoomError):
+        return FaultCode.DISK_FULL
     return FaultCode.SOURCE_AWAY if isinstance(error, UnreachableError) else FaultCode.ADAPTER_FAILED
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rota.core.errors import NoRoomError, is_full
 from rota.sources.address import Address
 from rota.sources.contents import USED, Contents, contents_in, note_contents
 from rota.sources.download import Download
@@ -24,6 +25,7 @@ from rota.sources.file_locks import alone, held
 from rota.sources.source import SourceError
 
 PART = ".part"
+ON_ANOTHER_DISK = "start the server with --adapter-cache-dir on another"
 
 
 class DiskCache:
@@ -51,7 +53,10 @@ class DiskCache:
         return None if not found else address.with_digest(contents_in(max(found, key=_used_at)).digest)
 
     def keep(self, address: Address, download: Download) -> None:
-        """Bring an exact address here, unless another does or has done so: then wait for that. Raises SourceError."""
+        """Bring an exact address here, unless another does or has done so: then wait for that.
+
+        Raises SourceError, or NoRoomError for a full disk.
+        """
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with alone(self._folder / f"{_key(address)}.lock", download.patience_s) as is_alone:
@@ -62,6 +67,8 @@ class DiskCache:
                         return
                 self._bring(address, download)
         except OSError as error:
+            if is_full(error):
+                raise NoRoomError.at(str(self._folder), error, ON_ANOTHER_DISK) from error
             raise SourceError(f"The server's cache on disk cannot be written ({error.strerror}).") from error
 
     def drop(self, address: Address) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import pickle
@@ -172,11 +173,69 @@ def test_a_disk_without_room_is_told_and_the_old_version_serves_on(client, spool
     with monkeypatch.context() as patched:
         patched.setattr(Spool, "new_folder", without_room)
         refused = send(client, "poet", weights(size=size), config=CONFIG)
-    told = (refused.status_code, error_of(refused)["message"])
-    assert told == (400, "The server's disk cannot take the adapter (No space left on device).")
-    assert versions(client, "poet") == {1: "current"}
+    assert (refused.status_code, error_of(refused)["code"]) == (507, "disk_full")
+    assert error_of(refused)["message"] == no_room(str(spools))
+    assert (versions(client, "poet"), ask(client, "poet").headers[HEADER]) == ({1: "current"}, "1")
     assert not files(spools)
     assert send(client, "poet", weights(size=size), config=CONFIG).json()["current"] == 2
+
+
+def no_room(place: str, why: str = "No space left on device") -> str:
+    remedy = "start the server with TMPDIR on another"
+    return f"There is no room for the adapter in {place} ({why}). Free some of that disk, or {remedy}."
+
+
+# What writes: the folder, the weights of a body, its config, and the weights in base64.
+WRITES = [
+    "tempfile.mkdtemp",
+    "rota.server.versions.upload._write_last",
+    "pathlib.Path.write_text",
+    "rota.server.versions.tensors._decode",
+]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("write", WRITES)
+def test_whichever_write_finds_no_room_both_shapes_say_so_and_nothing_is_left(
+    client, spools, monkeypatch, write, number
+):
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    expected = no_room(str(spools), os.strerror(number))
+    with monkeypatch.context() as patched:
+        patched.setattr(write, fail)
+        sent, loaded = send(client, "poet", weights(), config=CONFIG), load_tensors(client, weights())
+    if "tensors" in write:
+        assert sent.status_code == 200
+    else:
+        assert (sent.status_code, error_of(sent)["message"]) == (507, expected)
+    assert (loaded.status_code, loaded.json()["success"]) == (507, False)
+    assert loaded.json()["error_message"] == expected
+    assert list(versions(client, "poet").values()) == ["current"]
+    assert len(files(spools)) == (2 if sent.is_success else 0)
+    assert ask(client, "poet").status_code == 200
+
+
+def test_a_disk_that_fails_otherwise_is_told_in_other_words(client, spools, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("rota.server.versions.upload._write_last", fail)
+    refused = send(client, "poet", weights(), config=CONFIG)
+    assert error_of(refused)["message"] == "The server's disk cannot take the adapter (Input/output error)."
+    assert not files(spools)
+
+
+def test_only_an_operator_is_told_which_folder_is_full(client, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rota.server.versions.upload._write_last", fail)
+    client.headers["x-api-key"] = "sk-acme"
+    sent, loaded = send(client, "acme-owl", weights(), config=CONFIG), load_tensors(client, weights(), "acme-owl")
+    assert (sent.status_code, loaded.status_code) == (507, 507)
+    assert error_of(sent)["message"] == loaded.json()["error_message"] == no_room("(a path)")
 
 
 def test_a_key_without_a_folder_sends_weights_for_its_own_names_only(client):
@@ -192,17 +251,18 @@ def test_a_key_without_a_folder_sends_weights_for_its_own_names_only(client):
 
 
 def test_sglangs_shape_takes_safetensors_and_no_pickle(client, spools):
-    def load(raw: bytes) -> httpx.Response:
-        text = base64.b64encode(raw).decode()
-        body = {"lora_name": "poet", "config_dict": json.loads(CONFIG), "serialized_tensors": text}
-        return client.post("/load_lora_adapter_from_tensors", json=body)
-
-    assert load(weights()).json()["success"]
+    assert load_tensors(client, weights()).json()["success"]
     assert ask(client, "poet").headers[HEADER] == "2"
-    refused = load(pickle.dumps({"weights": b"0" * 5000}))
+    refused = load_tensors(client, pickle.dumps({"weights": b"0" * 5000}))
     assert (refused.status_code, "holds a pickle, which can run code" in error_of(refused)["message"]) == (400, True)
     assert error_of(refused)["param"] == "serialized_tensors"
     assert len(files(spools)) == 2
+
+
+def load_tensors(client: httpx.Client, raw: bytes, name: str = "poet") -> httpx.Response:
+    text = base64.b64encode(raw).decode()
+    body = {"lora_name": name, "config_dict": json.loads(CONFIG), "serialized_tensors": text}
+    return client.post("/load_lora_adapter_from_tensors", json=body)
 
 
 def test_multipart_is_refused_with_what_to_send(client):

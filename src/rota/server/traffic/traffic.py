@@ -27,6 +27,7 @@ _FAILURES = {
     FaultCode.NOT_A_NUMBER: "computed a value that is not a number",
     FaultCode.ADAPTER_FAILED: "could not be served",
     FaultCode.SOURCE_AWAY: "could not be read: its source is away",
+    FaultCode.DISK_FULL: "could not be read: the server's disk is full",
 }
 # An engine that dies says nothing of a version. If the next one dies under it so soon, it is the likeliest cause.
 DIES_AGAIN_S = 600.0

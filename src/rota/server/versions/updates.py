@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fastapi import Request
@@ -45,21 +47,18 @@ class Updates:
     ) -> Adapter:
         """A new version from a folder. Raises AdapterError with a reason that the key may read."""
         key = self._access.key_of(http)
-        try:
-            with audited(http, key, "update", adapter=name, path=path) as details:
-                self._check(http, name, pinned)
-                self._access.refuse_loads(key, param)
-                asked = self._asked(key, name, path, key.adapter_root, pinned, terms)
-                adapter = await self._adapters.update(asked, terms)
-                details["version"] = adapter.version
-                return adapter
-        except AdapterError as error:
-            raise type(error)(reason_for(key, str(error))) from None
+        with _told_to(key), audited(http, key, "update", adapter=name, path=path) as details:
+            self._check(http, name, pinned)
+            self._access.refuse_loads(key, param)
+            asked = self._asked(key, name, path, key.adapter_root, pinned, terms)
+            adapter = await self._adapters.update(asked, terms)
+            details["version"] = adapter.version
+            return adapter
 
     async def from_body(self, http: Request, name: str, fields: UploadFields) -> Adapter:
         """A new version whose weights are the request's body."""
         key, terms, config = self._access.key_of(http), fields.terms, fields.peft_config
-        with audited(http, key, "update", adapter=name, path="(body)") as details:
+        with _told_to(key), audited(http, key, "update", adapter=name, path="(body)") as details:
             self._check(http, name, fields.pinned)
             async with self._uploads.folder() as folder:
                 details["bytes"] = await self._uploads.receive(http, folder, config)
@@ -70,6 +69,10 @@ class Updates:
     async def from_tensors(self, http: Request) -> Adapter:
         """A new version whose weights are a field of the body, as SGLang sends them."""
         key = self._access.key_of(http)
+        with _told_to(key):
+            return await self._from_tensors(http, key)
+
+    async def _from_tensors(self, http: Request, key: Key) -> Adapter:
         async with self._uploads.folder() as folder:
             fields, text = await self._uploads.read(http, folder, read_tensors)
             fields.refuse_unsupported()
@@ -101,10 +104,7 @@ class Updates:
 
     async def _take(self, key: Key, name: str, folder: Path, pinned: bool | None, terms: Terms) -> Adapter:
         asked = self._asked(key, name, str(folder), str(self._spool.root), pinned, terms)
-        try:
-            return await self._adapters.update(asked, terms)
-        except AdapterError as error:
-            raise AdapterError(reason_for(key, str(error))) from None
+        return await self._adapters.update(asked, terms)
 
     def _asked(self, key: Key, name: str, path: str, root: str | None, pinned: bool | None, terms: Terms) -> LoraPath:
         """A new version has its name's owner, weight and pin. A staged one is not pinned: two could fill all slots."""
@@ -131,3 +131,12 @@ class Updates:
                 raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "version"))
             await self._adapters.use(found, terms)
             return found
+
+
+@contextmanager
+def _told_to(key: Key) -> Iterator[None]:
+    """Raises AdapterError with a reason that the key may read."""
+    try:
+        yield
+    except AdapterError as error:
+        raise type(error)(reason_for(key, str(error))) from None

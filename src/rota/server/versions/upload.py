@@ -12,8 +12,8 @@ from typing import Any, BinaryIO, TypeVar
 
 from fastapi import Request
 
-from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
-from rota.runtime.spool import Spool
+from rota.core.errors import AdapterError, Fault, FaultCode, NoRoomError, RequestError, is_full
+from rota.runtime.spool import ON_ANOTHER_DISK, Spool
 from rota.server.door.handover import handover_of
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -44,7 +44,7 @@ class Uploads:
     async def folder(self) -> AsyncIterator[Path]:
         """A folder in the spool, which is removed if the block fails.
 
-        Raises RequestError if too many are open, AdapterError if the disk has no room.
+        Raises RequestError if too many are open, NoRoomError if the disk is full, AdapterError if the disk fails.
         """
         if self._open >= MOST_UPLOADS:
             message = f"{MOST_UPLOADS} adapters are being sent already, as many as may; try again later."
@@ -58,6 +58,8 @@ class Uploads:
                 self._spool.discard(folder)
                 raise
         except OSError as error:
+            if is_full(error):
+                raise NoRoomError.at(str(self._spool.parent), error, ON_ANOTHER_DISK) from error
             raise AdapterError(f"The server's disk cannot take the adapter ({error.strerror}).") from error
         finally:
             self._open -= 1
