@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
 
-from rota.engine.cpu.threads import FEW_TOKENS, Threads, choose_threads, set_threads, usable_processors
+from rota.engine.cpu.threads import FEW_TOKENS, Threads, choose_threads, set_threads
 from rota.engine.trials import Trials
 
 
@@ -72,12 +71,6 @@ def test_a_step_is_computed_by_as_many_as_its_size_is_worth():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(("quota", "usable"), [("200000 100000", 2), ("50000 100000", 1), ("max 100000", 8)])
-def test_a_container_s_processor_time_limits_the_threads(tmp_path: Path, quota: str, usable: int):
-    (tmp_path / "cpu.max").write_text(quota)
-    assert usable_processors(8, tmp_path) == usable
 
 
 @pytest.mark.parametrize(("replicas", "each"), [(1, 8), (2, 4), (3, 2), (16, 1)])

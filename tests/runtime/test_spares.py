@@ -276,4 +276,11 @@ def test_a_spare_dies_with_its_server_also_while_it_is_stopped_and_leaves_nothin
 def test_a_spare_starts_at_once_where_its_imports_take_no_core_from_the_engines():
     assert settling(2) > 5.0
     assert settling(16) <= 1.0
-    assert Spares(lambda _: None)._settle_s == settling(os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(("quota", "settles_as"), [("max 100000", 16), ("200000 100000", 2)])
+def test_a_spare_waits_longer_in_a_container_that_grants_few_of_many_cores(tmp_path, monkeypatch, quota, settles_as):
+    monkeypatch.setattr("rota.machine.LIMITS", tmp_path)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    (tmp_path / "cpu.max").write_text(quota)
+    assert Spares(lambda _: None)._settle_s == settling(settles_as)

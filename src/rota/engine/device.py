@@ -15,10 +15,9 @@ from torch import Tensor
 
 from rota.core.config import LoraConfig, ModelConfig
 from rota.core.errors import ConfigError
+from rota.machine import LIMITS, read_words
 
-# Where Linux says what a container may use.
-LIMITS = Path("/sys/fs/cgroup")
-# Where it says what processes can still have.
+# Where Linux says what processes can still have.
 MEMORY = Path("/proc/meminfo")
 # On a GPU: graphs that are captured later, and workspaces of libraries.
 KEPT_FREE = 256 << 20
@@ -142,10 +141,3 @@ def fetch(values: Tensor) -> Tensor:
         return values
     staged = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     return staged.copy_(values, non_blocking=True)
-
-
-def read_words(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from llguidance import LLExecutor, LLMatcher
 
 from rota.core.grammar import Grammar, Matcher
 from rota.grammar.vocabulary import WORD_BITS, Spelling, Vocabulary, explained
+from rota.machine import usable_processors
 
 # Grammars whose first state is kept, so that the next request with one copies it instead of reading the text.
 KEPT = 256
@@ -60,7 +60,7 @@ class LlGrammars:
         reader = ThreadPoolExecutor(1, "rota-grammars")
         self._vocabulary = reader.submit(lambda: Vocabulary(read(), vocabulary))
         reader.shutdown(wait=False)
-        self._executor = LLExecutor(min(MAX_THREADS, max(1, (os.cpu_count() or 1) // 2)))
+        self._executor = LLExecutor(min(MAX_THREADS, max(1, usable_processors() // 2)))
         self._lock = threading.Lock()
         # By text, the one that was asked for last at the end.
         self._pristine: OrderedDict[str, LLMatcher] = OrderedDict()

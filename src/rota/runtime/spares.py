@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
 
 from rota.core.capacity import Capacity
+from rota.machine import usable_processors
 from rota.runtime.spare import Spare
 
 LOG = logging.getLogger("rota.engine")
@@ -23,7 +23,7 @@ PrepareFor = Callable[[Capacity], Callable[[], None] | None]
 
 
 def settling(cores: int) -> float:
-    """Seconds until a spare starts."""
+    """Seconds until a spare starts, by the processors that this process may use."""
     return SETTLE_ON_MANY_S if cores >= MANY_CORES else SETTLE_S
 
 
@@ -37,7 +37,7 @@ class Spares:
 
     def __init__(self, prepare_for: PrepareFor, settle_s: float | None = None) -> None:
         self._prepare_for = prepare_for
-        self._settle_s = settling(os.cpu_count() or 1) if settle_s is None else settle_s
+        self._settle_s = settling(usable_processors()) if settle_s is None else settle_s
         self._changed = threading.Condition()
         self._engines: dict[object, bool] = {}  # whether each of them serves
         self._settled_at = 0.0

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 
-from rota.engine.device import LIMITS, read_words
 from rota.engine.trials import chosen
+from rota.machine import usable_processors
 
 # A step of up to this many tokens is small.
 FEW_TOKENS = 4
@@ -76,11 +75,3 @@ def set_threads(replicas: int = 1) -> int:
     if replicas > 1:
         torch.set_num_threads(max(1, torch.get_num_threads() // replicas))
     return torch.get_num_threads()
-
-
-def usable_processors(found: int, limits: Path = LIMITS) -> int:
-    """The processors whose time a container grants, at most `found`: "200000 100000" means two."""
-    quota = read_words(limits / "cpu.max")
-    if quota and quota[0].isdigit():
-        return min(found, max(1, int(quota[0]) // int(quota[1])))
-    return found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import _thread
-import os
 import threading
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+
+from rota.machine import usable_processors
 
 # More threads than this read no faster: memory is the limit.
 MOST_THREADS = 8
@@ -15,8 +16,8 @@ Job = Callable[[], None]
 
 
 def threads_for_reads() -> int:
-    """Half of the processors: the others launch steps and serve clients."""
-    return max(1, min(MOST_THREADS, (os.cpu_count() or 1) // 2))
+    """Half of the processors that this process may use: the others launch steps and serve clients."""
+    return max(1, min(MOST_THREADS, usable_processors() // 2))
 
 
 def cut_evenly(count: int, parts: int) -> list[range]:
