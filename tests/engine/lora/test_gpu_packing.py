@@ -10,7 +10,7 @@ from rota.engine.lora.bank import Bank
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.workspace import PinningWorkspace
 from rota.engine.model.sites import SITES
-from tests.engine.lora.adapter_factory import change_dtype, make_adapter
+from tests.engine.lora.adapter_factory import EVERYTHING, change_dtype, make_adapter
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
 
@@ -19,9 +19,12 @@ MAX_RANK = 16
 
 @pytest.mark.parametrize("pages", [0, 6])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("modules", [EVERYTHING, ["q_proj", "v_proj"]], ids=["everything", "some"])
 @pytest.mark.parametrize(("rank", "alpha"), [(16, 16), (16, 20), (5, 5), (12, 7)])
-def test_a_slot_holds_the_same_whoever_puts_the_factors_there(rank, alpha, dtype, pages, model, spec, tmp_path):
-    make_adapter(tmp_path, model, r=rank, lora_alpha=alpha)
+def test_a_slot_holds_the_same_whoever_puts_the_factors_there(
+    rank, alpha, modules, dtype, pages, model, spec, tmp_path
+):
+    make_adapter(tmp_path, model, r=rank, lora_alpha=alpha, target_modules=modules)
     change_dtype(tmp_path, dtype)
     device = torch.device("cuda", 0)
     packed, put_together = (Bank(spec, 2, MAX_RANK, dtype, device, pages=pages, unpacks=True) for _ in range(2))

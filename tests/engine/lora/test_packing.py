@@ -37,10 +37,12 @@ STAYS_PACKED = {
     "attention only": {"target_modules": ATTENTION},
     "a scale of one": {"lora_alpha": 4},
     "the largest rank": {"r": MAX_RANK},
-}
-IS_PUT_TOGETHER = {
+    "PEFT's own choice": {"target_modules": ["q_proj", "v_proj"]},
     "odd parts": KINDS["odd parts"],
     "one layer": KINDS["one layer"],
+    "a whole name": KINDS["a whole name"],
+}
+IS_PUT_TOGETHER = {
     "ranks": {"rank_pattern": {"k_proj": 2}},
     "scales": {"alpha_pattern": {"down_proj": 5}},
     "biases": {"lora_bias": True},

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Stretches = NDArray[np.int64]  # [stretches, 2]: address and bytes of each
+Stretches = NDArray[np.int64]  # […, 2]: address and bytes of each stretch
 
 IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 

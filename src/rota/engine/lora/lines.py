@@ -44,25 +44,24 @@ def lines_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> list[Ten
 
 def stretches_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> Stretches:
     """As `lines_of`, but each line as its address and its bytes: a view of each takes longer than the driver's call."""
-    shares = shares_of(places, rank, b.shape[2])
-    return np.concatenate([stretches_of_a(a, b.shape[2], places, rank), _stretches(b, 1, shares)])
-
-
-def stretches_of_a(a: Tensor, place_rank: int, places: Sequence[int], rank: int) -> Stretches:
+    place_rank = b.shape[2]
+    shares = shares_of(places, rank, place_rank)
     if rank == place_rank:
-        return _stretches(a, 1, [(places[0], a.shape[2])])
-    return _stretches(a, a.shape[2] // place_rank, shares_of(places, rank, place_rank))
+        of_a = part_stretches(a, 1, [(places[0], a.shape[2])])
+    else:
+        of_a = part_stretches(a, a.shape[2] // place_rank, shares)
+    return np.concatenate([each.reshape(-1, 2) for each in (of_a, part_stretches(b, 1, shares))])
 
 
-def _stretches(factor: Tensor, parts: int, shares: Sequence[tuple[int, int]]) -> Stretches:
-    """factor: [layers, all places, parts * rows, width]."""
+def part_stretches(factor: Tensor, parts: int, shares: Sequence[tuple[int, int]]) -> Stretches:
+    """[layers, parts, shares, 2] of a factor [layers, all places, parts * rows, width]."""
     layer, place, row = (stride * factor.itemsize for stride in factor.stride()[:3])
     places, counts = np.array(shares, np.int64).T
     layers = np.arange(factor.shape[0])[:, None, None] * layer
     within = np.arange(parts)[:, None] * (factor.shape[2] // parts * row)
     addresses = factor.data_ptr() + layers + within + places * place  # [layers, parts, shares]
     sizes = np.broadcast_to(counts * row, addresses.shape)
-    return np.stack([addresses.ravel(), sizes.ravel()], axis=1)
+    return np.stack([addresses, sizes], axis=-1)
 
 
 def shares_of(places: Sequence[int], rank: int, place_rank: int) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.engine.lora.batched_copy import Stretches, copy_stretches
-from rota.engine.lora.lines import shares_of, stretches_of_a
+from rota.engine.lora.lines import part_stretches, shares_of
 from rota.engine.model.sites import SiteShape, site_shapes
 from rota.engine.model.spec import ModelSpec
 
@@ -27,17 +27,18 @@ Parts = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteParts:
-    """Where the factors of one site lie, each layer after layer and part after part."""
+    """Where the factors of one site lie: of all modules that are there, layer after layer and part after part."""
 
     a: Parts
     b: Parts
+    is_there: NDArray[np.bool_]  # [layers, parts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
     """Where factors lie in the bytes of a file. Adapters with the same config and header share one."""
 
-    site_ranks: tuple[int, ...]  # in the order of SITES: of every layer and part, or 0
+    site_ranks: tuple[int, ...]  # in the order of SITES: of every module that is there, or 0
     ranks: Tensor  # [layers, len(SITES)] int32
     scale: float  # of every B
     sites: tuple[SiteParts | None, ...]  # in the order of SITES; None where there are no factors
@@ -67,15 +68,34 @@ class Unpacker:
         for index, (site, rank) in enumerate(zip(packing.sites, packing.site_ranks, strict=True)):
             if site is None:
                 continue
-            b = self._b[index]
-            shape = (len(b), self._shapes[index].outputs, rank)
-            stored, left = left.tensor_split([shape[0] * shape[1] * shape[2]])
-            targets += [stretches_of_a(self._a[index], b.shape[2], places, rank), _whole(stored)]
+            outputs = self._shapes[index].outputs
+            stored, left = left.tensor_split([len(self._b[index]) * outputs * rank])
+            stored = stored.view(-1, outputs, rank)
+            if not site.is_there.all():
+                self._clear(places, index, stored)
+            targets += self._targets(places, index, stored, site.is_there)
             sources += [_located(site.a, addresses), _located(site.b, addresses)]
-            arrived.append((index, stored.view(shape)))
+            arrived.append((index, stored))
         copy_stretches(np.concatenate(targets), np.concatenate(sources))
         for index, stored in arrived:
             self._place(places, index, stored, packing.scale)
+
+    def _clear(self, places: Sequence[int], index: int, stored: Tensor) -> None:
+        """What is copied leaves gaps here."""
+        stored.zero_()
+        for place in places:
+            self._a[index][:, place].zero_()
+
+    def _targets(
+        self, places: Sequence[int], index: int, stored: Tensor, is_there: NDArray[np.bool_]
+    ) -> list[Stretches]:
+        """Where A and B of the modules that are there go, in the order of their parts."""
+        a, place_rank, widths = self._a[index], self._b[index].shape[2], np.array(self._shapes[index].widths)
+        of_a = part_stretches(a, len(widths), shares_of(places, stored.shape[2], place_rank))
+        row, layer = (stride * stored.itemsize for stride in (stored.stride(1), stored.stride(0)))
+        first = np.arange(len(stored))[:, None] * layer + (widths.cumsum() - widths) * row
+        of_b = np.stack([stored.data_ptr() + first, np.broadcast_to(widths * row, first.shape)], axis=-1)
+        return [of_a[is_there].reshape(-1, 2), of_b[is_there]]
 
     def _compile(self, max_rank: int) -> None:
         """Compile kernels before steps run beside them: zeros are turned, to where there are zeros."""
@@ -105,7 +125,3 @@ def turn(stored: Tensor, first: int, target: Tensor, scale: float) -> None:
 
 def _located(parts: Parts, addresses: NDArray[np.int64]) -> Stretches:
     return np.stack([addresses[parts[:, 0]] + parts[:, 1], parts[:, 2]], axis=1)
-
-
-def _whole(tensor: Tensor) -> Stretches:
-    return np.array([[tensor.data_ptr(), tensor.nbytes]])

@@ -22,24 +22,25 @@ from rota.engine.weights.finite import is_finite
 def packing_of(folder: AdapterFolder, shapes: Sequence[SiteShape], layers: int, dtype: torch.dtype) -> Packing | None:
     """None if the host must put the adapter together.
 
-    It does so if there is more than factors of layers, a file that is one of several or of another precision, a site of
-    which parts or layers are missing or differ in rank, or factors that differ in scale.
+    It does so if there is more than factors of layers, a file that is one of several or of another precision, a site
+    whose factors differ in rank, or factors that differ in scale.
     """
-    sites = [_factors(folder, shape, layers) for shape in shapes]
-    if not folder.is_plain or len(folder.files) > 1 or None in sites:
+    if not folder.is_plain or len(folder.files) > 1:
         return None
-    modules = [(module, a, b) for site in sites if site is not None for module, a, b in site]
-    scales = {folder.config.scale_of(module) for module, _, _ in modules}
-    stored = [factor for _, a, b in modules for factor in (a, b)]
-    size, start = sum(one.end - one.start for one in stored), folder.files[0].data_start
-    if len(scales) > 1 or {one.dtype for one in stored} != {dtype} or size != folder.files[0].size - start:
+    config, start = folder.config, folder.files[0].data_start
+    stored = [factor for each in folder.factors.values() for factor in (each.a, each.b) if factor is not None]
+    is_all = sum(one.end - one.start for one in stored) == folder.files[0].size - start
+    scales = set(map(config.scale_of, folder.factors))
+    ranks = [{config.rank_of(module) for module in _modules(folder, shape, layers)} for shape in shapes]
+    if not is_all or {one.dtype for one in stored} != {dtype} or len(scales) > 1 or max(map(len, ranks)) > 1:
         return None
-    site_ranks = tuple(folder.config.rank_of(site[0][0]) if site else 0 for site in sites)
+    site_ranks = [max(each, default=0) for each in ranks]
+    sites = [_site_of(folder, shape, layers, start) for shape in shapes]
     return Packing(
-        site_ranks=site_ranks,
-        ranks=torch.tensor([site_ranks] * layers, dtype=torch.int32),
+        site_ranks=tuple(site_ranks),
+        ranks=torch.tensor(np.stack([site.is_there.any(1) for site in sites], 1) * np.array(site_ranks, np.int32)),
         scale=scales.pop(),
-        sites=tuple(_parts_of(site, start) if site else None for site in sites),
+        sites=tuple(site if rank else None for site, rank in zip(sites, site_ranks, strict=True)),
     )
 
 
@@ -60,19 +61,17 @@ def read_packed(
     return pieces if all(are_finite) else None
 
 
-def _factors(folder: AdapterFolder, shape: SiteShape, layers: int) -> list[tuple[str, Stored, Stored]] | None:
-    """Module, A and B of each layer and part, empty if there are none; None if they are not alike."""
-    modules = [module_name(layer, part) for layer in range(layers) for part, _ in shape.parts]
-    found = [(module, folder.factors[module]) for module in modules if module in folder.factors]
-    if not found:
-        return []
-    both = [(module, each.a, each.b) for module, each in found if each.a is not None and each.b is not None]
-    ranks = {folder.config.rank_of(module) for module in modules}
-    return both if len(both) == len(modules) and len(ranks) == 1 else None
+def _modules(folder: AdapterFolder, shape: SiteShape, layers: int) -> list[str]:
+    """Those of a site that are there, layer after layer and part after part."""
+    names = (module_name(layer, part) for layer in range(layers) for part, _ in shape.parts)
+    return [name for name in names if name in folder.factors]
 
 
-def _parts_of(site: Sequence[tuple[str, Stored, Stored]], start: int) -> SiteParts:
-    return SiteParts(a=_cut([a for _, a, _ in site], start), b=_cut([b for _, _, b in site], start))
+def _site_of(folder: AdapterFolder, shape: SiteShape, layers: int, start: int) -> SiteParts:
+    found = [folder.factors[module] for module in _modules(folder, shape, layers)]
+    is_there = [[module_name(layer, part) in folder.factors for part, _ in shape.parts] for layer in range(layers)]
+    a, b = (_cut([getattr(each, letter) for each in found], start) for letter in "ab")
+    return SiteParts(a=a, b=b, is_there=np.array(is_there))
 
 
 def _cut(factors: Sequence[Stored], start: int) -> Parts:
@@ -83,4 +82,4 @@ def _cut(factors: Sequence[Stored], start: int) -> Parts:
         borders = range(first // PIECE_BYTES * PIECE_BYTES + PIECE_BYTES, end, PIECE_BYTES)
         edges = [first, *borders, end]
         parts += [(low // PIECE_BYTES, low % PIECE_BYTES, high - low) for low, high in pairwise(edges)]
-    return np.array(parts, np.int64)
+    return np.array(parts, np.int64).reshape(-1, 3)
