@@ -82,16 +82,11 @@ class Bank:
         places, place_rank = (pages, PAGE_RANK) if pages else (slots, max_rank)
         if has_stage is None:
             has_stage = pays_staging(spec, place_rank, dtype, device)
-        self.slots = slots
-        self.max_rank = max_rank
-        self.dtype = dtype
-        self.device = device
-        self._factor_bytes = places * slot_bytes(spec, place_rank, dtype) + has_stage * slot_bytes(
-            spec, max_rank, dtype
-        )
-        self.base = base
-        self.ends = ends
-        self.growth = growth
+        self.slots, self.max_rank, self.dtype, self.device = slots, max_rank, dtype, device
+        self._factor_bytes = places * slot_bytes(spec, place_rank, dtype)
+        self._factor_bytes += has_stage * slot_bytes(spec, max_rank, dtype)
+        self._factor_bytes += unpacks * unturned_bytes(spec, max_rank, dtype)
+        self.base, self.ends, self.growth = base, ends, growth
         self._place_rank = place_rank
         self.layers = spec.layers
         self._shapes = site_shapes(spec)
@@ -113,10 +108,7 @@ class Bank:
         self.extras = Extra.NONE if ends is None else ends.extras
         self.grow(extras)
         self._is_batching = can_batch(device)
-        self._unpacker: Unpacker | None = None
-        if unpacks:
-            self._factor_bytes += unturned_bytes(spec, max_rank, dtype)
-            self._unpacker = Unpacker(self._a, self._b, self._shapes, max_rank)
+        self._unpacker = Unpacker(self._a, self._b, self._shapes, max_rank) if unpacks else None
         # With a stage, an adapter arrives here on the device; then each factor is copied to its place.
         self._stage: Tensor | None = None
         if has_stage:

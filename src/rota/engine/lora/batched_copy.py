@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-Stretches = NDArray[np.int64]  # […, 2]: address and bytes of each stretch
+StretchTable = NDArray[np.int64]  # […, 2]: address and bytes of each stretch
 
 IN_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
 
@@ -44,7 +44,7 @@ def can_batch(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and _driver_call() is not None
 
 
-def copy_stretches(targets: Stretches, sources: Stretches) -> None:
+def copy_stretches(targets: StretchTable, sources: StretchTable) -> None:
     """Copy a run that lies in `sources` to `targets`, on the current stream; the caller keeps both alive meanwhile."""
     cut = cut_stretches(targets, sources)
     call = _driver_call()
@@ -63,7 +63,7 @@ def copy_stretches(targets: Stretches, sources: Stretches) -> None:
         raise RuntimeError(f"The driver refused copy {failed.value} of {count} of an adapter with error {status}.")
 
 
-def cut_stretches(targets: Stretches, sources: Stretches) -> NDArray[np.int64]:
+def cut_stretches(targets: StretchTable, sources: StretchTable) -> NDArray[np.int64]:
     """Copies of the same bytes in the same order, cut where either side ends. [3, copies]: to, out of, bytes."""
     ends = [np.cumsum(side[:, 1]) for side in (targets, sources)]
     assert ends[0][-1] == ends[1][-1], "both sides hold the same bytes"
@@ -75,7 +75,7 @@ def cut_stretches(targets: Stretches, sources: Stretches) -> NDArray[np.int64]:
     )
 
 
-def _address(side: Stretches, ends: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.int64]:
+def _address(side: StretchTable, ends: NDArray[np.int64], first: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where these bytes of a run lie on one side."""
     at = np.searchsorted(ends, first, side="right")
     return side[at, 0] + first - (ends[at] - side[at, 1])

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.engine.lora.batched_copy import Stretches
+from rota.engine.lora.batched_copy import StretchTable
 from rota.engine.model.sites import SiteShape
 
 
@@ -42,7 +42,7 @@ def lines_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> list[Ten
     return [*a_lines, *(each[place, :count].view(-1) for each in b.unbind() for place, count in shares)]
 
 
-def stretches_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> Stretches:
+def stretches_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> StretchTable:
     """As `lines_of`, but each line as its address and its bytes: a view of each takes longer than the driver's call."""
     place_rank = b.shape[2]
     shares = shares_of(places, rank, place_rank)
@@ -53,7 +53,7 @@ def stretches_of(a: Tensor, b: Tensor, places: Sequence[int], rank: int) -> Stre
     return np.concatenate([each.reshape(-1, 2) for each in (of_a, part_stretches(b, 1, shares))])
 
 
-def part_stretches(factor: Tensor, parts: int, shares: Sequence[tuple[int, int]]) -> Stretches:
+def part_stretches(factor: Tensor, parts: int, shares: Sequence[tuple[int, int]]) -> StretchTable:
     """[layers, parts, shares, 2] of a factor [layers, all places, parts * rows, width]."""
     layer, place, row = (stride * factor.itemsize for stride in factor.stride()[:3])
     places, counts = np.array(shares, np.int64).T

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rota.engine.lora.batched_copy import Stretches, copy_stretches
+from rota.engine.lora.batched_copy import StretchTable, copy_stretches
 from rota.engine.lora.lines import part_stretches, shares_of
 from rota.engine.model.sites import SiteShape, site_shapes
 from rota.engine.model.spec import ModelSpec
@@ -63,7 +63,7 @@ class Unpacker:
     def unpack(self, places: Sequence[int], pieces: Sequence[Tensor], packing: Packing) -> None:
         """Queue the copies on the current stream; the caller keeps the pieces alive until they are made."""
         addresses = np.array([piece.data_ptr() for piece in pieces])
-        targets, sources, arrived = list[Stretches](), list[Stretches](), list[tuple[int, Tensor]]()
+        targets, sources, arrived = list[StretchTable](), list[StretchTable](), list[tuple[int, Tensor]]()
         left = self._unturned
         for index, (site, rank) in enumerate(zip(packing.sites, packing.site_ranks, strict=True)):
             if site is None:
@@ -88,7 +88,7 @@ class Unpacker:
 
     def _targets(
         self, places: Sequence[int], index: int, stored: Tensor, is_there: NDArray[np.bool_]
-    ) -> list[Stretches]:
+    ) -> list[StretchTable]:
         """Where A and B of the modules that are there go, in the order of their parts."""
         a, place_rank, widths = self._a[index], self._b[index].shape[2], np.array(self._shapes[index].widths)
         of_a = part_stretches(a, len(widths), shares_of(places, stored.shape[2], place_rank))
@@ -123,5 +123,5 @@ def turn(stored: Tensor, first: int, target: Tensor, scale: float) -> None:
     torch.mul(stored[:, :, first : first + target.shape[1]].transpose(1, 2), scale, out=target)
 
 
-def _located(parts: Parts, addresses: NDArray[np.int64]) -> Stretches:
+def _located(parts: Parts, addresses: NDArray[np.int64]) -> StretchTable:
     return np.stack([addresses[parts[:, 0]] + parts[:, 1], parts[:, 2]], axis=1)
