@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,10 +24,11 @@ def _has_finite_bits(values: Tensor) -> bool:
 
     Read with a sign, negative numbers are the smallest; read without, they are the largest.
     """
-    signed = values.view(torch.int16 if values.itemsize == 2 else torch.int32).numpy()
-    unsigned = signed.view(f"u{values.itemsize}")
     infinity, sign = INFINITY[values.dtype], 1 << (8 * values.itemsize - 1)
-    return bool(signed.max() < infinity) and bool(unsigned.max() < sign | infinity)
+    signed = values.view(torch.int16 if values.itemsize == 2 else torch.int32).numpy().reshape(-1)
+    unsigned = signed.view(np.uint16 if values.itemsize == 2 else np.uint32)
+    # The method `max` would take as long again for a small array.
+    return bool(np.maximum.reduce(signed) < infinity) and bool(np.maximum.reduce(unsigned) < sign | infinity)
 
 
 def _comparable(values: Tensor) -> Tensor:
