@@ -35,6 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -135,8 +136,8 @@ class AdapterBytes:
         numbers = self.source.view(torch.int32), self.target.view(torch.int32)
         copy_kernel[(programs,)](*numbers, self.size // 4, BLOCK=BLOCK, PROGRAMS=programs, num_warps=8)
 
-    def _stretches(self, memory: Tensor, apart: int) -> list[batched_copy.Stretch]:
-        return [(memory.data_ptr() + number * apart, self.stretch) for number in range(self.count)]
+    def _stretches(self, memory: Tensor, apart: int) -> batched_copy.StretchTable:
+        return np.array([(memory.data_ptr() + number * apart, self.stretch) for number in range(self.count)])
 
 
 def shares(count: int, calls: int) -> list[slice]:

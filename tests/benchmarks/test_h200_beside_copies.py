@@ -56,8 +56,8 @@ def test_pieces_are_all_stretches_once(script, adapter, monkeypatch):
     monkeypatch.setattr(script.batched_copy, "copy_stretches", lambda to, out_of: asked.append((to, out_of)))
     adapter.pieces(4, waits=False)
     assert [len(to) for to, _ in asked] == [3, 3, 3, 1]
-    assert [one for to, _ in asked for one in to] == adapter.targets
-    assert [one for _, out_of in asked for one in out_of] == adapter.sources
+    assert [one for to, _ in asked for one in to.tolist()] == adapter.targets.tolist()
+    assert [one for _, out_of in asked for one in out_of.tolist()] == adapter.sources.tolist()
 
 
 def test_the_driver_is_given_the_flags_of_a_way_and_none_afterwards(script, adapter, monkeypatch):
