@@ -10,6 +10,7 @@ ON_GPU = (
     "rota.engine.attention.triton_attention",
     "rota.engine.lora.triton_ends",
     "rota.engine.lora.triton_ops",
+    "rota.engine.lora.triton_turn",
     "rota.engine.ops.fused",
     "rota.engine.ops.rounding",
     "rota.engine.quantised.packed_product",
