@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from rota.engine.lora import batched_copy
+from rota.engine.lora.bank import Bank
 from rota.engine.lora.host import HostAdapter, run_length
 from rota.engine.model.rotary import RotarySpec
-from rota.engine.model.sites import site_shapes
+from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 
 MAX_RANK = 6
@@ -57,3 +58,13 @@ def copy_within_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batched copies need no device from here on."""
     monkeypatch.setattr(batched_copy, "_driver_call", lambda: memory_moves)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))
+
+
+def assert_equal(bank: Bank, other: Bank) -> None:
+    """Operations find the same in both."""
+    for layer in range(bank.layers):
+        for site in SITES:
+            found, wanted = bank.factors(layer, site), other.factors(layer, site)
+            assert torch.equal(found.a, wanted.a)
+            assert torch.equal(found.b, wanted.b)
+            assert torch.equal(found.ranks, wanted.ranks)

@@ -16,7 +16,7 @@ from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.host import stacked_sites
 from rota.engine.model.sites import SITES, site_shapes
 from tests.engine.lora.adapter_factory import make_adapter
-from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
+from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, assert_equal, host_adapter
 
 
 @pytest.mark.parametrize("has_stage", [False, True])
@@ -107,15 +107,6 @@ def test_a_cleared_slot_has_no_adapter_and_is_filled_again(model, spec, tmp_path
         each.copy_in(Slot(1), adapter)
     assert torch.equal(bank.factors(1, "down").a, fresh.factors(1, "down").a)
     assert bank.factors(1, "down").ranks.tolist() == [0, 4]
-
-
-def assert_equal(bank: Bank, other: Bank) -> None:
-    for layer in range(bank.layers):
-        for site in SITES:
-            found, wanted = bank.factors(layer, site), other.factors(layer, site)
-            assert torch.equal(found.a, wanted.a)
-            assert torch.equal(found.b, wanted.b)
-            assert torch.equal(found.ranks, wanted.ranks)
 
 
 def test_the_tensors_stay_where_a_captured_graph_found_them():

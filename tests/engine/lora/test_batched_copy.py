@@ -13,7 +13,7 @@ from rota.engine.lora import bank, batched_copy
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batched_copy import can_batch, copy_stretches, cut_stretches
 from rota.engine.model.sites import SITES
-from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, copy_within_the_host, host_adapter
+from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, assert_equal, copy_within_the_host, host_adapter
 
 sizes = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
@@ -49,12 +49,7 @@ def test_a_slot_holds_the_same_after_a_batched_copy(ranks: tuple[int, ...], monk
     for each in (one_by_one, batched):
         for fill in (1.0, 2.0, 3.0):  # the third copy finds the addresses of the first
             each.copy_in(Slot(1), host_adapter(ranks, fill))
-    for layer in range(SMALL.layers):
-        for site in SITES:
-            expected, found = one_by_one.factors(layer, site), batched.factors(layer, site)
-            assert torch.equal(expected.a, found.a)
-            assert torch.equal(expected.b, found.b)
-            assert torch.equal(expected.ranks, found.ranks)
+    assert_equal(batched, one_by_one)
 
 
 def test_a_refused_batch_is_an_error_with_the_drivers_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from rota.core.ids import Slot
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.workspace import PinningWorkspace
-from rota.engine.model.sites import SITES
 from tests.engine.lora.adapter_factory import EVERYTHING, change_dtype, make_adapter
+from tests.engine.lora.small_bank import assert_equal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
 
@@ -35,9 +35,4 @@ def test_a_slot_holds_the_same_whoever_puts_the_factors_there(
         with torch.cuda.stream(torch.cuda.Stream()):  # the driver batches no copies on the default stream
             bank.copy_in(Slot(1), adapter, [4, 1][: bank.pages_of(adapter)])
         torch.cuda.synchronize()
-    for layer in range(spec.layers):
-        for site in SITES:
-            found, expected = (bank.factors(layer, site) for bank in (packed, put_together))
-            assert torch.equal(found.a, expected.a)
-            assert torch.equal(found.b, expected.b)
-            assert torch.equal(found.ranks, expected.ranks)
+    assert_equal(packed, put_together)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.folder_files import SINGLE
 from rota.engine.lora.files.workspace import MOST_KEPT, PinningWorkspace
 from rota.engine.lora.host import HostAdapter, copied
+from rota.engine.lora.side_by_side import side_by_side
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import change_dtype, make_adapter
 from tests.engine.lora.test_checkpoint import KINDS
@@ -139,10 +140,6 @@ def test_readers_beside_each_other_have_a_mould_each(model, spec, tmp_path, work
             if not torch.equal(run_of(found), alone[number]):
                 failures.append(number)
 
-    readers = [threading.Thread(target=read, args=[number]) for number in range(4)]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
+    side_by_side([partial(read, number) for number in range(4)])
     assert not failures
     assert len(work._moulds) <= MOST_KEPT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ from rota.engine.lora.files.folder_files import SINGLE
 from rota.engine.lora.files.packed_file import packing_of
 from rota.engine.lora.files.workspace import PinningWorkspace
 from rota.engine.lora.packing import turn, unturned_bytes
-from rota.engine.model.sites import SITES, site_shapes
+from rota.engine.lora.side_by_side import side_by_side
+from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import Shard
 from tests.engine.lora.adapter_factory import ATTENTION, change_dtype, change_tensors, make_adapter
-from tests.engine.lora.small_bank import CPU, copy_within_the_host
+from tests.engine.lora.small_bank import CPU, assert_equal, copy_within_the_host
 from tests.engine.lora.test_checkpoint import KINDS
 from tests.engine.triton_interpreter import DEVICE, load
 
@@ -72,15 +73,6 @@ def bank_of(spec: ModelSpec, dtype: torch.dtype, pages: int = 0) -> Bank:
     return Bank(spec, SLOTS, MAX_RANK, dtype, CPU, pages=pages, has_stage=False, unpacks=True)
 
 
-def assert_alike(one: Bank, other: Bank) -> None:
-    for layer in range(one.layers):
-        for site in SITES:
-            found, expected = one.factors(layer, site), other.factors(layer, site)
-            assert torch.equal(found.a, expected.a)
-            assert torch.equal(found.b, expected.b)
-            assert torch.equal(found.ranks, expected.ranks)
-
-
 @pytest.mark.parametrize("pages", [0, 6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", STAYS_PACKED)
@@ -96,7 +88,7 @@ def test_a_slot_holds_the_same_whoever_puts_the_factors_there(kind, dtype, pages
         places = [4, 1][: packed.pages_of(one)]
         packed.copy_in(Slot(1), one, places)
         put_together.copy_in(Slot(1), other, places)
-    assert_alike(packed, put_together)
+    assert_equal(packed, put_together)
 
 
 @pytest.mark.parametrize("kind", IS_PUT_TOGETHER)
@@ -174,11 +166,7 @@ def test_readers_beside_each_other_do_not_meet(model, spec, tmp_path, work):
             if not contents[number].endswith(torch.cat(pieces).numpy().tobytes()):
                 failures.append(number)
 
-    readers = [threading.Thread(target=read, args=[number]) for number in range(4)]
-    for reader in readers:
-        reader.start()
-    for reader in readers:
-        reader.join()
+    side_by_side([partial(read, number) for number in range(4)])
     assert not failures
 
 
