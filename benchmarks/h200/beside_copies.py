@@ -41,7 +41,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rota.engine.lora import batched_copy
+from rota.engine.lora.copies import batched_copy
 
 from .__main__ import say
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from rota.engine.lora import batched_copy
 from rota.engine.lora.bank import Bank
+from rota.engine.lora.copies import batched_copy
 from rota.engine.lora.host import HostAdapter, run_length
 from rota.engine.model.rotary import RotarySpec
 from rota.engine.model.sites import SITES, site_shapes

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.core.ids import Slot
-from rota.engine.lora import bank, batched_copy
+from rota.engine.lora import bank
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.batched_copy import can_batch, copy_stretches, cut_stretches
+from rota.engine.lora.copies import batched_copy
+from rota.engine.lora.copies.batched_copy import can_batch, copy_stretches, cut_stretches
 from rota.engine.model.sites import SITES
 from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, assert_equal, copy_within_the_host, host_adapter
 

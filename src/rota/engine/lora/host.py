@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rota.core.extras import Extra
-from rota.engine.lora.packing import Packing
+from rota.engine.lora.copies.packing import Packing
 from rota.engine.lora.side_by_side import cut_evenly, side_by_side
 from rota.engine.model.sites import SiteShape
 

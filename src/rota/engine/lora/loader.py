@@ -23,13 +23,13 @@ from rota.core.errors import AdapterError
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.engine.lora.bank import Bank
+from rota.engine.lora.copies.pending_copy import PendingCopy
+from rota.engine.lora.copies.timed_copy import TimedCopy
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.reader import AdapterReader, Copy, Refused, reason_for
 from rota.engine.lora.files.workspace import PLAIN, PinningWorkspace
 from rota.engine.lora.host import HostAdapter
-from rota.engine.lora.pending_copy import PendingCopy
-from rota.engine.lora.timed_copy import TimedCopy
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.sources.address import has_scheme

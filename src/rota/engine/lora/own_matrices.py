@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rota.engine.lora.copies.lines import copy_lines
 from rota.engine.lora.host import HostAdapter
-from rota.engine.lora.lines import copy_lines
 from rota.engine.lora.zeros import zeros
 from rota.engine.model.spec import ModelSpec
 

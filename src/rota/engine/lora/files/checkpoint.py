@@ -12,6 +12,7 @@ from rota.core.errors import AdapterError
 from rota.core.extras import Extra
 from rota.engine.lora.base_ends import BaseEnds
 from rota.engine.lora.base_matrices import BaseMatrices
+from rota.engine.lora.copies.packing import Packing
 from rota.engine.lora.files.checks import SlotKind, refusals, values_not_finite
 from rota.engine.lora.files.filling import FactorCut, Filling
 from rota.engine.lora.files.folder import AdapterFolder
@@ -22,7 +23,6 @@ from rota.engine.lora.files.read_extras import Extras, ExtrasReader
 from rota.engine.lora.files.workspace import PLAIN, Workspace
 from rota.engine.lora.growth import Growth
 from rota.engine.lora.host import HostAdapter, run_length, stacked_sites
-from rota.engine.lora.packing import Packing
 from rota.engine.lora.side_by_side import side_by_side
 from rota.engine.model.sites import SiteShape, module_name, site_shapes
 from rota.engine.model.spec import ModelSpec

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rota.engine.lora.copies.packing import Packing, Parts, SiteParts
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.tensor_file import Stored, TensorFile
 from rota.engine.lora.host import PIECE_BYTES
-from rota.engine.lora.packing import Packing, Parts, SiteParts
 from rota.engine.lora.side_by_side import cut_evenly, side_by_side
 from rota.engine.model.sites import SiteShape, module_name
 from rota.engine.weights.finite import is_finite

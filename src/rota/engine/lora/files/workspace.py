@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from rota.engine.lora.copies.packing import Packing
 from rota.engine.lora.files.mould import Mould
 from rota.engine.lora.host import HostAdapter, pinned, pinned_bytes
-from rota.engine.lora.packing import Packing
 from rota.engine.lora.side_by_side import threads_for_reads
 
 # Two readers may be at work, and an adapter of a large rank is not kept room for.

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rota.engine.lora.batched_copy import StretchTable
+from rota.engine.lora.copies.batched_copy import StretchTable
 from rota.engine.model.sites import SiteShape
 
 
