@@ -102,7 +102,7 @@ def test_an_open_page_does_not_keep_the_server_from_stopping(on_stage):
     seen, told = threading.Event(), threading.Event()
     threading.Thread(target=watch, daemon=True).start()
     assert seen.wait(PATIENCE_S)
-    made.service.close(0.0)
+    made.service.close()
     assert told.wait(PATIENCE_S), "no frame says that the server stops"
     made.service.stop()
 

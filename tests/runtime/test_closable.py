@@ -40,7 +40,7 @@ def service(ended):
 
 def test_a_drain_returns_when_the_last_request_has_ended(service, ended):
     service.send(submit("long", max_new_tokens=20))
-    closing = threading.Thread(target=service.close, args=(10.0,))
+    closing = threading.Thread(target=service.drain, args=(10.0,))
     closing.start()
     assert until(lambda: service.state.phase is Phase.CLOSING), "it does not close"
     with pytest.raises(RequestError) as refused:
@@ -63,7 +63,7 @@ def test_a_request_is_waited_for_until_its_ending_has_been_told():
         lambda events: open_when_told.extend(service.open_requests for event in events if isinstance(event, Finished))
     )
     service.send(submit())
-    service.close(20.0)
+    service.drain(20.0)
 
     assert (open_when_told, service.open_requests) == ([1], 0)
     service.stop()
@@ -71,13 +71,13 @@ def test_a_request_is_waited_for_until_its_ending_has_been_told():
 
 def test_a_drain_gives_up_when_its_time_is_over(service):
     service.send(submit("long", max_new_tokens=20))
-    service.close(0.05)
+    service.drain(0.05)
 
     assert service.open_requests == 1
 
 
 def test_a_drain_of_an_idle_service_returns_at_once_and_stopping_it_is_for_good(service):
-    service.close(600.0)
+    service.drain(600.0)
     assert service.state.phase is Phase.CLOSING
 
     service.stop()
@@ -86,10 +86,10 @@ def test_a_drain_of_an_idle_service_returns_at_once_and_stopping_it_is_for_good(
 
 def test_a_request_may_still_be_aborted_while_the_service_drains(service, ended):
     service.send(submit("long", max_new_tokens=400))
-    service.close(0.0)
+    service.drain(0.0)
     service.send(abort("long"))
     GATE.set()
-    service.close(10.0)
+    service.drain(10.0)
 
     assert [event.reason for event in ended] == [FinishReason.ABORT]
 

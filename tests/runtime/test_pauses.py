@@ -87,7 +87,7 @@ def test_a_paused_service_that_closes_answers_what_is_open():
         listener.wait_for_tokens("open", 2)
         service.send(Pause(0.0))
         assert until(lambda: pauses(listener.events) == [True])
-        service.close(20.0)
+        service.drain(20.0)
         assert endings(listener.events)["open"].reason is FinishReason.LENGTH
         with pytest.raises(RequestError, match="stopping"):
             service.send(Pause(0.0))

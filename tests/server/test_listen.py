@@ -125,6 +125,31 @@ def test_of_two_that_hold_a_port_the_first_to_listen_has_it():
                 listen(second, None, None, ServerConfig(port=port), print)
 
 
+def test_whoever_hears_that_it_stops_is_sent_away_before_the_drain_has_begun(tmp_path, monkeypatch):
+    body = {"prompt": "abc", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    was_told, was_refused = threading.Event(), threading.Event()
+    drain, heard = ClosableService.drain, []
+
+    def drain_late(service: ClosableService, timeout_s: float) -> None:
+        assert was_refused.wait(PATIENCE_S)
+        drain(service, timeout_s)
+
+    def announce(url: str) -> None:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as stream:
+            next(stream.iter_lines())
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert was_told.wait(PATIENCE_S)
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "abc"}, timeout=PATIENCE_S)
+            was_refused.set()
+            heard.extend([answer.status_code, answer.json()["error"]["code"]])
+
+    monkeypatch.setattr(ClosableService, "drain", drain_late)
+    device = partial(FakeDevice, step_s=0.02)
+    listen_with(device, tmp_path, announce, say=lambda _: was_told.set())
+
+    assert heard == [503, "server_stopping"]
+
+
 @pytest.mark.parametrize(("drain_s", "signals"), [(0.2, 1), (600.0, 2)])
 def test_answers_that_outlast_the_time_or_the_patience_of_the_operator_are_ended_with_a_word(
     tmp_path, drain_s, signals

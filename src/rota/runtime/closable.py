@@ -38,7 +38,7 @@ class ClosableService:
 
     def start(self, deliver: Deliver) -> None:
         def note(events: list[Event]) -> None:
-            # In this order: `close` must not return before the ends are delivered.
+            # In this order: `drain` must not return before the ends are delivered.
             deliver(events)
             self._forget({event.request_id for event in events if isinstance(event, Finished)})
 
@@ -62,12 +62,17 @@ class ClosableService:
                 self._forget({message.request.request_id})
             raise
 
-    def close(self, timeout_s: float) -> None:
-        """Take no more requests, and block until all have ended or `timeout_s` is over. A pause ends: they go on."""
-        with suppress(RequestError):  # the service may be down
-            self._service.send(Resume(time.monotonic()))
+    def close(self) -> None:
+        """Take no more requests, from now on. A pause ends: open requests go on."""
         with self._changed:
             self._is_closed = True
+        with suppress(RequestError):  # the service may be down
+            self._service.send(Resume(time.monotonic()))
+
+    def drain(self, timeout_s: float) -> None:
+        """Close, and block until all requests have ended or `timeout_s` is over."""
+        self.close()
+        with self._changed:
             self._changed.wait_for(lambda: not self._open, timeout_s)
 
     def stop(self) -> None:

@@ -103,6 +103,7 @@ class GracefulServer(uvicorn.Server):
 
     def _begin_stop(self) -> None:
         notify("STOPPING=1")
+        self._service.close()  # before it is said: whoever reads that it stops may try at once whether it does
         if self._service.open_requests:
             self._say(
                 f"Rota is stopping: {self._service.open_requests} requests have {self._drain_s:g} seconds to end; "
@@ -111,7 +112,7 @@ class GracefulServer(uvicorn.Server):
         self._tasks.append(self._loop.create_task(self._stop_gracefully()))
 
     async def _stop_gracefully(self) -> None:
-        await asyncio.to_thread(self._service.close, self._drain_s)
+        await asyncio.to_thread(self._service.drain, self._drain_s)
         # This aborts the requests that are still open, and the last event of each answer says so.
         await asyncio.to_thread(self._service.stop)
         self.should_exit = True

@@ -324,7 +324,7 @@ def test_the_layers_above_work_over_several_engines_as_over_one():
     assert service.wait_until_ready().slots == 2
     for name, adapter in (("a", 1), ("b", 2), ("c", 1)):
         service.send(submit(name, max_new_tokens=20, adapter=AdapterId(adapter)))
-    service.close(PATIENCE_S)
+    service.drain(PATIENCE_S)
 
     assert {one.reason for one in endings(listener.events).values()} == {FinishReason.LENGTH}
     assert service.state.phase is Phase.CLOSING
