@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,12 +11,21 @@ from rota.core.ids import Slot
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.workspace import PinningWorkspace
+from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import EVERYTHING, change_dtype, make_adapter
 from tests.engine.lora.small_bank import assert_equal
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CI has none")
 
 MAX_RANK = 16
+
+
+def copy_in(bank: Bank, folder: Path, spec: ModelSpec, packs: bool) -> None:
+    adapter = read_checkpoint(folder, spec, bank.dtype, MAX_RANK, work=PinningWorkspace(packs=packs))
+    assert (adapter.packing is not None) == packs
+    with torch.cuda.stream(torch.cuda.Stream()):  # the driver batches no copies on the default stream
+        bank.copy_in(Slot(1), adapter, [4, 1][: bank.pages_of(adapter)])
+    torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize("pages", [0, 6])
@@ -29,10 +40,14 @@ def test_a_slot_holds_the_same_whoever_puts_the_factors_there(
     device = torch.device("cuda", 0)
     packed, put_together = (Bank(spec, 2, MAX_RANK, dtype, device, pages=pages, unpacks=True) for _ in range(2))
     for bank, packs in ((packed, True), (put_together, False)):
-        work = PinningWorkspace(packs=packs)
-        adapter = read_checkpoint(tmp_path, spec, dtype, MAX_RANK, work=work)
-        assert (adapter.packing is not None) == packs
-        with torch.cuda.stream(torch.cuda.Stream()):  # the driver batches no copies on the default stream
-            bank.copy_in(Slot(1), adapter, [4, 1][: bank.pages_of(adapter)])
-        torch.cuda.synchronize()
+        copy_in(bank, tmp_path, spec, packs)
+    assert_equal(packed, put_together)
+
+
+def test_numbers_in_float32_lie_there_rounded(model, spec, tmp_path):
+    make_adapter(tmp_path, model, r=16, lora_alpha=32)
+    device = torch.device("cuda", 0)
+    packed, put_together = (Bank(spec, 2, MAX_RANK, torch.bfloat16, device, unpacks=True) for _ in range(2))
+    for bank, packs in ((packed, True), (put_together, False)):
+        copy_in(bank, tmp_path, spec, packs)
     assert_equal(packed, put_together)

@@ -56,6 +56,7 @@ IS_PUT_TOGETHER = {
 def small_pieces(monkeypatch) -> None:
     """Factors end in the middle of pieces, and pieces in the middle of factors."""
     monkeypatch.setattr(packed_file, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(packed_file, "STRETCH_BYTES", 600)
     copy_within_the_host(monkeypatch)
     monkeypatch.setattr(bank_module, "can_batch", lambda _: True)
 
@@ -98,11 +99,36 @@ def test_what_a_file_does_not_have_as_a_bank_needs_it_is_put_together(kind, mode
         assert packing_of(folder, site_shapes(spec), spec.layers, torch.float32) is None
 
 
-def test_so_is_another_precision_and_a_tensor_that_is_no_factor(folder, spec, work):
-    assert read_checkpoint(folder, spec, torch.bfloat16, MAX_RANK, work=work).packing is None
+@pytest.mark.parametrize("precision", [torch.float32, torch.float16])
+@pytest.mark.parametrize("alpha", [4, 8, 1])
+def test_numbers_of_another_precision_are_rounded_while_they_are_read(alpha, precision, model, spec, tmp_path, work):
+    make_adapter(tmp_path, model, r=4, lora_alpha=alpha)
+    change_dtype(tmp_path, precision)
+    found, expected = (bank_of(spec, torch.bfloat16) for _ in range(2))
+    for bank, each in ((found, work), (expected, checkpoint.PLAIN)):
+        adapter = read_checkpoint(tmp_path, spec, torch.bfloat16, MAX_RANK, work=each)
+        assert (adapter.packing is not None) == (each is work)
+        bank.copy_in(Slot(1), adapter)
+    assert_equal(found, expected)
+
+
+@pytest.mark.parametrize(("alpha", "dtype"), [(5, torch.bfloat16), (4, torch.float16)])
+def test_where_a_scale_must_come_first_they_are_put_together(alpha, dtype, model, spec, tmp_path, work):
+    make_adapter(tmp_path, model, r=4, lora_alpha=alpha)
+    assert read_checkpoint(tmp_path, spec, dtype, MAX_RANK, work=work).packing is None
+
+
+def test_so_is_a_file_with_a_tensor_that_is_no_factor(folder, spec, work):
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_velora_embed"
     change_tensors(folder, lambda tensors: tensors.update({name: torch.full((4,), torch.nan)}))
     assert read_checkpoint(folder, spec, torch.float32, MAX_RANK, work=work).packing is None
+
+
+def test_weights_that_rounding_makes_infinite_are_refused(folder, spec, work):
+    name = "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight"
+    change_tensors(folder, lambda tensors: tensors[name][3].fill_(torch.finfo(torch.float32).max))
+    with pytest.raises(AdapterError, match=r"has weights too large for torch\.bfloat16"):
+        read_checkpoint(folder, spec, torch.bfloat16, MAX_RANK, work=work)
 
 
 def test_so_is_the_part_that_a_rank_of_several_reads(folder, spec, work):

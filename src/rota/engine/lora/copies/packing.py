@@ -41,6 +41,7 @@ class Packing:
     site_ranks: tuple[int, ...]  # in the order of SITES: of every module that is there, or 0
     ranks: Tensor  # [layers, len(SITES)] int32
     scale: float  # of every B
+    precision: torch.dtype  # of the file; its numbers are rounded to the bank's while they are read
     sites: tuple[SiteParts | None, ...]  # in the order of SITES; None where there are no factors
 
 

@@ -76,7 +76,7 @@ def read_checkpoint(
 
 
 def _packed(files: FolderFiles, packing: Packing, dtype: torch.dtype, work: Workspace) -> HostAdapter:
-    pieces = read_packed(files.opened[0], dtype, work.memory, work.threads)
+    pieces = read_packed(files.opened[0], packing.precision, dtype, work.memory, work.threads)
     if pieces is None:
         raise AdapterError(_not_finite(AdapterFolder(files), dtype))
     return HostAdapter(pieces, packing.site_ranks, packing.ranks, packing=packing)
