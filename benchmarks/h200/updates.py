@@ -67,6 +67,7 @@ class Session:
     rounds: int
     seconds: float
     per_second: float
+    precision: str  # of new versions
 
     @contextmanager
     def server(self, label: str, adapters: int, **options: Any) -> Iterator[tuple[HttpServer, httpx.Client]]:
@@ -120,7 +121,7 @@ def told(gaps: list[float]) -> dict[str, float] | None:
 def measure_call(session: Session) -> dict[str, Any]:
     folders, bodies, firsts = list[Span](), list[Span](), list[float]()
     with (
-        in_memory(session.folder / NAME) as place,
+        in_memory(session.folder / NAME, session.precision) as place,
         session.server("call", 7) as (server, client),
         session.decoding(server, USED) as watch,
     ):
@@ -148,7 +149,7 @@ def measure_call(session: Session) -> dict[str, Any]:
 def measure_rate(session: Session) -> dict[str, Any]:
     """Half of the time without updates goes before those with updates, half behind: machines grow warm."""
     with (
-        in_memory(session.folder / NAME) as place,
+        in_memory(session.folder / NAME, session.precision) as place,
         session.server("rate", 8) as (server, client),
         session.decoding(server, USED) as watch,
     ):
@@ -226,7 +227,7 @@ def leave_page_cache(file: Path) -> None:
 
 
 def measure_steps(session: Session) -> dict[str, Any]:
-    with in_memory(session.folder / NAME) as place:
+    with in_memory(session.folder / NAME, session.precision) as place:
         options = {"max_loras_per_batch": SLOTS, **session.options}
         asked = Asked(session.folder, options, session.shape.config["vocab_size"], 7, "steps")
         return update_steps(asked, place, session.decodes, session.rounds, session.seconds)
@@ -270,6 +271,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--per-second", type=float, default=20.0, help="updates of `rate`")
     parser.add_argument("--decodes", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1500, help="of an answer")
+    parser.add_argument("--precision", choices=("bfloat16", "float32"), default="bfloat16", help="of new versions")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--out", type=Path, default=Path("h200-updates/updates.json"))
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
@@ -296,8 +298,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds=asked.rounds,
         seconds=asked.seconds,
         per_second=asked.per_second,
+        precision=asked.precision,
     )
-    return measure(session, parts, {**facts, "decodes": asked.decodes, "weights": asked.weights})
+    asked_for = {name: getattr(asked, name) for name in ("decodes", "weights", "precision")}
+    return measure(session, parts, facts | asked_for)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from benchmarks.h200.assets import make_assets
 from benchmarks.h200.gaps import GapWatch, gaps_apart, gaps_of
 from benchmarks.h200.shapes import SHAPES
+from benchmarks.h200.update_calls import WEIGHTS, in_memory
 from benchmarks.h200.update_steps import compared
 from benchmarks.h200.updates import main
 
@@ -50,6 +53,12 @@ def test_a_rate_of_updates_is_kept_beside_decodes_and_leaves_one_version(assets,
 @pytest.mark.long("starts a server")
 def test_cold_adapters_are_read_for_their_first_token(assets, tmp_path):
     assert measure(assets, tmp_path, "cold")["cold_ms"]["median"] > 0
+
+
+def test_new_versions_have_the_precision_that_is_asked_for(assets):
+    with in_memory(assets / "adapter7", "float32") as place:
+        dtypes = {each.dtype for number in "01" for each in load_file(place / number / WEIGHTS).values()}
+    assert dtypes == {torch.float32}
 
 
 def test_steps_beside_updates_are_told_apart_from_others(assets, tmp_path):

@@ -103,7 +103,7 @@ class GracefulServer(uvicorn.Server):
 
     def _begin_stop(self) -> None:
         notify("STOPPING=1")
-        self._service.close()  # before it is said: whoever reads that it stops may try at once whether it does
+        self._service.close()  # before it is said: a client that reads it may try at once whether it is so
         if self._service.open_requests:
             self._say(
                 f"Rota is stopping: {self._service.open_requests} requests have {self._drain_s:g} seconds to end; "
