@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rota.core.adapter import Adapter
-from rota.core.errors import AdapterError, FaultCode, NoRoomError
+from rota.core.errors import AdapterError, DiskError, FaultCode
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed
 from rota.engine.far_adapters import Causes
@@ -25,7 +25,8 @@ def told(away: Causes, adapter: Adapter) -> FaultCode:
     ("adapter", "error", "code"),
     [
         (FAR, UnreachableError("The store did not answer in time."), FaultCode.SOURCE_AWAY),
-        (FAR, NoRoomError("There is no room for it."), FaultCode.DISK_FULL),
+        (FAR, DiskError("There is no room for it.", FaultCode.DISK_FULL), FaultCode.DISK_FULL),
+        (FAR, DiskError("It fails.", FaultCode.DISK_FAILED), FaultCode.DISK_FAILED),
         (FAR, ChangedError("It changed while it was read."), FaultCode.ADAPTER_FAILED),
         (FAR, AdapterError("Its rank is too large."), FaultCode.ADAPTER_FAILED),
         (FAR, MemoryError(), FaultCode.ADAPTER_FAILED),

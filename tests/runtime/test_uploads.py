@@ -81,8 +81,9 @@ def test_all_other_messages_pass_as_they_are(there: Path):
 def test_a_disk_that_cannot_take_it_refuses_the_adapter_and_not_the_engine(tmp_path: Path, there: Path):
     there.rmdir()
     refused = arrived(Arrivals(there), uploaded(tmp_path / "here"))
-    assert refused.refusal == "The disk of the engine's machine cannot take the adapter (No such file or directory)."
-    assert refused.refusal_code is FaultCode.ADAPTER_FAILED
+    place = f"{there} on the engine's machine (No such file or directory)"
+    assert refused.refusal.startswith(f"The adapter cannot be written to {place}. Look after that disk, or start ")
+    assert refused.refusal_code is FaultCode.DISK_FAILED
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

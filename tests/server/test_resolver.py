@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rota.core.errors import AdapterError, ConfigError, FaultCode, NoRoomError, RequestError
+from rota.core.errors import AdapterError, ConfigError, DiskError, FaultCode, RequestError
 from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
 from rota.server.access.access import Access
@@ -150,7 +150,7 @@ def test_a_name_without_an_adapter_is_not_looked_for_again_at_once():
     [
         (AdapterError("s3://bucket/adapters/legal/adapter_config.json is odd."), FaultCode.ADAPTER_FAILED),
         (UnreachableError("The store of s3://bucket/adapters/legal is odd."), FaultCode.SOURCE_AWAY),
-        (NoRoomError("The disk for s3://bucket/adapters/legal is odd."), FaultCode.DISK_FULL),
+        (DiskError("The disk for s3://bucket/adapters/legal is odd.", FaultCode.DISK_FULL), FaultCode.DISK_FULL),
     ],
 )
 def test_an_adapter_that_cannot_be_served_is_refused_with_the_reason(error, code):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.core.errors import AdapterError, NoRoomError
+from rota.core.errors import AdapterError, DiskError, FaultCode
 from rota.sources.address import Address, parse_address
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import MOST_VAIN, Download
@@ -189,22 +189,33 @@ def test_what_is_no_adapter_for_this_server_does_not_stay_on_the_disk(tmp_path: 
         assert folder.exists(), "another still reads it"
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_told_with_what_helps_and_nothing_is_left(tmp_path: Path, monkeypatch, number):
-    def full(download: Download, folder: Path) -> None:
+NO_ROOM = "There is no room for the adapter in {} ({}). Free some of that disk"
+FAILS = "The adapter cannot be written to {} ({}). Look after that disk"
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "code"),
+    [
+        (errno.ENOSPC, NO_ROOM, FaultCode.DISK_FULL),
+        (errno.EDQUOT, NO_ROOM, FaultCode.DISK_FULL),
+        (errno.EIO, FAILS, FaultCode.DISK_FAILED),
+        (errno.EROFS, FAILS, FaultCode.DISK_FAILED),
+    ],
+)
+def test_a_disk_that_is_full_or_fails_is_told_with_what_helps(tmp_path: Path, monkeypatch, number, said, code):
+    def fail(download: Download, folder: Path) -> None:
         into(download, folder)
         raise OSError(number, os.strerror(number))
 
     sources, _ = make(tmp_path, "one")
     into = Download.into
     with monkeypatch.context() as patched:
-        patched.setattr(Download, "into", full)
-        with pytest.raises(NoRoomError) as caught:
+        patched.setattr(Download, "into", fail)
+        with pytest.raises(DiskError) as caught:
             content(sources, address("one"))
-    assert str(caught.value) == (
-        f"There is no room for the adapter in {tmp_path} ({os.strerror(number)}). "
-        "Free some of that disk, or start the server with --adapter-cache-dir on another."
-    )
+    remedy = "start the server with --adapter-cache-dir on another"
+    assert str(caught.value) == f"{said.format(tmp_path, os.strerror(number))}, or {remedy}."
+    assert caught.value.code is code
     assert list(tmp_path.iterdir()) == []
     assert content(sources, address("one")) == adapter_files("one")
 

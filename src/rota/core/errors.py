@@ -4,7 +4,7 @@ RotaError
 ├── ConfigError        the configuration cannot work
 ├── ModelError         a model folder is missing, corrupt or unsupported
 ├── AdapterError       an adapter folder cannot be served by this model
-│   └── NoRoomError        a disk of the server's has no room for an adapter
+│   └── DiskError          a disk of the server's cannot take an adapter
 ├── RequestError       a request cannot be served as asked; carries a Fault
 ├── EngineDiedError    the engine process is gone
 │   └── EngineLostError    the engine served, and cannot be brought back
@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class FaultCode(StrEnum):
@@ -45,10 +45,11 @@ class FaultCode(StrEnum):
     NOT_PAUSED = "not_paused"
     SOURCE_AWAY = "source_unavailable"
     DISK_FULL = "disk_full"
+    DISK_FAILED = "disk_failed"
 
 
 # What a read may fail of that says nothing of the adapter: the next read may succeed.
-PASSING = frozenset({FaultCode.SOURCE_AWAY, FaultCode.DISK_FULL})
+PASSING = frozenset({FaultCode.SOURCE_AWAY, FaultCode.DISK_FULL, FaultCode.DISK_FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +79,28 @@ class ModelError(RotaError):
 class AdapterError(RotaError):
     """An adapter folder is missing, corrupt, or cannot be served by this model."""
 
+    def reworded(self, reason: str) -> Self:
+        """The same error, without what some clients may not read."""
+        return type(self)(reason)
 
-class NoRoomError(AdapterError):
-    """A disk of the server's has no room for an adapter, whatever the adapter is."""
+
+class DiskError(AdapterError):
+    """A disk of the server's cannot take an adapter, whatever the adapter is."""
+
+    def __init__(self, reason: str, code: FaultCode) -> None:
+        super().__init__(reason)
+        self.code = code
+
+    def reworded(self, reason: str) -> Self:
+        return type(self)(reason, self.code)
 
     @classmethod
-    def at(cls, place: str, error: OSError, remedy: str) -> NoRoomError:
-        return cls(
-            f"There is no room for the adapter in {place} ({error.strerror}). Free some of that disk, or {remedy}."
-        )
-
-
-def is_full(error: OSError) -> bool:
-    """Whether a disk is full, or this user's share of the disk."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    def at(cls, place: str, error: OSError, remedy: str) -> DiskError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the disk is full, or this user's share of it
+            reason = f"There is no room for the adapter in {place} ({error.strerror}). Free some of that disk"
+            return cls(f"{reason}, or {remedy}.", FaultCode.DISK_FULL)
+        reason = f"The adapter cannot be written to {place} ({error.strerror}). Look after that disk"
+        return cls(f"{reason}, or {remedy}.", FaultCode.DISK_FAILED)
 
 
 class RequestError(RotaError):

@@ -98,7 +98,7 @@ class AdapterFailed:
     adapter_id: AdapterId
     at: float
     reason: str
-    code: FaultCode = FaultCode.ADAPTER_FAILED  # SOURCE_AWAY, DISK_FULL: the next read may succeed
+    code: FaultCode = FaultCode.ADAPTER_FAILED  # one of PASSING: the next read may succeed
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from rota.core.adapter import Adapter
-from rota.core.errors import FaultCode, NoRoomError
+from rota.core.errors import DiskError, FaultCode
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed, Message
 from rota.engine.lora.adapters import Adapters
@@ -41,8 +41,8 @@ class Causes:
                 copy = read(adapter)
             except UnreachableError:
                 raise
-            except NoRoomError:
-                self._codes[adapter.adapter_id] = FaultCode.DISK_FULL
+            except DiskError as error:
+                self._codes[adapter.adapter_id] = error.code
                 raise
             except Exception:  # whatever it is, it goes on
                 self._codes.pop(adapter.adapter_id, None)

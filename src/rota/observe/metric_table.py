@@ -136,7 +136,8 @@ ROLLBACKS = _metric(
     "rollbacks_total",
     "Traffic routes that were rolled back because a target computed what is `not_a_number`, `failed` to be read, was "
     "`adapter_failed`, had a source that is away (`source_unavailable`), had no room on the server's disk "
-    "(`disk_full`), was `unloaded`, or was served when an engine died, twice (`engine_died`).",
+    "(`disk_full`) or met one that fails (`disk_failed`), was `unloaded`, or was served when an engine died, twice "
+    "(`engine_died`).",
     "cause",
 )
 SHADOWS = _metric(

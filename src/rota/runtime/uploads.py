@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from rota.core.errors import Fault, FaultCode, NoRoomError, is_full
+from rota.core.errors import DiskError
 from rota.core.events import AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message
@@ -56,7 +56,7 @@ class Arrivals:
     def __init__(self, parent: Path | None = None) -> None:
         self._spool = Spool(parent)
         self._arriving: dict[AdapterId, Path] = {}
-        self._failed: dict[AdapterId, Fault] = {}
+        self._failed: dict[AdapterId, DiskError] = {}
 
     def take(self, record: Message | UploadPiece) -> Message | None:
         """A message, with the place where its upload lies on this machine; None for a piece of one."""
@@ -86,21 +86,15 @@ class Arrivals:
             with (self._arriving[adapter_id] / PurePath(piece.file).name).open("ab") as file:
                 file.write(piece.content)
         except OSError as error:
-            self._failed[adapter_id] = self._fault_of(error)
+            place = f"{self._spool.parent} on the engine's machine"
+            self._failed[adapter_id] = DiskError.at(place, error, ON_ANOTHER_DISK)
             if folder := self._arriving.pop(adapter_id, None):
                 discard(folder)
 
-    def _fault_of(self, error: OSError) -> Fault:
-        if is_full(error):
-            place = f"{self._spool.parent} on the engine's machine"
-            return Fault(FaultCode.DISK_FULL, str(NoRoomError.at(place, error, ON_ANOTHER_DISK)))
-        message = f"The disk of the engine's machine cannot take the adapter ({error.strerror})."
-        return Fault(FaultCode.ADAPTER_FAILED, message)
-
     def _placed(self, message: AddAdapter) -> AddAdapter:
         adapter_id = message.adapter.adapter_id
-        if fault := self._failed.pop(adapter_id, None):
-            return replace(message, refusal=fault.message, refusal_code=fault.code)
+        if failure := self._failed.pop(adapter_id, None):
+            return replace(message, refusal=str(failure), refusal_code=failure.code)
         folder = self._arriving.pop(adapter_id, None)
         if folder is None:
             return message

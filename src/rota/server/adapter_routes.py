@@ -154,7 +154,7 @@ async def _load(
             )
             await adapters.load(asked)
     except AdapterError as error:
-        raise type(error)(reason_for(key, str(error))) from None
+        raise error.reworded(reason_for(key, str(error))) from None
 
 
 async def _unload(adapters: AdapterManager, access: Access, http: Request, name: str) -> bool:

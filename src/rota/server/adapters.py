@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rota.core.adapter import Adapter
-from rota.core.errors import AdapterError, Fault, FaultCode, NoRoomError, RequestError
+from rota.core.errors import AdapterError, DiskError, Fault, FaultCode, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
@@ -225,8 +225,8 @@ class AdapterManager:
                         self._loading.fail(adapter_id, RequestError(Fault(event.code, reason)))
                     if event.code is FaultCode.SOURCE_AWAY:
                         self._loading.fail(adapter_id, UnreachableError(reason))
-                    if event.code is FaultCode.DISK_FULL:
-                        self._loading.fail(adapter_id, NoRoomError(reason))
+                    if event.code in (FaultCode.DISK_FULL, FaultCode.DISK_FAILED):
+                        self._loading.fail(adapter_id, DiskError(reason, event.code))
                     self._refused(event)
                     self._loading.resolve(adapter_id, reason)
                     self._unloading.resolve(adapter_id)

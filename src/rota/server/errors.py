@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from rota.core.errors import AdapterError, Fault, FaultCode, NoRoomError, RequestError
+from rota.core.errors import AdapterError, DiskError, Fault, FaultCode, RequestError
 from rota.server.names import HEADER, kept_name
 from rota.sources.source import UnreachableError
 
@@ -65,6 +65,9 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.NOT_A_NUMBER: ErrorKind(
         500, "server_error", "The model or the adapter computed a value that is not a number; a retry will not help."
     ),
+    FaultCode.DISK_FAILED: ErrorKind(
+        500, "server_error", "A disk of the server cannot be written, or fails; operators are told which."
+    ),
     FaultCode.SOURCE_AWAY: ErrorKind(
         502, "server_error", "The source of an adapter cannot be reached, or does not answer in time.", retry_after_s=5
     ),
@@ -89,9 +92,9 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
 
 
 def code_of(error: AdapterError) -> FaultCode:
-    """A source that is away may be back for the next call, and a disk have room; all else is the adapter's fault."""
-    if isinstance(error, NoRoomError):
-        return FaultCode.DISK_FULL
+    """A source that is away may be back for the next call, and a disk be well; all else is the adapter's fault."""
+    if isinstance(error, DiskError):
+        return error.code
     return FaultCode.SOURCE_AWAY if isinstance(error, UnreachableError) else FaultCode.ADAPTER_FAILED
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rota.core.errors import NoRoomError, is_full
+from rota.core.errors import DiskError
 from rota.sources.address import Address
 from rota.sources.contents import USED, Contents, contents_in, note_contents
 from rota.sources.download import Download
@@ -55,7 +55,7 @@ class DiskCache:
     def keep(self, address: Address, download: Download) -> None:
         """Bring an exact address here, unless another does or has done so: then wait for that.
 
-        Raises SourceError, or NoRoomError for a full disk.
+        Raises SourceError, or DiskError for a disk that is full or fails.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -67,9 +67,7 @@ class DiskCache:
                         return
                 self._bring(address, download)
         except OSError as error:
-            if is_full(error):
-                raise NoRoomError.at(str(self._folder), error, ON_ANOTHER_DISK) from error
-            raise SourceError(f"The server's cache on disk cannot be written ({error.strerror}).") from error
+            raise DiskError.at(str(self._folder), error, ON_ANOTHER_DISK) from error
 
     def drop(self, address: Address) -> None:
         """Remove the folder of an exact address, unless another reads it."""

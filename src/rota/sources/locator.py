@@ -35,9 +35,9 @@ class Locator:
             address = self._address(asked)
             return asked if address is None else replace(asked, path=str(self._sources.exact(address)))
         except SourceError as error:
-            raise type(error)(hide_root(_told(asked, error), asked.root)) from None
+            raise error.reworded(hide_root(_told(asked, error), asked.root)) from None
         except AdapterError as error:
-            raise AdapterError(hide_root(str(error), asked.root)) from None
+            raise error.reworded(hide_root(str(error), asked.root)) from None
 
     def locate_first(self, asked: Sequence[LoraPath]) -> list[LoraPath]:
         """Those that a server starts with. A source that does not answer is done without, where the disk can."""

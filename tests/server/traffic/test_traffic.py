@@ -86,6 +86,7 @@ def test_a_version_that_a_route_needs_is_held():
         (FaultCode.ADAPTER_FAILED, "'legal@2' could not be served."),
         (FaultCode.SOURCE_AWAY, "'legal@2' could not be read: its source is away."),
         (FaultCode.DISK_FULL, "'legal@2' could not be read: the server's disk is full."),
+        (FaultCode.DISK_FAILED, "'legal@2' could not be read: the server's disk fails."),
     ],
 )
 def test_a_target_that_fails_rolls_its_route_back(code, words, caplog):

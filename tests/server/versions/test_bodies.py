@@ -217,13 +217,24 @@ def test_whichever_write_finds_no_room_both_shapes_say_so_and_nothing_is_left(
     assert ask(client, "poet").status_code == 200
 
 
-def test_a_disk_that_fails_otherwise_is_told_in_other_words(client, spools, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EACCES])
+def test_a_disk_that_fails_otherwise_is_the_servers_fault_too(client, spools, monkeypatch, number):
     def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
+        raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("rota.server.versions.upload._write_last", fail)
-    refused = send(client, "poet", weights(), config=CONFIG)
-    assert error_of(refused)["message"] == "The server's disk cannot take the adapter (Input/output error)."
+    with monkeypatch.context() as patched:
+        patched.setattr("rota.server.versions.upload._write_last", fail)
+        refused, loaded = send(client, "poet", weights(), config=CONFIG), load_tensors(client, weights())
+    assert (refused.status_code, error_of(refused)["code"], loaded.status_code) == (500, "disk_failed", 500)
+    assert (
+        error_of(refused)["message"]
+        == loaded.json()["error_message"]
+        == (
+            f"The adapter cannot be written to {spools} ({os.strerror(number)}). "
+            "Look after that disk, or start the server with TMPDIR on another."
+        )
+    )
+    assert (versions(client, "poet"), ask(client, "poet").headers[HEADER]) == ({1: "current"}, "1")
     assert not files(spools)
 
 

@@ -15,6 +15,7 @@ _FOR_OTHERS = {
     FaultCode.ADAPTER_FAILED: "The adapter could not be loaded for this request; the server's log says why.",
     FaultCode.SOURCE_AWAY: "The source of the adapter is away; send the request again later.",
     FaultCode.DISK_FULL: "The server's disk has no room for the adapter; send the request again later.",
+    FaultCode.DISK_FAILED: "The server's disk cannot take the adapter; send the request again later.",
     FaultCode.ENGINE_DIED: "The engine is down, or was started again; send the request again later.",
 }
 # An absolute path, but no slash in the middle of a word.

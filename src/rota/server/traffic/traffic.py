@@ -28,6 +28,7 @@ _FAILURES = {
     FaultCode.ADAPTER_FAILED: "could not be served",
     FaultCode.SOURCE_AWAY: "could not be read: its source is away",
     FaultCode.DISK_FULL: "could not be read: the server's disk is full",
+    FaultCode.DISK_FAILED: "could not be read: the server's disk fails",
 }
 # An engine that dies says nothing of a version. If the next one dies under it so soon, it is the likeliest cause.
 DIES_AGAIN_S = 600.0

@@ -139,4 +139,4 @@ def _told_to(key: Key) -> Iterator[None]:
     try:
         yield
     except AdapterError as error:
-        raise type(error)(reason_for(key, str(error))) from None
+        raise error.reworded(reason_for(key, str(error))) from None

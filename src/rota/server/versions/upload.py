@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from fastapi import Request
 
-from rota.core.errors import AdapterError, Fault, FaultCode, NoRoomError, RequestError, is_full
+from rota.core.errors import DiskError, Fault, FaultCode, RequestError
 from rota.runtime.spool import ON_ANOTHER_DISK, Spool
 from rota.server.door.handover import handover_of
 
@@ -44,7 +44,7 @@ class Uploads:
     async def folder(self) -> AsyncIterator[Path]:
         """A folder in the spool, which is removed if the block fails.
 
-        Raises RequestError if too many are open, NoRoomError if the disk is full, AdapterError if the disk fails.
+        Raises RequestError if too many are open, DiskError if the disk is full or fails.
         """
         if self._open >= MOST_UPLOADS:
             message = f"{MOST_UPLOADS} adapters are being sent already, as many as may; try again later."
@@ -58,9 +58,7 @@ class Uploads:
                 self._spool.discard(folder)
                 raise
         except OSError as error:
-            if is_full(error):
-                raise NoRoomError.at(str(self._spool.parent), error, ON_ANOTHER_DISK) from error
-            raise AdapterError(f"The server's disk cannot take the adapter ({error.strerror}).") from error
+            raise DiskError.at(str(self._spool.parent), error, ON_ANOTHER_DISK) from error
         finally:
             self._open -= 1
 
