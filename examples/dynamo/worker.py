@@ -125,7 +125,7 @@ class RotaEngine(backend.LLMEngine):
             reply.cancel()
 
     async def cleanup(self) -> None:
-        await asyncio.to_thread(self._service.close, self._drain_s)
+        await asyncio.to_thread(self._service.drain, self._drain_s)
         await asyncio.to_thread(self._service.stop)
 
 
