@@ -15,7 +15,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
-JOBS ?= 2
+# More than CI has cores, because tests wait for processes and clocks: on two cores two at a time leave a third unused.
+JOBS ?= 3
 BIN := $(VENV)/bin
 # pip itself would compile one file after the other, for a minute on a slow core. A few of them are no Python of today.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile

@@ -93,7 +93,8 @@ class FewRows(Server):
             scheduler=SchedulerConfig(
                 max_running_requests=rows, chunked_prefill_size=48, overlap_depth=depth, enable_prefix_caching=False
             ),
-            lora=LoraConfig(max_loras_per_batch=2, max_lora_rank=16),
+            # A step waits for its loads: how often rows are taken must not depend on when a thread gets to run.
+            lora=LoraConfig(max_loras_per_batch=2, max_lora_rank=16, enable_lora_overlap_loading=False),
             policy=PolicyConfig(lora_policy="rotate", lora_rotation_quantum_ms=0.001, lora_max_stall_ms=0.002),
             quiet=True,
         )
