@@ -1,6 +1,6 @@
 """Profiles a step of the real loop: where each microsecond goes on the device and on the host, with the floor beside.
 
-    python benchmarks/profile_step.py [--prefill] [--batches 1 16 64] [--steps 40] [--out FOLDER] [--shape tiny]
+    python benchmarks/profile_step.py [--prefill] [--batches 1 16 64] [--kind fp8+kv] [--adapters 16] [--out FOLDER] …
 
 The loop runs at depth 2 over a Llama-8B shape with random weights, first unwatched and then under torch.profiler.
 Watching slows the host and spreads kernels a little, so the device's idle share is told twice: within the trace, and
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from h200.assets import make_adapter, make_model
 from h200.floors import BYTES_PER_S, FLOPS, Load, floor_bytes, floor_flops
+from h200.kinds import KINDS, Kind
 from h200.report import number, table
 from h200.shapes import RANK, SHAPES, Shape
 from h200.stage import Stage, steady
@@ -34,7 +35,8 @@ from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig,
 from rota.core.ids import BASE, AdapterId
 from rota.engine.engine import Engine
 
-SIX = 6
+# Sequences that run, at least.
+ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +50,16 @@ class Case:
     is_prefill: bool = False
 
 
-def cases(is_prefill: bool, batches: Sequence[int], shape: Shape) -> list[Case]:
+def cases(is_prefill: bool, batches: Sequence[int], shape: Shape, adapters: int) -> list[Case]:
     if is_prefill:
         sizes = [(1, 2048 // shape.shorter), (8, 512 // shape.shorter)]
-        return [Case(f"prompts {n} × {length}", n, length, a, True) for n, length in sizes for a in (0, SIX)]
+        return [Case(f"prompts {n} × {length}", n, length, a, True) for n, length in sizes for a in (0, adapters)]
     length = 560 // shape.shorter
-    return [Case(f"decode {n} × {length}", n, length, a) for n in batches for a in (0, SIX)]
+    return [Case(f"decode {n} × {length}", n, length, a) for n in batches for a in (0, adapters)]
 
 
 def measure(
-    case: Case, config: EngineConfig, engine: Engine, adapters: Sequence[Adapter], steps: int
+    case: Case, config: EngineConfig, engine: Engine, adapters: Sequence[Adapter], steps: int, kind: Kind
 ) -> dict[str, Any]:
     """The same load twice on one stage, unwatched and watched."""
     stage = Stage(config, engine)
@@ -83,7 +85,7 @@ def measure(
     watch.stop()
     assert watch.trace is not None, "too few steps to profile"
     found = profile(read_kernels(watch.trace))
-    return result(case, engine, plain, host, found)
+    return result(case, engine, plain, host, found, kind)
 
 
 def matching(steps: Sequence[Step], case: Case) -> list[Step]:
@@ -93,12 +95,14 @@ def matching(steps: Sequence[Step], case: Case) -> list[Step]:
     return [step for step in steps if step.prompt_tokens == case.count * case.length][SETTLING // 2 :]
 
 
-def result(case: Case, engine: Engine, plain: Sequence[Step], host: dict[str, float], found: Profile) -> dict[str, Any]:
+def result(
+    case: Case, engine: Engine, plain: Sequence[Step], host: dict[str, float], found: Profile, kind: Kind
+) -> dict[str, Any]:
     spec = engine.spec
     step_us = statistics.median(step.seconds for step in plain) * 1e6
     middle = plain[len(plain) // 2]
     load = Load(middle.decodes + middle.prompt_tokens, case.count, middle.context_tokens, middle.adapters, RANK)
-    floors = {family: moved / BYTES_PER_S * 1e6 for family, moved in floor_bytes(spec, load).items()}
+    floors = {family: moved / BYTES_PER_S * 1e6 for family, moved in floor_bytes(spec, load, kind).items()}
     told: dict[str, Any] = {
         "case": case.name,
         "adapters": middle.adapters,
@@ -148,49 +152,55 @@ def report(results: Sequence[dict[str, Any]]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prefill", action="store_true", help="steps of prompts: 2048 tokens, and 8 of 512")
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], help="sequences that decode, up to 64")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], help="sequences that decode")
+    parser.add_argument("--kind", choices=KINDS, default="bf16", help="bits of the weights, and of the KV")
+    parser.add_argument("--adapters", type=int, default=6, help="of the steps with adapters; as many slots")
     parser.add_argument("--steps", type=int, default=40, help="steps in a trace")
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--out", type=Path, help="write profile.json and profile.md here")
     given = parser.parse_args(arguments)
     shape = SHAPES[given.shape]
     with tempfile.TemporaryDirectory() as scratch:
-        results = measure_all(Path(scratch), shape, cases(given.prefill, given.batches, shape), given.steps)
+        wanted = cases(given.prefill, given.batches, shape, given.adapters)
+        results = measure_all(Path(scratch), shape, wanted, given.steps, KINDS[given.kind])
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     facts = {"machine": name, "torch": torch.__version__, "date": date.today().isoformat(), "shape": shape.name}
+    facts |= {"kind": given.kind}
     text = report(results)
     print(text)
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
-        stem = given.out / ("profile-prefill" if given.prefill else "profile-decode")
+        stem = given.out / f"profile-{'prefill' if given.prefill else 'decode'}-{given.kind}"
         stem.with_suffix(".json").write_text(json.dumps({**facts, "cases": results}, indent=1) + "\n", "utf-8")
         stem.with_suffix(".md").write_text(text + "\n", "utf-8")
 
 
-def measure_all(folder: Path, shape: Shape, wanted: Sequence[Case], steps: int) -> list[dict[str, Any]]:
+def measure_all(folder: Path, shape: Shape, wanted: Sequence[Case], steps: int, kind: Kind) -> list[dict[str, Any]]:
     """One engine for all; each case has books and adapter ids of its own."""
     model = make_model(folder / "model", shape.config)
     make_adapter(folder / "adapter", model, RANK)
     engine: Engine | None = None
-    results = []
+    results, slots = [], max(case.adapters for case in wanted)
     for index, case in enumerate(wanted):
         budget = case.count * case.length if case.is_prefill else 4096
         config = EngineConfig(
-            model=ModelConfig(model_path=str(model), load_format="dummy"),
-            cache=CacheConfig(kv_blocks=1024 if shape.name == "tiny" else None),
+            model=ModelConfig(model_path=str(model), load_format="dummy", **kind.model),
+            cache=CacheConfig(kv_blocks=1024 if shape.name == "tiny" else None, **kind.cache),
             scheduler=SchedulerConfig(
-                max_running_requests=64, chunked_prefill_size=budget, enable_prefix_caching=False
+                max_running_requests=max(ROWS, *(case.count for case in wanted)),
+                chunked_prefill_size=budget,
+                enable_prefix_caching=False,
             ),
-            lora=LoraConfig(max_loras_per_batch=SIX, max_lora_rank=RANK),
+            lora=LoraConfig(max_loras_per_batch=slots, max_lora_rank=RANK),
             quiet=True,
         )
         engine = engine or Stage(config).engine
         first = 1 + 100 * index
         adapters = [
             Adapter(adapter_id=AdapterId(n), name=f"a{n}", path=str(folder / "adapter"))
-            for n in range(first, first + SIX)
+            for n in range(first, first + slots)
         ]
-        results.append(measure(case, config, engine, adapters, steps))
+        results.append(measure(case, config, engine, adapters, steps, kind))
         print(f"{case.name}, {case.adapters} adapters: {results[-1]['step_us']:,.0f} µs", flush=True)
     return results
 

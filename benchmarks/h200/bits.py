@@ -35,15 +35,11 @@ from rota.engine.step.graphs import StepGraphs
 
 from .__main__ import say
 from .assets import make_adapter, make_model
+from .kinds import KINDS
 from .shapes import RANK, SHAPES, Shape
 from .stage import Stage, milliseconds
 from .timed import Step
 
-KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "bf16": ({}, {}),
-    "fp8": ({"quantization": "fp8"}, {}),
-    "fp8+kv": ({"quantization": "fp8"}, {"kv_cache_dtype": "fp8"}),
-}
 FEW, SOME = 6, 16  # adapters
 ROWS = 384
 PROMPT, ANSWER = 560, 60
@@ -54,14 +50,14 @@ class Bench:
     """An engine of one kind, with its adapters in their slots and all graphs captured."""
 
     def __init__(self, folder: Path, shape: Shape, kind: str, slots: int) -> None:
-        model, cache = KINDS[kind]
+        bits = KINDS[kind]
         self.shape = shape
         self.rows = max(1, ROWS // shape.fewer)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.stage = Stage(
             EngineConfig(
-                model=ModelConfig(model_path=str(folder / "model"), load_format="dummy", device=device, **model),
-                cache=CacheConfig(**cache),
+                model=ModelConfig(model_path=str(folder / "model"), load_format="dummy", device=device, **bits.model),
+                cache=CacheConfig(**bits.cache),
                 scheduler=SchedulerConfig(max_running_requests=self.rows, enable_prefix_caching=False),
                 lora=LoraConfig(max_loras_per_batch=slots, max_lora_rank=RANK),
                 quiet=True,

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 
+from .kinds import KINDS, Kind
+
 # Measured ceilings of an H200: read plus written on the device, and bf16 matrix products.
 BYTES_PER_S = 4.2e12
 FLOPS = 781e12
 SIZE = 2  # bytes of a bf16 number
+BF16 = KINDS["bf16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,22 +28,22 @@ class Load:
     rank: int
 
 
-def floor_bytes(spec: ModelSpec, load: Load) -> dict[str, float]:
-    """Bytes by kernel family; every input is read once, every output written once."""
+def floor_bytes(spec: ModelSpec, load: Load, kind: Kind = BF16) -> dict[str, float]:
+    """Bytes by kernel family; every input is read once, every output written once. The head has 16 bits always."""
     tokens, layers, hidden, inner = load.tokens, spec.layers, spec.hidden_size, spec.intermediate_size
     queries, keys = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     sites = site_shapes(spec)
-    through = sum(site.inputs + site.outputs for site in sites)
+    inputs, outputs = (sum(getattr(site, side) for site in sites) for side in ("inputs", "outputs"))
     has_adapters = float(load.adapters > 0)
     a_numbers = load.adapters * load.rank * sum(site.inputs * len(site.parts) for site in sites)
     b_numbers = load.adapters * load.rank * sum(site.outputs for site in sites)
     adapted = has_adapters * tokens
     return {
-        "gemm": SIZE * (layer_numbers(spec) * layers + tokens * through * layers)
+        "gemm": layers * (kind.weight_size * (layer_numbers(spec) + tokens * inputs) + SIZE * tokens * outputs)
         + SIZE * spec.vocab_size * (hidden + load.sampled),
-        "attention": SIZE * layers * (2 * keys * load.context_tokens + 2 * queries * tokens),
-        "lora shrink": SIZE * layers * (a_numbers + adapted * sum(site.inputs for site in sites)),
-        "lora expand": SIZE * layers * (b_numbers + 2 * adapted * sum(site.outputs for site in sites)),
+        "attention": layers * (kind.kv_size * 2 * keys * load.context_tokens + SIZE * 2 * queries * tokens),
+        "lora shrink": SIZE * layers * (a_numbers + adapted * inputs),
+        "lora expand": SIZE * layers * (b_numbers + 2 * adapted * outputs),
         "norm": SIZE * tokens * hidden * (8 * layers + 2),
         "rope and store": SIZE * layers * tokens * 2 * (queries + 2 * keys),
         "silu": SIZE * layers * tokens * 3 * inner,

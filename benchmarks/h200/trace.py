@@ -30,7 +30,9 @@ FAMILIES = {
     "rope and store": "rotate_and_store",
     "silu": "silu",
     "sampling": "argmax|ArgMax|_choose|softmax|[Ss]ort|cumsum|searchsorted",
-    "gemm": "gemm|gemv|nvjet|cutlass|cublas|xmma|split[Kk]|aten::(linear|mm|addmm|matmul|bmm)|onednn|mkl",
+    "rounding": "round_rows",
+    "gemm": "gemm|gemv|row_product|few_rows|nvjet|cutlass|cublas|xmma|split[Kk]|onednn|mkl"
+    "|aten::(linear|mm|addmm|matmul|bmm)",
     "copies and small": "Memcpy|Memset|copy|scatter|gather|index|embedding|[Cc]at|elementwise|fill|aten::",
 }
 

@@ -5,7 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.h200.assets import make_model
+from benchmarks.h200.floors import Load, floor_bytes, layer_numbers
+from benchmarks.h200.kinds import KINDS
+from benchmarks.h200.shapes import LLAMA_8B
 from benchmarks.h200.trace import MARK, profile, read_kernels
+from rota.engine.families.table import read_spec
 
 REPLAY = ["nvjet_tst_64x8", "shrink_kernel", "argmax_reduce", "Memcpy DtoH"]
 
@@ -57,8 +62,20 @@ def test_what_no_step_launched_is_left_out():
     assert "an adapter's copy" not in {kernel.name for kernel in read_kernels(trace(steps=4, idle_us=0.0))}
 
 
-@pytest.mark.parametrize(("flags", "cases"), [(["--batches", "2"], 2), (["--prefill"], 4)])
-def test_the_script_profiles_a_tiny_model_on_a_cpu(monkeypatch, tmp_path, flags, cases):
+def test_eight_bits_halve_the_floor_of_matrices_and_of_kv_and_no_other(tmp_path):
+    spec = read_spec(make_model(tmp_path / "model", LLAMA_8B))
+    load = Load(tokens=1, sampled=0, context_tokens=10**6, adapters=1, rank=8)
+    usual, fewer = (floor_bytes(spec, load, KINDS[kind]) for kind in ("bf16", "fp8+kv"))
+    assert fewer["attention"] == pytest.approx(usual["attention"] / 2, rel=1e-3)
+    matrices = layer_numbers(spec) * spec.layers
+    assert usual["gemm"] - fewer["gemm"] == pytest.approx(matrices, rel=0.05)
+    assert all(fewer[family] == usual[family] for family in usual.keys() - {"attention", "gemm"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "adapters"), [(["--batches", "3", "--adapters", "3"], {0, 3}), (["--prefill"], {0, 1, 6})]
+)
+def test_the_script_profiles_a_tiny_model_on_a_cpu(monkeypatch, tmp_path, flags, adapters):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     from profile_step import main
 
@@ -69,4 +86,4 @@ def test_the_script_profiles_a_tiny_model_on_a_cpu(monkeypatch, tmp_path, flags,
         assert case["step_us"] > 0.0
         assert case["floor_us"] > 0.0
         assert case["trace"]["families"]["gemm"][1] >= 1.0
-    assert len(found["cases"]) == cases
+    assert {case["adapters"] for case in found["cases"]} == adapters
