@@ -1,6 +1,6 @@
 """A packed adapter lies in host memory as its file has it, and the device puts its factors to their places.
 
-    host     | A of q | B of q | A of k | B of k | …    the file's bytes, in pieces: no factor is moved or turned
+    host     | A of q | B of q | A of k | B of k | …    the file's numbers, in pieces: no factor is moved or turned
     device   A is copied to its lines. B arrives as it is stored, [outputs, rank], and is turned from there
 
 So a read is a few calls, and a launch hardly ever waits for the lock that Python code between such calls holds.
@@ -36,7 +36,7 @@ class SiteParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Where factors lie in the bytes of a file. Adapters with the same config and header share one."""
+    """Where factors lie in the pieces of a file. Adapters with the same config and header share one."""
 
     site_ranks: tuple[int, ...]  # in the order of SITES: of every module that is there, or 0
     ranks: Tensor  # [layers, len(SITES)] int32

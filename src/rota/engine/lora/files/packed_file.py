@@ -24,6 +24,7 @@ from rota.engine.weights.finite import is_finite
 
 # What may be rounded to bfloat16, which has the range of both.
 ROUNDED = torch.float32, torch.float16
+# What is read before it is rounded: it fits into a processor's own cache.
 STRETCH_BYTES = 1 << 20
 
 
@@ -80,12 +81,12 @@ def read_packed(
 def _can_round(stored: Sequence[Stored], start: int, dtype: torch.dtype, scale: float) -> bool:
     """Only a power of two may scale numbers that are rounded: for others the scale comes first."""
     is_power_of_two = math.frexp(scale)[0] == 0.5
-    are_even = all((one.start - start) % one.dtype.itemsize == 0 for one in stored)
-    return dtype is torch.bfloat16 and stored[0].dtype in ROUNDED and is_power_of_two and are_even
+    are_aligned = all((one.start - start) % one.dtype.itemsize == 0 for one in stored)
+    return dtype is torch.bfloat16 and stored[0].dtype in ROUNDED and is_power_of_two and are_aligned
 
 
 def _round_into(pieces: Sequence[Tensor], file: TensorFile, start: int, precision: torch.dtype) -> None:
-    """A stretch at a time, which is rounded while it lies in the processor's cache."""
+    """Read a stretch at a time, and round it while it lies in the processor's cache."""
     read = torch.empty(STRETCH_BYTES // precision.itemsize, dtype=precision)
     for piece in pieces:
         for part in piece.split(len(read)):
