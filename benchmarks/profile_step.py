@@ -1,10 +1,11 @@
 """Profiles a step of the real loop: where each microsecond goes on the device and on the host, with the floor beside.
 
-    python benchmarks/profile_step.py [--prefill] [--batches 1 16 64] [--kind fp8+kv] [--adapters 16] [--out FOLDER] …
+    python benchmarks/profile_step.py [--prefill] [--batches 1 16 64] [--kind fp8+kv] [--adapters 16] [--unchained] …
 
 The loop runs at depth 2 over a Llama-8B shape with random weights, first unwatched and then under torch.profiler.
 Watching slows the host and spreads kernels a little, so the device's idle share is told twice: within the trace, and
-as what the kernels leave of the unwatched step.
+as what the kernels leave of the unwatched step. A chained kernel's time holds its wait for the one before, and the sum
+is more than the step; `--unchained` tells what each takes by itself.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ from h200.watch import SETTLING, Clocked, Marked, Watch
 from rota.core.adapter import Adapter
 from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig, SchedulerConfig
 from rota.core.ids import BASE, AdapterId
+from rota.engine import chain
 from rota.engine.engine import Engine
 
 # Sequences that run, at least.
 ROWS = 64
+# Tokens of a step of prompts before decodes.
+BUDGET = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,8 @@ def measure(
     stage.device.device = Marked(engine)
     stage.add(adapters)
     users = [adapter.adapter_id for adapter in adapters][: case.adapters] or [AdapterId(BASE)]
-    requests, output = case.count, steps + 3 * SETTLING
+    # The first to decode do so until the last one does.
+    requests, output = case.count, steps + 3 * SETTLING + -(-case.count * case.length // BUDGET)
     if case.is_prefill:  # one step for every `count` of them
         requests, output = case.count * (steps + 2 * SETTLING), 1
     stage.serve(min(requests, 2 * case.count), case.length, 4, users)  # adapters are in their slots, kernels compiled
@@ -155,22 +160,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64], help="sequences that decode")
     parser.add_argument("--kind", choices=KINDS, default="bf16", help="bits of the weights, and of the KV")
     parser.add_argument("--adapters", type=int, default=6, help="of the steps with adapters; as many slots")
+    parser.add_argument("--unchained", action="store_true", help="no kernel begins before the one before has ended")
     parser.add_argument("--steps", type=int, default=40, help="steps in a trace")
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--out", type=Path, help="write profile.json and profile.md here")
     given = parser.parse_args(arguments)
     shape = SHAPES[given.shape]
+    chain.IS_CHAINED = not given.unchained
     with tempfile.TemporaryDirectory() as scratch:
         wanted = cases(given.prefill, given.batches, shape, given.adapters)
         results = measure_all(Path(scratch), shape, wanted, given.steps, KINDS[given.kind])
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     facts = {"machine": name, "torch": torch.__version__, "date": date.today().isoformat(), "shape": shape.name}
-    facts |= {"kind": given.kind}
+    facts |= {"kind": given.kind, "is_chained": not given.unchained}
     text = report(results)
     print(text)
     if given.out:
         given.out.mkdir(parents=True, exist_ok=True)
-        stem = given.out / f"profile-{'prefill' if given.prefill else 'decode'}-{given.kind}"
+        way = "-unchained" if given.unchained else ""
+        stem = given.out / f"profile-{'prefill' if given.prefill else 'decode'}-{given.kind}{way}"
         stem.with_suffix(".json").write_text(json.dumps({**facts, "cases": results}, indent=1) + "\n", "utf-8")
         stem.with_suffix(".md").write_text(text + "\n", "utf-8")
 
@@ -182,7 +190,7 @@ def measure_all(folder: Path, shape: Shape, wanted: Sequence[Case], steps: int, 
     engine: Engine | None = None
     results, slots = [], max(case.adapters for case in wanted)
     for index, case in enumerate(wanted):
-        budget = case.count * case.length if case.is_prefill else 4096
+        budget = case.count * case.length if case.is_prefill else BUDGET
         config = EngineConfig(
             model=ModelConfig(model_path=str(model), load_format="dummy", **kind.model),
             cache=CacheConfig(kv_blocks=1024 if shape.name == "tiny" else None, **kind.cache),

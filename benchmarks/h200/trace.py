@@ -104,7 +104,7 @@ class Profile:
     between_us: float  # idle after the last kernel of a step and before the first of the next
     kernels: float
     families: dict[str, tuple[float, float]]  # microseconds and launches; those on several streams overlap
-    others: dict[str, float]  # microseconds by name, of kernels that no family knows
+    names: dict[str, tuple[float, float]]  # the same by kernel
 
 
 def profile(kernels: Sequence[Kernel]) -> Profile:
@@ -120,21 +120,19 @@ def profile(kernels: Sequence[Kernel]) -> Profile:
     whole = {step for step in sorted(steps)[1:] if len(steps[step]) >= WHOLE * most}
     measured = [step for step in whole if step + 1 in whole]
     families: dict[str, tuple[float, float]] = {}
-    others: dict[str, float] = {}
+    names: dict[str, tuple[float, float]] = {}
     lasted, busy, between = 0.0, 0.0, 0.0
     for step in measured:
         begin, next_begin = steps[step][0].begin, steps[step + 1][0].begin
         covered_until = begin
         for kernel in steps[step]:
-            lasts = kernel.end - kernel.begin
-            spent, launches = families.get(kernel.family, (0.0, 0.0))
-            families[kernel.family] = (spent + lasts / len(measured), launches + 1 / len(measured))
-            if kernel.family == "other":
-                others[kernel.name] = others.get(kernel.name, 0.0) + lasts / len(measured)
+            for told, key in ((families, kernel.family), (names, kernel.name)):
+                spent, launches = told.get(key, (0.0, 0.0))
+                told[key] = (spent + (kernel.end - kernel.begin) / len(measured), launches + 1 / len(measured))
             busy += max(0.0, kernel.end - max(kernel.begin, covered_until))
             covered_until = max(covered_until, kernel.end)
         lasted += next_begin - begin
         between += max(0.0, next_begin - covered_until)
     count = len(measured)
     total = sum(len(steps[step]) for step in measured) / count
-    return Profile(count, lasted / count, busy / count, between / count, total, families, others)
+    return Profile(count, lasted / count, busy / count, between / count, total, families, names)
