@@ -59,7 +59,7 @@ DECODE = Tuning(
 )
 PREFILL = Tuning(
     ShrinkTuning(rows=64, share=1024, most_shares=4, step=64, warps=4, stages=4),
-    ExpandTuning(columns=128, ranks=32, warps=8),
+    ExpandTuning(columns=256, ranks=16, warps=4),
 )
 
 
