@@ -36,7 +36,7 @@ def test_every_way_is_compared_with_today_s(script, monkeypatch, capsys):
         "base, fp8": script.Batch(slots=3, adapters=0, in_eight_bits=True),
     }  # fmt: skip
     ways = {name: script.WAYS[name] for name in (script.TODAY, script.EARLY, "all")}
-    monkeypatch.setattr(script, "WAYS", ways | {"broken": script.Way(("gate_up",), shapes=None)})
+    monkeypatch.setattr(script, "WAYS", ways | {"broken": script.Way(("gate_up",), script.Shapes(silu_columns=0))})
     monkeypatch.setattr(script, "CONTEXT", 16)
     kept: list[int] = []
     with torch.inference_mode():

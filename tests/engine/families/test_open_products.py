@@ -1,4 +1,4 @@
-"""A product stays open where its site is listed, and only in steps that decode with adapters."""
+"""A product stays open where its site is listed, beside prompts that of silu alone; and only in steps with adapters."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def test_more_decodes_than_are_listed_close_it_first(tmp_path):
     assert opened(tmp_path, decodes(3)) == []
 
 
-def test_a_step_with_a_prompt_closes_it_first(tmp_path):
-    part = PrefillPart(int32([0]), int32([0]), int32([0, 2]), 2, (0,), (0,), (2,))
-    step = replace(decodes(2), decode_rows=int32([]), decode_lengths=int32([]), prefill=part)
-    assert opened(tmp_path, step) == []
+def test_beside_a_prompt_the_gates_alone_stay_open_however_many_tokens_there_are(tmp_path):
+    part = PrefillPart(int32([0]), int32([0]), int32([0, 3]), 3, (0,), (0,), (3,))
+    step = replace(decodes(3), decode_rows=int32([]), decode_lengths=int32([]), prefill=part)
+    assert opened(tmp_path, step) == ["silu"]
 
 
 def test_a_step_without_adapters_has_nothing_open(tmp_path):

@@ -33,6 +33,7 @@ def open_product(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     trimmed: Collection[int] = (),
+    tile: int = TILE,
 ) -> tuple[OpenProduct, Tensor]:
     """A product that is open, and the float32 rows that it becomes when it is closed. These slots have trims."""
     shape = SiteShape("site", INPUTS, tuple((f"part {nth}", width) for nth, width in enumerate(widths)))
@@ -41,13 +42,13 @@ def open_product(
         factors = with_trims(factors, trimmed)
     x, wide = torch.randn(len(token_slots), INPUTS).to(dtype), torch.randn(len(token_slots), shape.outputs + 16)
     y = wide.to(dtype)[:, : shape.outputs]  # rows lie apart
-    batch = make_batch(np.array(token_slots, np.int32), len(ranks), torch.device("cpu"), TILE)
+    batch = make_batch(np.array(token_slots, np.int32), len(ranks), torch.device("cpu"), tile)
     expected, exact = y.float().clone(), SiteFactors(shape, factors.a.float(), factors.b.float(), factors.ranks)
     reference.add_trimmed(expected, x.float(), replace(exact, trims=factors.trims), batch)
     shrunk = x @ factors.a.flatten(0, 1).T if by_token else _shares(x, factors, batch)
     product = OpenProduct(
         y=wide.to(device, dtype)[:, : shape.outputs], shrunk=shrunk.to(device), factors=_sent(factors, device),
-        batch=make_batch(np.array(token_slots, np.int32), len(ranks), torch.device(device), TILE), add=_never,
+        batch=make_batch(np.array(token_slots, np.int32), len(ranks), torch.device(device), tile), add=_never,
     )  # fmt: skip
     return product, expected.to(device)
 

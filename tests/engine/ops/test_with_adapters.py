@@ -31,6 +31,7 @@ BATCHES = {
     "two tiles of one slot": ([1] * 17 + [0], [24, 20], 24),
     "base and an adapter without the site": ([2, 1, 2], [4, 0], 16),
 }
+LARGE_TILE = 64
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,12 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("dtype", BOUNDS)
 def test_silu_multiply_adds_to_gate_and_up_what_each_token_s_adapter_adds(batch, by_token, dtype):
     product, expected = open_product((100, 100), by_token=by_token, dtype=dtype, **batch)
+    assert relative_error(fused.silu_multiply(product), reference.silu_multiply(expected)) < BOUNDS[dtype]
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+def test_silu_multiply_adds_the_same_in_tiles_of_prompts(batch, by_token, dtype):
+    product, expected = open_product((100, 100), by_token=by_token, dtype=dtype, tile=LARGE_TILE, **batch)
     assert relative_error(fused.silu_multiply(product), reference.silu_multiply(expected)) < BOUNDS[dtype]
 
 

@@ -14,6 +14,7 @@ from rota.engine.lora.open_product import Output, closed
 from rota.engine.model.linear import Linear, Projection, tune_gemms
 from rota.engine.model.rotary import rotary_table
 from rota.engine.model.spec import ModelSpec
+from rota.engine.ops.open_sites import OPEN_BESIDE_PROMPTS
 from rota.engine.parallel.shard import PARTIAL_SITES
 from rota.engine.step.device_step import DeviceStep
 from rota.engine.step.lora_batch import LoraBatch
@@ -99,8 +100,11 @@ class Decoder:
         return self._with_adapters(projection, x, layer, site, step.lora)
 
     def _stays_open(self, step: DeviceStep, site: str) -> bool:
-        is_summed = site in PARTIAL_SITES and self.group.size > 1
-        return step.prefill is None and step.decodes <= self._open_sites.get(site, 0) and not is_summed
+        if site in PARTIAL_SITES and self.group.size > 1:  # ranks add their parts first
+            return False
+        if step.prefill is not None:
+            return site in OPEN_BESIDE_PROMPTS and site in self._open_sites
+        return step.decodes <= self._open_sites.get(site, 0)
 
     def attend(
         self,

@@ -22,6 +22,7 @@ from rota.engine.step.device_step import DeviceStep
 
 # The smallest number of rows a matrix instruction takes.
 SMALLEST_DOT = 16
+SMALL_TILE = 32
 # Slots of up to so many ranks are read whole, before a rank is known. Only an annex has zeros beyond a rank.
 SMALL_RANK = 16
 _OPERANDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -40,10 +41,13 @@ class Shapes:
 
 
 SHAPES = Shapes()
+# Of tiles that hold many tokens: two sums of [tokens, columns] are in a program's registers.
+LARGE_TILES = Shapes(silu_columns=64)
 
 
-def silu_multiply(product: OpenProduct, shapes: Shapes = SHAPES) -> Tensor:
+def silu_multiply(product: OpenProduct, shapes: Shapes | None = None) -> Tensor:
     """[tokens, 2 * width] -> silu(first half) * second half."""
+    shapes = shapes or (SHAPES if product.batch.tile_size <= SMALL_TILE else LARGE_TILES)
     y, width = product.y, product.y.shape[1] // 2
     output = torch.empty(len(y), width, dtype=y.dtype, device=y.device)
     columns = min(shapes.silu_columns, max(SMALLEST_DOT, triton.next_power_of_2(width)))
