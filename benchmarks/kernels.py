@@ -49,7 +49,10 @@ DECODES: dict[str, list[int]] = {
     "16 x 2000": [2000] * 16,
     "1 x 600": [600],
     "1 x 8000": [8000],
+    "384 x 600": [600] * 384,
 }
+# Programs on a processor, by their warps.
+RESIDENT = {1: 8, 2: 5, 4: 2}
 # name -> chunks, tokens each, cached prefix
 PREFILLS = {"8 x 512": (8, 512, 0), "1 x 4096": (1, 4096, 0), "1 x 2048 after 2048": (1, 2048, 2048)}
 
@@ -372,14 +375,16 @@ def run_sweep(report: dict[str, Any], eight: bool) -> None:
     decodes = {name: decode_calls(eight, lengths)[0] for name, lengths in DECODES.items()}
     shapes = [
         (tile, warps, stages)
-        for tile, warps, stages in product((32, 64, 128), (2, 4, 8), (2, 3, 4))
-        if tile * stages <= 384
+        for tile, warps, stages in product((16, 32, 64, 128), (1, 2, 4), (2, 3, 4))
+        if tile * stages <= 384 and tile <= 64 * warps
     ]
     report["sweep"]["decode"] = compare(
         "decode tile/warps/stages/r",
         decodes,
         {
-            f"{t}/{w}/{s}/{r}": TritonAttention(scale, DecodeTuning(tile=t, warps=w, stages=s, registers=r))
+            f"{t}/{w}/{s}/{r}": TritonAttention(
+                scale, DecodeTuning(tile=t, warps=w, stages=s, registers=r, resident=RESIDENT[w], programs=RESIDENT[w])
+            )
             for (t, w, s), r in product(shapes, (168, 200, 248) if eight else (168,))
         },
     )

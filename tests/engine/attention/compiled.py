@@ -13,7 +13,7 @@ import triton.language as tl
 
 from rota.engine.attention.triton_decode import decode_kernel
 from rota.engine.attention.triton_prefill import prefill_kernel
-from rota.engine.attention.triton_tuning import EIGHT_BIT_DECODES, DecodeTuning, PrefillTuning
+from rota.engine.attention.triton_tuning import EIGHT_BIT_DECODES, EIGHT_BIT_PREFILLS, DecodeTuning, PrefillTuning
 from tests.engine.kernels_compiled import compile_kernel
 
 NUMBERS = ("tables", "shares", "taken", "ended", "rows", "starts", "offsets")
@@ -64,6 +64,6 @@ if __name__ == "__main__":
     kernels = (
         compiled(DecodeTuning(), False),
         compiled(EIGHT_BIT_DECODES, True),
-        compiled_prefill(PrefillTuning(), True),
+        compiled_prefill(EIGHT_BIT_PREFILLS, True),
     )
     print(json.dumps([facts(kernel) for kernel in kernels]))

@@ -175,6 +175,7 @@ def tunings(draw: st.DrawFn) -> dict[str, int]:
         "shortest": draw(st.sampled_from([32, 96])),
         "most_pieces": draw(st.integers(1, 9)),
         "spare": draw(st.sampled_from([0, 40])),
+        "fits": draw(st.booleans()),
         "stages": 2,
     }
 
@@ -201,6 +202,20 @@ def test_rows_of_any_lengths_and_window_attend_the_same_however_they_are_cut(
     for row, length in enumerate(lengths):
         own = slice(row, row + 1)
         assert relative_error(found[own], attend(query[own], cache, row, length - 1, 0.125, window)) < 1e-5
+
+
+@pytest.mark.parametrize("held", [as_computed, rounded])
+@pytest.mark.parametrize("rows", [triton_tuning.FEW_ROWS, triton_tuning.FEW_ROWS + 1])
+def test_few_rows_and_many_attend_the_same_though_their_programs_differ(rows, held):
+    lengths = [1 + 7 * row % 45 for row in range(rows - 1)] + [300]
+    cache = held(paged_cache(lengths, 1, 32, 16, torch.float32, DEVICE))
+    query = random_query(rows, 2, 32, torch.float32)
+
+    found = TritonAttention(0.125).decode(query, cache.layer, decode_step(cache, list(range(rows))))
+
+    for row, length in enumerate(lengths):
+        own = slice(row, row + 1)
+        assert relative_error(found[own], attend(query[own], cache, row, length - 1, 0.125)) < 1e-5
 
 
 CHUNKS = st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), min_size=1, max_size=3)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +17,7 @@ triton_shares = load("rota.engine.attention.triton_shares")
 Bounds, ENTRY = triton_shares.Bounds, triton_shares.ENTRY
 TILE = 32
 LLAMA = Bounds(slots=66, cuts=2, shortest=320, most_pieces=64, spare=256)  # four programs a processor of an H200
+AT_ONCE = Bounds(slots=132, cuts=1, shortest=96, most_pieces=64, spare=256, fits=True)  # eight
 
 
 def share_out(lengths: list[int], bounds: Any, window: int = 0) -> tuple[list[list[int]], int]:
@@ -24,7 +27,7 @@ def share_out(lengths: list[int], bounds: Any, window: int = 0) -> tuple[list[li
     ranges, taken = (torch.full((count,), -7, dtype=torch.int32, device=DEVICE) for count in (2 * len(lengths), 4))
     triton_shares.share_decodes[(1,)](
         shares, ranges, taken, int32(list(range(100, 100 + len(lengths))), DEVICE), int32(lengths, DEVICE),
-        len(lengths), window, *bounds.arguments, UNITS=64, KV_HEADS=4, TILE=TILE,
+        len(lengths), window, *bounds.arguments, UNITS=256, KV_HEADS=4, TILE=TILE, FITS=bounds.fits,
     )  # fmt: skip
     assert shares[size] == -7
     assert taken.tolist() == [0] * 4
@@ -41,6 +44,7 @@ BOUNDS = st.builds(
     shortest=st.integers(1, 300),
     most_pieces=st.integers(1, 70),
     spare=st.integers(0, 300),
+    fits=st.booleans(),
 )
 LENGTHS = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 131_072)), min_size=1, max_size=64)
 
@@ -97,3 +101,32 @@ def test_rows_of_one_length_stay_whole_and_a_long_one_among_them_is_cut():
     assert (len(entries), pieces) == (64, 64)
     entries, pieces = share_out([600], LLAMA)
     assert (len(entries), pieces) == (19, 19)
+
+
+@settings(max_examples=50)
+@given(LENGTHS, st.integers(1, 140))
+def test_where_some_length_lets_all_shares_run_at_once_they_do(lengths, slots):
+    bounds = replace(AT_ONCE, slots=slots)
+    entries, _ = share_out(lengths, bounds)
+    fair = max(-(-sum(lengths) // slots), bounds.shortest)
+    longest = max(TILE, int(3.3 * fair) // TILE * TILE)  # lengths of up to 3.36 times a fair one are tried
+    if sum(max(1, -(-length // longest)) for length in lengths) <= slots:
+        assert len(entries) <= slots
+        bound = max(3.37 * fair + TILE, -(-max(lengths) // bounds.most_pieces) + TILE)
+        assert max(end - begin for _, _, begin, end, *_ in entries) <= bound
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shares", "longest"),
+    [
+        ([600] * 64, 128, 320),  # 291 tokens are fair, so two pieces each
+        ([700] * 48, 96, 352),  # 255 are, but three pieces each would be 144
+        ([600] * 80, 80, 600),  # two pieces each would be 160
+        ([700] * 63 + [7300], 63 + 10, 736),
+        ([1000] * 30 + [8000] * 2, 3 * 30 + 2 * 20, 416),
+        ([600] * 140, 140, 600),  # they cannot run at once anyway
+    ],
+)
+def test_shares_are_as_short_as_they_can_be_if_all_are_to_run_at_once(lengths, shares, longest):
+    entries, _ = share_out(lengths, AT_ONCE)
+    assert (len(entries), max(end - begin for _, _, begin, end, *_ in entries)) == (shares, longest)

@@ -23,6 +23,7 @@ from rota.engine.attention.triton_tuning import (
     bounds_of,
     choose_programs,
     decode_tuning_for,
+    prefill_tuning_for,
     slots_of,
 )
 from rota.engine.chain import chained
@@ -61,7 +62,7 @@ class TritonAttention:
     ) -> None:
         self._scale = scale * math.log2(math.e)
         self._decode_tuning = decode_tuning
-        self._prefill_tuning = prefill_tuning or PrefillTuning()
+        self._prefill_tuning = prefill_tuning
         # The interpreter keeps bfloat16 as integers and multiplies those; it is right only in float32.
         self._is_interpreted = triton.knobs.runtime.interpret
         self._step: DeviceStep | None = None
@@ -72,7 +73,7 @@ class TritonAttention:
 
     def decode(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:
         assert query.shape[0] == step.decodes
-        tuning, device = self._decode_tuning or decode_tuning_for(cache), query.device
+        tuning, device = self._decode_tuning or decode_tuning_for(cache, step.decodes), query.device
         _, heads, head_dim = query.shape
         kv_heads, block_size = cache.keys.shape[1:3]
         group = heads // kv_heads
@@ -93,7 +94,7 @@ class TritonAttention:
             *_strides(query, cache, step.tables), **shape, GROUP=group, BLOCK_SIZE=block_size, TILE=tile,
             APART=is_apart, GROUP_TILE=max(SMALLEST_DOT, triton.next_power_of_2(group)),
             GROUP_ROWS=triton.next_power_of_2(group), OPERAND=self._operand(query, cache), **chained(query),
-            num_warps=tuning.warps, num_stages=tuning.stages, maxnreg=tuning.registers,
+            num_warps=max(tuning.warps, shape["DIMS"] // 128), num_stages=tuning.stages, maxnreg=tuning.registers,
         )  # fmt: skip
         shares.calls += 1
         if is_apart:
@@ -104,7 +105,8 @@ class TritonAttention:
 
     def prefill(self, query: Tensor, cache: LayerCache, step: DeviceStep, window: int = 0) -> Tensor:
         assert step.prefill is not None
-        part, tuning, device = step.prefill, self._prefill_tuning, query.device
+        part, device = step.prefill, query.device
+        tuning = self._prefill_tuning or prefill_tuning_for(cache)
         tokens, heads, head_dim = query.shape
         kv_heads, block_size = cache.keys.shape[1:3]
         group = heads // kv_heads
@@ -140,7 +142,7 @@ class TritonAttention:
             units = triton.next_power_of_2(max(step.decodes, step.tables.shape[0]))
             share_decodes[(1,)](
                 entries, ranges, taken, step.decode_rows, step.decode_lengths, step.decodes, window, *bounds.arguments,
-                UNITS=units, KV_HEADS=kv_heads, TILE=tile, num_warps=4,
+                UNITS=units, KV_HEADS=kv_heads, TILE=tile, FITS=bounds.fits, num_warps=4,
             )  # fmt: skip
         return self._decodes[window]
 
@@ -179,7 +181,7 @@ class TritonAttention:
 
 def _tile(tile: int, dtype: torch.dtype) -> int:
     """Float32 takes twice the shared memory and no tensor core: half the tile."""
-    return tile // 2 if dtype == torch.float32 else tile
+    return max(SMALLEST_DOT, tile // 2) if dtype == torch.float32 else tile
 
 
 def _strides(query: Tensor, cache: LayerCache, tables: Tensor) -> tuple[int, ...]:
