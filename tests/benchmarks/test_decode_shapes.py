@@ -24,22 +24,22 @@ def script(monkeypatch) -> ModuleType:
 
 
 def counting(calls: list[Callable[[], Any]]) -> float:
-    """A clock that runs every call and says how many calls reach attention, and five microseconds besides."""
-    return 5.0 + sum(10.0 for call in calls if call.args[0] is not None and call() is not None)
+    """A clock that says ten microseconds for each call that reaches attention, and five besides."""
+    return 5.0 + sum(10.0 for call in calls if call.args[0] is not None)
 
 
 @pytest.mark.parametrize("eight", [False, True])
 def test_every_shape_computes_the_same_and_its_time_is_what_attention_adds(script, eight):
-    shape = script.Heads(heads=4, kv_heads=2, head_dim=32, hidden=16, dtype=torch.float32)
+    shape = script.Heads(heads=2, kv_heads=1, head_dim=32, hidden=16, dtype=torch.float32)
 
-    told = script.measure([3, 40, 150], eight, shape, script.tunings(eight), counting)
+    told = script.measure([3, 70], eight, shape, script.tunings(eight), counting)
 
     assert told.pop("floor_us") > 0.0
     assert told == dict.fromkeys(script.tunings(eight), 30.0)
 
 
 def test_a_shape_that_computes_something_else_is_told(script, monkeypatch):
-    shape = script.Heads(heads=4, kv_heads=2, head_dim=32, hidden=16, dtype=torch.float32)
+    shape = script.Heads(heads=2, kv_heads=1, head_dim=32, hidden=16, dtype=torch.float32)
     attention = script.TritonAttention
 
     class Skewed(attention):
