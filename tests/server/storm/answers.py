@@ -64,7 +64,10 @@ class Judge:
         own = [one for one in told if one.request_id.partition("#")[0] == name]
         last = [place for place, one in enumerate(own) if isinstance(one, Moved) and one.kept_kv]
         again = last and any(isinstance(one, Preempted) for one in own[last[0] :])
-        unsure = [part.start for part in parts if part.keeps_kv and (again or not part.start)]
+        # No token between two moves: what was to be computed again was not yet, and the part of it that was is kept.
+        starts = [0, *(part.start for part in parts)]
+        half = [before == part.start for before, part in zip(starts, parts, strict=False)]
+        unsure = [part.start for part, is_half in zip(parts, half, strict=True) if part.keeps_kv and (again or is_half)]
         return min(unsure, default=len(tokens))
 
 
