@@ -11,7 +11,7 @@ from rota.engine.attention.triton_shares import Bounds
 from rota.engine.layer_cache import LayerCache
 
 # Rows up to which a program has two warps. With one each, 64 x 600 tokens took as long, but whole steps of 64 rows took
-# 3 % longer; that was with ten programs to a processor, and with eight it was not measured.
+# 3 % longer than on other machines before; that was with ten programs to a processor, with eight it was not measured.
 FEW_ROWS = 64
 
 
