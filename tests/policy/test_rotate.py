@@ -160,6 +160,15 @@ def test_while_weights_share_the_slots_a_visit_for_a_first_token_is_none_for_the
     assert policy.prompts_only == frozenset(), "no adapter waits for its slot"
 
 
+def test_a_visitor_has_all_its_tokens_while_no_settled_adapter_could_run_instead():
+    policy = rotate_with([resident(A), resident(B, weight=2.0)])
+    visit = resident(C, turn_steps=1, claims=1.0, weight=2.0)
+    out = [parked(A, claims=10.0), parked(B, weight=2.0, claims=10.0)]
+    for beside in ([], [resident(A, running=0, claims=10.0)]):
+        policy.observe(slots([visit, *beside], out[len(beside) :]), NOW)
+        assert policy.prompts_only == frozenset()
+
+
 def test_there_are_never_more_visits_than_two_however_many_slots_there_are():
     many = [resident(AdapterId(number), claims=20.0) for number in range(10, 26)]
     absent = [newcomer(AdapterId(number)) for number in range(100, 120)]

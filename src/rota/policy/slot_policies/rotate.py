@@ -57,8 +57,12 @@ class Rotate(SlotPolicy):
         self._prompts_only = frozenset(map(_id, self._only_for_prompts(slots)))
 
     def _only_for_prompts(self, slots: SlotsView) -> Iterator[AdapterView]:
-        """While weights share the slots, a visit for a first token is none for the tokens after it."""
-        if self._settled.shares and slots.absent:
+        """While weights share the slots, a visit for a first token is none for the tokens after it.
+
+        But only beside a settled adapter that runs: tokens withheld for adapters that cannot run are nobody's.
+        """
+        settled_run = any(view.running for view in slots.residents if view.adapter_id in self._settled)
+        if self._settled.shares and slots.absent and settled_run:
             visitors = (view for view in slots.residents if view.adapter_id not in self._settled)
             yield from (view for view in visitors if not self._visits.is_on_turn(view.adapter_id))
 
