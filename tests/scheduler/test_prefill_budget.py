@@ -148,6 +148,16 @@ def test_a_chunk_behind_a_long_prefix_is_shorter_while_a_short_request_is_open()
     assert lengths(deep(short_prompts=0).step()) == [CHUNK]
 
 
+def test_a_prompt_goes_on_by_a_token_at_least_however_little_of_the_step_decodes_leave():
+    config = SchedulerConfig(chunked_prefill_size=3, enable_prefix_caching=False)
+    there = Stage(rows=3, deep_prefix=4, config=config)
+    there.ask("short", prompt=1, max_new_tokens=400)
+    there.ask("long", prompt=90)
+    plans = [there.step() for _ in range(90)]
+
+    assert sum(chunk.length for plan in plans for chunk in plan.chunks) == 91
+
+
 def test_an_urgent_prompt_goes_before_a_long_one_of_lower_priority():
     there = stage()
     there.ask("long", prompt=1000)

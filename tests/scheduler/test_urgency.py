@@ -31,6 +31,15 @@ def test_an_urgent_request_takes_the_row_of_the_newest():
     assert preempted(stage) == [], "one is enough"
 
 
+def test_a_pass_that_preempts_asks_to_be_called_again_at_once():
+    """If the urgent request does not start after all, nothing else might wake the loop."""
+    stage = full()
+    stage.ask("urgent", priority=1)
+
+    assert stage.step(at=2.0).wake_at == 2.0
+    assert preempted(stage) == ["r3"]
+
+
 def test_a_row_that_becomes_free_within_a_few_steps_is_waited_for():
     stage = full()
     stage.scheduler._books.step_s = 0.01

@@ -206,3 +206,26 @@ def test_a_hundred_versions_leave_nothing_in_the_books():
 
     assert len(stage.scheduler._books.groups) == used_before + 1
     assert stage.scheduler._books.hosts.known == 2
+
+
+def test_a_version_that_requests_wait_for_comes_into_a_slot_as_soon_as_it_is_read():
+    stage = Stage(adapters=2, slots=1)
+    stage.seat(1)
+    stage.leave("runs1")
+    stage.tell(replace(add_adapter(3, name="adapter2"), former=AdapterId(2)))
+    stage.step()
+    stage.ask("early", adapter=3)
+    stage.step()
+    stage.read(3)
+
+    assert loads(stage.step()) == [3]
+
+
+def test_requests_for_a_version_that_gets_no_slot_at_once_are_looked_at_again_at_once():
+    """Its client is answered behind the turns of the pass: nothing else might wake the loop."""
+    stage = Stage(adapters=2, slots=1)
+    stage.seat(1)
+    renew(stage, 3, former=2)
+
+    assert stage.step(at=5.0).wake_at == 5.0
+    assert added(stage) == [3]

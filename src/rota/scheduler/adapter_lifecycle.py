@@ -132,6 +132,7 @@ class AdapterLifecycle:
         adapter_id, at = message.adapter_id, message.at
         group = self._books.groups[adapter_id]
         finish_read(self._books, adapter_id, at, message.size_bytes)
+        self._books.note_users(group)
         if reason := too_large(self._books, group, message.pages, message.matrices):
             self._failed(AdapterFailed(adapter_id=adapter_id, at=at, reason=reason))
             return

@@ -72,9 +72,7 @@ class Batch:
         """Grant one more block. If none is free, a sequence is preempted; False if that is `sequence` itself."""
         while not self._books.blocks.free:
             victim = self._victim(draft)
-            self._books.preempt(victim, draft.now)
-            # Its row is free, and those that hold KV and lack a row were looked at before. The next pass sees them.
-            draft.ask_again(draft.now)
+            self._books.preempt(victim, draft)
             if victim is sequence:
                 return False
         block = self._books.blocks.allocate_one()
@@ -126,7 +124,7 @@ class Batch:
         if draft.work == math.inf:
             draft.work = MOST_WORK * draft.prompt_budget
             # Far behind, a step's constant costs count for more than its length.
-            least = newcomers_part(draft.prompt_budget)
+            least = max(1, newcomers_part(draft.prompt_budget))
         length = min(length, max(least, most_tokens(draft.work, start, deep)))
         draft.work -= work_of(length, start, deep)
         return length

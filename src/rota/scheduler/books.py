@@ -14,6 +14,7 @@ from rota.policy.eviction import Eviction
 from rota.scheduler.absent import Absent
 from rota.scheduler.accounts import Accounts
 from rota.scheduler.blocks import BlockLedger
+from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
 from rota.scheduler.group_sizes import GroupSizes
 from rota.scheduler.hosts import HostLedger
@@ -171,12 +172,16 @@ class Books:
         if not self.priorities[priority]:
             del self.priorities[priority]
 
-    def preempt(self, sequence: Sequence, now: float) -> None:
-        """Back to the old place in the queue; the tokens stay, the KV is computed again later."""
+    def preempt(self, sequence: Sequence, draft: Draft) -> None:
+        """Back to the old place in the queue; the tokens stay, the KV is computed again later.
+
+        The pass goes on, but parts of it that are over have not seen this row and these blocks free: the next one does.
+        """
         self.stand_up(sequence)
         sequence.refusal = None
         self.enqueue(sequence)
-        self.outbox.append(Preempted(sequence.request_id, now))
+        self.outbox.append(Preempted(sequence.request_id, draft.now))
+        draft.ask_again(draft.now)
 
     def stand_up(self, sequence: Sequence) -> None:
         """Give back row and blocks. A step in flight may still use them, because the device works in order."""

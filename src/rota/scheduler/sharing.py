@@ -138,7 +138,7 @@ class Sharing:
         return self._running
 
     def _preempt(self, draft: Draft, victim: Sequence) -> None:
-        self._books.preempt(victim, draft.now)
+        self._books.preempt(victim, draft)
         self._seen.remove(victim)
         victim.refusal = Refusal(Reason.OTHER_TENANT, draft.now)
 

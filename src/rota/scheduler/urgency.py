@@ -62,7 +62,7 @@ class Urgency:
         while self._lacks_row(draft, urgent) or self._lacks_kv(draft, urgent):
             if not yielding:
                 return False
-            self._books.preempt(yielding.pop(), draft.now)
+            self._books.preempt(yielding.pop(), draft)
         return True
 
     def _lacks_row(self, draft: Draft, urgent: Sequence) -> bool:
@@ -109,7 +109,7 @@ class Urgency:
         yielding = self._in_turn([one for one in running if one.priority < highest])
         while yielding and books.blocks.free < len(growing):
             victim = yielding.pop()
-            books.preempt(victim, draft.now)
+            books.preempt(victim, draft)
             growing.discard(victim)
 
     def _in_turn(self, sequences: list[Sequence]) -> list[Sequence]:

@@ -58,6 +58,7 @@ class WarmUps:
             if residency is None or residency.is_ready:
                 self.forget(group.adapter_id)
                 answer(group, draft.now)
+                draft.ask_again(draft.now)  # the turns of this pass are over, and requests may wait for this version
             else:
                 del self._waiting[group.adapter_id]
                 self._copied = group.adapter_id
