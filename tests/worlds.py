@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
@@ -12,7 +13,7 @@ from rota.core.ids import BASE, AdapterId, RequestId, Row
 from rota.core.messages import AdapterReady, Message
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
-from rota.runtime.loop import run
+from rota.runtime.loop import Emit, run
 from rota.scheduler import Scheduler
 from rota.sim import ConstantCost, VirtualWorld
 from rota.sim.world import Finish, PagesOf
@@ -85,15 +86,59 @@ def serve(
     lora: LoraConfig | None = None,
     load_s: float = LOAD_S,
 ) -> list[Event]:
-    """Run messages to the end, checking the books after every batch of events."""
+    """Run messages to the end with a scheduler of their own."""
     scheduler = Scheduler(replace(config or SchedulerConfig(), overlap_depth=depth), device.capacity, policy, lora)
+    return run_watched(scheduler, DeviceWorld(messages, device, depth, load_s), depth)
+
+
+class WatchedWorld:
+    """A world that objects to a loop which sleeps while somebody could run."""
+
+    def __init__(self, world: VirtualWorld, scheduler: Scheduler, emit: Emit) -> None:
+        self._world, self._scheduler, self._emit = world, scheduler, emit
+        self.now, self.submit, self.collect = world.now, world.submit, world.collect
+
+    def receive(self, until: float) -> list[Message] | None:
+        if min(until, self._world.next_at) > self.now() and not self._scheduler.is_idle:
+            self._look_around(until)
+        return self._world.receive(until)
+
+    def _look_around(self, until: float) -> None:
+        """Nothing is in flight, and nothing will be for a while."""
+        scheduler, books = self._scheduler, self._scheduler._books
+        if books.paused_at is not None:
+            return
+        waits = f"the loop sleeps until {until} while {scheduler.refusals()} wait"
+        idle = [one.request_id for group in books.open_groups for one in group.decoding if one.planned < one.limit - 1]
+        assert not idle, f"{waits}, and {idle} hold a row and a slot and are not in a step"
+        is_under_way = books.slots.on_their_way or any(map(books.hosts.is_fetching, books.groups))
+        assert is_under_way or until < math.inf, f"{waits}, and nothing that they wait for is under way"
+        plan = scheduler.plan(self.now())
+        # Beside reads that are under way, policies may want others: they look again after some passes.
+        assert not {*plan.chunks, *plan.decodes, *plan.loads}, f"{waits}, but asked once more it would do {plan}"
+        done = self.collect(self.submit(plan)) if plan.has_work else StepResult(at=self.now())
+        self._emit(scheduler.commit(plan, done))
+
+
+def run_watched(
+    scheduler: Scheduler, world: VirtualWorld, depth: int, hear: Emit = lambda _: None, last: Iterable[Message] = ()
+) -> list[Event]:
+    """Run to the end, and again with what is told at `last`, when nobody waits and nothing is under way.
+
+    The ledgers are checked after every batch of events, and nobody may sleep who could run.
+    """
     events: list[Event] = []
 
     def emit(batch: list[Event]) -> None:
         scheduler.check()
         events.extend(batch)
+        hear(batch)
 
-    run(scheduler, DeviceWorld(messages, device, depth, load_s), emit, depth)
+    watched = WatchedWorld(world, scheduler, emit)
+    run(scheduler, watched, emit, depth)
+    for message in last:
+        world.post(world.now(), message)
+    run(scheduler, watched, emit, depth)
     scheduler.check()
     assert scheduler.is_idle
     return events

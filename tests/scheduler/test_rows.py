@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rota.core.config import SchedulerConfig
-from rota.core.events import Admitted, Explained, Finished, Inspected, Preempted, Whereabouts
+from rota.core.config import LoraConfig, SchedulerConfig
+from rota.core.events import Admitted, Explained, Finished, FinishReason, Inspected, Preempted, Whereabouts
 from rota.core.ids import AdapterId, RequestId, Row
-from rota.core.messages import Explain, Inspect
+from rota.core.messages import Explain, Inspect, Message, Submit
 from rota.core.plan import StepPlan
 from rota.core.policy_config import PolicyConfig
 from rota.core.tenant import Tenant
@@ -20,12 +20,16 @@ from rota.scheduler.group_sizes import GroupSizes
 from rota.scheduler.reasons import Reason
 from rota.scheduler.rows import RowLedger
 from rota.scheduler.sequence import Sequence
+from tests.builders import add_adapter, capacity, request
+from tests.fakes import FakeDevice
 from tests.policy.newest_first import NewestFirst
 from tests.scheduler.stage import Stage, seated
+from tests.worlds import endings, serve
 
 # Turns that a test can foresee: after a second in a slot, an adapter leaves.
 TURNS = PolicyConfig(lora_policy="newest-first", lora_rotation_quantum_ms=1000.0)
 LONG = {"max_new_tokens": 400}
+RESTLESS = PolicyConfig(lora_policy="rotate", lora_rotation_quantum_ms=500.0, lora_max_stall_ms=1000.0)
 
 
 @pytest.fixture(autouse=True)
@@ -343,3 +347,67 @@ def test_the_delayer_counts_the_rows_of_sequences_that_run():
 
     assert (books.running_count, books.rows.free) == (2, 6)
     assert (books.rows.in_use, books.rows.available) == (1, 7)
+
+
+# ── whole runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rows_change_hands_nearly_every_step_and_no_prompt_is_computed_twice():
+    messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in range(1, 7)]
+    for number in range(18):
+        adapter = AdapterId(1 + number % 6)
+        asked = request(f"r{number}", prompt=20, max_new_tokens=30, arrived_at=1.0 + number / 9, adapter=adapter)
+        messages.append((asked.arrived_at, Submit(asked)))
+    for depth in (1, 2):
+        found = capacity(blocks=200, rows=4, slots=2)
+        device = FakeDevice(found)
+        config = SchedulerConfig(enable_prefix_caching=False)
+        events = serve(messages, device, config, depth, RESTLESS)
+
+        assert all(end.reason is FinishReason.LENGTH for end in endings(events).values())
+        chunks = [chunk for plan in device.plans for chunk in plan.chunks]
+        assert sum(chunk.length for chunk in chunks) == 18 * 20
+        resumed = sum(seat.row in plan.decodes for plan in device.plans for seat in plan.seats)
+        assert resumed > len(device.plans) // 4
+
+
+def test_one_without_a_row_goes_on_when_the_one_that_has_the_row_gives_up_its_kv():
+    """`grows` holds the only row and gives up its KV. Nothing else happens, and `urgent` must have the row then."""
+    asked = [
+        request("short", prompt=1, max_new_tokens=1, adapter=AdapterId(2)),
+        request(
+            "urgent",
+            prompt=1,
+            max_new_tokens=4,
+            adapter=AdapterId(1),
+            tenant=Tenant(name="heavy", weight=3.0),
+            priority=1,
+        ),
+        request("grows", prompt=9, max_new_tokens=25, adapter=AdapterId(1)),
+    ]
+    messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in (1, 2)]
+    messages += [(0.0, Submit(one)) for one in asked]
+    found = capacity(blocks=5, block_size=8, rows=1, slots=1)
+    config = SchedulerConfig(chunked_prefill_size=6, enable_prefix_caching=False)
+    lora = LoraConfig(max_loaded_loras=1, enable_lora_overlap_loading=False)
+    events = serve(messages, FakeDevice(found), config, 1, PolicyConfig(lora_policy="rotate"), lora, 0.1)
+
+    assert len(endings(events)) == len(asked)
+
+
+def test_nobody_is_preempted_for_an_urgent_request_that_gets_no_row_by_it():
+    """`parked` is as urgent as `urgent`, and its turn needs the only row; so to preempt `begins` would help nobody."""
+    asked = [
+        request("first", prompt=9, max_new_tokens=8),
+        request("begins", prompt=4, max_new_tokens=9, adapter=AdapterId(2)),
+        request("parked", prompt=26, max_new_tokens=19, adapter=AdapterId(3), arrived_at=10.0, priority=1),
+        request("urgent", prompt=13, max_new_tokens=29, arrived_at=11.0, priority=1),
+    ]
+    messages: list[tuple[float, Message]] = [(0.0, add_adapter(number)) for number in (2, 3)]
+    messages += [(one.arrived_at, Submit(one)) for one in asked]
+    found = capacity(blocks=26, block_size=8, rows=1, slots=1)
+    config = SchedulerConfig(chunked_prefill_size=10, enable_prefix_caching=False)
+    lora = LoraConfig(enable_lora_overlap_loading=False)
+    events = serve(messages, FakeDevice(found), config, 2, RESTLESS, lora)
+
+    assert len(endings(events)) == len(asked)

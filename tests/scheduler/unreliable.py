@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from rota.core.events import AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId, RequestId
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message, Submit
 from rota.core.plan import NO_TOKEN, StepPlan, StepResult
@@ -31,8 +32,12 @@ class UnreliableWorld(DeviceWorld):
         host_adapters: int,
         depth: int,
         load_s: float,
+        fetch_s: float = 3.7 * STEP_S,  # slow: much can happen meanwhile
+        sizes: dict[int, int] | None = None,
     ) -> None:
-        super().__init__(messages, device, depth, load_s, fetch_s=3.7 * STEP_S)  # slow: much can happen meanwhile
+        """`sizes` are what adapters take: pages, or matrices if the device has places for these."""
+        super().__init__(messages, device, depth, load_s, fetch_s, pages_of=sizes.__getitem__ if sizes else None)
+        self.known: dict[AdapterId, int] = {}  # the sizes of adapters that were read and not refused or removed since
         self.held: set[AdapterId] = set()
         self.asked: set[RequestId] = set()
         self._failures = failures
@@ -101,4 +106,15 @@ class UnreliableWorld(DeviceWorld):
                 )
             if isinstance(message, AdapterFailed):
                 self._failing.pop(message.adapter_id, None)
-        return messages
+        return None if messages is None else [self._noted(message) for message in messages]
+
+    def _noted(self, message: Message) -> Message:
+        if not isinstance(message, AdapterFetched):
+            return message
+        self.known[message.adapter_id] = message.pages
+        return replace(message, pages=0, matrices=message.pages) if self.device.capacity.matrices else message
+
+    def hear(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, AdapterRefused | AdapterRemoved):
+                self.known.pop(event.adapter_id, None)
