@@ -13,6 +13,7 @@ from rota.core.options import option
 from rota.core.policy_config import PolicyConfig
 from rota.core.show_config import ShowConfig
 from rota.core.source_config import SourceConfig
+from rota.core.standstill import STANDSTILL_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +274,7 @@ class EngineConfig:
     builtin_adapters: tuple[LoraPath, ...] = ()
     first: FirstAdapters | None = FirstAdapters()  # None: the server tells while the engine imports
     quiet: bool = False
+    standstill_s: float = STANDSTILL_S  # a standstill is told of after so long
     # Of the process that builds this engine: which of the tensor_parallel_size ranks, on which GPU as CUDA counts them,
     # and how many ranks share its machine's processors.
     rank: int = 0

@@ -12,6 +12,7 @@ from rota.core.errors import Fault, FaultCode
 from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
 from rota.core.moved import Moved
 from rota.core.plan import TokenLogprobs
+from rota.core.standstill import StoodStill, WentOn
 
 
 class FinishReason(StrEnum):
@@ -295,4 +296,5 @@ class Routed:
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved | SlotChanged | HostChanged | DrainChanged
 QueryResult = Explained | Inspected | CacheFlushed
 RequestEvent = Admitted | Preempted | Moved | PromptsScored | Produced | Finished
-Event = RequestEvent | Routed | PrefillsReleased | AdapterEvent | EngineRestarted | PauseChanged | QueryResult
+EngineEvent = EngineRestarted | PauseChanged | StoodStill | WentOn
+Event = RequestEvent | Routed | PrefillsReleased | AdapterEvent | EngineEvent | QueryResult

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rota.core.standstill import StoodStill
 from rota.runtime.wire import Alive, Failed, Ready
 
 # The supervisor looks at the engine at least this often.
@@ -15,6 +16,15 @@ STEP_MARGIN = 10.0
 LINGER_S = 2.0
 # A killed process that is inside the driver may need a while to end.
 KILL_S = 10.0
+
+
+def complaint_of(event: StoodStill) -> str:
+    """What an engine did not do, though its loop goes round."""
+    wait = "request waits" if event.requests == 1 else "requests wait"
+    return (
+        f"The engine hung: no step for {event.still_s:.3g} seconds, while {event.requests} {wait} "
+        "and nothing they wait for is under way."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

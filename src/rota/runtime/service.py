@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,6 +17,7 @@ from rota.core.events import Event
 from rota.core.ids import FIRST_ENGINE, EngineId
 from rota.core.messages import Message
 from rota.core.stages import Stage
+from rota.core.standstill import StoodStill, WentOn
 from rota.runtime.live import LiveWorld, ThreadInbox
 from rota.runtime.loop import run
 from rota.runtime.promises import Promises
@@ -49,6 +51,7 @@ class ServiceState:
     has_served: bool = False  # it was ready once
     start: tuple[Stage, ...] = ()  # the stages of the first start, once it is over
     restart: tuple[Stage, ...] = ()  # and of the last restart
+    standstill: StoodStill | None = None  # requests are open, and no step runs; by the clock of this process
     replicas: tuple[ServiceState, ...] = ()  # of a service over several engines
 
     @property
@@ -103,6 +106,15 @@ class StateBoard:
             start, restart = state.start or self.state.start, state.restart or self.state.restart
             self.state = replace(state, has_served=has_served, start=start, restart=restart)
             self._changed.notify_all()
+
+    def note_events(self, events: list[Event]) -> None:
+        """An engine that serves tells whether it stands still."""
+        for event in events:
+            if isinstance(event, StoodStill):
+                now = time.monotonic()  # an engine on another machine has another clock
+                self.set(replace(self.state, standstill=replace(event, at=now, since=now - event.still_s)))
+            elif isinstance(event, WentOn):
+                self.set(replace(self.state, standstill=None))
 
     def wait_until_ready(self, timeout_s: float | None) -> Capacity:
         with self._changed:
@@ -159,6 +171,7 @@ class InProcessService:
         def emit(events: list[Event]) -> None:
             with self._lock:
                 self._promises.note_events(events)
+            self._board.note_events(events)
             deliver(events)
 
         try:

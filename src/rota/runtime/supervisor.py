@@ -202,6 +202,7 @@ class SupervisedService:
     def _on_events(self, events: list[Event]) -> None:
         with self._lock:
             self._promises.note_events(events)
+        self._board.note_events(events)
         self._deliver(events)
 
     def _replace_engine(self, death: Death) -> None:

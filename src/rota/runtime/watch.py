@@ -1,4 +1,4 @@
-"""A watch listens to one engine process until it is dead, and kills it once it has been silent for too long."""
+"""A watch listens to one engine process until it is dead, and kills it once it is silent or stuck for too long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import zmq
 
 from rota.core.events import Event, Produced
-from rota.runtime.patience import KILL_S, LOOK_S, Patience, Silence
+from rota.core.standstill import StoodStill
+from rota.runtime.patience import KILL_S, LOOK_S, Patience, Silence, complaint_of
 from rota.runtime.wire import Alive, Building, Failed, Ready, receive_all
 
 # Records that a process sent before it died may still be on their way through the socket.
@@ -140,6 +141,9 @@ class Watch:
                     events.append(event)
         if events:
             self._on_events(events)
+        stuck = [event for event in events if isinstance(event, StoodStill) and event.is_stuck]
+        if stuck and not self._was_killed:
+            self._lose_patience(complaint_of(stuck[0]))
 
     def _lose_patience(self, complaint: str) -> None:
         if self._was_killed:

@@ -28,6 +28,7 @@ from rota.core.messages import (
 from rota.core.plan import StepPlan, StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.core.request import Request
+from rota.core.standstill import STANDSTILL_S
 from rota.policy.eviction import eviction
 from rota.policy.prefill_delayer import Alone, Exchange, PrefillDelayer
 from rota.policy.slot_policies import make_slot_policy
@@ -54,6 +55,7 @@ from rota.scheduler.sharing import Sharing
 from rota.scheduler.slot_candidates import SlotCandidates
 from rota.scheduler.slot_shares import SlotShares
 from rota.scheduler.standing import Standings, refusal_of
+from rota.scheduler.standstills import Standstills
 from rota.scheduler.turns import Turns
 from rota.scheduler.urgency import Urgency
 from rota.scheduler.warm_ups import WarmUps
@@ -70,6 +72,7 @@ class Scheduler:
         lora: LoraConfig | None = None,
         engine_id: EngineId = FIRST_ENGINE,
         exchange: Exchange | None = None,
+        standstill_s: float = STANDSTILL_S,
     ) -> None:
         if config.chunked_prefill_size < capacity.rows:
             raise ConfigError(
@@ -104,6 +107,7 @@ class Scheduler:
         warm_ups = WarmUps(self._books, candidates, moves)
         self._adapters = AdapterLifecycle(self._books, fetching, self._idle_reads, warm_ups, slot_policy)
         self._standings = Standings(self._books, candidates, slot_policy)
+        self._standstills = Standstills(self._books, self._standings, standstill_s)
         self._flights: dict[int, Flight] = {}
         self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish)
         self._steps = 0
@@ -112,7 +116,8 @@ class Scheduler:
     @classmethod
     def from_config(cls, config: EngineConfig, capacity: Capacity, exchange: Exchange | None = None) -> Scheduler:
         """`exchange` carries the prefill delayer's reports between replicas; None: there is one replica."""
-        return cls(config.scheduler, capacity, config.policy, config.lora, config.engine_id, exchange)
+        lora, engine_id, standstill_s = config.lora, config.engine_id, config.standstill_s
+        return cls(config.scheduler, capacity, config.policy, lora, engine_id, exchange, standstill_s)
 
     @property
     def is_idle(self) -> bool:
@@ -122,6 +127,7 @@ class Scheduler:
     def abandon(self, at: float) -> None:
         """The loop was interrupted: forget the steps in flight and every open request."""
         self._flights.clear()
+        self._standstills.forget()
         self.apply(AbortAll(at))
         self._books.outbox.clear()
 
@@ -182,16 +188,14 @@ class Scheduler:
 
     def _take(self, request: Request) -> None:
         if fault := self._fault_of(request):
-            at, prompt_tokens = request.arrived_at, len(request.prompt)
-            self._books.outbox.append(
-                Finished(
-                    request_id=request.request_id,
-                    at=at,
-                    reason=FinishReason.FAILED,
-                    prompt_tokens=prompt_tokens,
-                    fault=fault,
-                )
+            refused = Finished(
+                request_id=request.request_id,
+                at=request.arrived_at,
+                reason=FinishReason.FAILED,
+                prompt_tokens=len(request.prompt),
+                fault=fault,
             )
+            self._books.outbox.append(refused)
         else:
             sequence = self._books.open(request)
             self._lateness.expect(sequence)
@@ -211,6 +215,7 @@ class Scheduler:
             self._adapters.give_orders(draft)
             self._adapters.warm_up(draft)
             self._idle_reads.order(draft)
+        self._standstills.note(draft, self._flights.values())
         self._flights[draft.step_id] = draft.flight
         return draft.plan()
 
