@@ -25,6 +25,7 @@ from rota.core.events import (
     SlotState,
 )
 from rota.core.ids import BASE, AdapterId, EngineId, RequestId, Slot
+from rota.core.standstill import StoodStill
 from rota.dashboard import feed as feed_module
 from rota.dashboard.feed import MOST_ROWS, Feed, Seen
 from rota.dashboard.lanes import MOST_TENURES
@@ -418,6 +419,16 @@ def test_restarts_are_told_with_their_reasons(feed):
 
     assert (len(frame.restarts), frame.restarts_total) == (MOST_RESTARTS, MOST_RESTARTS + 3)
     assert (frame.restarts[-1].engine, frame.restarts[-1].reason) == (1, f"It died {MOST_RESTARTS + 2} times.")
+
+
+def test_an_engine_that_stands_still_is_shown_with_what_its_requests_wait_for(board, feed):
+    still = StoodStill(at=20.0, since=10.0, requests=3, waits_for="reads of adapters (1)")
+    board.state = joint_state([READY, replace(READY, standstill=still)])
+
+    assert [one.standstill for one in frame_of(feed, 24.0).engines] == [
+        "",
+        "No step for 14 seconds, while requests wait for reads of adapters (1).",
+    ]
 
 
 def test_what_is_told_of_trouble_is_bounded(feed):

@@ -27,6 +27,7 @@ from rota.core.events import (
 )
 from rota.core.ids import BASE, EngineId
 from rota.core.policy_config import PolicyConfig
+from rota.core.standstill import StoodStill
 from rota.observe.metric_table import METRICS
 from rota.observe.metrics import Metrics
 from tests.observe.scraped import scrape
@@ -223,6 +224,15 @@ def test_a_new_engine_begins_with_empty_slots():
 
     assert read("rota_slots_used", engine="0") == 0
     assert read("rota_engine_restarts_total", engine="0") == 1
+
+
+def test_a_standstill_counts_once_however_often_it_is_told():
+    metrics = make()
+    waits, lasts = (StoodStill(at=9.0, since=0.0, requests=1, waits_for="a read", is_news=one) for one in (True, False))
+    metrics.observe([waits, lasts, StoodStill(at=40.0, since=0.0, requests=1)])
+    read = scrape(metrics)
+
+    assert [read("rota_standstills_total", engine="0", kind=kind) for kind in ("waiting", "stuck")] == [1, 1]
 
 
 def test_adapters_are_loaded_until_they_are_removed():

@@ -3,15 +3,17 @@ from __future__ import annotations
 import io
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
 from rota.core.errors import Fault, FaultCode
 from rota.core.events import Admitted, EngineRestarted, Finished, FinishReason, Produced
 from rota.core.ids import BASE
+from rota.core.standstill import StoodStill, WentOn
 from rota.observe.logs import JsonLines, TextLines, set_up_logs
 from rota.observe.metrics import Metrics
-from rota.observe.request_log import log_end, log_restarts
+from rota.observe.request_log import log_end, log_engines
 
 
 @pytest.fixture
@@ -104,10 +106,24 @@ def test_a_refused_request_says_why_and_has_no_times_it_never_reached(written):
 
 def test_an_engine_that_died_is_a_warning_with_its_reason(written):
     stream = written("json", "info")
-    log_restarts([Produced(at=1.0, request_ids=(), tokens=()), EngineRestarted(2.0, "It was killed.")])
+    log_engines([Produced(at=1.0, request_ids=(), tokens=()), EngineRestarted(2.0, "It was killed.")])
     line = json.loads(stream.getvalue())
 
     assert (line["level"], line["why"]) == ("warning", "It was killed.")
+
+
+def test_a_standstill_is_logged_with_every_reason_and_is_an_error_if_nothing_is_under_way(written):
+    stream = written("json", "info")
+    still = StoodStill(
+        at=20.0, since=10.0, requests=2, reasons=(("r1", "no slot"), ("r2", "no KV")), waits_for="a read"
+    )
+    log_engines([still, replace(still, waits_for=""), WentOn(25.0, 15.0)])
+    waits, stuck, over = map(json.loads, stream.getvalue().splitlines())
+
+    assert [line["level"] for line in (waits, stuck, over)] == ["warning", "error", "warning"]
+    assert (waits["seconds"], waits["requests"], waits["waits_for"]) == (10.0, 2, "a read")
+    assert waits["reasons"] == stuck["reasons"] == ["r1: no slot", "r2: no KV"]
+    assert over["seconds"] == 15.0
 
 
 @pytest.mark.parametrize("given", [("text", "warning"), ("text", "info", True)], ids=["warning", "quiet"])

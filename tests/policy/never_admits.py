@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from rota.core.capacity import Capacity
+from rota.core.ids import BASE
 from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policy import SlotPolicy
 from rota.policy.views import AdapterView
@@ -18,4 +19,4 @@ class NeverAdmits(SlotPolicy):
         return cls()
 
     def admits(self, view: AdapterView, steps_needed: int) -> bool:
-        return False
+        return view.adapter_id == BASE

@@ -58,9 +58,12 @@ class Listener:
 
 @contextmanager
 def supervised(
-    build_device: BuildDevice, patience: Patience | None = None, new_engine: NewEngine = EngineProcess
+    build_device: BuildDevice,
+    patience: Patience | None = None,
+    new_engine: NewEngine = EngineProcess,
+    config: EngineConfig | None = None,
 ) -> Iterator[tuple[SupervisedService, Listener]]:
-    service, listener = SupervisedService(build_device, EngineConfig(), patience, new_engine), Listener()
+    service, listener = SupervisedService(build_device, config or EngineConfig(), patience, new_engine), Listener()
     service.start(listener)
     try:
         yield service, listener

@@ -1,4 +1,4 @@
-"""An engine that fails and cannot end, or lives and says nothing, keeps no request waiting."""
+"""An engine that fails and cannot end, lives and says nothing, or makes no step keeps no request waiting."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from functools import partial
 import pytest
 
 from rota.core.adapter import Adapter
+from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded, EngineRestarted, FinishReason
+from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFetched, Message
 from rota.core.plan import StepPlan, StepResult
+from rota.core.standstill import StoodStill
+from rota.policy.slot_policies import SLOT_POLICIES
 from rota.runtime.patience import Patience
 from rota.runtime.service import Phase
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket
+from tests.policy.never_admits import NEVER, NeverAdmits
 from tests.processes import is_alive
 from tests.runtime.services import supervised
 from tests.runtime.test_supervisor import parent_in
@@ -145,6 +150,30 @@ def test_an_engine_that_waits_for_a_slow_disk_has_not_hung():
         listener.wait_for_adapter(1, AdapterAdded)
         assert listener.wait_for_ending("waits").reason is FinishReason.LENGTH
         assert service.engine_pid == first
+
+
+def frozen() -> FakeDevice:
+    """Runs in the engine's process, before its scheduler is made."""
+    SLOT_POLICIES[NEVER.lora_policy] = NeverAdmits.from_config
+    return FakeDevice()
+
+
+def test_an_engine_whose_policy_lets_nobody_start_is_started_again():
+    config = EngineConfig(policy=NEVER, standstill_s=0.1)
+    with supervised(frozen, config=config) as (service, listener):
+        service.send(add_adapter(1))
+        listener.wait_for_adapter(1, AdapterAdded)
+        first = service.engine_pid
+        service.send(submit("base"))
+        listener.wait_for_ending("base")
+        service.send(submit("frozen", adapter=AdapterId(1)))
+
+        message = listener.wait_for_ending("frozen").fault.message
+        assert "while 1 request waits and nothing they wait for is under way. It is being started again" in message
+        assert [event.is_stuck for event in listener.events if isinstance(event, StoodStill)][-1]
+        service.send(submit("again"))
+        assert listener.wait_for_ending("again").reason is FinishReason.LENGTH
+        assert (service.engine_pid != first, service.state.standstill) == (True, None)
 
 
 def test_an_engine_that_hangs_at_its_first_step_every_time_stays_down_in_the_end():

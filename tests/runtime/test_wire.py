@@ -27,6 +27,7 @@ from rota.core.ids import AdapterId, EngineId, Slot
 from rota.core.messages import AbortAll, AdapterFetched, Explain, FlushCache, Inspect, MoveRequests
 from rota.core.moved import Moved
 from rota.core.plan import Load, StepPlan, TokenLogprobs
+from rota.core.standstill import StoodStill, WentOn
 from rota.runtime.ranks.records import CODEC, Numbered
 from rota.runtime.wire import Failed, Ready, Stop, decode, encode
 from tests.builders import abort, capacity, submit
@@ -73,6 +74,8 @@ RECORDS = [
     ),
     CacheFlushed(3.0, 5),
     EngineRestarted(3.0, "It was killed.", engine_id=EngineId(2)),
+    StoodStill(at=13.0, since=3.0, requests=2, reasons=(("a", "why"),), waits_for="a read", engine_id=EngineId(2)),
+    WentOn(14.0, 11.0, engine_id=EngineId(2)),
     Finished(
         request_id="a",
         at=4.0,

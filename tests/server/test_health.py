@@ -1,18 +1,25 @@
 from __future__ import annotations
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from rota.core.config import EngineConfig, SchedulerConfig
 from rota.core.errors import EngineDiedError, ModelError
+from rota.core.standstill import StoodStill
 from rota.runtime.registry import Registry
-from rota.runtime.service import BuildDevice
+from rota.runtime.replicas.states import joint_state
+from rota.runtime.service import BuildDevice, Phase, ServiceState, StateBoard
 from rota.server.app import create_app
+from rota.server.probes import install_probes
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
@@ -76,6 +83,35 @@ def test_an_engine_that_is_down_is_503_everywhere_and_says_why(serve):
         assert answer.status_code == 503
         assert as_of_one(answer.json()["error"]["message"]) == "There is no model in /nowhere."
         assert int(answer.headers["Retry-After"]) > 0
+
+
+STUCK = StoodStill(at=10.0, since=0.0, requests=1)
+WAITS = replace(STUCK, waits_for="copies into slots (1)")
+
+
+@pytest.mark.parametrize(
+    ("standstills", "status", "said"),
+    [
+        ([WAITS], (200, "ready"), r"Engine 0: No step for \d+ seconds, while requests wait for copies"),
+        ([STUCK], (503, "stuck"), r"Engine 0: No step for \d+ seconds, while requests wait for nothing"),
+        ([None, STUCK], (200, "ready"), "^Engine 1: No step"),
+        ([STUCK, WAITS], (200, "ready"), "Engine 0: No step .* Engine 1: No step"),
+    ],
+)
+def test_an_engine_that_stands_still_says_so_and_is_503_if_nothing_is_under_way(standstills, status, said):
+    boards = [StateBoard() for _ in standstills]
+    for board, standstill in zip(boards, standstills, strict=True):
+        board.set(ServiceState(phase=Phase.READY, capacity=capacity()))
+        board.note_events([standstill] if standstill else [])
+    service = SimpleNamespace(state=joint_state([board.state for board in boards]))
+    app, access = FastAPI(), SimpleNamespace(for_probes=SimpleNamespace(may_operate=False))
+    install_probes(app, SimpleNamespace(service=service, pausing=SimpleNamespace(paused_at=None), access=access))
+    with running(app) as url:
+        ready, live = httpx.get(f"{url}/readyz"), httpx.get(f"{url}/livez")
+
+    assert (ready.status_code, ready.json()["status"]) == status
+    assert re.search(said, ready.json()["reason"])
+    assert live.status_code == 200
 
 
 def breaks_at_ten(tokens):

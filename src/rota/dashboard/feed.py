@@ -135,7 +135,8 @@ class Feed:
         standings = merged(self._up_to_date(one, engine) for engine in inspected for one in engine.adapters)
         rows, unlisted = self._rows(standings, span)
         tenants, unlisted_tenants = self._tenants.rows(span, self._lanes.ready_somewhere())
-        engines = tuple(_engine_frame(one, one.engine_id in self._trouble.paused) for one in state.engines)
+        paused = self._trouble.paused
+        engines = tuple(_engine_frame(one, one.engine_id in paused, now) for one in state.engines)
         frame = Frame(
             now=now,
             phase=state.phase.value,
@@ -275,13 +276,14 @@ class Feed:
         )
 
 
-def _engine_frame(engine: ServiceState, is_paused: bool) -> EngineFrame:
+def _engine_frame(engine: ServiceState, is_paused: bool, now: float) -> EngineFrame:
     return EngineFrame(
         id=engine.engine_id,
         phase=engine.phase.value,
         slots=engine.capacity.slots if engine.capacity else 0,
         reason=engine.reason,
         is_paused=is_paused,
+        standstill=engine.standstill.sentence(now) if engine.standstill else "",
     )
 
 

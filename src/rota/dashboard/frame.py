@@ -53,6 +53,7 @@ class EngineFrame:
     slots: int
     reason: str = ""  # why it is down, or what it waits for
     is_paused: bool = False  # it computes no step until /resume
+    standstill: str = ""  # since when it computes no step though requests are open, and what they wait for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

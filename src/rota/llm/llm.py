@@ -27,6 +27,7 @@ from rota.llm.config import (
     prefix_for,
     with_first,
 )
+from rota.observe.request_log import log_engines
 from rota.runtime.doorbell import Doorbell
 from rota.runtime.live import LiveWorld
 from rota.runtime.loop import Emit, run
@@ -213,8 +214,12 @@ class LLM:
             raise RequestError(replace(event.fault, message=message))
 
     def _run_loop(self, inbox: OfflineInbox, emit: Emit) -> None:
+        def heard(events: list[Event]) -> None:
+            log_engines(events)
+            emit(events)
+
         try:
-            run(self._scheduler, LiveWorld(self._device, inbox), emit, self._config.scheduler.overlap_depth)
+            run(self._scheduler, LiveWorld(self._device, inbox), heard, self._config.scheduler.overlap_depth)
         # Also KeyboardInterrupt: an interrupted run leaves its requests in the scheduler. The next needs an empty one.
         except BaseException:
             self._scheduler.abandon(time.monotonic())

@@ -125,6 +125,8 @@ def _of_connections(meters: ConnectionMeters) -> Iterator[str]:
 def _of_engines(taken: Snapshot) -> Iterator[str]:
     engines = [(str(engine_id), engine) for engine_id, engine in taken.engines.items()]
     yield numbers(table.PAUSED, [((id,), one.is_paused) for id, one in engines])
+    standstills = [((id, kind), number) for id, one in engines for kind, number in one.standstills.copy().items()]
+    yield numbers(table.STANDSTILLS, standstills)
     yield numbers(table.ENGINE_RESTARTS, [((id,), one.restarts) for id, one in engines])
     yield numbers(table.LOSSES, [((id,), one.losses) for id, one in engines])
     yield from histograms(table.STEP_TIME, [((id,), one.step_time) for id, one in engines])

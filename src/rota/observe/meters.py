@@ -83,6 +83,8 @@ class EngineMeters:
     drains: dict[str, int] = field(default_factory=dict)
     delays: dict[str, int] = field(default_factory=dict)
     routes: dict[str, int] = field(default_factory=dict)
+    # From zero: an alarm on the growth of a counter does not see its first value.
+    standstills: dict[str, int] = field(default_factory=lambda: {"waiting": 0, "stuck": 0})
     rotations: int = 0
     computed_tokens: int = 0
     restarts: int = 0

@@ -40,6 +40,14 @@ ENGINE_GIVEN_UP = _metric(
     "engine",
 )
 PAUSED = _metric("gauge", "paused", "1 while the engine is paused: no step is computed until /resume.", "engine")
+STANDSTILLS = _metric(
+    "counter",
+    "standstills_total",
+    "How often no step ran for ten seconds while requests were open: they were `waiting` for what was under way, such "
+    "as a slow disk, or `stuck`, because nothing was.",
+    "engine",
+    "kind",
+)
 ENGINE_RESTARTS = _metric("counter", "engine_restarts_total", "Engines that died and were started again.", "engine")
 
 CPU = Metric(

@@ -28,6 +28,7 @@ from rota.core.events import (
 )
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId, Slot
 from rota.core.policy_config import PolicyConfig
+from rota.core.standstill import StoodStill
 from rota.observe.connection_meters import ConnectionMeters
 from rota.observe.journey import Journey, OnEnd, TraceHeaders
 from rota.observe.meters import AdapterMeters, EngineMeters, Histogram, KeyMeters, count
@@ -78,6 +79,7 @@ class Metrics:
             PrefillsReleased: self._released,
             EngineRestarted: self._restarted,
             PauseChanged: self._pause_changed,
+            StoodStill: self._stood_still,
         }
 
     @property
@@ -284,11 +286,14 @@ class Metrics:
     def _pause_changed(self, event: PauseChanged) -> None:
         self._engine(event.engine_id).is_paused = event.is_paused
 
+    def _stood_still(self, event: StoodStill) -> None:
+        if event.is_news:
+            count(self._engine(event.engine_id).standstills, event.kind)
+
     def _restarted(self, event: EngineRestarted) -> None:
         self._engine(event.engine_id).restarts += 1
         self._engine(event.engine_id).is_paused = False  # a new engine says so itself
-        for place in [place for place in self.slots if place[0] == event.engine_id]:
-            del self.slots[place]
+        self.slots = {place: change for place, change in self.slots.items() if place[0] != event.engine_id}
 
 
 def _outcome(event: Finished) -> str:

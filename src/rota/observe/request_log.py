@@ -1,4 +1,4 @@
-"""The request log has a line for each request, written at its end, and a line for each restart of the engine."""
+"""The request log has a line for each request, written at its end, and for each restart and standstill of an engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from rota.core.events import EngineRestarted, Event, Finished
 from rota.core.ids import RequestId
+from rota.core.standstill import StoodStill, WentOn
 from rota.observe.journey import Journey
 
 LOG = logging.getLogger("rota.requests")
@@ -40,11 +41,30 @@ def log_end(request_id: RequestId, journey: Journey, ending: Finished) -> None:
     LOG.info("request", extra={"fields": fields})
 
 
-def log_restarts(events: Iterable[Event]) -> None:
+def log_engines(events: Iterable[Event]) -> None:
     for event in events:
         if isinstance(event, EngineRestarted):
             fields = {"engine": event.engine_id, "why": event.reason}
             ENGINE_LOG.warning("The engine died and is started again.", extra={"fields": fields})
+        elif isinstance(event, StoodStill):
+            _log_standstill(event)
+        elif isinstance(event, WentOn):
+            fields = {"engine": event.engine_id, "seconds": round(event.still_s, 3)}
+            ENGINE_LOG.warning("The engine no longer stands still.", extra={"fields": fields})
+
+
+def _log_standstill(event: StoodStill) -> None:
+    fields: dict[str, Any] = {
+        "engine": event.engine_id,
+        "seconds": round(event.still_s, 3),
+        "requests": event.requests,
+        "reasons": [f"{request_id}: {reason}" for request_id, reason in event.reasons],
+    }
+    if event.is_stuck:
+        ENGINE_LOG.error("The engine is stuck: nothing is under way for its requests.", extra={"fields": fields})
+    else:
+        fields["waits_for"] = event.waits_for
+        ENGINE_LOG.warning("The engine stands still: its requests wait.", extra={"fields": fields})
 
 
 def _since(journey: Journey, at: float) -> float:

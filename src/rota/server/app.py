@@ -18,7 +18,7 @@ from rota.core.request import Request
 from rota.observe.journey import Journey, OnEnd
 from rota.observe.metrics import Metrics
 from rota.observe.observer import Observer
-from rota.observe.request_log import log_end, log_restarts
+from rota.observe.request_log import log_end, log_engines
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.runtime.spool import Spool
@@ -100,7 +100,7 @@ def create_app(
     answers, spool = OpenAnswers(partial(_note, metrics, traffic.shadows)), Spool()
     history, queries, counts, pausing = History(registry), Queries(service), Counts(service), Pausing(service, answers)
     heard = history, adapters, traffic, queries, counts, pausing
-    streams = Streams(service, Observers([metrics, *watchers], [*(one.observe for one in heard), log_restarts]))
+    streams = Streams(service, Observers([metrics, *watchers], [*(one.observe for one in heard), log_engines]))
     front = Front(
         service,
         streams,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from fastapi import FastAPI, Response
 from fastapi.responses import JSONResponse
 
-from rota.runtime.service import Phase
+from rota.runtime.service import Phase, ServiceState
 from rota.server.access.disclosure import reason_for
 from rota.server.front import Front
 from rota.server.pausing import PAUSED
+
+# Stands in the place of the service's phase while every engine that serves stands still for ever.
+STUCK = "stuck"
 
 
 def install_probes(app: FastAPI, front: Front) -> None:
@@ -20,21 +24,22 @@ def install_probes(app: FastAPI, front: Front) -> None:
     def answer(good: Callable[[str], bool]) -> Response:
         state = service.state
         is_paused = state.phase is Phase.READY and pausing.paused_at is not None
-        status = PAUSED if is_paused else state.phase.value
-        body = {"status": status} | ({"reason": reason_for(key, state.reason)} if state.reason else {})
+        status = PAUSED if is_paused else STUCK if _is_stuck(state) else state.phase.value
+        reason = " ".join([*filter(None, [state.reason]), *_standstills(state)])
+        body = {"status": status} | ({"reason": reason_for(key, reason)} if reason else {})
         return JSONResponse(body, 200 if good(status) else 503)
 
     @app.get("/health")
     @app.head("/health", include_in_schema=False)
     async def healthy() -> Response:
         """200 while the engine serves, also while the server is paused. 503 at the start, while the server stops, and
-        while the engine is down."""
+        while the engine is stuck or down."""
         return answer(lambda status: status in (Phase.READY, PAUSED))
 
     @app.get("/readyz")
     @app.head("/readyz", include_in_schema=False)
     async def ready() -> Response:
-        """200 while requests are answered. 503 otherwise, also while the server is paused."""
+        """200 while requests are answered, or wait for a slow disk. 503 otherwise, also while the server is paused."""
         return answer(lambda status: status == Phase.READY)
 
     @app.get("/livez")
@@ -42,3 +47,13 @@ def install_probes(app: FastAPI, front: Front) -> None:
     async def live() -> Response:
         """200 while the process lives, also while its engine starts again. 503 once the engine stays down."""
         return answer(lambda status: status != Phase.DOWN)
+
+
+def _is_stuck(state: ServiceState) -> bool:
+    serving = [one.standstill for one in state.engines if one.phase is Phase.READY]
+    return state.phase is Phase.READY and bool(serving) and all(one is not None and one.is_stuck for one in serving)
+
+
+def _standstills(state: ServiceState) -> list[str]:
+    now = time.monotonic()
+    return [f"Engine {one.engine_id}: {one.standstill.sentence(now)}" for one in state.engines if one.standstill]

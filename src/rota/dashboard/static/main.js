@@ -65,6 +65,7 @@ const live = new Live({
     const away = frame.engines.filter((one) => one.phase === "starting" || one.phase === "down");
     if (frame.phase === "ready" && away.length) say("wait", `${frame.engines.length - away.length} of ${frame.engines.length} live`, away.map((one) => `Replica ${one.id} is ${one.phase}${one.reason ? `: ${one.reason}` : "."}`).join(" "));
     else if (frame.phase === "ready" && frame.engines.some((one) => one.is_paused)) say("wait", "paused", "Generation is paused: answers stand still, and requests wait, until POST /resume.");
+    else if (frame.phase === "ready" && frame.engines.some((one) => one.standstill)) say("wait", "stands still", frame.engines.filter((one) => one.standstill).map((one) => `Engine ${one.id}: ${one.standstill}`).join(" "));
     else if (frame.phase === "ready") say("good", "live");
     else if (frame.phase === "draining") say("wait", "stopping", "The server is stopping: it finishes its open requests and takes no new ones.");
     else if (frame.phase === "starting") say("wait", "starting", frame.phase_reason ? `The engine is starting. ${frame.phase_reason}` : "The engine is starting; requests wait for it.");

@@ -67,6 +67,7 @@ export class Journal {
     this.tenants = new Map();
     this.errors = [];
     this.restarts = [];
+    this.standstills = [];
     this.open = { tenures: new Map(), drains: new Map() };
     this.group(0).name = "base";
     text.split("\n").forEach((line, index) => line.trim() && this.read(line, index + 1));
@@ -173,6 +174,23 @@ export class Journal {
 
   on_engine_restarted({ at, reason, engine_id: engine = 0 }) {
     this.restarts.push({ at, engine, reason });
+    this.on_went_on({ at, engine_id: engine });
+  }
+
+  on_stood_still({ at, since, waits_for: cause, engine_id: engine = 0 }) {
+    this.on_went_on({ at, engine_id: engine });
+    this.standstills.push({ begun_at: at, ended_at: Infinity, since, cause: cause || "nothing that is under way", engine });
+  }
+
+  on_went_on({ at, engine_id: engine = 0 }) {
+    const last = this.standstills.findLast((one) => one.engine === engine);
+    if (last) last.ended_at = Math.min(last.ended_at, at);
+  }
+
+  /** What the server says of an engine that stands still. */
+  standstillOf(engine, now) {
+    const one = this.standstills.find((one) => one.engine === engine && isOn(one, now));
+    return one ? `No step for ${Math.round(now - one.since)} seconds, while requests wait for ${one.cause}.` : "";
   }
 
   /** A tenant has so many more or fewer requests that wait, and that are admitted. */
@@ -266,7 +284,7 @@ export class Journal {
       phase_reason: "",
       model: "",
       may_load: false,
-      engines: this.engines,
+      engines: this.engines.map((one) => ({ ...one, standstill: this.standstillOf(one.id, now) })),
       slots: sum(this.engines, (one) => one.slots),
       rows: 0,
       blocks: 0,

@@ -1,4 +1,4 @@
-// Errors that clients were told, by kind, and engines that were started again.
+// Errors that clients were told, by kind, and engines that stand still or were started again.
 
 import { Rows } from "./rows.js";
 import { find, make, write } from "./dom.js";
@@ -16,7 +16,7 @@ export class Trouble {
     this.told = "";
   }
 
-  show({ now, errors, restarts, restarts_total: total }) {
+  show({ now, engines, errors, restarts, restarts_total: total }) {
     const ago = (at) => `${seconds(Math.max(0, now - at))} ago`;
     find("errors").hidden = !errors.length;
     this.rows.show(errors.map((one) => [one.kind, {
@@ -26,7 +26,8 @@ export class Trouble {
       last: ago(one.last_at),
       sentence: one.sentence,
     }]));
-    this.showRestarts(restarts.map((one) => `Engine ${one.engine} was started again ${ago(one.at)}: ${one.reason}`).reverse());
+    const still = engines.filter((one) => one.standstill).map((one) => `Engine ${one.id} stands still. ${one.standstill}`);
+    this.showRestarts([...still, ...restarts.map((one) => `Engine ${one.engine} was started again ${ago(one.at)}: ${one.reason}`).reverse()]);
     const recent = errors.reduce((sum, one) => sum + one.recent, 0);
     write(find("trouble-note"), `${counted(total, "restart")}, ${counted(recent, "error")} in this time`);
   }
