@@ -263,6 +263,8 @@ STORY = """\
 {"event":"produced","at":2.0,"request_ids":["a"],"tokens":[7],"step_s":0.01}
 {"event":"engine_restarted","at":3.0,"reason":"It ran out of memory.","engine_id":0}
 {"event":"finished","at":4.0,"request_id":"b","reason":"failed","fault":{"code":"engine_died","message":"It died."}}
+{"event":"stood_still","at":14.0,"since":4.0,"requests":2,"reasons":[["a","why"]],"waits_for":"a read","engine_id":0}
+{"event":"went_on","at":40.0,"still_s":36.0,"engine_id":0}
 {"event":"finished","at":90.0,"request_id":"a","reason":"stop","fault":null}
 """
 
@@ -275,8 +277,10 @@ def test_a_replay_shows_tenants_errors_and_restarts_too(on_stage, open_page, tmp
     page.get_by_role("button", name="Pause").click()
     page.locator("#scrub").fill("20")
     wait_for_text(page, '#tenants [data-key="bob"]', "^bob101")  # one waits, none runs, one is parked
+    page.locator("#scrub").fill("300")
+    wait_for_text(page, "#restarts li:first-child", "Engine 0 stands still. No step for 23 seconds, .* a read.$")
     page.locator("#scrub").fill("500")
-    wait_for_text(page, "#restarts li", "Engine 0 was started again 42.0 s ago: It ran out of memory.")
+    wait_for_text(page, "#restarts li:first-child", "Engine 0 was started again 42.0 s ago: It ran out of memory.")
     wait_for_text(page, '#errors [data-key="engine_died"]', "^engine died11.* agoIt died.$")
     page.locator("#scrub").fill("1000")
     wait_for_text(page, '#errors [data-key="engine_died"]', "^engine died01")

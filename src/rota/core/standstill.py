@@ -36,7 +36,7 @@ class StoodStill:
         return self.at - self.since
 
     def sentence(self, now: float) -> str:
-        """For everybody: how many requests others have is not in it."""
+        """Clients without a key may read it, so it does not say how many requests there are."""
         cause = self.waits_for or "nothing that is under way"
         return f"No step for {now - self.since:.0f} seconds, while requests wait for {cause}."
 
