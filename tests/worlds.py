@@ -87,7 +87,8 @@ def serve(
     load_s: float = LOAD_S,
 ) -> list[Event]:
     """Run messages to the end with a scheduler of their own."""
-    scheduler = Scheduler(replace(config or SchedulerConfig(), overlap_depth=depth), device.capacity, policy, lora)
+    config = replace(config or SchedulerConfig(), overlap_depth=depth)
+    scheduler = Scheduler(config, device.capacity, policy, lora, standstill_s=math.inf)
     return run_watched(scheduler, DeviceWorld(messages, device, depth, load_s), depth)
 
 
@@ -125,7 +126,8 @@ def run_watched(
 ) -> list[Event]:
     """Run to the end, and again with what is told at `last`, when nobody waits and nothing is under way.
 
-    The ledgers are checked after every batch of events, and nobody may sleep who could run.
+    The ledgers are checked after every batch of events, and nobody may sleep who could run. A scheduler that tells of
+    standstills would wake up for them: `standstill_s` is to be infinity.
     """
     events: list[Event] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -167,7 +168,7 @@ def asked_of(dice: random.Random, number: int, added_at: float, tenants: tuple[T
 
 def check(case: Case) -> None:
     """Serve a case to its end, unload every adapter, and look at what happened."""
-    scheduler = Scheduler(case.config, case.found, case.policy, case.lora)
+    scheduler = Scheduler(case.config, case.found, case.policy, case.lora, standstill_s=math.inf)
     scheduler._books.step_s, scheduler._books.copy_s = 1.0, case.load_s  # measured before
     device = WatchfulDevice(case.found)
     depth = case.config.overlap_depth

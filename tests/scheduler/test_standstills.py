@@ -6,18 +6,22 @@ import math
 
 import pytest
 
+from rota.core.config import SchedulerConfig
 from rota.core.errors import StuckError
+from rota.core.events import Event
 from rota.core.ids import AdapterId, EngineId
 from rota.core.messages import Pause
 from rota.core.standstill import StoodStill, WentOn
 from rota.policy.slot_policies import SLOT_POLICIES
+from rota.runtime.loop import run
+from rota.scheduler import Scheduler
 from rota.scheduler.reasons import Reason
 from rota.scheduler.standstills import MOST_REASONS
-from tests.builders import add_adapter, submit
+from tests.builders import add_adapter, capacity, submit
 from tests.fakes import FakeDevice
 from tests.policy.never_admits import NEVER, NeverAdmits
 from tests.scheduler.stage import Stage
-from tests.worlds import serve
+from tests.worlds import DeviceWorld
 
 
 @pytest.fixture(autouse=True)
@@ -112,8 +116,10 @@ def test_a_pause_is_no_standstill():
 
 def test_virtual_time_tells_of_slow_copies_and_ends_in_an_error_where_nothing_is_under_way():
     script = [(0.0, add_adapter(1)), (1.0, submit("r", adapter=AdapterId(1), arrived_at=1.0))]
-    still = [event for event in serve(script, FakeDevice(), load_s=25.0) if isinstance(event, StoodStill | WentOn)]
-    assert [type(event) for event in still] == [StoodStill, StoodStill, WentOn]
+    events: list[Event] = []
+    run(Scheduler(SchedulerConfig(), capacity()), DeviceWorld(script, FakeDevice(), load_s=25.0), events.extend)
+    still = [type(event) for event in events if isinstance(event, StoodStill | WentOn)]
+    assert still == [StoodStill, StoodStill, WentOn]
 
     with pytest.raises(StuckError, match="makes room for another"):
-        serve(script, FakeDevice(), policy=NEVER)
+        run(Scheduler(SchedulerConfig(), capacity(), NEVER), DeviceWorld(script, FakeDevice()), events.extend)
