@@ -7,7 +7,9 @@ import sys
 import tomllib
 from pathlib import Path
 
+from tests.conftest import WALL_TIMES
 from tests.processes import Done, run_program
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,6 +24,15 @@ def test_that_waits_in_an_event_loop():
 
 def test_that_comes_after_them():
     pass
+"""
+BUSY = """
+import subprocess, sys, time
+
+def test_that_waits_for_longer_than_it_may_compute():
+    time.sleep(2.5)
+
+def test_whose_child_computes_for_ever():
+    subprocess.run([sys.executable, "-S", "-c", "while True: pass"])
 """
 LONG = """
 import pytest
@@ -57,17 +68,24 @@ def pytest_on(content: str, folder: Path, *options: str) -> Done:
 
 
 def test_a_test_that_hangs_fails_alone_and_with_a_sentence(tmp_path):
-    done = pytest_on(HANGING, tmp_path, "--timeout", "1")
+    done = pytest_on(HANGING, tmp_path, "--timeout", "0.5")
 
     assert "2 failed, 1 passed" in done.stdout
-    assert done.stdout.count("OverdueError: The test did not end within 1 seconds") >= 2
+    assert done.stdout.count("OverdueError: The test did not end within 0.5 seconds of processor time") >= 2
     assert "threading.Event().wait()" in done.stdout  # where it hung
+
+
+def test_a_test_is_overdue_by_the_processor_time_of_its_children_and_not_by_waiting(tmp_path):
+    done = pytest_on(BUSY, tmp_path, "--timeout", "2")
+
+    assert "1 failed, 1 passed" in done.stdout
+    assert "subprocess.run([sys.executable" in done.stdout
 
 
 def test_every_test_has_a_limit_and_the_run_one_that_is_longer():
     options = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["pytest"]["ini_options"]
 
-    assert 0 < options["timeout"] < options["faulthandler_timeout"]
+    assert PATIENCE_S < WALL_TIMES * options["timeout"] < options["faulthandler_timeout"]
     assert options["faulthandler_exit_on_timeout"]
 
 
