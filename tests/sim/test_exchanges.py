@@ -92,6 +92,7 @@ def throughput(policy: PolicyConfig, low: int, each: int, ranks: int = 4) -> flo
     return run.run().summary()["output_tokens_per_s"]
 
 
+@pytest.mark.long("a figure of four runs; what ranks exchange is shown by the other tests here")
 def test_ranks_that_share_collectives_lose_half_to_prompts_one_by_one_and_the_delayer_brings_most_back():
     """SGLang reports 0.49 of fixed lengths, and 1.16 to 1.85 times as much with the delayer."""
     off, on = delayer("all-gather"), delayer("all-gather", ratio=0.3, passes=1000)

@@ -45,6 +45,7 @@ def assert_fewer_loads_and_sooner_answers(scenario: Scenario, seed: int) -> None
     assert own["output_tokens_per_s"] >= turn["output_tokens_per_s"]
 
 
+@pytest.mark.long("a figure of a fleet in four runs; that routers know adapters is shown by the tests of routing")
 def test_a_router_that_knows_adapters_saves_loads_and_answers_sooner_than_round_robin():
     assert_fewer_loads_and_sooner_answers(many_adapters(8, 20.0, 8.0, adapters=250), seed=11)
 
@@ -64,6 +65,7 @@ def assert_carries_more(lasts_s: float, adapters: int, rate_per_s: float) -> Non
         assert eight[figure]["p99"] <= one[figure]["p99"]
 
 
+@pytest.mark.long("a figure; that replicas work at the same time is shown in test_fleet")
 def test_eight_replicas_carry_7_6_times_the_load_of_one():
     assert_carries_more(8.0, adapters=250, rate_per_s=20.0)
 

@@ -18,6 +18,7 @@ from rota.workload.scenario import Scenario, read_scenario
 SCENARIOS = Path(__file__).parents[2] / "benchmarks/scenarios"
 # The constants of `rotate` were chosen while looking at these; the reports are made with others.
 SEEDS = (11, 12, 13, 14)
+SECOND_LOAD = pytest.mark.long("the same figures at a second load")
 POLICIES = {
     "wait": PolicyConfig(lora_policy="wait"),
     "drain": PolicyConfig(lora_policy="drain", lora_drain_wait_threshold=2.0),
@@ -53,7 +54,7 @@ def mean(policy: str, rate: float, device: str = "a100-llama8b") -> dict[str, An
 # ── few adapters ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("rate", [4.0, 8.0])
+@pytest.mark.parametrize("rate", [4.0, pytest.param(8.0, marks=SECOND_LOAD)])
 def test_at_equal_places_rotation_is_ahead_of_draining_in_every_column_at_once(rate):
     drain, rotate = mean("drain", rate), mean("rotate", rate)
 
@@ -77,7 +78,7 @@ def test_on_an_a100_first_tokens_come_at_once_and_answers_take_no_longer_than_wa
 
 @pytest.mark.parametrize(
     ("rate", "ttft_p99", "e2e_mean", "e2e_p99", "gap_p99", "gap_max"),
-    [(4.0, 0.06, 2.5, 5.6, 0.115, 0.2), (10.0, 0.1, 3.4, 7.0, 0.15, 0.22)],
+    [(4.0, 0.06, 2.5, 5.6, 0.115, 0.2), pytest.param(10.0, 0.1, 3.4, 7.0, 0.15, 0.22, marks=SECOND_LOAD)],
 )
 def test_on_an_h200_neither_first_tokens_nor_answers_nor_pauses_are_long(
     rate, ttft_p99, e2e_mean, e2e_p99, gap_p99, gap_max
@@ -95,6 +96,7 @@ def test_on_an_h200_neither_first_tokens_nor_answers_nor_pauses_are_long(
 # ── little KV ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.long("nine runs for one figure")
 def test_with_little_kv_rotation_is_ahead_of_the_better_of_waiting_and_draining():
     scenario = read_scenario(SCENARIOS / "pressure.toml")
     wait, drain, rotate = (
@@ -166,6 +168,7 @@ def test_draining_in_virtual_time_fares_as_it_was_reported():
             assert drain[name][figure] == pytest.approx(reported, rel=0.25), (name, figure)
 
 
+@pytest.mark.long("four runs for one figure; `drain` is compared with its report in `make test`")
 def test_waiting_in_virtual_time_varies_around_what_was_reported():
     seen = [simulated(tail_ttft(4.0), "a100-llama8b", "wait", seed).summary() for seed in range(4)]
 

@@ -41,7 +41,13 @@ def test_a_burst_of_long_answers_does_not_delay_a_neighbour_and_loses_almost_not
     assert plain["ttft_s"]["p90"] > 10.0, "without tenants the neighbour waits for the burst"
 
 
-@pytest.mark.parametrize("blocks", [16_384, 100_000], ids=["kv-short", "kv-plenty"])
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        pytest.param(16_384, id="kv-short"),
+        pytest.param(100_000, id="kv-plenty", marks=pytest.mark.long("the easier half of the same figure")),
+    ],
+)
 def test_the_neighbour_is_as_safe_when_kv_is_short_or_plenty(neighbours, blocks):
     neighbour = summary_of(replace(neighbours, kv_blocks=blocks))["tenants"]["neighbour"]
 
