@@ -9,7 +9,7 @@
 #
 # PYTHON=python3.12      another Python than `python3`
 # TORCH_INDEX=URL        the package index to get PyTorch from, for instance one of CPU builds
-# JOBS=4                 so many files of tests at a time, for `make test`
+# JOBS=4                 so many files of tests at a time
 # CONSTRAINTS=/dev/null  the newest versions within the bounds of pyproject.toml, and not those that CI runs with
 
 PYTHON ?= python3
@@ -21,6 +21,9 @@ BIN := $(VENV)/bin
 # pip itself would compile one file after the other, for a minute on a slow core. A few of them are no Python of today.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
+# Files begin in their order, and those that are marked so before all others; xdist would begin with the files that have
+# most tests, and a file of one long test would come last, when the other workers have nothing left to do.
+SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What is started so dies with make, also when make is killed.
 TIED := exec $(BIN)/python -I -S src/rota/runtime/lifeline.py $$PPID
 # A waiting OpenMP thread must sleep, not spin: a spinning one makes every other process on the machine slow.
@@ -38,13 +41,11 @@ demo: $(VENV)/.serve
 test: $(VENV)/.dev
 	@$(TIED) $(MAKE) --no-print-directory --jobs 2 --output-sync=line check tests
 
-# Files begin in their order, and those that are marked so before all others; xdist would begin with the files that have
-# most tests, and a file of one long test would come last, when the other workers have nothing left to do.
 tests: $(VENV)/.dev
-	@$(TIED) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(TIED) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-long: $(VENV)/.dev
-	@$(TIED) $(BIN)/python -m pytest -m long -o timeout=900 -o faulthandler_timeout=4000 $(ARGS)
+	@$(TIED) $(BIN)/python -m pytest -m long $(SIDE_BY_SIDE) -o timeout=900 -o faulthandler_timeout=4000 $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check --quiet .
