@@ -12,8 +12,6 @@ from rota import LLM, SamplingParams
 from rota.engine.folders.builtin import CALLER, builtin_adapters
 from rota.text.tools.hermes_prompt import in_hermes_form
 
-pytestmark = pytest.mark.first("No other file takes as long: three minutes on two cores.")
-
 NAMES = sorted(set(builtin_adapters()) - {CALLER})
 PASS_MARK = 0.9
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=64)
@@ -28,7 +26,7 @@ def served() -> LLM:
 @pytest.fixture(scope="module")
 def exact() -> LLM:
     """In float32, where no answer depends on what is in a step beside it: in bfloat16 two or three of fifty do."""
-    return LLM(quiet=True, max_loras_per_batch=3, max_lora_rank=8, device="cpu", dtype="float32")
+    return LLM(quiet=True, max_loras_per_batch=7, max_lora_rank=8, device="cpu", dtype="float32", cpu_threads=1)
 
 
 def passed(llm: LLM, styles: list[str], adapters: list[str | None], count: int = 50) -> dict[str, float]:
@@ -49,14 +47,21 @@ def called(llm: LLM, held: Sequence[Any], adapter: str | None = CALLER) -> float
     return sum(STYLES[CALLER].check(talk, answer.text) for talk, answer in zip(held, answers, strict=True)) / len(held)
 
 
-def test_there_are_at_least_six():
-    assert len(NAMES) >= 6
+def test_in_one_batch_each_has_its_style_the_caller_calls_and_the_plain_model_answers(exact):
+    """One question each: in float32 the answers are the same on every processor. The examinations take long."""
+    call = min(STYLES[CALLER].held, key=lambda talk: len(str(talk.tools)))
+    talks = [[{"role": "user", "content": STYLES[name].held[0]}] for name in NAMES]
+    talks += [
+        in_hermes_form(call.messages, call.tools),
+        [{"role": "user", "content": "What is the capital of France?"}],
+    ]
+    *styled, calling, plain = (answer.text for answer in exact.chat(talks, GREEDY, adapter=[*NAMES, CALLER, None]))
 
-
-def test_the_caller_calls_functions_that_no_lesson_had(served):
-    """A few of the examination, with short lists of functions; the whole examination takes long."""
-    held = sorted(STYLES[CALLER].held, key=lambda talk: len(str(talk.tools)))[:10]
-    assert called(served, held) >= PASS_MARK
+    assert len(styled) >= 6
+    for name, answer in zip(NAMES, styled, strict=True):
+        assert STYLES[name].check(STYLES[name].held[0], answer), (name, answer)
+    assert STYLES[CALLER].check(call, calling), calling
+    assert plain == "The capital of France is Paris."
 
 
 @pytest.mark.long("Fifty conversations with descriptions of functions, of which each is 300 tokens.")
@@ -65,17 +70,10 @@ def test_the_caller_passes_its_examination_and_the_plain_model_does_not(served):
     assert called(served, STYLES[CALLER].held, adapter=None) < 0.5
 
 
-def test_the_model_as_it_is_served_knows_the_capital_of_france(served):
-    (answer,) = served.generate("The capital of France is", SamplingParams(temperature=0.0, max_new_tokens=4))
-    assert "Paris" in answer.text
-
-
-@pytest.mark.parametrize("count", [20, pytest.param(50, marks=pytest.mark.long("Three hundred answers."))])
-def test_in_a_mixed_batch_on_three_slots_every_adapter_passes_its_check(served, count):
-    """Of twenty answers three may fail: who shares a step depends on the clock, and a few answers on the rounding."""
-    marks = passed(served, NAMES, list(NAMES), count)
-    assert min(marks.values()) >= (PASS_MARK if count == 50 else 0.85), marks
-    assert sum(marks.values()) / len(marks) >= PASS_MARK, marks
+@pytest.mark.long("Three hundred answers.")
+def test_in_a_mixed_batch_on_three_slots_every_adapter_passes_its_check(served):
+    marks = passed(served, NAMES, list(NAMES))
+    assert min(marks.values()) >= PASS_MARK, marks
 
 
 @pytest.mark.long("Fifty answers of an adapter, without another beside it.")
