@@ -1,10 +1,11 @@
-"""One rank of a test's group: a program that builds engines and carries out plans, as its test tells it.
+"""The ranks of a test's group: processes that build engines and carry out plans, as their test tells them.
 
-python -m tests.engine.parallel.rank_process SOCKET RANK
+python -m tests.engine.parallel.rank_process SOCKET RANKS
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
@@ -91,6 +92,9 @@ def fail(*_: object) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # To import torch takes longer than most tests: it is imported once, before the ranks part.
+    ranks = range(int(sys.argv[2]))
+    rank = next((rank for rank in ranks[1:] if os.fork() == 0), 0)
     with Client(sys.argv[1]) as connection:
-        connection.send(int(sys.argv[2]))
-        Rank(connection, int(sys.argv[2])).run()
+        connection.send(rank)
+        Rank(connection, rank).run()

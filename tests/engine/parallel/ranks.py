@@ -146,9 +146,8 @@ def started_ranks(size: int, folder: Path, **environment: str) -> Iterator[Ranks
     """`environment` is added to this process's."""
     with ExitStack() as stack:
         listener = stack.enter_context(Listener(str(folder / f"ranks{size}"), backlog=size))
-        for rank in range(size):
-            command = [sys.executable, "-m", "tests.engine.parallel.rank_process", listener.address, str(rank)]
-            stack.enter_context(started(command, cwd=ROOT, stdout=None, env=os.environ | environment))
+        command = [sys.executable, "-m", "tests.engine.parallel.rank_process", listener.address, str(size)]
+        stack.enter_context(started(command, cwd=ROOT, stdout=None, env=os.environ | environment))
         by_rank = {}
         for _ in range(size):
             connection = stack.enter_context(listener.accept())

@@ -40,7 +40,7 @@ class GroupServer(Server):
         self,
         folder: Path | None,
         ranks: Ranks | None,
-        kv_blocks: int = 18,
+        kv_blocks: int = 13,
         kv_cache_dtype: Literal["auto", "fp8"] = "auto",
         first: FirstAdapters | None = None,
         **model: Any,
@@ -55,7 +55,7 @@ class GroupServer(Server):
         self.doorbell = Doorbell()
 
     @staticmethod
-    def config_of(folder: Path | None, kv_blocks: int = 18, **model: Any) -> EngineConfig:
+    def config_of(folder: Path | None, kv_blocks: int = 13, **model: Any) -> EngineConfig:
         """Two slots, few rows and blocks, short chunks, and turns that are over at once."""
         fields: dict[str, Any] = {"dtype": "float32", "device": "cpu", **model}
         return EngineConfig(
