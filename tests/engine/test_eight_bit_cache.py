@@ -35,7 +35,7 @@ def alone(request, tmp_path_factory) -> tuple[Path, list[tuple[int, ...]], list[
     return folder, prompts, [serve(folder, [prompt], WAYS["alone"], "fp8")[0][0] for prompt in prompts]
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "alone"])
+@pytest.mark.parametrize("way", ["batched", "chunked", "cached prefix", "depth 2"])
 def test_an_answer_is_that_of_the_sequence_alone_whatever_way_it_takes(alone, way):
     folder, prompts, right = alone
     answers, events = serve(folder, prompts, WAYS[way], "fp8")

@@ -18,7 +18,7 @@ from rota.scheduler import Scheduler
 from tests.builders import request
 from tests.worlds import outputs
 
-NEW_TOKENS = 64
+NEW_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,14 @@ def serve(
     prompts: list[tuple[int, ...]],
     way: Way,
     kv_cache_dtype: Literal["auto", "fp8"] = "auto",
+    new_tokens: int = NEW_TOKENS,
     **sampling: Any,
 ) -> tuple[list[list[int]], list[Event]]:
     """Answers to all prompts, greedy unless asked otherwise; with repeats, those of the last round."""
     scheduler_config = SchedulerConfig(max_running_requests=way.rows, chunked_prefill_size=way.chunk)
     engine = build_engine(
         EngineConfig(
-            model=ModelConfig(model_path=str(folder), dtype="float32", device="cpu"),
+            model=ModelConfig(model_path=str(folder), dtype="float32", device="cpu", cpu_threads=1),
             cache=CacheConfig(kv_block_size=8, kv_blocks=way.kv_blocks, kv_cache_dtype=kv_cache_dtype),
             scheduler=scheduler_config,
             quiet=True,
@@ -65,7 +66,7 @@ def serve(
     for _ in range(way.repeats):
         events = []
         asked: list[Request] = [
-            request(f"r{i}", prompt=prompt, max_new_tokens=NEW_TOKENS, arrived_at=float(i), **sampling)
+            request(f"r{i}", prompt=prompt, max_new_tokens=new_tokens, arrived_at=float(i), **sampling)
             for i, prompt in enumerate(prompts)
         ]
         inbox = OfflineInbox(asked, max_open=100)
