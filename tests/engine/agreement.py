@@ -57,6 +57,18 @@ def logits_of(model: torch.nn.Module, prompt: Sequence[int], answer: Sequence[in
     return logits[0, len(prompt) - 1 : -1].float().cpu()
 
 
+def choices(
+    model: torch.nn.Module, prompts: Iterable[Sequence[int]], answers: Iterable[Sequence[int]]
+) -> list[list[int]]:
+    """What a model would say greedily at every place of some answers, had it said before what they say.
+
+    Where that is what they say, it says the same by itself, token by token; and it is asked only once an answer.
+    """
+    return [
+        logits_of(model, prompt, answer).argmax(1).tolist() for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+
+
 def agrees(model: torch.nn.Module, prompt: Sequence[int], answer: Sequence[int]) -> bool:
     """Whether each token is the reference's, or one that it holds nearly as likely."""
     logits = logits_of(model, prompt, answer)

@@ -27,7 +27,7 @@ SAMPLINGS = {
     ),
     "all of it": SamplingParams(temperature=0.9, top_k=40, seed=5, frequency_penalty=1.1, logprobs=2),
 }
-STEPS = 24
+STEPS = 16
 
 
 def answer(engine: Engine, sampling: SamplingParams, moves_every: int | None) -> list[Any]:

@@ -16,22 +16,10 @@ from rota.engine.families.table import read_spec
 from rota.engine.folders.builtin import builtin_model_folder
 from rota.runtime.seeds import seeded
 from rota.text.tokenizer import Tokenizer
+from tests.engine.agreement import choices
 from tests.engine.lora.adapter_factory import greedy_answer
 from tests.engine.model_factory import FAMILIES, make_tiny_model
 from tests.engine.ways import NEW_TOKENS, WAYS, Way, serve
-
-
-def choices(model: PreTrainedModel, prompts: list[tuple[int, ...]], answers: list[list[int]]) -> list[list[int]]:
-    """What `transformers` would say at every place of our answers, had it said before what we said.
-
-    Where that is what we said there, it says the same answer by itself, token by token; and it is asked once an answer.
-    """
-    chosen = []
-    with torch.inference_mode():
-        for prompt, answer in zip(prompts, answers, strict=True):
-            logits = model(torch.tensor([[*prompt, *answer[:-1]]])).logits
-            chosen.append(logits[0, len(prompt) - 1 :].argmax(-1).tolist())
-    return chosen
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +45,7 @@ def test_a_tiny_model_of_every_family_answers_as_transformers_does(family, way):
     answers, events = serve(folder, prompts, WAYS[way])
 
     assert [len(answer) for answer in answers] == [NEW_TOKENS] * len(prompts)
-    assert choices(model, prompts, answers) == answers
+    assert answers == choices(model, prompts, answers)
     if "preempted" in way and read_spec(folder).widest_window is None:  # with windows, blocks are given back in time
         assert any(isinstance(event, Preempted) for event in events)
     if way == "cached prefix":
@@ -92,7 +80,7 @@ def test_the_built_in_model_answers_as_transformers_does():
     answers, _ = serve(folder, prompts, Way(rows=4, chunk=7, kv_blocks=40, depth=2), new_tokens=12)
 
     assert [len(answer) for answer in answers] == [12] * len(prompts)
-    assert choices(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), prompts, answers) == answers
+    assert answers == choices(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), prompts, answers)
 
 
 @pytest.mark.long("transformers makes 512 tokens one by one")

@@ -21,7 +21,7 @@ from rota.engine.build import build_engine
 from rota.engine.engine import Engine
 from rota.engine.lora.bank import slot_bytes
 from rota.engine.step.frames import decode_frames
-from tests.engine.model_factory import FAMILIES, make_tiny_model
+from tests.engine.model_factory import make_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0)
 BLOCK_SIZE, BLOCKS, ROWS = 8, 64, 4
@@ -104,10 +104,8 @@ class Hand:
         return [self.step(decodes=(row,)).tokens[0] for _ in range(steps)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_equal_those_of_transformers(family: str, tmp_path: Path):
-    oracle = make_tiny_model(tmp_path, family)
-    hand = Hand(build_engine(config(tmp_path)))
+def test_greedy_tokens_equal_those_of_transformers(engine: Engine, oracle: PreTrainedModel):
+    hand = Hand(engine)
     hand.seat(2, PROMPT)
     first = hand.step((2, 0, len(PROMPT), True)).tokens
     assert [*first, *hand.decode(2, 19)] == expected(oracle, PROMPT, 20)

@@ -13,7 +13,7 @@ from tests.engine.model_factory import make_tiny_model
 from tests.engine.row_story import SAMPLINGS, FewRows, answer, asked, logprobs
 from tests.worlds import outputs
 
-ADAPTERS, NEW_TOKENS = 4, 20
+ADAPTERS, NEW_TOKENS = 3, 20
 
 
 @pytest.fixture(scope="module")

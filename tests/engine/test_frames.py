@@ -63,8 +63,10 @@ class FramedHand(Hand):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    """The interpreter takes as long as there are layers and heads."""
     folder = tmp_path_factory.mktemp("model")
-    return folder, make_tiny_model(folder, "llama3")
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    return folder, make_tiny_model(folder, "llama3", **small)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +171,7 @@ def test_without_adapters_long_prompts_go_without_a_graph():
 @pytest.mark.parametrize("has_adapters", [False, True])
 def test_a_full_step_of_a_light_model_is_not_padded_beyond_its_budget(rows: int, budget: int, has_adapters: bool):
     frames = mixed_frames(rows, Prompts(budget, is_light=True), has_adapters)
-    for decodes in range(1, min(rows, budget - DECODE_STEP) + 1):
+    for decodes in both_sides_of_steps(min(rows, budget - DECODE_STEP)):
         counted = -(-decodes // DECODE_STEP) * DECODE_STEP  # as the scheduler counts them
         room = next(frame for frame in frames if frame.holds(_step(decodes, budget - counted)))
         assert room.tokens <= budget
@@ -178,8 +180,13 @@ def test_a_full_step_of_a_light_model_is_not_padded_beyond_its_budget(rows: int,
 @pytest.mark.parametrize("prompt_tokens", [1, 700, 1300, 2047, 2048])
 def test_every_step_of_a_light_model_has_a_frame(prompt_tokens: int):
     frames = mixed_frames(384, Prompts(2048, is_light=True), has_adapters=False)
-    for decodes in range(min(384, 2048 - prompt_tokens) + 1):
+    for decodes in (0, *both_sides_of_steps(min(384, 2048 - prompt_tokens))):
         assert any(frame.holds(_step(decodes, prompt_tokens)) for frame in frames)
+
+
+def both_sides_of_steps(most: int) -> list[int]:
+    """All decodes between them find the same frames."""
+    return sorted({most, *range(1, most + 1, DECODE_STEP), *range(DECODE_STEP, most + 1, DECODE_STEP)})
 
 
 def _step(decodes: int, prompt_tokens: int) -> StepPlan:

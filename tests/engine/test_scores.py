@@ -25,15 +25,13 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 
 TOP = 3
 SCORED = SamplingParams(temperature=0.0, max_new_tokens=2, ignore_eos=True, prompt_logprobs=TOP)
-ANSWERED = SamplingParams(temperature=0.0, max_new_tokens=30, ignore_eos=True)
+ANSWERED = SamplingParams(temperature=0.0, max_new_tokens=16, ignore_eos=True)
 DICE = random.Random(5)
 PROMPTS = [[DICE.randrange(3, 250) for _ in range(length)] for length in (1, 2, 8, 40)]
 ADAPTERS = [None, "pirate", "poet"]
 
 WAYS = {
     "whole": {},
-    "whole, depth 1": {"overlap_depth": 1},
-    "chunked": {"chunked_prefill_size": 7},
     "chunked, depth 1": {"chunked_prefill_size": 7, "overlap_depth": 1},
     "preempted": {"chunked_prefill_size": 7, "kv_blocks": 16},
 }

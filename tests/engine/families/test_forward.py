@@ -79,20 +79,6 @@ def test_rows_of_different_lengths_decode_while_others_prefill(models, family):
     assert difference(found, expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_decoding_chooses_the_tokens_transformers_chooses(models, family):
-    folder, model = models(family)
-    steps = 64
-    generated = model.generate(
-        torch.tensor([PROMPT]), max_new_tokens=steps, min_new_tokens=steps, do_sample=False, eos_token_id=None
-    )
-    sequences = Sequences(folder)
-    found = [int(sequences.step(chunks={0: PROMPT})[-1].argmax())]
-    while len(found) < steps:
-        found.append(int(sequences.step(decodes={0: found[-1]})[-1].argmax()))
-    assert found == generated[0, len(PROMPT) :].tolist()
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_stays_near_single(models, dtype):
     folder, model = models("qwen2")

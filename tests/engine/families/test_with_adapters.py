@@ -5,27 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rota import LLM, SamplingParams
+from tests.engine.agreement import choices
 from tests.engine.lora.adapter_factory import load_with_peft, make_adapter
 from tests.engine.model_factory import FAMILIES, make_tiny_model
 from tests.tiny_tokenizer import write_byte_tokenizer
 
 PROMPTS = [[5, 9, 77, 130, 4], list(range(20, 60))]
 NEW_TOKENS = 24
-
-
-def answer(model, prompt: list[int]) -> list[int]:
-    import torch
-
-    model.generation_config.eos_token_id = None
-    tokens = torch.tensor([prompt])
-    made = model.generate(
-        input_ids=tokens,
-        attention_mask=torch.ones_like(tokens),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    return made[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -44,5 +30,8 @@ def test_adapters_answer_as_they_do_under_peft(tmp_path, family):
     )
 
     found = [list(one.token_ids) for one in answers]
-    assert found == [answer(tuned[name], prompt) for prompt, name in asked]
+    assert [len(tokens) for tokens in found] == [NEW_TOKENS] * len(asked)
+    assert found == [
+        choices(tuned[name], [prompt], [tokens])[0] for (prompt, name), tokens in zip(asked, found, strict=True)
+    ]
     assert len({tuple(tokens) for tokens in found}) > 3

@@ -13,9 +13,10 @@ from rota.engine.weights.finite import is_finite
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_number_of_sixteen_bits_counts_as_torch_counts_it(dtype):
     every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
-    among_others = torch.zeros(2**16, 3, dtype=dtype)
-    among_others[:, 1] = every
-    assert [is_finite(row) for row in among_others] == every.isfinite().tolist()
+    assert is_finite(every[every.isfinite()])
+    among_others = torch.zeros(int((~every.isfinite()).sum()), 3, dtype=dtype)
+    among_others[:, 1] = every[~every.isfinite()]
+    assert not any(is_finite(row) for row in among_others)
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=9))
