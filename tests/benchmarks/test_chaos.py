@@ -23,9 +23,10 @@ ROOT = Path(__file__).parents[2]
 SHORT = ("engine killed", "server killed", "disk full", "folder spoiled", "leaving clients", "aborts")
 
 
-@pytest.mark.parametrize(
-    "replicas", [1, pytest.param(2, marks=pytest.mark.long("two engines start again and again, on few cores"))]
+@pytest.mark.long(
+    "Servers and engines start again and again, and are judged by the clock: on a busy machine they are late."
 )
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_a_short_run_breaks_no_promise_and_leaves_no_process(tmp_path, replicas):
     mark = f"CHAOS_{os.getpid()}_{tmp_path.name}"
     report = tmp_path / "report.json"
