@@ -41,7 +41,9 @@ def test_a_rate_is_that_of_the_median(script):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about a machine without a GPU")
-def test_the_script_measures_a_tiny_bank_on_a_cpu_and_leaves_the_device_out(script, tmp_path, capsys):
+def test_the_script_measures_a_tiny_bank_on_a_cpu_and_leaves_the_device_out(script, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(script, "ROUND", 4)
+    monkeypatch.setattr(script, "ROUNDS", 1)
     path = tmp_path / "new" / "copy.json"
     script.main(["--shape", "tiny", "--ranks", "16", "4", "--repeats", "2", "--decodes", "2", "--output", str(path)])
 

@@ -68,6 +68,7 @@ def test_a_run_over_http_starts_a_server_and_stops_it(assets, tmp_path):
     assert start["peak_rss_gb"] > 0.05
 
 
+@pytest.mark.long("starts a server, and its engine again")
 def test_starts_are_measured_and_so_is_the_end_of_an_engine(assets, tmp_path):
     starts.main(
         [

@@ -31,6 +31,7 @@ def measure(assets: Path, out: Path, part: str, *flags: str) -> dict:
     return json.loads((out / "updates.json").read_text())[part]
 
 
+@pytest.mark.long("starts a server")
 def test_calls_are_timed_from_folders_and_bodies_and_the_decodes_are_watched(assets, tmp_path):
     found = measure(assets, tmp_path, "call")
 
@@ -61,6 +62,7 @@ def test_new_versions_have_the_precision_that_is_asked_for(assets):
     assert dtypes == {torch.float32}
 
 
+@pytest.mark.long("has three updates within a second, while decodes go on: a machine must be neither slow nor quick")
 def test_steps_beside_updates_are_told_apart_from_others(assets, tmp_path):
     found = measure(assets, tmp_path, "steps")
 

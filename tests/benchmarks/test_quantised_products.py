@@ -23,9 +23,7 @@ def script(monkeypatch) -> ModuleType:
 
 
 def one_by_one(calls: Sequence[Callable[[], object]]) -> float:
-    """A clock that says a microsecond for each call."""
-    for call in calls:
-        call()
+    """A clock that says a microsecond for each call, without calling."""
     return len(calls) / 1e3
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-ADAPTERS = 2000
+ADAPTERS = 1000
 MOST_BYTES = 2000
 
 
