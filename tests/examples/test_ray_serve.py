@@ -60,10 +60,9 @@ async def read(answer: Response) -> list[bytes]:
 
 async def pass_requests_on(rota: Rota) -> None:
     await rota.check_health()
-    answer = await rota(asked("/v1/completions", model="tiny", prompt="x", max_tokens=40, stream=True))
+    answer = await rota(asked("/v1/completions", model="tiny", prompt="x", max_tokens=4, stream=True))
     pieces = await read(answer)
     assert answer.headers["content-type"].startswith("text/event-stream")
-    assert len(pieces) > 1
     assert pieces[-1].endswith(b"data: [DONE]\n\n")
 
     refused = await rota(asked("/v1/completions", model="nobody", prompt="x"))
@@ -72,10 +71,11 @@ async def pass_requests_on(rota: Rota) -> None:
 
 
 async def leave_early(rota: Rota) -> None:
+    """No machine computes so many tokens before the client has read one: it comes by itself."""
     answer = await rota(
-        asked("/v1/completions", model="tiny", prompt="x", max_tokens=400, ignore_eos=True, stream=True)
+        asked("/v1/completions", model="tiny", prompt="x", max_tokens=30_000, ignore_eos=True, stream=True)
     )
-    await anext(answer.body_iterator)
+    assert b"[DONE]" not in await anext(answer.body_iterator)
     await answer.body_iterator.aclose()
     async with asyncio.timeout(PATIENCE_S):
         while b'outcome="abort"} 1' not in b"".join(await read(await rota(asked("/metrics")))):
@@ -84,10 +84,10 @@ async def leave_early(rota: Rota) -> None:
 
 def test_a_replica_passes_answers_on_piece_by_piece_and_ends_its_server_when_it_ends(tmp_path, monkeypatch):
     folder = write_byte_tokenizer(tmp_path / "tiny")
-    make_tiny_model(folder, "smollm2")
+    make_tiny_model(folder, "smollm2", max_position_embeddings=2**15)
     mark = uuid.uuid4().hex
     monkeypatch.setenv("ROTA_TEST_MARK", mark)
-    rota = Rota(f"{folder} --device cpu --quiet --kv-blocks 32")
+    rota = Rota(f"{folder} --device cpu --quiet --kv-blocks 2048")
 
     async def ask() -> None:
         await pass_requests_on(rota)
