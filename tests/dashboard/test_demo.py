@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import sys
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,8 +10,7 @@ import pytest
 from rota.cli import main
 from rota.commands.demo import Traffic
 from tests.dashboard.stage import NAMES, stage
-from tests.processes import PIPE, started
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import PATIENCE_S
 
 
 def demo_threads() -> list[str]:
@@ -48,26 +43,3 @@ def test_a_rate_that_makes_no_sense_is_refused(capsys):
 
     assert ended.value.code == 2
     assert "rate must lie above 0" in capsys.readouterr().err
-
-
-def test_one_interrupt_ends_the_server_its_engine_and_its_traffic():
-    command = [Path(sys.executable).with_name("rota"), "demo", "--no-browser", "--port", "0"]
-    with started(command, stderr=PIPE) as demo:
-        page = line_of(demo, "Watch it at ").split()[3]
-        assert httpx.get(page, timeout=PATIENCE_S).status_code == 200
-        health = httpx.get(page.replace("/dashboard", "/health"), timeout=PATIENCE_S).json()
-        assert health["status"] == "ready"
-        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: everybody in the group hears it
-        _, errors = demo.communicate()
-
-        assert demo.returncode == 0
-        assert "Traceback" not in errors
-        assert until(lambda: not is_a_group(demo.pid))
-
-
-def is_a_group(number: int) -> bool:
-    try:
-        os.killpg(number, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -13,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from docs.generate.pages import DOCS
+from tests.docs.fences import blocks
 from tests.processes import Program, started
 from tests.waiting import line_of
-
-README_PORT = 30000
 
 # Starts a command of the README in a shell; further options are added to the environment.
 Type = Callable[..., AbstractContextManager[Program]]
@@ -45,17 +43,11 @@ def type_in(tmp_path_factory: pytest.TempPathFactory) -> Type:
 
 @pytest.fixture(scope="package")
 def readme_url(type_in: Type) -> Iterator[str]:
-    """Where `make serve` serves: on the port that the README names, or on another where that one is taken."""
-    with type_in("make serve", ARGS=port_option()) as server:
+    """Where the README's `rota serve` serves, on any port."""
+    (block,) = (
+        block for block in blocks((DOCS.parent / "README.md").read_text("utf-8"), "console") if "rota serve" in block
+    )
+    with type_in(f"{block.strip()} --port 0") as server:
         yield line_of(server, "Rota serves ").split()[-1]
-        os.killpg(server.pid, signal.SIGINT)  # as ctrl-C does
-        server.wait()
-
-
-def port_option() -> str:
-    """What makes `rota` take another port than the README's, if that is taken."""
-    try:
-        socket.create_server(("127.0.0.1", README_PORT)).close()
-    except OSError:
-        return "--port 0"
-    return ""
+        server.send_signal(signal.SIGTERM)
+        assert server.wait() == 0

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -14,10 +13,10 @@ import pytest
 
 from docs.generate.pages import DOCS
 from examples.builtin_adapters.styles import STYLES
-from tests.docs.conftest import Type, port_option
+from tests.docs.conftest import Type
 from tests.docs.fences import blocks
 from tests.processes import run_program
-from tests.waiting import PATIENCE_S, line_of
+from tests.waiting import PATIENCE_S, line_of, until
 
 ROOT = DOCS.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -30,7 +29,7 @@ KNOWN_BY = {
     '"model": "SmolLM2-135M-Instruct"': "test_its_curl_commands_are_answered_each_by_whom_they_ask",
     '"model": "pirate"': "test_its_curl_commands_are_answered_each_by_whom_they_ask",
     "from openai": "test_its_openai_example_prints_a_plain_answer_and_a_pirates",
-    "make demo": "test_its_demo_opens_a_page_and_ends_with_one_interrupt",
+    "make demo": "test_its_demo_opens_a_page_and_one_interrupt_ends_the_server_its_engine_and_its_traffic",
     "import LLM": "test_its_offline_example_prints_a_plain_answer_and_a_poem",
     "rota adapters inspect": "test_an_adapter_can_be_looked_at",
     "rota serve": "test_adapters_of_ones_own_are_served_and_one_more_is_loaded",
@@ -55,8 +54,10 @@ def test_every_block_is_run_by_a_test():
     assert set(KNOWN_BY.values()) <= set(globals())
 
 
-def test_two_commands_serve_and_ask(readme_url):
-    assert the_block("make serve") == "make serve\n"  # which is what the fixture types
+def test_two_commands_serve_and_ask(type_in: Type, readme_url):
+    with type_in(the_block("make serve").replace("make", "make -n")) as shell:
+        said, _ = shell.communicate()
+    assert said.endswith("/bin/rota serve \n")
     assert httpx.get(f"{readme_url}/health", timeout=PATIENCE_S).json() == {"status": "ready"}
 
 
@@ -82,17 +83,31 @@ def test_its_openai_example_prints_a_plain_answer_and_a_pirates(readme_url, caps
     assert not STYLES["pirate"].check("How do boats float?", plain)
 
 
-def test_its_demo_opens_a_page_and_ends_with_one_interrupt(type_in: Type, tmp_path: Path):
+def test_its_demo_opens_a_page_and_one_interrupt_ends_the_server_its_engine_and_its_traffic(type_in: Type, tmp_path):
     browser = tmp_path / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
     browser.chmod(0o755)
-    with type_in(the_block("make demo"), ARGS=port_option(), BROWSER=str(browser)) as demo:
+    errors = tmp_path / "errors"
+    command = f"{the_block('make demo').strip()} 2> {errors}"
+    with type_in(command, ARGS="--port 0", BROWSER=str(browser)) as demo:
         page = line_of(demo, "Watch it at ").split()[3]
         assert httpx.get(page, timeout=PATIENCE_S).status_code == 200
-        os.killpg(demo.pid, signal.SIGINT)
+        assert httpx.get(page.replace("/dashboard", "/health"), timeout=PATIENCE_S).json()["status"] == "ready"
+        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: everybody in the group hears it
         demo.wait()
+        assert until(lambda: not is_a_group(demo.pid))
 
     assert (tmp_path / "opened").read_text().strip() == page
+    assert "Traceback" not in errors.read_text()
+    assert "Error" not in errors.read_text(), "make says how its command ended, unless it ended well"
+
+
+def is_a_group(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_its_offline_example_prints_a_plain_answer_and_a_poem(capsys):
@@ -111,18 +126,12 @@ def test_an_adapter_can_be_looked_at(type_in: Type):
     assert "SmolLM2-135M-Instruct" in said
 
 
-@pytest.fixture
-def own_url(type_in: Type) -> Iterator[str]:
-    with type_in(f"{the_block('rota serve').strip()} {port_option()}") as server:
-        yield line_of(server, "Rota serves ").split()[-1]
-        server.send_signal(signal.SIGTERM)
-        assert server.wait() == 0
-
-
 @needs_curl
-def test_adapters_of_ones_own_are_served_and_one_more_is_loaded(own_url):
-    curl("load_lora_adapter", own_url)
-    models = [model["id"] for model in httpx.get(f"{own_url}/v1/models", timeout=PATIENCE_S).json()["data"]]
+def test_adapters_of_ones_own_are_served_and_one_more_is_loaded(readme_url):
+    curl("load_lora_adapter", readme_url)
+    models = [model["id"] for model in httpx.get(f"{readme_url}/v1/models", timeout=PATIENCE_S).json()["data"]]
+    unload = {"lora_name": "sales"}
+    httpx.post(f"{readme_url}/v1/unload_lora_adapter", json=unload, timeout=PATIENCE_S).raise_for_status()
 
     assert {"legal", "support", "sales"} <= set(models)
 
