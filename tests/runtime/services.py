@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished
@@ -13,8 +14,14 @@ from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import BuildDevice
 from rota.runtime.supervisor import NewEngine, SupervisedService
+from tests.builders import capacity
+from tests.fakes import FakeDevice
 from tests.waiting import PATIENCE_S
 from tests.worlds import endings, outputs
+
+# An answer of so many tokens lasts for longer than any test may.
+LONG = 100_000
+SLOW = partial(FakeDevice, capacity=capacity(blocks=10 * LONG // 16, max_sequence_tokens=2 * LONG), step_s=0.02)
 
 AdapterEvent = AdapterAdded | AdapterRefused | AdapterRemoved
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
 
 import pytest
 
@@ -16,13 +15,11 @@ from rota.runtime.closable import ClosableService
 from rota.runtime.promises import Promises
 from rota.runtime.service import InProcessService, Phase
 from tests.builders import submit
-from tests.fakes import FakeDevice, continuation
+from tests.fakes import continuation
 from tests.runtime.replicas.fakes import FakeReplica, desk_of
-from tests.runtime.services import Listener, supervised
-from tests.waiting import until
+from tests.runtime.services import LONG, SLOW, Listener, supervised
+from tests.waiting import PATIENCE_S, until
 from tests.worlds import endings, outputs
-
-SLOW = partial(FakeDevice, step_s=0.02)
 
 
 def pauses(events: list[Event]) -> list[bool]:
@@ -31,7 +28,7 @@ def pauses(events: list[Event]) -> list[bool]:
 
 def test_the_engine_of_a_paused_service_dies_and_the_next_one_is_paused_too():
     with supervised(SLOW) as (service, listener):
-        service.send(submit("lost", max_new_tokens=400))
+        service.send(submit("lost", max_new_tokens=LONG))
         listener.wait_for_tokens("lost", 2)
         service.send(Pause(0.0))
         assert until(lambda: pauses(listener.events) == [True])
@@ -81,13 +78,13 @@ def test_every_replica_is_paused_those_that_start_and_those_that_join_later_too(
 def test_a_paused_service_that_closes_answers_what_is_open():
     service, listener = ClosableService(InProcessService(SLOW, EngineConfig())), Listener()
     service.start(listener)
-    service.wait_until_ready(10.0)
+    service.wait_until_ready()
     try:
         service.send(submit("open", max_new_tokens=12))
         listener.wait_for_tokens("open", 2)
         service.send(Pause(0.0))
         assert until(lambda: pauses(listener.events) == [True])
-        service.drain(20.0)
+        service.drain(PATIENCE_S)
         assert endings(listener.events)["open"].reason is FinishReason.LENGTH
         with pytest.raises(RequestError, match="stopping"):
             service.send(Pause(0.0))

@@ -11,7 +11,8 @@ from rota.core.events import FinishReason
 from rota.runtime.service import BuildDevice, InProcessService, Phase
 from tests.builders import abort, submit
 from tests.fakes import FakeDevice, continuation
-from tests.runtime.services import Listener
+from tests.runtime.services import LONG, SLOW, Listener
+from tests.waiting import PATIENCE_S
 from tests.worlds import outputs
 
 
@@ -22,7 +23,7 @@ def listener() -> Listener:
 
 @pytest.fixture
 def device() -> FakeDevice:
-    return FakeDevice(step_s=0.01)
+    return SLOW()
 
 
 @pytest.fixture
@@ -47,12 +48,12 @@ def test_a_request_is_answered(slow, listener):
 
 
 def test_readiness_tells_the_capacity(slow):
-    assert slow.wait_until_ready(5.0) == FakeDevice().capacity
+    assert slow.wait_until_ready(PATIENCE_S) == SLOW().capacity
     assert slow.state.phase is Phase.READY
 
 
 def test_an_abort_takes_effect_within_a_step(slow, device, listener):
-    slow.send(submit("a", max_new_tokens=400))
+    slow.send(submit("a", max_new_tokens=LONG))
     listener.wait_for_tokens("a", 3)
     slow.send(abort("a"))
     steps = len(device.plans)
@@ -62,7 +63,7 @@ def test_an_abort_takes_effect_within_a_step(slow, device, listener):
 
 
 def test_stopping_aborts_whoever_is_open_and_refuses_newcomers(slow, listener):
-    slow.send(submit("a", max_new_tokens=400))
+    slow.send(submit("a", max_new_tokens=LONG))
     listener.wait_for_tokens("a")
     slow.stop()
 
@@ -88,7 +89,7 @@ def test_a_device_that_cannot_be_built_says_why_to_all_who_ask(listener):
     service = start(no_such_model, listener)
 
     with pytest.raises(EngineDiedError, match="no model in /nowhere"):
-        service.wait_until_ready(5.0)
+        service.wait_until_ready(PATIENCE_S)
     assert service.state.phase is Phase.DOWN
     with pytest.raises(RequestError, match="no model in /nowhere"):
         service.send(submit("a"))

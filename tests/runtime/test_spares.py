@@ -27,11 +27,9 @@ from rota.runtime.supervisor import SupervisedService
 from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, continuation
 from tests.processes import is_alive, started
-from tests.runtime.services import Listener, supervised
+from tests.runtime.services import LONG, SLOW, Listener, supervised
 from tests.waiting import PATIENCE_S, hang, line_of, until
 from tests.worlds import outputs
-
-SLOW = partial(FakeDevice, step_s=0.02)
 
 
 @contextmanager
@@ -67,7 +65,7 @@ def serve_again(service: SupervisedService, listener: Listener, name: str) -> in
 def test_a_spare_takes_over_from_an_engine_that_is_killed_under_load_and_the_next_from_the_next():
     with spared() as (service, listener, spares):
         service.send(add_adapter(1))
-        service.send(submit("lost", max_new_tokens=400))
+        service.send(submit("lost", max_new_tokens=LONG))
         listener.wait_for_tokens("lost", 2)
         first = waiting(spares)
 

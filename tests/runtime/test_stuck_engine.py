@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import pytest
 
@@ -25,11 +24,9 @@ from tests.builders import add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket
 from tests.policy.never_admits import NEVER, NeverAdmits
 from tests.processes import is_alive
-from tests.runtime.services import supervised
+from tests.runtime.services import LONG, SLOW, supervised
 from tests.runtime.test_supervisor import parent_in
 from tests.waiting import hang, line_of, until
-
-SLOW = partial(FakeDevice, step_s=0.02)
 
 
 class FailingDevice(FakeDevice):
@@ -123,7 +120,7 @@ def test_an_engine_that_is_stopped_is_started_again(is_idle, caplog):
         service.wait_until_ready()
         first = service.engine_pid
         if not is_idle:
-            service.send(submit("open", max_new_tokens=4000))
+            service.send(submit("open", max_new_tokens=LONG))
             listener.wait_for_tokens("open")
         os.kill(first, signal.SIGSTOP)
 

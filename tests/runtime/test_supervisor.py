@@ -27,17 +27,15 @@ from rota.runtime.supervisor import SupervisedService
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, FakeTicket, continuation
 from tests.processes import Program, is_alive, started
-from tests.runtime.services import Listener, supervised
+from tests.runtime.services import LONG, SLOW, Listener, supervised
 from tests.waiting import PATIENCE_S, hang, line_of, until
 from tests.worlds import outputs
-
-SLOW = partial(FakeDevice, step_s=0.02)
 
 
 def test_a_killed_engine_fails_the_open_requests_at_once_and_the_next_request_succeeds():
     with supervised(SLOW) as (service, listener):
         for name in "ab":
-            service.send(submit(name, max_new_tokens=400))
+            service.send(submit(name, max_new_tokens=LONG))
             listener.wait_for_tokens(name, 2)
         pid = service.engine_pid
         os.kill(pid, signal.SIGKILL)
@@ -76,7 +74,7 @@ def test_when_no_new_engine_can_be_made_everybody_hears_of_it(monkeypatch, capsy
         raise OSError("no space left on device")
 
     with supervised(SLOW) as (service, listener):
-        service.send(submit("open", max_new_tokens=400))
+        service.send(submit("open", max_new_tokens=LONG))
         listener.wait_for_tokens("open")
         monkeypatch.setattr(service, "_new_engine", no_room)
         os.kill(service.engine_pid, signal.SIGKILL)
@@ -117,7 +115,7 @@ def test_a_new_engine_knows_the_adapters_that_were_added_and_not_removed():
 def test_adapters_are_known_to_a_request_that_comes_as_soon_as_the_engine_is_dead():
     with supervised(SLOW) as (service, listener):
         adapter = add(service, listener, add_adapter(1))
-        service.send(submit("lost", max_new_tokens=400, adapter=adapter))
+        service.send(submit("lost", max_new_tokens=LONG, adapter=adapter))
         listener.wait_for_tokens("lost")
         os.kill(service.engine_pid, signal.SIGKILL)
         listener.wait_for_ending("lost")
@@ -129,7 +127,7 @@ def test_adapters_are_known_to_a_request_that_comes_as_soon_as_the_engine_is_dea
 def test_what_was_asked_about_adapters_is_answered_when_the_engine_dies():
     with supervised(SLOW) as (service, listener):
         adapter = add(service, listener, add_adapter(1))
-        service.send(submit("user", max_new_tokens=400, adapter=adapter))
+        service.send(submit("user", max_new_tokens=LONG, adapter=adapter))
         listener.wait_for_tokens("user")
         service.send(RemoveAdapter(adapter_id=adapter, at=0.0))
         os.kill(service.engine_pid, signal.SIGSTOP)  # from here on it answers nothing
@@ -170,7 +168,7 @@ def test_an_adapter_that_a_new_engine_cannot_read_is_refused_and_the_next_engine
 
 def test_an_abort_reaches_the_engine():
     with supervised(SLOW) as (service, listener):
-        service.send(submit("a", max_new_tokens=400))
+        service.send(submit("a", max_new_tokens=LONG))
         listener.wait_for_tokens("a")
         service.send(abort("a"))
 
@@ -179,7 +177,7 @@ def test_an_abort_reaches_the_engine():
 
 def test_stopping_aborts_whoever_is_open_and_leaves_no_process():
     with supervised(SLOW) as (service, listener):
-        service.send(submit("a", max_new_tokens=400))
+        service.send(submit("a", max_new_tokens=LONG))
         listener.wait_for_tokens("a")
         pid = service.engine_pid
         service.stop()
@@ -306,8 +304,8 @@ from rota.core.config import EngineConfig
 from rota.runtime.patience import Patience
 from rota.runtime.supervisor import SupervisedService
 from tests.builders import submit
-from tests.runtime.services import Listener
-from tests.runtime.test_supervisor import SLOW, DeafDevice
+from tests.runtime.services import SLOW, Listener
+from tests.runtime.test_supervisor import DeafDevice
 from tests.waiting import hang
 if __name__ == "__main__":
     kind, listener = sys.argv[1], Listener()

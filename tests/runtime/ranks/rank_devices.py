@@ -23,7 +23,7 @@ from rota.runtime.ranks.lead import build_ranks
 from rota.runtime.ranks.meeting import Meeting
 from rota.runtime.supervisor import SupervisedService
 from tests.fakes import FakeDevice, FakeTicket, alphabet
-from tests.runtime.services import Listener
+from tests.runtime.services import SLOW, Listener
 from tests.waiting import until
 
 
@@ -33,17 +33,17 @@ def config_of(size: int, depth: Literal[1, 2] = 2, **model: Any) -> EngineConfig
     )
 
 
-def fake_rank(folder: Path, config: EngineConfig, step_s: float = 0.0) -> FakeDevice:
+def fake_rank(folder: Path, config: EngineConfig, make: Callable[[], FakeDevice] = FakeDevice) -> FakeDevice:
     """Leaves its process's id in the folder."""
     _note_of(folder, config.rank, config.engine_id).write_text(str(os.getpid()))
-    return FakeDevice(step_s=step_s)
+    return make()
 
 
 def spelling_rank(folder: Path, config: EngineConfig) -> FakeDevice:
     return replace(fake_rank(folder, config), next_token=alphabet)
 
 
-slow_rank = partial(fake_rank, step_s=0.02)
+slow_rank = partial(fake_rank, make=SLOW)
 
 
 def listening_at(pid: int) -> set[str]:
@@ -113,7 +113,7 @@ class LateCopies(FakeDevice):
 def late_follower(folder: Path, config: EngineConfig) -> FakeDevice:
     if config.rank == 0:
         return slow_rank(folder, config)
-    device = LateCopies()
+    device = LateCopies(**SLOW.keywords)
     device.folder, device.complete = folder, set()
     return device
 
@@ -185,7 +185,7 @@ def companions(folder: Path, config: EngineConfig) -> FakeDevice:
     device = slow_rank(folder, config)
     if config.rank == 1 and not (folder / "failed").exists():
         (folder / "failed").touch()
-        device = Companion()
+        device = Companion(**SLOW.keywords)
         device.folder = folder
     return device
 
@@ -204,7 +204,7 @@ def gapped_leader(folder: Path, config: EngineConfig) -> FakeDevice:
 
     if config.rank == 0:
         Meeting.send_plan = send_all_but_the_fourth  # type: ignore[method-assign]
-    return FakeDevice(step_s=0.02)
+    return SLOW()
 
 
 class Unreadable:

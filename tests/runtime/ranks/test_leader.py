@@ -28,7 +28,7 @@ from tests.runtime.ranks.rank_devices import (
     slow_rank,
     supervised_ranks,
 )
-from tests.runtime.services import Listener
+from tests.runtime.services import LONG, Listener
 from tests.waiting import until
 from tests.worlds import outputs
 
@@ -43,7 +43,7 @@ def test_a_rank_that_is_killed_under_load_ends_its_replicas_requests_and_all_ran
         service.send(add_adapter(1))
         listener.wait_for_adapter(1, AdapterAdded)
         for name in "ab":
-            service.send(submit(name, max_new_tokens=400, adapter=AdapterId(1)))
+            service.send(submit(name, max_new_tokens=LONG, adapter=AdapterId(1)))
             listener.wait_for_tokens(name, 2)
         first = [pid_of(tmp_path, rank) for rank in range(3)]
         os.kill(first[victim], signal.SIGKILL)
@@ -65,7 +65,7 @@ def test_a_rank_that_is_killed_under_load_ends_its_replicas_requests_and_all_ran
 
 def test_a_rank_that_fails_for_lack_of_another_is_not_taken_for_the_cause(tmp_path):
     with supervised_ranks(partial(companions, tmp_path), 3) as (service, listener):
-        service.send(submit("lost", max_new_tokens=100))
+        service.send(submit("lost", max_new_tokens=LONG))
 
         message = listener.wait_for_ending("lost").fault.message
         assert "The process of rank 2 was killed by SIGKILL." in message
@@ -91,7 +91,7 @@ def test_a_follower_that_hangs_is_named_and_all_ranks_start_again(tmp_path, is_i
     with supervised_ranks(partial(slow_rank, tmp_path), rank_patience=patience) as (service, listener):
         service.wait_until_ready()
         if not is_idle:
-            service.send(submit("open", max_new_tokens=100_000))
+            service.send(submit("open", max_new_tokens=LONG))
             listener.wait_for_tokens("open")
         os.kill(pid_of(tmp_path, 1), signal.SIGSTOP)
 
@@ -130,7 +130,7 @@ def test_the_fake_follower_notices_a_leader_that_does_not_wait(tmp_path):
     with supervised_ranks(partial(hasty_leader, tmp_path)) as (service, listener):
         service.send(add_adapter(1))
         listener.wait_for_adapter(1, AdapterAdded)
-        service.send(submit("asked", max_new_tokens=400, adapter=AdapterId(1)))
+        service.send(submit("asked", max_new_tokens=LONG, adapter=AdapterId(1)))
 
         assert "is used before it is complete" in listener.wait_for_ending("asked").fault.message
 
@@ -149,7 +149,7 @@ def test_an_adapter_that_one_rank_cannot_read_is_refused_and_dropped_by_the_othe
 
 def test_a_follower_that_missed_a_plan_ends_the_replica(tmp_path):
     with supervised_ranks(partial(gapped_leader, tmp_path)) as (service, listener):
-        service.send(submit("lost", max_new_tokens=100))
+        service.send(submit("lost", max_new_tokens=LONG))
 
         fault = listener.wait_for_ending("lost").fault
         assert "Rank 1: Plan 4 is missing: plan 5 came instead." in fault.message
@@ -161,7 +161,6 @@ def test_a_follower_that_missed_a_plan_ends_the_replica(tmp_path):
     ("rank", "error", "sentence"),
     [
         (0, ConfigError, "7 does not divide"),
-        (1, ConfigError, "Rank 1: 7 does not divide"),
         (1, ZeroDivisionError, "Rank 1: The engine failed with ZeroDivisionError: 7 does not divide"),
     ],
 )

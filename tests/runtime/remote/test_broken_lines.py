@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from rota.core.events import FinishReason
 from rota.runtime.patience import Patience
 from tests.builders import submit
-from tests.fakes import FakeDevice
 from tests.processes import is_alive
 from tests.runtime.remote.elsewhere import Elsewheres
 from tests.runtime.remote.relay import relays
-from tests.runtime.services import supervised
+from tests.runtime.services import LONG, SLOW, supervised
 
-SLOW = partial(FakeDevice, step_s=0.02)
 EVENTS, MESSAGES = 0, 1  # which relay: the front's address is told first
 
 
@@ -31,7 +27,7 @@ def test_a_line_that_breaks_is_not_mended(what, line, reason):
     with relays() as between:
         elsewheres = Elsewheres(between.detour)
         with supervised(SLOW, Patience(silence_s=2.0), elsewheres.new_engine) as (service, listener):
-            service.send(submit("lost", max_new_tokens=4000))
+            service.send(submit("lost", max_new_tokens=LONG))
             listener.wait_for_tokens("lost")
             first = service.engine_pid
             getattr(between.all[line], what)()

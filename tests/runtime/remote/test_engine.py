@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
 
 import pytest
 
@@ -16,11 +15,9 @@ from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation
 from tests.processes import is_alive
 from tests.runtime.remote.elsewhere import Elsewheres
-from tests.runtime.services import supervised
+from tests.runtime.services import LONG, SLOW, supervised
 from tests.waiting import until
 from tests.worlds import outputs
-
-SLOW = partial(FakeDevice, step_s=0.02)
 
 
 def test_messages_wait_until_the_engine_has_joined_and_requests_end():
@@ -40,7 +37,7 @@ def test_a_killed_engine_fails_its_requests_and_the_next_one_knows_the_adapters(
         adapter = add_adapter(1)
         service.send(adapter)
         listener.wait_for_adapter(1, AdapterAdded)
-        service.send(submit("lost", max_new_tokens=400))
+        service.send(submit("lost", max_new_tokens=LONG))
         listener.wait_for_tokens("lost")
         pid = service.engine_pid
         os.kill(pid, signal.SIGKILL)
@@ -58,7 +55,7 @@ def test_a_killed_engine_fails_its_requests_and_the_next_one_knows_the_adapters(
 def test_the_reason_of_a_death_is_what_whoever_started_the_engine_knows():
     elsewheres = Elsewheres(ending="The machine 10.0.0.7 is gone.")
     with supervised(SLOW, new_engine=elsewheres.new_engine) as (service, listener):
-        service.send(submit("lost", max_new_tokens=400))
+        service.send(submit("lost", max_new_tokens=LONG))
         listener.wait_for_tokens("lost")
         elsewheres.all[0].kill()
 
@@ -92,7 +89,7 @@ def test_last_words_of_a_start_arrive():
 
 def test_an_engine_that_says_nothing_is_killed_and_started_again():
     with supervised(SLOW, Patience(silence_s=2.0), Elsewheres().new_engine) as (service, listener):
-        service.send(submit("open", max_new_tokens=4000))
+        service.send(submit("open", max_new_tokens=LONG))
         listener.wait_for_tokens("open")
         first = service.engine_pid
         os.kill(first, signal.SIGSTOP)
@@ -107,7 +104,7 @@ def test_stopping_aborts_whoever_is_open_and_leaves_no_process():
     elsewheres = Elsewheres()
     with supervised(SLOW, new_engine=elsewheres.new_engine) as (service, listener):
         for name in "ab":
-            service.send(submit(name, max_new_tokens=400))
+            service.send(submit(name, max_new_tokens=LONG))
             listener.wait_for_tokens(name)
         service.send(abort("b"))
         assert listener.wait_for_ending("b").reason is FinishReason.ABORT

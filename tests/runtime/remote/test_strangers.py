@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from contextlib import contextmanager
-from functools import partial
 
 import pytest
 import zmq
@@ -16,7 +15,6 @@ from rota.runtime.remote.keys import KeyPair
 from rota.runtime.remote.line import GuardedLine
 from rota.runtime.remote.strangers import QUIET_S, StrangerLog, Visitors
 from tests.builders import submit
-from tests.fakes import FakeDevice
 from tests.runtime.remote.elsewhere import HOST, Elsewheres
 from tests.runtime.remote.intruders import (
     with_a_giant,
@@ -26,12 +24,11 @@ from tests.runtime.remote.intruders import (
     with_noise,
     without_keys,
 )
-from tests.runtime.services import supervised
+from tests.runtime.services import SLOW, supervised
 from tests.waiting import until
 
 # Both sides notice that one has no key, and either may be the first to hang up.
 NO_KEY = r"It (has no key|left before it had shown a key)\."
-SLOW = partial(FakeDevice, step_s=0.02)
 
 
 @contextmanager

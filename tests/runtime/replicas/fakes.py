@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished, FinishReason
 from rota.core.ids import AdapterId, EngineId, RequestId
@@ -13,7 +16,10 @@ from rota.runtime.replicas.desk import ReplicaDesk
 from rota.runtime.replicas.roster import Roster
 from rota.runtime.routing.router import Router
 from rota.runtime.service import Deliver, Phase, ServiceState, refuse
-from tests.builders import capacity
+from tests.builders import add_adapter, capacity
+from tests.fakes import FakeDevice
+from tests.runtime.services import SLOW
+from tests.waiting import until
 
 
 class FakeReplica:
@@ -85,3 +91,24 @@ def kinds(events: list[Event]) -> list[str]:
 
 def down(state: ServiceState, reason: str) -> ServiceState:
     return replace(state, phase=Phase.DOWN, capacity=None, reason=reason)
+
+
+# Devices of replicas in processes, which read this module and not the tests with all that those import.
+class FolderDevice(FakeDevice):
+    """Reads an adapter as long as its folder is there, and does not begin before a file called "go" is."""
+
+    def fetch(self, adapter: Adapter) -> Message:
+        folder = Path(adapter.path)
+        if "slow" in folder.name:
+            (folder / str(os.getpid())).touch()
+            assert until(lambda: (folder / "go").exists())
+        return super().fetch(adapter if folder.is_dir() else add_adapter(adapter.adapter_id, path="broken").adapter)
+
+
+class DoomedDevice(FakeDevice):
+    """Dies at once if there is a file that says so."""
+
+    def __init__(self, mark: Path) -> None:
+        if mark.exists():
+            os._exit(7)
+        super().__init__(**SLOW.keywords)

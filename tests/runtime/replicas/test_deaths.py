@@ -13,25 +13,25 @@ from pathlib import Path
 
 import pytest
 
-from rota.core.adapter import Adapter
 from rota.core.errors import FaultCode, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, EngineRestarted, FinishReason, Produced
 from rota.core.ids import AdapterId
-from rota.core.messages import Message, RemoveAdapter
+from rota.core.messages import RemoveAdapter
+from rota.core.request import Request
 from rota.runtime.patience import Patience
 from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
 from rota.runtime.service import BuildDevice, Phase
 from rota.runtime.supervisor import SupervisedService
-from tests.builders import add_adapter, submit
-from tests.fakes import FakeDevice, continuation
+from tests.builders import abort, add_adapter, submit
+from tests.fakes import continuation
 from tests.processes import is_alive
-from tests.runtime.services import Listener
+from tests.runtime.replicas.fakes import DoomedDevice, FolderDevice
+from tests.runtime.services import LONG, SLOW, Listener
 from tests.server.engines import configs, pids_of
 from tests.waiting import until
 from tests.worlds import endings, outputs
 
-SLOW = partial(FakeDevice, step_s=0.02)
 ADAPTERS = (1, 2, 3)
 
 
@@ -65,17 +65,29 @@ def all_ready(service: ReplicatedService) -> bool:
     return set(phases(service)) == {Phase.READY}
 
 
-def load(service: ReplicatedService, listener: Listener, prefix: str, count: int = 12) -> dict[str, list[int]]:
-    """Requests for all adapters and the base model that run for a while; by name, what they must answer."""
+def load(service: ReplicatedService, listener: Listener, prefix: str, count: int = 12) -> dict[str, Request]:
+    """Requests for all adapters and the base model, by name, that run until somebody ends them."""
     asked = [
-        submit(f"{prefix}{number}", max_new_tokens=60, adapter=AdapterId((0, *ADAPTERS)[number % 4]))
+        submit(f"{prefix}{number}", max_new_tokens=LONG, adapter=AdapterId((0, *ADAPTERS)[number % 4]))
         for number in range(count)
     ]
     for message in asked:
         service.send(message)
     for message in asked[:4]:
         listener.wait_for_tokens(message.request.request_id)
-    return {message.request.request_id: continuation(message.request.prompt, 60) for message in asked}
+    return {message.request.request_id: message.request for message in asked}
+
+
+def lost_of(listener: Listener, names: list[str]) -> set[str]:
+    """Waits until one of two replicas, which took the requests in turn, has lost all of its own and nobody else any."""
+    found: set[str] = set()
+
+    def are_those_of_one() -> bool:
+        found.update({*endings(listener.events)} & {*names})
+        return found in ({*names[::2]}, {*names[1::2]})
+
+    assert until(are_those_of_one), found
+    return found
 
 
 def open_files() -> int:
@@ -87,7 +99,7 @@ def test_a_replica_that_is_killed_under_load_ends_only_its_own_requests_and_come
         add(service, listener, *ADAPTERS)
         before = open_files(), threading.active_count(), len(list(Path(tempfile.gettempdir()).glob("rota-*")))
         for round_ in range(2):
-            expected = load(service, listener, f"round{round_}-")
+            asked = load(service, listener, f"round{round_}-")
             first, victim = pids_of(service)
             os.kill(victim, signal.SIGKILL)
             assert until(lambda: phases(service)[1] is not Phase.READY)
@@ -95,14 +107,14 @@ def test_a_replica_that_is_killed_under_load_ends_only_its_own_requests_and_come
             for number, name in enumerate(during):
                 service.send(submit(name, adapter=AdapterId(number)))
 
-            ended = {name: listener.wait_for_ending(name) for name in [*expected, *during]}
-            lost = {name for name, ending in ended.items() if ending.fault}
-            assert {ended[name].fault.code for name in lost} == {FaultCode.ENGINE_DIED}
-            assert lost in ({*list(expected)[::2]}, {*list(expected)[1::2]})  # the replicas took them in turn
-            given = outputs(listener.events)
-            assert {name: given[name] for name in expected if name not in lost} == {
-                name: tokens for name, tokens in expected.items() if name not in lost
-            }
+            assert {listener.wait_for_ending(name).reason for name in during} == {FinishReason.LENGTH}
+            lost = lost_of(listener, list(asked))
+            assert {listener.wait_for_ending(name).fault.code for name in lost} == {FaultCode.ENGINE_DIED}
+            for name in {*asked} - lost:
+                service.send(abort(name))
+                assert listener.wait_for_ending(name).reason is FinishReason.ABORT
+                given = outputs(listener.events).get(name, [])
+                assert given == continuation(asked[name].prompt, len(given))
             assert until(lambda: all_ready(service))
             assert pids_of(service)[0] == first
             assert not is_alive(victim)
@@ -124,17 +136,6 @@ def test_a_replica_that_is_killed_under_load_ends_only_its_own_requests_and_come
     added = [event.adapter_id for event in listener.events if isinstance(event, AdapterAdded)]
     assert sorted(added) == [*ADAPTERS]
     assert len(endings(listener.events)) == 2 * (12 + 4 + 6)
-
-
-class FolderDevice(FakeDevice):
-    """Reads an adapter as long as its folder is there, and does not begin before a file called "go" is."""
-
-    def fetch(self, adapter: Adapter) -> Message:
-        folder = Path(adapter.path)
-        if "slow" in folder.name:
-            (folder / str(os.getpid())).touch()
-            assert until(lambda: (folder / "go").exists())
-        return super().fetch(adapter if folder.is_dir() else add_adapter(adapter.adapter_id, path="broken").adapter)
 
 
 def test_an_adapter_that_a_dying_replica_was_reading_is_refused_and_taken_from_the_other(tmp_path):
@@ -194,15 +195,6 @@ def test_an_adapter_that_one_replica_cannot_read_again_is_served_by_the_other(tm
         assert until(lambda: not service._desk._adapters.lacking(AdapterId(1), [0, 1]))
 
 
-class DoomedDevice(FakeDevice):
-    """Dies at once if there is a file that says so."""
-
-    def __init__(self, mark: Path) -> None:
-        if mark.exists():
-            os._exit(7)
-        super().__init__(step_s=0.02)
-
-
 def test_a_replica_that_keeps_dying_is_given_up_on_and_the_process_goes_on_until_the_last_one(tmp_path, caplog):
     mark = tmp_path / "doom"
     patience = Patience(quick_deaths=2, pause_s=0.01, quick_death_s=60.0)
@@ -220,7 +212,7 @@ def test_a_replica_that_keeps_dying_is_given_up_on_and_the_process_goes_on_until
         add(service, listener, 2)
         assert not [event for event in listener.events if isinstance(event, AdapterRefused)]
 
-        service.send(submit("last", max_new_tokens=400, adapter=AdapterId(2)))
+        service.send(submit("last", max_new_tokens=LONG, adapter=AdapterId(2)))
         listener.wait_for_tokens("last")
         os.kill(pids_of(service)[0], signal.SIGKILL)
         assert listener.wait_for_ending("last").fault.code is FaultCode.ENGINE_DIED
@@ -231,7 +223,7 @@ def test_a_replica_that_keeps_dying_is_given_up_on_and_the_process_goes_on_until
 
 def test_when_all_replicas_die_at_once_requests_wait_for_the_first_that_comes_back():
     with replicated() as (service, listener):
-        service.send(submit("lost", max_new_tokens=400))
+        service.send(submit("lost", max_new_tokens=LONG))
         listener.wait_for_tokens("lost")
         for pid in pids_of(service):
             os.kill(pid, signal.SIGKILL)
