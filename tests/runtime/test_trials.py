@@ -31,7 +31,7 @@ def build_trying() -> FakeDevice:
 def test_the_next_engine_knows_them_unless_the_last_died_quickly(is_quick):
     patience = Patience(quick_death_s=1000.0 if is_quick else 0.0)
     with supervised(build_trying, patience) as (service, _):
-        for deaths in (1, 2):
+        for deaths in (1,) if is_quick else (1, 2):
             service.wait_until_ready(PATIENCE_S)
             before = service.engine_pid
             os.kill(before, signal.SIGKILL)
