@@ -34,31 +34,44 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("scheduler/queue.py", "import time"),
-        ("core/ids.py", "import torch"),
-        ("scheduler/rows.py", "import rota.runtime.loop"),
-        ("engine/step/ticket.py", "import rota.scheduler"),
-        ("engine/model/spec.py", "import rota.engine.lora.bank"),
-        ("engine/families/llama.py", "import rota.engine.build"),
-        ("server/app.py", "import rota.commands"),
-        ("runtime/loop.py", "import torch"),
-        ("bench/run.py", "import rota.runtime.loop"),
-        ("policy/slot_policies/wait.py", "import rota.policy.slot_policies.drain"),
-        ("policy/eviction.py", "import rota.policy.prefill_delayer"),
-        ("policy/drains.py", "import rota.policy.slot_policies.rotate"),
-        ("cellar.py", "import math"),
-    ],
-)
-def test_a_deliberate_violation_fails_the_contracts(copy, file, line):
-    target = copy / "src/rota" / file
-    target.write_text((target.read_text() if target.exists() else "") + f"\n{line}\n")
+def violate(folder: Path, module: str, imported: str) -> None:
+    target = folder / f"src/{module.replace('.', '/')}.py"
+    target.write_text((target.read_text() if target.exists() else "") + f"\nimport {imported}\n")
+
+
+def test_deliberate_violations_are_named_each_with_its_import(copy):
+    imports = {
+        "rota.scheduler.queue": "time",
+        "rota.core.ids": "torch",
+        "rota.scheduler.rows": "rota.runtime.loop",
+        "rota.engine.step.ticket": "rota.scheduler",
+        "rota.server.app": "rota.commands",
+        "rota.runtime.loop": "torch",
+        "rota.bench.run": "rota.runtime.loop",
+        "rota.policy.slot_policies.wait": "rota.policy.slot_policies.drain",
+        "rota.policy.eviction": "rota.policy.prefill_delayer",
+        "rota.policy.drains": "rota.policy.slot_policies.rotate",
+    }
+    for module, imported in imports.items():
+        violate(copy, module, imported)
+    violate(copy, "rota.cellar", "math")
 
     outcome = lint(copy)
     assert outcome.returncode == 1
-    assert "BROKEN" in outcome.stdout or "missing" in outcome.stdout.lower()
+    assert [edge for edge in imports.items() if f"{' -> '.join(edge)} (l." not in outcome.stdout] == []
+    assert "not listed as layers:\n\n- rota.cellar\n" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [("rota.engine.model.spec", "rota.engine.lora.bank"), ("rota.engine.families.llama", "rota.engine.build")],
+)
+def test_a_circle_between_siblings_fails_the_contracts(copy, module, imported):
+    violate(copy, module, imported)
+
+    outcome = lint(copy)
+    assert outcome.returncode == 1
+    assert "No circle between siblings in any package BROKEN" in outcome.stdout
 
 
 def test_the_untouched_copy_keeps_every_contract(copy):
