@@ -115,8 +115,9 @@ def comment_lines(text: str) -> set[int]:
 
 def without_reason(text: str) -> list[int]:
     """Where an error of any kind is caught without a comment there or right above."""
-    commented = comment_lines(text)
-    return [node.lineno for node in broad_handlers(ast.parse(text)) if not {node.lineno, node.lineno - 1} & commented]
+    lines = [node.lineno for node in broad_handlers(ast.parse(text))]
+    commented = comment_lines(text) if lines else set()
+    return [line for line in lines if not {line, line - 1} & commented]
 
 
 def test_an_error_of_any_kind_is_caught_only_with_a_reason():
