@@ -10,7 +10,8 @@ import re
 import signal
 import sys
 import termios
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from rota.cli import main
 from rota.commands.chat.command import chat
 from rota.commands.chat.config import ChatConfig
 from rota.server.access.keys import Key, KeyRing, digest_of
-from tests.fakes import FakeDevice
+from tests.fakes import FakeDevice, alphabet
 from tests.processes import Program, started
 from tests.server.letters import letters_device, serving, steps_made
 from tests.waiting import PATIENCE_S, until
@@ -200,7 +201,14 @@ def in_terminal(*arguments: str) -> Iterator[Terminal]:
 
 
 def test_in_a_terminal_a_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path):
-    device = letters_device(step_s=0.1)  # an answer of 20 seconds: a busy machine must not end it first
+    was_stopped = threading.Event()
+
+    def says(tokens: Sequence[int]) -> int:
+        assert len(tokens) < 20 or was_stopped.wait(PATIENCE_S)  # the answer cannot end before it is stopped
+        return alphabet(tokens)
+
+    device = letters_device(step_s=0.0)
+    device.next_token = says
     with (
         serving(tmp_path, device, adapters=("poet",)) as client,
         in_terminal("--base-url", str(client.base_url)) as own,
@@ -212,6 +220,7 @@ def test_in_a_terminal_a_ctrl_c_stops_the_answer_and_not_the_chat(tmp_path: Path
         assert own.sees("defg")
         own.type("\x03")
         assert own.sees("stopped)")
+        was_stopped.set()
         assert own.sees("letters> ")
         assert steps_made(client, device) < 190, "the server was told that nobody wants the rest"
         own.type("\x03")
@@ -236,10 +245,23 @@ def test_a_server_on_the_usual_port_is_asked(client, capsys):
     assert capsys.readouterr().out == "defg\n"
 
 
-def test_without_a_server_the_built_in_model_answers(capsys):
-    chat(ChatConfig(message="Hello!", adapter="pirate", max_tokens=6), usual_url="http://127.0.0.1:9")
+# Stands for Python: says what `rota serve` says, writes down how it was called, and ends with its parent.
+OWN_SERVER = """#!/bin/sh
+echo "$@" > {words}
+echo "Rota serves letters at {url}"
+exec tail --pid=$PPID -f /dev/null
+"""
+
+
+def test_without_a_server_one_with_the_built_in_model_is_started_for_the_chat(client, tmp_path, monkeypatch, capsys):
+    python, words = tmp_path / "python", tmp_path / "words"
+    python.write_text(OWN_SERVER.format(words=words, url=str(client.base_url).rstrip("/")))
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    chat(ChatConfig(message="ab", adapter="poet", max_tokens=4), usual_url="http://127.0.0.1:9")
 
     out, err = capsys.readouterr()
-    assert out.strip()
+    assert out == "defg\n"
     assert "so the built-in model is started" in err
-    assert "pirate answers from now on." in err
+    assert "poet answers from now on." in err
+    assert words.read_text().endswith("-m rota serve --port 0 --quiet --drain-timeout 0\n")
