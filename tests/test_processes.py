@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.model_factory import make_tiny_model
 from tests.processes import is_alive, marked, run_program, started
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import line_of, until
@@ -26,16 +25,19 @@ with started(sys.argv[1:]) as program:
     print(next(line for line in program.stdout if line.startswith(("Rota serves", "here"))), flush=True)
     hang()
 """
+ROTA = """
+from functools import partial
+from rota.cli import main
+from rota.commands.serve import serve_model
+from tests.fakes import FakeDevice
+
+def make_device(_):
+    return FakeDevice()
+
+if __name__ == "__main__":
+    main(serve=partial(serve_model, make_device=make_device))
+"""
 SLEEPER = "import signal; print('here', flush=True); signal.pause()"
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> list[str | Path]:
-    """The command that serves a tiny model."""
-    folder = write_byte_tokenizer(tmp_path / "tiny")
-    make_tiny_model(folder, "smollm2")
-    rota = Path(sys.executable).with_name("rota")
-    return [rota, "serve", folder, "--port", "0", "--device", "cpu", "--quiet", "--kv-blocks", "32"]
 
 
 def left_of(command: list[str | Path], folder: Path, **variables: str) -> list[int]:
@@ -56,17 +58,16 @@ def test_a_program_dies_with_the_test_run_that_started_it(tmp_path):
     assert left_of([sys.executable, "-c", SLEEPER], tmp_path) == []
 
 
-def test_a_server_and_its_engine_die_with_the_test_run_that_started_them(serve, tmp_path):
-    assert left_of(serve, tmp_path) == []
-
-
-def test_what_make_serves_dies_with_the_test_run_that_started_make(serve, tmp_path):
-    (tmp_path / "bin").symlink_to(Path(sys.executable).parent)
+def test_a_server_and_its_engine_die_with_the_test_run_that_started_make(tmp_path):
+    model, binaries = write_byte_tokenizer(tmp_path / "tiny"), tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "python").symlink_to(sys.executable)
+    (binaries / "rota").write_text(f"#!{sys.executable}\n{ROTA}")
+    (binaries / "rota").chmod(0o755)
     (tmp_path / ".serve").touch()
-    _, _, *options = map(str, serve)
     make = ["make", "--directory", str(ROOT), "serve"]
 
-    assert left_of(make, tmp_path, VENV=str(tmp_path), ARGS=" ".join(options), MAKEFLAGS="") == []
+    assert left_of(make, tmp_path, VENV=str(tmp_path), ARGS=f"{model} --port 0", MAKEFLAGS="") == []
 
 
 def test_a_program_whose_parent_has_gone_already_does_not_start():
