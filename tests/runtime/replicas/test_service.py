@@ -22,12 +22,10 @@ from rota.runtime.routing.router import Router
 from rota.runtime.service import BuildDevice, InProcessService, Phase
 from tests.builders import abort, add_adapter, submit
 from tests.fakes import FakeDevice, continuation, folded
-from tests.runtime.services import Listener
+from tests.runtime.services import LONG, SLOW, Listener
 from tests.server.engines import configs
 from tests.waiting import PATIENCE_S, until
 from tests.worlds import endings, outputs
-
-SLOW = partial(FakeDevice, step_s=0.01)
 
 
 @contextmanager
@@ -47,7 +45,8 @@ def engines_of(listener: Listener) -> set[int]:
 
 
 def test_requests_are_shared_and_each_gets_the_answer_that_one_engine_would_give():
-    with replicated(SLOW, SLOW) as (service, listener):
+    with replicated(FakeDevice, FakeDevice) as (service, listener):
+        service.wait_until_ready()  # before that one replica takes all
         asked = [submit(f"r{number}", max_new_tokens=5) for number in range(6)]
         for message in asked:
             service.send(message)
@@ -61,8 +60,9 @@ def test_requests_are_shared_and_each_gets_the_answer_that_one_engine_would_give
 
 def test_an_abort_reaches_the_replica_of_its_request():
     with replicated(SLOW, SLOW) as (service, listener):
+        service.wait_until_ready()
         for name in "ab":
-            service.send(submit(name, max_new_tokens=400))
+            service.send(submit(name, max_new_tokens=LONG))
             listener.wait_for_tokens(name)
         service.send(abort("b"))
 
@@ -71,7 +71,7 @@ def test_an_abort_reaches_the_replica_of_its_request():
 
 
 def test_every_replica_answers_for_itself():
-    with replicated(SLOW, SLOW, SLOW) as (service, listener):
+    with replicated(FakeDevice, FakeDevice, FakeDevice) as (service, listener):
         service.wait_until_ready()
         service.send(Inspect(0.0))
 
@@ -101,6 +101,7 @@ def test_events_of_all_replicas_are_delivered_by_one_thread_at_a_time():
     replicas = [InProcessService(FakeDevice, one) for one in configs(None, 3)]
     service = ReplicatedService(replicas, Router(3, "round-robin"))
     service.start(crossing)
+    service.wait_until_ready()
     for number in range(9):
         service.send(submit(str(number), max_new_tokens=20))
     assert until(lambda: len(crossing.threads) == 3)
@@ -119,7 +120,7 @@ class Picky(FakeDevice):
 
 
 def test_an_adapter_that_one_replica_cannot_read_is_refused_and_stays_nowhere():
-    with replicated(SLOW, partial(Picky, step_s=0.01)) as (service, listener):
+    with replicated(FakeDevice, Picky) as (service, listener):
         service.send(add_adapter(1, path="odd"))
         refusal = listener.wait_for_adapter(1, AdapterRefused)
         assert isinstance(refusal, AdapterRefused)
@@ -147,7 +148,7 @@ def no_such_model() -> FakeDevice:
 
 
 def test_a_service_starts_with_all_its_replicas_or_not_at_all():
-    with replicated(SLOW, no_such_model) as (service, _):
+    with replicated(FakeDevice, no_such_model) as (service, _):
         with pytest.raises(EngineDiedError, match=r"^Replica 1 is down: There is no model in /nowhere\.$"):
             service.wait_until_ready()
         with pytest.raises(RequestError, match="/nowhere"):
@@ -180,13 +181,13 @@ def test_a_replica_joins_a_service_of_one_and_serves_its_adapters():
     with replicated(SLOW) as (service, listener):
         service.send(add_adapter(1))
         listener.wait_for_adapter(1, AdapterAdded)
-        service.send(submit("long", max_new_tokens=400))
+        service.send(submit("long", max_new_tokens=LONG))
         listener.wait_for_tokens("long")
         may_start = threading.Event()
 
         def late() -> FakeDevice:
             assert may_start.wait(PATIENCE_S)
-            return FakeDevice(step_s=0.01)
+            return SLOW()
 
         assert service.add(newcomer(service, late)) == 1
         assert [engine.engine_id for engine in service.state.engines] == [0, 1]
@@ -239,7 +240,7 @@ def breaks_at_ten(tokens: Sequence[int]) -> int:
 
 @pytest.mark.usefixtures("capsys")
 def test_a_replica_that_stays_down_ends_its_own_requests_and_the_last_one_ends_the_service():
-    fragile = partial(FakeDevice, step_s=0.01, next_token=breaks_at_ten)
+    fragile = partial(FakeDevice, next_token=breaks_at_ten)
     with replicated(fragile, fragile) as (service, listener):
         service.wait_until_ready()
         service.send(submit("lost", prompt=8, max_new_tokens=50))
@@ -270,16 +271,28 @@ def test_a_tenants_limit_holds_over_all_replicas_at_every_moment():
                 if isinstance(event, Produced):
                     running.update(event.request_ids)
                     most_running = max(most_running, len(running))
+                    if most_running == 3:
+                        three_run.set()
                 running.discard(getattr(event, "request_id", ""))
             super().__call__(events)
 
+    are_sent, three_run = threading.Event(), threading.Event()
+
+    def says(tokens: Sequence[int]) -> int:
+        """Nobody begins before all have asked, and nobody ends before three have begun."""
+        assert are_sent.wait(PATIENCE_S)
+        assert len(tokens) < 30 or three_run.wait(PATIENCE_S)
+        return folded(tokens)
+
     acme = Tenant(name="acme", max_running=3)
-    replicas = [InProcessService(SLOW, one) for one in configs(None, 2)]
+    replicas = [InProcessService(partial(FakeDevice, next_token=says), one) for one in configs(None, 2)]
     service, listener = ReplicatedService(replicas, Router(2, "round-robin")), Watching()
     service.start(listener)
+    service.wait_until_ready()
     names = [f"r{number}" for number in range(12)]
     for name in names:
-        service.send(submit(name, max_new_tokens=6, tenant=acme))
+        service.send(submit(name, max_new_tokens=40, tenant=acme))
+    are_sent.set()
     for name in names:
         assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
     service.stop()
@@ -289,10 +302,11 @@ def test_a_tenants_limit_holds_over_all_replicas_at_every_moment():
 
 
 def test_a_burst_of_one_tenant_does_not_keep_a_neighbour_waiting_on_any_replica():
-    """Eight rows a replica; a burst of 400 steps on all of them, and a neighbour that comes late."""
+    """Eight rows a replica; a burst without end on all of them, and a neighbour that comes late."""
     with replicated(SLOW, SLOW) as (service, listener):
+        service.wait_until_ready()
         for number in range(40):
-            service.send(submit(f"burst{number}", prompt=2, max_new_tokens=400, tenant="burst"))
+            service.send(submit(f"burst{number}", prompt=2, max_new_tokens=LONG, tenant="burst"))
         listener.wait_for_tokens("burst0", 5)
         for name in "ab":  # one to each replica
             service.send(submit(name, prompt=2, max_new_tokens=3, tenant="neighbour"))
@@ -306,7 +320,7 @@ def test_a_stop_aborts_whoever_is_open_and_ends_who_is_held():
     tenant = Tenant(name="acme", max_running=1)
     with replicated(SLOW, SLOW) as (service, listener):
         for name in "ab":
-            service.send(submit(name, max_new_tokens=400, tenant=tenant))
+            service.send(submit(name, max_new_tokens=LONG, tenant=tenant))
         listener.wait_for_tokens("a")
         service.stop()
 
@@ -317,7 +331,7 @@ def test_a_stop_aborts_whoever_is_open_and_ends_who_is_held():
 
 def test_the_layers_above_work_over_several_engines_as_over_one():
     adapters = [add_adapter(number).adapter for number in (1, 2)]
-    replicas = [InProcessService(SLOW, one) for one in configs(None, 2)]
+    replicas = [InProcessService(FakeDevice, one) for one in configs(None, 2)]
     service = ClosableService(PreloadedService(ReplicatedService(replicas), adapters))
     listener = Listener()
     service.start(listener)
