@@ -27,6 +27,7 @@ from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice, NextToken, alphabet
+from tests.runtime.services import LONG
 from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -56,6 +57,11 @@ class Stage:
             self.ask(name, tokens)
 
 
+def roomy(rows: int = 24, slots: int = 2) -> Capacity:
+    """Room for answers of LONG tokens, which nobody reads to their end."""
+    return capacity(rows=rows, blocks=rows * LONG // 16, slots=slots, max_sequence_tokens=2 * LONG)
+
+
 @contextmanager
 def stage(
     folder: Path,
@@ -69,7 +75,7 @@ def stage(
     next_token: NextToken = alphabet,
 ) -> Iterator[Stage]:
     """Six adapters on two slots, steps of a few milliseconds."""
-    device = FakeDevice(room or capacity(rows=24, blocks=512, slots=2), step_s=step_s, next_token=next_token)
+    device = FakeDevice(room or roomy(), step_s=step_s, next_token=next_token)
     registry = Registry("letters", str(folder))
     adapters: list[Adapter] = [registry.add(LoraPath(name=name, path=f"adapters/{name}")) for name in names]
     inner = engines(lambda: device, EngineConfig(policy=policy or PolicyConfig()), replicas)

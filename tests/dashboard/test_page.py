@@ -18,12 +18,12 @@ from rota.server.access.keys import Key
 from rota.sim.cost import read_cost
 from rota.sim.run import Simulation, adapter_name
 from rota.workload.scenario import Client, Scenario
-from tests.builders import capacity
-from tests.dashboard.stage import stage
+from tests.dashboard.stage import roomy, stage
 from tests.fakes import alphabet
-from tests.waiting import until
+from tests.runtime.services import LONG
+from tests.waiting import PATIENCE_S, until
 
-WAIT_MS = 60_000
+WAIT_MS = 1000 * PATIENCE_S
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_it_moves_with_traffic_and_shows_the_rotation(on_stage, open_page):
     page = open_page(f"{made.url}/dashboard")
     wait_for_text(page, "#status", "live")
     for _ in range(3):
-        made.ask_everybody(tokens=400)
+        made.ask_everybody(LONG)
     wait_for_text(page, '[data-figure="Parked"] .value', "[1-9]")
     wait_for_text(page, '[data-figure="Output"] .value', "[1-9]")
     wait_for_text(page, '[data-figure="First token"] .value', "ms|s")
@@ -122,10 +122,10 @@ def test_it_moves_with_traffic_and_shows_the_rotation(on_stage, open_page):
 
 
 def test_who_waits_is_shown_with_the_reason(on_stage, open_page):
-    made = on_stage(room=capacity(rows=2, slots=2), step_s=0.02)
+    made = on_stage(room=roomy(rows=2), step_s=0.02)
     page = open_page(f"{made.url}/dashboard")
     for _ in range(4):
-        made.ask("letters", 450)
+        made.ask("letters", LONG)
     wait_for_text(page, '[data-adapter="0"] .why', "as many requests run as may run")
     wait_for_text(page, '[data-adapter="0"] td.waiting', "2")
     wait_for_text(page, '[data-adapter="0"] .longest', "s")
@@ -133,10 +133,10 @@ def test_who_waits_is_shown_with_the_reason(on_stage, open_page):
 
 def test_a_drain_is_marked(on_stage, open_page):
     policy = PolicyConfig(lora_policy="drain", lora_drain_wait_threshold=0.05)
-    made = on_stage(policy=policy, step_s=0.05, room=capacity(rows=24, blocks=512, slots=1))
+    made = on_stage(policy=policy, step_s=0.05, room=roomy(slots=1))
     page = open_page(f"{made.url}/dashboard")
     wait_for_text(page, "#status", "live")
-    made.ask("pirate", 400)
+    made.ask("pirate", LONG)
     wait_for_text(page, '[data-slot="0"] .label', "pirate")
     made.ask("haiku", 20)
     wait_for_text(page, '[data-slot="0"] .label', "makes room for haiku")
@@ -231,7 +231,7 @@ def test_tenants_are_shown_and_what_their_clients_were_told(on_stage, browser):
         assert page.locator("#tenants").is_hidden()
         wait_for_text(page, "#trouble-note", "^no restarts, ")
         for key in ("sesame", "secret", "secret"):
-            made.ask("letters", 400, key)
+            made.ask("letters", LONG, key)
         wait_for_text(page, '#tenants [data-key="bob"] .running', "2")
         wait_for_text(page, '#tenants [data-key="ann"] .running', "1")
         wait_for_text(page, '#tenants [data-key="ann"] .rate', "[1-9]")
@@ -456,7 +456,7 @@ def test_nothing_is_wider_than_the_screen(on_stage, open_page):
     made = on_stage(names=names, step_s=0.02)
     page = open_page(f"{made.url}/dashboard", viewport={"width": 390, "height": 844}, is_mobile=True)
     for adapter in made.registry.adapters:
-        made.ask(adapter.name, 400)
+        made.ask(adapter.name, LONG)
     wait_for_text(page, "#status", "live")
     wait_for_text(page, '[data-figure="Output"] .value', "[1-9]")
 
