@@ -118,7 +118,7 @@ def test_an_open_loop_does_not_wait_for_answers():
 
 def test_clients_who_leave_close_their_connection_and_have_not_failed():
     server = FakeServer(step_s=0.02)
-    found = report(run(server, num_prompts=4, random_output_len=500, cancel_share=1.0, cancel_within_s=0.2))
+    found = report(run(server, num_prompts=4, random_output_len=100_000, cancel_share=1.0, cancel_within_s=0.2))
 
     assert (found["failed"], found["left"], found["problems"]) == (0, 4, {})
     assert server.gone.wait(PATIENCE_S)

@@ -32,7 +32,7 @@ def service(ended):
     GATE.clear()
     service = ClosableService(InProcessService(lambda: FakeDevice(next_token=gated), EngineConfig()))
     service.start(lambda events: ended.extend(event for event in events if isinstance(event, Finished)))
-    service.wait_until_ready(10.0)
+    service.wait_until_ready()
     yield service
     GATE.set()
     service.stop()
@@ -63,7 +63,7 @@ def test_a_request_is_waited_for_until_its_ending_has_been_told():
         lambda events: open_when_told.extend(service.open_requests for event in events if isinstance(event, Finished))
     )
     service.send(submit())
-    service.drain(20.0)
+    service.drain(PATIENCE_S)
 
     assert (open_when_told, service.open_requests) == ([1], 0)
     service.stop()
@@ -89,7 +89,7 @@ def test_a_request_may_still_be_aborted_while_the_service_drains(service, ended)
     service.drain(0.0)
     service.send(abort("long"))
     GATE.set()
-    service.drain(10.0)
+    service.drain(PATIENCE_S)
 
     assert [event.reason for event in ended] == [FinishReason.ABORT]
 
@@ -97,7 +97,7 @@ def test_a_request_may_still_be_aborted_while_the_service_drains(service, ended)
 def test_a_request_that_a_dead_service_refuses_is_not_waited_for():
     service = ClosableService(InProcessService(FakeDevice, EngineConfig()))
     service.start(lambda _: None)
-    service.wait_until_ready(10.0)
+    service.wait_until_ready()
     service.stop()
     with pytest.raises(RequestError):
         service.send(submit())

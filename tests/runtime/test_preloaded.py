@@ -43,7 +43,7 @@ def test_it_is_ready_when_its_adapters_are_and_a_request_for_one_may_come_earlie
     assert service.state.phase is Phase.STARTING
     may_start.set()
 
-    assert service.wait_until_ready(5.0) == FakeDevice().capacity
+    assert service.wait_until_ready() == FakeDevice().capacity
     assert service.state.phase is Phase.READY
     assert listener.wait_for_ending("early").fault is None
     service.stop()
@@ -53,7 +53,7 @@ def test_an_adapter_that_is_refused_keeps_it_from_starting():
     service, _ = preloaded(FakeDevice, "one", "broken", "three")
 
     with pytest.raises(AdapterError, match="broken is broken"):
-        service.wait_until_ready(5.0)
+        service.wait_until_ready()
     assert (service.state.phase, service.state.reason) == (Phase.DOWN, "broken is broken.")
     service.stop()
 
@@ -66,7 +66,7 @@ def test_an_engine_that_cannot_start_says_why_before_any_adapter_does():
     service, _ = preloaded(no_such_model, "one")
 
     with pytest.raises(EngineDiedError, match="no model in /nowhere"):
-        service.wait_until_ready(5.0)
+        service.wait_until_ready()
     service.stop()
 
 

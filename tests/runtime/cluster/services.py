@@ -43,7 +43,7 @@ def served(nodes: RayNodes, **model: Any) -> Iterator[tuple[Service, Listener]]:
     service, listener = ray_service(config_on(nodes, **model), ServerConfig(), slow_device), Listener()
     service.start(listener)
     try:
-        service.wait_until_ready(120.0)
+        service.wait_until_ready()
         yield service, listener
     finally:
         service.stop()

@@ -174,7 +174,7 @@ def test_a_node_with_another_version_is_refused_before_it_reads_the_job(tmp_path
             EngineDiedError,
             match=r"node .* has 0\.1 for the version of flashinfer-python, and the front has nothing",
         ):
-            service.wait_until_ready(60.0)
+            service.wait_until_ready()
         service.stop()
         assert free_again(nodes, 1)
 

@@ -25,7 +25,7 @@ from rota.runtime.supervisor import SupervisedService
 from tests.builders import capacity, submit
 from tests.fakes import FakeDevice, continuation
 from tests.runtime.exchange.loops import loops_of
-from tests.runtime.services import Listener
+from tests.runtime.services import LONG, Listener
 from tests.waiting import PATIENCE_S, until
 from tests.worlds import endings, outputs
 
@@ -39,7 +39,7 @@ def config_of(kind: str, policy: PolicyConfig = DELAYING) -> EngineConfig:
 
 
 def device(rows: int = 6) -> FakeDevice:
-    found: Capacity = capacity(rows=rows, blocks=200)
+    found: Capacity = capacity(rows=rows, blocks=LONG // 8, max_sequence_tokens=2 * LONG)
     return FakeDevice(found, step_s=STEP_S)
 
 
@@ -85,9 +85,9 @@ def test_engines_in_processes_answer_as_without_a_delayer_and_outlive_the_death_
             services.append(service)
             listeners.append(listener)
         for service in services:
-            service.wait_until_ready(60.0)
+            service.wait_until_ready()
         asked = [submit(f"r{number}", prompt=5 + number, max_new_tokens=20 + 7 * number) for number in range(16)]
-        services[0].send(submit("lost", max_new_tokens=400))
+        services[0].send(submit("lost", max_new_tokens=LONG))
         listeners[0].wait_for_tokens("lost")
         for number, message in enumerate(asked):
             services[number % 2].send(message)
