@@ -16,7 +16,7 @@ from rota.runtime.service import Phase, Service
 from tests.builders import submit
 from tests.fakes import FakeDevice, alphabet
 from tests.runtime.cluster.clusters import RayNodes
-from tests.runtime.services import Listener
+from tests.runtime.services import SLOW, Listener
 from tests.waiting import until
 
 TOKENS = 100
@@ -24,7 +24,7 @@ TOKENS = 100
 
 def slow_device(_: EngineConfig) -> FakeDevice:
     """Slow enough that a request is under way when its machine is killed."""
-    return FakeDevice(step_s=0.02)
+    return SLOW()
 
 
 def spelling_device(_: EngineConfig) -> FakeDevice:
@@ -63,11 +63,11 @@ def free_again(nodes: RayNodes, processors: int = 3) -> bool:
         watcher.close()
 
 
-def ask(service: Service, listener: Listener, number: int, name: str = "r") -> list[str]:
+def ask(service: Service, listener: Listener, number: int, name: str = "r", tokens: int = TOKENS) -> list[str]:
     """Requests of which each has begun."""
     names = [f"{name}{index}" for index in range(number)]
     for one in names:
-        service.send(submit(one, max_new_tokens=TOKENS))
+        service.send(submit(one, max_new_tokens=tokens))
     for one in names:
         listener.wait_for_tokens(one)
     return names

@@ -16,12 +16,11 @@ from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError, EngineDiedError
 from rota.core.events import FinishReason, Produced
 from rota.runtime.service import Phase
-from tests.builders import submit
+from tests.builders import abort, submit
 from tests.fakes import continuation
 from tests.processes import is_alive
 from tests.runtime.cluster.clusters import RayNodes, ray_nodes
 from tests.runtime.cluster.services import (
-    TOKENS,
     all_serve,
     ask,
     config_on,
@@ -31,9 +30,9 @@ from tests.runtime.cluster.services import (
     served,
     slow_device,
 )
-from tests.runtime.services import Listener
+from tests.runtime.services import LONG, Listener
 from tests.waiting import until
-from tests.worlds import outputs
+from tests.worlds import endings, outputs
 
 
 @pytest.fixture(scope="module")
@@ -42,26 +41,30 @@ def nodes() -> Iterator[RayNodes]:
         yield found
 
 
-def test_replicas_on_ray_serve_and_one_that_is_killed_is_placed_again(nodes):
-    with served(nodes) as (service, listener):
-        pids = [one.engine_pid for one in service.state.engines]
-        assert len(set(pids)) == 3
-        names = ask(service, listener, 9)
+def test_replicas_on_ray_serve_and_one_that_is_killed_is_placed_again():
+    with ray_nodes(2) as nodes:
+        with served(nodes, data_parallel_size=2) as (service, listener):
+            pids = [one.engine_pid for one in service.state.engines]
+            assert len(set(pids)) == 2
+            names = ask(service, listener, 6, tokens=LONG)
 
-        os.kill(pids[0], signal.SIGKILL)
+            os.kill(pids[0], signal.SIGKILL)
 
-        endings = [listener.wait_for_ending(name) for name in names]
-        lost = [one for one in endings if one.reason is FinishReason.FAILED]
-        assert len(lost) == 3
-        assert {one.fault.message.split(".")[0] for one in lost} == {"The engine process was killed by SIGKILL"}
-        for name, ending in zip(names, endings, strict=True):
-            if ending.reason is FinishReason.LENGTH:
-                assert outputs(listener.events)[name] == continuation(submit(name).request.prompt, TOKENS)
-        assert until(lambda: all_serve(service))
-        (name,) = ask(service, listener, 1, "later")
-        assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
-    assert until(lambda: nodes.engines() == [])
-    assert free_again(nodes)
+            assert until(lambda: len(endings(listener.events)) == 3)
+            lost = endings(listener.events)
+            assert {one.fault.message.split(".")[0] for one in lost.values()} == {
+                "The engine process was killed by SIGKILL"
+            }
+            for name in {*names} - {*lost}:
+                service.send(abort(name))
+                assert listener.wait_for_ending(name).reason is FinishReason.ABORT
+                given = outputs(listener.events)[name]
+                assert given == continuation(submit(name).request.prompt, len(given))
+            assert until(lambda: all_serve(service, 2))
+            (name,) = ask(service, listener, 1, "later")
+            assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
+        assert until(lambda: nodes.engines() == [])
+        assert free_again(nodes, 2)
 
 
 @pytest.mark.long("a cluster of its own, whose nodes are killed and added: 60 seconds")
