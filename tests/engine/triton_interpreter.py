@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -20,6 +22,7 @@ def load(name: str) -> ModuleType:
     # Triton looks at this when it decorates a kernel.
     os.environ["TRITON_INTERPRET"] = "1"
     _interpret_standard_library()
+    _leave_out_what_has_no_effect()
     _round_to_eight_bits_as_torch_does()
     already = [module for module in sys.modules if module.startswith("rota.engine") and _has_compiled(module)]
     for module in already:
@@ -39,6 +42,23 @@ def _interpret_standard_library() -> None:
             setattr(tl.standard, name, interpreted)
             if hasattr(tl, name):
                 setattr(tl, name, interpreted)
+
+
+@functools.cache
+def _leave_out_what_has_no_effect() -> None:
+    """Two thirds of the interpreter's time in Triton 3.7: it looks for overflows whose check is off, and makes the
+    language anew for every function that a kernel calls."""
+    from triton.runtime import interpreter
+
+    interpreter.interpreter_builder.options = replace(interpreter.InterpreterOptions(), sanitize_overflow=False)
+    patch = interpreter._patch_lang
+
+    @functools.cache
+    def patched(kernel: Any) -> Any:
+        patch(kernel)
+        return interpreter._LangPatchScope()  # which has nothing to undo: the next kernel finds the language as it is
+
+    interpreter._patch_lang = patched
 
 
 def _round_to_eight_bits_as_torch_does() -> None:
