@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rota.runtime.lifeline import tied
+from tests.processes import run_program
 
 HOPPER = 90
 
@@ -55,5 +56,4 @@ def told_by(module: str) -> Any:
     """What a module prints as JSON, in a process of its own: here Triton may be interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", module]
-    told = subprocess.run(tied(command), capture_output=True, text=True, check=True, env=environment, timeout=120)
-    return json.loads(told.stdout)
+    return json.loads(run_program(command, env=environment).stdout)

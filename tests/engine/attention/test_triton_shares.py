@@ -49,8 +49,9 @@ BOUNDS = st.builds(
 LENGTHS = st.lists(st.one_of(st.integers(0, 3000), st.integers(0, 131_072)), min_size=1, max_size=64)
 
 
+@settings(max_examples=50)
 @given(LENGTHS, BOUNDS, st.sampled_from([0, 1, 100, 4096]))
-def test_every_key_of_every_row_is_in_one_share(lengths, bounds, window):
+def test_every_key_of_every_row_is_in_one_share_and_long_shares_come_first(lengths, bounds, window):
     entries, pieces = share_out(lengths, bounds, window)
 
     assert len(entries) <= bounds.shares(len(lengths))
@@ -69,8 +70,15 @@ def test_every_key_of_every_row_is_in_one_share(lengths, bounds, window):
             assert len({-(-(end - begin) // TILE) for begin, end, *_ in mine[:-1]}) == 1
     assert sorted(numbers) == list(range(pieces))
 
+    spans = [end - begin for _, _, begin, end, *_ in entries]
+    is_piece = [count > 1 for _, _, _, _, _, count, *_ in entries]
+    longest = max((span for span, piece in zip(spans, is_piece, strict=True) if piece), default=0)
+    order = [2 if piece else 3 if span > longest else 1 for span, piece in zip(spans, is_piece, strict=True)]
+    assert sum(is_piece) == pieces
+    assert order == sorted(order, reverse=True)
 
-@settings(max_examples=30)
+
+@settings(max_examples=15)
 @given(LENGTHS)
 def test_no_share_is_much_above_fair(lengths):
     entries, _ = share_out(lengths, LLAMA)
@@ -79,17 +87,6 @@ def test_no_share_is_much_above_fair(lengths):
     for _, _, begin, end, *_ in entries:
         # What a unit cut into as many pieces as it may have cannot avoid, a tile's rounding, and what is not worth it.
         assert end - begin <= max(fair + fair // 16 + LLAMA.spare, -(-longest // LLAMA.most_pieces) + TILE)
-
-
-@given(LENGTHS, BOUNDS)
-def test_long_shares_come_first(lengths, bounds):
-    entries, pieces = share_out(lengths, bounds)
-    spans = [end - begin for _, _, begin, end, *_ in entries]
-    is_piece = [count > 1 for _, _, _, _, _, count, *_ in entries]
-    longest = max((span for span, piece in zip(spans, is_piece, strict=True) if piece), default=0)
-    order = [2 if piece else 3 if span > longest else 1 for span, piece in zip(spans, is_piece, strict=True)]
-    assert sum(is_piece) == pieces
-    assert order == sorted(order, reverse=True)
 
 
 def test_rows_of_one_length_stay_whole_and_a_long_one_among_them_is_cut():
@@ -103,7 +100,7 @@ def test_rows_of_one_length_stay_whole_and_a_long_one_among_them_is_cut():
     assert (len(entries), pieces) == (19, 19)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(LENGTHS, st.integers(1, 140))
 def test_where_some_length_lets_all_shares_run_at_once_they_do(lengths, slots):
     bounds = replace(AT_ONCE, slots=slots)

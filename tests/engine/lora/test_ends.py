@@ -15,7 +15,6 @@ from rota.engine.lora.ends import EndBank, Ends, TorchEnds
 from rota.engine.lora.host import EndFactors
 from rota.engine.lora.reference import add_trimmed
 from rota.engine.model.linear import Linear
-from tests.engine.kernels_compiled import told_by
 from tests.engine.lora.site_numbers import BOUNDS, batch_of, relative_error
 from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
 from tests.engine.triton_interpreter import DEVICE, load
@@ -178,13 +177,6 @@ def test_a_rank_has_the_head_of_its_own_tokens():
     torch.testing.assert_close(logits[0], torch.cat(adapter.own_head).view(20, -1) @ x[0])
     assert adapter.size_bytes == PLAIN.size_bytes + 20 * SMALL.hidden_size * 4
     assert bank.size_bytes == SMALL.vocab_size * SMALL.hidden_size * 4
-
-
-def test_the_kernel_of_own_heads_compiles_for_hopper():
-    told = told_by("tests.engine.lora.compiled_head")
-    assert told["spilt_bytes"] == 0
-    assert told["registers"] <= 128, "four programs of 128 threads run at once on a processor"
-    assert told["shared_bytes"] <= 100_000, "two programs share a processor's memory"
 
 
 def test_a_bank_has_the_ends_that_were_asked_for_and_counts_their_bytes():

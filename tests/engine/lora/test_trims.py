@@ -17,7 +17,6 @@ from rota.engine.lora.trims import FEW_TOKENS, empty_run
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.weights.load import dummy_weights
-from tests.engine.kernels_compiled import told_by
 from tests.engine.lora.site_numbers import (
     BOUNDS,
     GATE_UP,
@@ -147,10 +146,3 @@ def test_a_matrix_in_any_form_tells_its_rows_and_its_bias():
         torch.testing.assert_close(base.squares(0, "qkv"), plain.weight.square().sum(1))
         torch.testing.assert_close(base.products(0, "qkv", x), x @ plain.weight.T)
         assert not base.bias(0, "o").any()
-
-
-def test_kernels_with_trims_compile_for_hopper_and_have_one_more_pointer():
-    for plain, trimmed in told_by("tests.engine.lora.compiled_trims"):
-        assert trimmed["pointers"] == plain["pointers"] + 1
-        assert trimmed["spilt_bytes"] == 0
-        assert trimmed["registers"] <= 128, "four programs of 128 threads run at once on a processor"

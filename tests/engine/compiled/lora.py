@@ -1,11 +1,7 @@
-"""Compiles the kernels of adapters for a Hopper GPU that need not be here, and prints what became of them as JSON.
-
-python -m tests.engine.lora.compiled
-"""
+"""The kernels of adapters, as they are compiled for Llama-8B."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +11,8 @@ import triton.language as tl
 
 from rota.engine.lora.batch import DECODE_TILE
 from rota.engine.lora.pages import PAGE_RANK
+from rota.engine.lora.triton_ends import COLUMNS, STAGES, STEP, WARPS
+from rota.engine.lora.triton_head_kernel import own_head_kernel
 from rota.engine.lora.triton_kernels import expand_kernel, shrink_kernel
 from rota.engine.lora.triton_ops import DECODE, Tuning
 from tests.engine.kernels_compiled import compile_kernel, resources
@@ -22,13 +20,16 @@ from tests.engine.kernels_compiled import compile_kernel, resources
 # A step's inputs may lie anywhere.
 ANYWHERE = ("ranks", "table", "order", "tile_slots", "tile_starts", "tile_counts")
 TYPES = {
-    **dict.fromkeys(ANYWHERE, "*i32"),
-    **dict.fromkeys(("x", "a", "b", "y"), "*bf16"),
+    **dict.fromkeys((*ANYWHERE, "heads"), "*i32"),
+    **dict.fromkeys(("x", "a", "b", "y", "logits", "matrices"), "*bf16"),
     "partial": "*fp32",
     "trims": "*fp32",
 }
 # Llama-8B's qkv, slots of rank 64.
 SITE = {"PARTS": 3, "MAX_RANK": 64, "OPERAND": tl.bfloat16}
+# Two numbers for each of the 43,008 outputs of its 32 layers.
+SLOT = 32 * 2 * 43_008
+HEAD = {"MATRIX": 128_256 * 4096, "INPUTS": 4096, "OUTPUTS": 128_256, "TILE": DECODE_TILE, "OPERAND": tl.bfloat16}
 
 
 def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], page: int, warps: int, stages: int) -> Any:
@@ -67,13 +68,19 @@ def pair(make: Callable[[int], Any]) -> list[dict[str, int]]:
     return [facts(make(page)) for page in (0, PAGE_RANK)]
 
 
-if __name__ == "__main__":
-    print(
-        json.dumps(
-            [
-                pair(partial(shrink, DECODE, DECODE_TILE)),
-                pair(partial(expand, DECODE, DECODE_TILE, False)),
-                pair(partial(expand, DECODE, DECODE_TILE, True)),
-            ]
-        )
+def own_head() -> dict[str, int]:
+    constants = {**HEAD, "COLUMNS": COLUMNS, "STEP": STEP}
+    return resources(
+        compile_kernel(own_head_kernel, TYPES, constants, (*ANYWHERE, "heads"), num_warps=WARPS, num_stages=STAGES)
     )
+
+
+def told() -> dict[str, Any]:
+    expands = [partial(expand, DECODE, DECODE_TILE, by_token) for by_token in (False, True)]
+    return {
+        "without pages and with them": [pair(one) for one in (partial(shrink, DECODE, DECODE_TILE), *expands)],
+        "without trims and with them": [
+            [facts(one(page, trim)) for trim in (0, SLOT)] for one in expands for page in (0, PAGE_RANK)
+        ],
+        "own head": own_head(),
+    }
