@@ -119,15 +119,14 @@ def check(
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("dtype", BOUNDS)
-@pytest.mark.parametrize("shape", [QKV, OUTPUT, GATE_UP], ids=lambda shape: shape.name)
+@pytest.mark.parametrize(("shape", "dtype"), zip([QKV, OUTPUT, GATE_UP], BOUNDS, strict=True))
 def test_each_token_gets_what_its_own_adapter_adds(way, shape, dtype):
     # 0 is unused, 2 leaves the site alone, 4 is base; slots come in no order.
     check(way, [3, 1, 4, 1, 2, 3, 3, 4, 1, 4], ranks=[8, 5, 0, 16], shape=shape, dtype=dtype)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("max_rank", [8, 24, 40])
+@pytest.mark.parametrize("max_rank", [8, 40])
 def test_ranks_may_differ_as_widely_as_the_bank_allows(way, max_rank):
     check(way, [0, 1, 2, 2, 1, 0, 3], ranks=[1, max_rank, max_rank // 2 + 1], max_rank=max_rank)
 
@@ -138,11 +137,10 @@ def test_tokens_of_one_adapter_may_need_many_tiles(way):
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_prompts_and_decodes_of_several_adapters_share_a_step(way, dtype):
+def test_prompts_and_decodes_of_several_adapters_share_a_step(way):
     decodes = [0, 1, 3, 1]
     prompts = [1] * 70 + [3] * 9 + [0] * 40 + [2] * 5
-    check(way, decodes + prompts, ranks=[24, 32, 0], shape=OUTPUT, max_rank=32, dtype=dtype, tile_size=64)
+    check(way, decodes + prompts, ranks=[24, 32, 0], shape=OUTPUT, max_rank=32, tile_size=64)
 
 
 def test_prompts_scattered_over_a_step_are_found(way):
@@ -150,7 +148,7 @@ def test_prompts_scattered_over_a_step_are_found(way):
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_batches(way, seed):
     dice = np.random.default_rng(seed)
     slots = int(dice.integers(1, 7))
