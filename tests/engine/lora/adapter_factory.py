@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -20,12 +21,26 @@ ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 EVERYTHING = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 
 
+# The files of adapters that were made before: tests of one model begin with the same few.
+_MADE: WeakKeyDictionary[PreTrainedModel, dict[str, dict[str, bytes]]] = WeakKeyDictionary()
+
+
 def make_adapter(folder: Path, model: PreTrainedModel, seed: int = 0, **fields: Any) -> Path:
     """Save a random adapter of `model` into `folder`, of rank 4 on everything; `fields` are LoraConfig's."""
-    start = fields.pop("init_lora_weights", True)
+    made, kind = _MADE.setdefault(model, {}), f"{seed} {fields}"
+    if kind not in made:
+        _save(folder, model, seed, fields)
+        made[kind] = {name: (folder / name).read_bytes() for name in (CONFIG, SINGLE)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in made[kind].items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def _save(folder: Path, model: PreTrainedModel, seed: int, fields: dict[str, Any]) -> None:
     config = LoraConfig(
-        **{"r": 4, "lora_alpha": 6, "target_modules": EVERYTHING, "task_type": "CAUSAL_LM", **fields},
-        init_lora_weights=False,
+        **{"r": 4, "lora_alpha": 6, "target_modules": EVERYTHING, "task_type": "CAUSAL_LM", **fields}
+        | {"init_lora_weights": False}
     )
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(seed)
@@ -36,8 +51,7 @@ def make_adapter(folder: Path, model: PreTrainedModel, seed: int = 0, **fields: 
                 parameter.add_(torch.randn_like(parameter) * 0.3)
         tuned.save_pretrained(str(folder))
     # A saved adapter has forgotten that its factors were drawn at random.
-    change_config(folder, init_lora_weights=start)
-    return folder
+    change_config(folder, init_lora_weights=fields.get("init_lora_weights", True))
 
 
 def load_with_peft(folder: Path, model: PreTrainedModel) -> PeftModel:

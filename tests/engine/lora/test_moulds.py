@@ -53,9 +53,8 @@ def understood(monkeypatch) -> Iterator[list[Path]]:
 def versions(folder: Path, model: Any, count: int = 3, dtype: torch.dtype = torch.float32, **kind: Any) -> list[Path]:
     """Folders that differ in their numbers alone."""
     made = [folder / str(number) for number in range(count)]
-    for place in made:
-        make_adapter(place, model, **kind)  # draws other numbers each time
-        change_dtype(place, dtype)
+    for seed, place in enumerate(made):
+        change_dtype(make_adapter(place, model, seed, **kind), dtype)
     return made
 
 
@@ -119,10 +118,7 @@ def test_a_version_that_is_cut_off_is_refused(model, spec, tmp_path, work):
 
 def test_kinds_that_take_turns_take_each_others_memory(model, spec, tmp_path, work):
     ranks = range(2, 2 + 2 * (MOST_KEPT + 1), 2)
-    folders = []
-    for rank in ranks:
-        folders.append(tmp_path / str(rank))
-        make_adapter(folders[-1], model, r=rank)
+    folders = [make_adapter(tmp_path / str(rank), model, r=rank) for rank in ranks]
     for folder in folders * 2:
         alone = read_checkpoint(folder, spec, torch.float32, 16)
         assert torch.equal(run_of(alone), run_of(read_checkpoint(folder, spec, torch.float32, 16, work=work)))

@@ -74,8 +74,7 @@ def bank_of(spec: ModelSpec, dtype: torch.dtype, pages: int = 0) -> Bank:
     return Bank(spec, SLOTS, MAX_RANK, dtype, CPU, pages=pages, has_stage=False, unpacks=True)
 
 
-@pytest.mark.parametrize("pages", [0, 6])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "pages"), [(torch.float32, 6), (torch.bfloat16, 0)])
 @pytest.mark.parametrize("kind", STAYS_PACKED)
 def test_a_slot_holds_the_same_whoever_puts_the_factors_there(kind, dtype, pages, model, spec, tmp_path, work):
     before, folder = make_adapter(tmp_path / "before", model, seed=1, r=12), tmp_path / "one"
