@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from rota.core.capacity import Capacity
 from rota.core.config import ServerConfig
 from rota.core.lora_paths import LoraPath
 from rota.observe.journey import OnEnd
@@ -31,6 +32,8 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
 
 CONTEXT = 200
+# Tokens of an answer that ends only because the test lets it, or because it is called off.
+ENDLESS = 10**6
 
 
 def speaks(tokens: Sequence[int]) -> int:
@@ -43,8 +46,24 @@ def speaks(tokens: Sequence[int]) -> int:
     return alphabet(tokens)
 
 
-def letters_device(step_s: float = 0.005, **fields: Any) -> FakeDevice:
-    return FakeDevice(step_s=step_s, next_token=speaks, capacity=capacity(max_sequence_tokens=CONTEXT), **fields)
+def letters_device(**fields: Any) -> FakeDevice:
+    return FakeDevice(next_token=speaks, capacity=capacity(max_sequence_tokens=CONTEXT), **fields)
+
+
+def endless_device(may_end: Callable[[], bool] = lambda: False, **room: int) -> FakeDevice:
+    """Goes on with the alphabet until it may end, however long a test takes, and the engine hears messages meanwhile.
+
+    It sees the last letters alone, so that no step costs more than the one before.
+    """
+
+    def next_letter(tokens: Sequence[int]) -> int:
+        return 2 if may_end() else ord("a") + (tokens[-1] - ord("a") + 1) % 26
+
+    return FakeDevice(step_s=0.01, next_token=next_letter, capacity=endless_room(**room))
+
+
+def endless_room(**room: int) -> Capacity:
+    return capacity(max_sequence_tokens=2 * ENDLESS, window=16, **room)
 
 
 @contextmanager
@@ -89,25 +108,33 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     return error
 
 
-def raw_ask(client: httpx.Client, receive_buffer: int | None = None, **fields: Any) -> socket.socket:
-    """A connection that has asked for a completion and reads nothing of it yet."""
+def raw_ask(
+    client: httpx.Client, path: str = "/v1/completions", receive_buffer: int | None = None, **fields: Any
+) -> socket.socket:
+    """A connection that has asked for something and reads nothing of it yet."""
     address, body = urlsplit(str(client.base_url)), json.dumps(fields)
     connection = socket.socket()
     connection.settimeout(PATIENCE_S)
     if receive_buffer is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
     connection.connect((address.hostname, address.port))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
     connection.sendall((head + body).encode())
     return connection
 
 
+def counts(client: httpx.Client) -> dict[str, int]:
+    """The scheduler's requests, by what becomes of them now."""
+    states = client.get("/server_info").json()["internal_states"]
+    return {kind: sum(state[f"num_{kind}_reqs"] for state in states) for kind in ("running", "waiting", "parked")}
+
+
+def has_ended(client: httpx.Client) -> bool:
+    """Whether the scheduler has no request any more."""
+    return until(lambda: not any(counts(client).values()))
+
+
 def steps_made(client: httpx.Client, device: FakeDevice) -> int:
-    """Waits until the scheduler has no request, so that no step will be made; gives how many were made."""
-
-    def is_idle() -> bool:
-        states = client.get("/server_info").json()["internal_states"]
-        return not any(state[f"num_{kind}_reqs"] for state in states for kind in ("running", "waiting", "parked"))
-
-    assert until(is_idle), "the scheduler still has requests"
+    """Waits until no step will be made any more; gives how many were made."""
+    assert has_ended(client), "the scheduler still has requests"
     return len(device.plans)

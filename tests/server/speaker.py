@@ -33,7 +33,7 @@ CONTEXT = 4000
 class Speaker:
     """Says `text` to every prompt, then ends its answer."""
 
-    def __init__(self, template: str = TEMPLATE, special: Sequence[str] = (), step_s: float = 0.0) -> None:
+    def __init__(self, template: str = TEMPLATE, special: Sequence[str] = ()) -> None:
         """`special` are special tokens: where the text has one, it is said as one token."""
         self.template = template
         self.text = ""
@@ -41,7 +41,7 @@ class Speaker:
         self._special = special
         self._ids: dict[str, int] = {}
         context = capacity(max_sequence_tokens=CONTEXT)
-        self.device = FakeDevice(next_token=self._next, step_s=step_s, capacity=context)
+        self.device = FakeDevice(next_token=self._next, capacity=context)
 
     def write(self, folder: Path) -> Path:
         write_byte_tokenizer(folder)

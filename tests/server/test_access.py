@@ -45,7 +45,7 @@ PROMPT = {"prompt": "abc", "max_tokens": 3}
 
 @pytest.fixture(scope="module")
 def device() -> FakeDevice:
-    return letters_device(step_s=0.0)
+    return letters_device()
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +279,7 @@ def test_a_minute_that_is_used_up_is_429_with_the_time_it_takes(client):
 def test_a_call_that_is_refused_for_what_it_says_counts_and_one_that_is_refused_by_the_limit_does_not(
     tmp_path, asked, status
 ):
-    with serving(tmp_path, letters_device(step_s=0.0), keys=RING) as client:
+    with serving(tmp_path, letters_device(), keys=RING) as client:
         client.headers.update(bearer(SLOW))
         answers = [client.post("/v1/completions", **asked) for _ in range(4)]
 

@@ -310,7 +310,7 @@ def test_an_adapter_unloaded_while_it_is_read_is_gone_and_whoever_loaded_it_hear
 
 
 def test_requests_that_race_with_loads_and_unloads_all_end(serve):
-    client = serve(FakeDevice(next_token=alphabet, step_s=0.001))
+    client = serve(FakeDevice(next_token=alphabet))
 
     def act(seed: int) -> list[int]:
         dice = random.Random(seed)

@@ -25,7 +25,7 @@ def keyed(folder: Path, device: FakeDevice | None = None, **limits: Any) -> Abst
     keys = [Key("acme", **limits), Key("neighbour")]
     ring = KeyRing({digest_of(key.name): key for key in keys})
     config = ServerConfig(stream_keep_alive=0.05)
-    return serving(folder, device or letters_device(step_s=0.0), config, ring, now=lambda: 0.0)
+    return serving(folder, device or letters_device(), config, ring, now=lambda: 0.0)
 
 
 def ask(client: httpx.Client, key: str = "acme", route: str = "/v1/completions", **fields: Any) -> httpx.Response:
@@ -33,7 +33,7 @@ def ask(client: httpx.Client, key: str = "acme", route: str = "/v1/completions",
 
 
 def test_a_key_that_asks_for_far_more_than_its_minute_starts_nothing_and_its_neighbour_is_served(tmp_path):
-    device = letters_device(step_s=0.0)
+    device = letters_device()
     with keyed(tmp_path, device, tokens_per_minute=100) as client:
         refused = [ask(client, prompt=["x"] * 150, max_tokens=8000) for _ in range(2)]
         assert [seat for plan in device.plans for seat in plan.seats] == []

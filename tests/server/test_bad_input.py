@@ -19,7 +19,7 @@ CHAT = '"messages": [{"role": "user", "content": "abc"}]'
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory) -> Iterator[httpx.Client]:
-    device = letters_device(step_s=0.0)
+    device = letters_device()
     with serving(tmp_path_factory.mktemp("model"), device, ServerConfig(max_body_mb=1)) as client:
         yield client
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -12,14 +12,14 @@ import pytest
 
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.reading import is_large
-from tests.server.letters import letters_device, serving
+from tests.server.letters import ENDLESS, endless_device, has_ended, letters_device, serving
 from tests.waiting import until
 
 HELLO = [{"role": "user", "content": "ab"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO},
     "/v1/responses": {"input": "ab"},
-    "/v1/messages": {"messages": HELLO, "max_tokens": 190},
+    "/v1/messages": {"messages": HELLO, "max_tokens": ENDLESS},
     "/api/chat": {"messages": HELLO, "stream": False},
     "/api/generate": {"prompt": "ab", "stream": False},
 }
@@ -46,8 +46,14 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
         ended.append(request_id)
 
     folder = tmp_path_factory.mktemp("model")
-    with serving(folder, letters_device(0.02), keys=KEYS, adapters=("pirate",), enders=[note]) as client:
+    with serving(folder, letters_device(), keys=KEYS, adapters=("pirate",), enders=[note]) as client:
         client.headers["x-api-key"] = "sk-all"
+        yield client
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory) -> Iterator[httpx.Client]:
+    with serving(tmp_path_factory.mktemp("model"), endless_device()) as client:
         yield client
 
 
@@ -98,16 +104,19 @@ def test_a_large_body_is_read_in_another_process_and_answered(client, path):
     assert '"kl"' in answer.text  # the letters that follow 140 others
 
 
-def test_an_answer_can_be_ended_by_its_name(client, path):
+def test_an_answer_can_be_ended_by_its_name(endless, path):
     name = f"long{path.replace('/', '.')}"
-    answers: list[httpx.Response] = []
-    body = BODIES[path]
-    asker = threading.Thread(
-        target=lambda: answers.append(client.post(path, json=body, headers={"X-Request-Id": name})), daemon=True
-    )
-    asker.start()
-    assert until(lambda: client.get(f"/v1/requests/{name}").status_code == 200)
-    client.post("/abort_request", json={"rid": name}).raise_for_status()
-    asker.join()
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(endless.post, path, json=BODIES[path], headers={"X-Request-Id": name})
+        assert until(lambda: endless.get(f"/v1/requests/{name}").status_code == 200)
+        endless.post("/abort_request", json={"rid": name}).raise_for_status()
 
-    assert answers[0].status_code == 200
+        assert asked.result().status_code == 200
+    assert has_ended(endless)
+
+
+def test_a_client_that_leaves_a_stream_ends_its_request(endless, path):
+    with endless.stream("POST", path, json=BODIES[path] | {"stream": True}) as stream:
+        next(stream.iter_lines())
+
+    assert has_ended(endless)

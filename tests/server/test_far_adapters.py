@@ -92,7 +92,7 @@ def client(disk) -> Iterator[httpx.Client]:
         running(create_app(service, Tokenizer(disk / "tiny"), registry, access=access, elsewhere=elsewhere)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
-        service.wait_until_ready(60.0)
+        service.wait_until_ready(PATIENCE_S)
         yield client
 
 

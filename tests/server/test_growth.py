@@ -16,9 +16,10 @@ from rota.runtime.routing.router import Router
 from rota.runtime.service import InProcessService, Phase, ServiceState
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
-from tests.fakes import FakeDevice, alphabet
+from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
 from tests.server.engines import configs
+from tests.server.letters import ENDLESS, endless_device
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
@@ -52,7 +53,7 @@ class Replica(InProcessService):
 
     def _build(self) -> FakeDevice:
         assert self.may_start.wait(PATIENCE_S)
-        return FakeDevice(step_s=0.05, next_token=alphabet)
+        return endless_device()
 
 
 class Stage:
@@ -67,7 +68,7 @@ class Stage:
         return replica
 
     def ask(self, model: str, **fields) -> httpx.Response:
-        body = {"model": model, "prompt": "abc", "max_tokens": 3, "ignore_eos": True, **fields}
+        body = {"model": model, "prompt": "abc", "max_tokens": 3, **fields}
         return self.client.post("/v1/completions", json=body)
 
     def replicas(self) -> list[tuple[int, str, str | None]]:
@@ -116,7 +117,7 @@ def test_an_open_request_says_which_replica_has_it_and_why(stage):
     stage.first.may_start.set()
     stage.join().may_start.set()
     assert until(lambda: [status for _, status, _ in stage.replicas()] == ["ready", "ready"])
-    body = {"prompt": "abc", "max_tokens": 100, "ignore_eos": True, "stream": True, "n": 2}
+    body = {"prompt": "abc", "max_tokens": ENDLESS, "stream": True, "n": 2}
     with stage.client.stream("POST", "/v1/completions", json=body) as stream:
         lines = stream.iter_lines()  # kept: the end of an iterator closes the connection
         next(lines)

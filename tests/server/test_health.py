@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,9 +25,12 @@ from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.server.engines import REPLICAS, as_of_one, engines
+from tests.server.letters import ENDLESS, counts, endless_device
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
+
+TWO_WAIT = EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2))
 
 
 @pytest.fixture
@@ -114,44 +118,59 @@ def test_an_engine_that_stands_still_says_so_and_is_503_if_nothing_is_under_way(
     assert live.status_code == 200
 
 
-def breaks_at_ten(tokens):
-    if len(tokens) == 10:
-        raise ZeroDivisionError("a kernel went wrong")
-    return 97
-
-
 @pytest.mark.usefixtures("capsys")
 @pytest.mark.parametrize("is_streamed", [True, False])
 def test_an_engine_that_dies_in_the_middle_of_an_answer_ends_it_with_an_error(serve, is_streamed):
-    client, _ = serve(partial(FakeDevice, next_token=breaks_at_ten, step_s=0.1))
-    response = client.post("/v1/completions", json={"prompt": "abc", "stream": is_streamed})
+    has_begun = threading.Event()
+    if not is_streamed:  # nothing of it comes before its end
+        has_begun.set()
+
+    def breaks_at_ten(tokens: Sequence[int]) -> int:
+        if len(tokens) == 10:
+            assert has_begun.wait(PATIENCE_S)
+            raise ZeroDivisionError("a kernel went wrong")
+        return 97
+
+    client, _ = serve(partial(FakeDevice, next_token=breaks_at_ten))
+    with client.stream("POST", "/v1/completions", json={"prompt": "abc", "stream": is_streamed}) as response:
+        pieces = response.iter_text()
+        said = next(pieces)
+        has_begun.set()
+        said += "".join(pieces)
 
     assert response.status_code == (200 if is_streamed else 503)
-    assert '"code":"engine_died"' in response.text
-    assert "a kernel went wrong" in response.text
-    assert response.text.endswith("data: [DONE]\n\n") is is_streamed
+    assert '"code":"engine_died"' in said
+    assert "a kernel went wrong" in said
+    assert said.endswith("data: [DONE]\n\n") is is_streamed
 
 
 def test_a_full_queue_is_429_with_a_time_to_come_back(serve):
     """On each replica one request runs and two wait, and one more finds no room."""
-    device = partial(FakeDevice, step_s=0.05, capacity=capacity(rows=1))  # twenty seconds: others can come meanwhile
-    client, service = serve(device, EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2)))
+    client, service = serve(partial(endless_device, rows=1), TWO_WAIT)
     service.wait_until_ready()
-    ask = partial(client.post, "/v1/completions", json={"prompt": "a", "max_tokens": 400})
-
-    def waiting() -> int:
-        return sum(state["num_waiting_reqs"] for state in client.get("/server_info").json()["internal_states"])
+    ask = partial(client.post, "/v1/completions", json={"prompt": "a", "max_tokens": ENDLESS})
 
     with ThreadPoolExecutor(3 * REPLICAS) as threads:
         for number in range(3 * REPLICAS):
             threads.submit(ask)
-            assert until(lambda: waiting() >= number + 1 - REPLICAS)  # noqa: B023
+            assert until(lambda: counts(client)["waiting"] >= number + 1 - REPLICAS)  # noqa: B023
         response = ask()
         client.post("/abort_request", json={"abort_all": True})
 
     assert response.status_code == 429
     assert int(response.headers["Retry-After"]) > 0
     assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory) -> Iterator[httpx.Client]:
+    """A client of a server where two requests may wait."""
+    folder = tmp_path_factory.mktemp("model")
+    service, registry = engines(FakeDevice, TWO_WAIT), Registry("letters", str(folder))
+    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, scheduler=TWO_WAIT.scheduler)
+    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        service.wait_until_ready()
+        yield client
 
 
 MESSAGES = [{"role": "user", "content": "a"}]
@@ -168,10 +187,8 @@ MESSAGES = [{"role": "user", "content": "a"}]
         ("/generate", {"text": ["a", "b", "c"]}, "text", 3),
     ],
 )
-def test_a_call_that_can_never_fit_the_queue_is_400_and_is_told_how_much_can(serve, route, fields, param, count):
-    client, service = serve(FakeDevice, EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2)))
-    service.wait_until_ready()
-    response = client.post(route, json=fields)
+def test_a_call_that_can_never_fit_the_queue_is_400_and_is_told_how_much_can(narrow, route, fields, param, count):
+    response = narrow.post(route, json=fields)
 
     assert response.status_code == 400
     assert "Retry-After" not in response.headers
@@ -182,8 +199,5 @@ def test_a_call_that_can_never_fit_the_queue_is_400_and_is_told_how_much_can(ser
     )
 
 
-def test_a_call_that_just_fits_the_queue_is_answered(serve):
-    client, service = serve(FakeDevice, EngineConfig(scheduler=SchedulerConfig(max_queued_requests=2)))
-    service.wait_until_ready()
-
-    assert client.post("/v1/completions", json={"prompt": "a", "n": 2}).status_code == 200
+def test_a_call_that_just_fits_the_queue_is_answered(narrow):
+    assert narrow.post("/v1/completions", json={"prompt": "a", "n": 2}).status_code == 200

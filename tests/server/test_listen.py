@@ -5,7 +5,6 @@ import signal
 import socket
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import httpx
@@ -24,6 +23,7 @@ from rota.server.port import hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.server.engines import as_of_one, engines
+from tests.server.letters import ENDLESS, endless_device
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
 
@@ -126,7 +126,7 @@ def test_of_two_that_hold_a_port_the_first_to_listen_has_it():
 
 
 def test_whoever_hears_that_it_stops_is_sent_away_before_the_drain_has_begun(tmp_path, monkeypatch):
-    body = {"prompt": "abc", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    body = {"prompt": "abc", "max_tokens": ENDLESS, "stream": True}
     was_told, was_refused = threading.Event(), threading.Event()
     drain, heard = ClosableService.drain, []
 
@@ -144,8 +144,7 @@ def test_whoever_hears_that_it_stops_is_sent_away_before_the_drain_has_begun(tmp
             heard.extend([answer.status_code, answer.json()["error"]["code"]])
 
     monkeypatch.setattr(ClosableService, "drain", drain_late)
-    device = partial(FakeDevice, step_s=0.02)
-    listen_with(device, tmp_path, announce, say=lambda _: was_told.set())
+    listen_with(endless_device, tmp_path, announce, say=lambda _: was_told.set())
 
     assert heard == [503, "server_stopping"]
 
@@ -154,7 +153,7 @@ def test_whoever_hears_that_it_stops_is_sent_away_before_the_drain_has_begun(tmp
 def test_answers_that_outlast_the_time_or_the_patience_of_the_operator_are_ended_with_a_word(
     tmp_path, drain_s, signals
 ):
-    body = {"prompt": "abc", "max_tokens": 400, "stream": True, "ignore_eos": True}
+    body = {"prompt": "abc", "max_tokens": ENDLESS, "stream": True}
     heard, said, was_told = [], [], threading.Event()
 
     def say(sentence: str) -> None:
@@ -170,7 +169,7 @@ def test_answers_that_outlast_the_time_or_the_patience_of_the_operator_are_ended
                 assert was_told.wait(PATIENCE_S)
             heard.extend(lines)
 
-    listen_with(partial(FakeDevice, step_s=0.05), tmp_path, announce, drain_timeout=drain_s, say=say)
+    listen_with(endless_device, tmp_path, announce, drain_timeout=drain_s, say=say)
 
     assert "1 requests have" in said[0]
     assert '"code":"server_stopping"' in heard[-2]

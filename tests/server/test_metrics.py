@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from functools import partial
 
 import httpx
@@ -16,10 +15,10 @@ from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
 from tests.server.engines import REPLICAS, threads
-from tests.server.letters import letters_device, serving
+from tests.server.letters import ENDLESS, endless_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 def read(client: httpx.Client, **headers: str) -> Scrape:
@@ -35,9 +34,9 @@ def complete(client: httpx.Client, **fields) -> httpx.Response:
 
 def eventually(client: httpx.Client, name: str, **labels: str) -> float:
     """The sample, once there is one: a client may know its answer before the last event has been counted."""
-    deadline = time.monotonic() + 20.0
-    while (value := read(client)(name, **labels)) is None:
-        assert time.monotonic() < deadline, f"{name} {labels} never came"
+    assert until(lambda: read(client)(name, **labels) is not None), f"{name} {labels} never came"
+    value = read(client)(name, **labels)
+    assert value is not None
     return value
 
 
@@ -70,17 +69,17 @@ def test_adapters_that_have_no_place_of_their_own_are_counted_together(tmp_path)
     assert scrape.adapters("rota_requests_total") == {"pirate", "other"}
 
 
-def test_requests_under_way_are_seen(tmp_path):
-    with (
-        serving(tmp_path, letters_device(step_s=0.05)) as client,
-        client.stream("POST", "/v1/completions", json={"prompt": "abc", "max_tokens": 150, "stream": True}) as stream,
-    ):
-        lines = stream.iter_lines()  # it leaves when nobody holds these any more
-        next(lines)
-        scrape = read(client)
+def test_requests_under_way_are_seen_and_a_client_that_leaves_is_an_abort(tmp_path):
+    body = {"prompt": "abc", "max_tokens": ENDLESS, "stream": True}
+    with serving(tmp_path, endless_device()) as client:
+        with client.stream("POST", "/v1/completions", json=body) as stream:
+            lines = stream.iter_lines()  # it leaves when nobody holds these any more
+            next(lines)
+            scrape = read(client)
 
-    assert scrape("rota_requests_running", adapter="base") == 1
-    assert scrape("rota_kv_blocks_used", engine="0") > 0
+        assert scrape("rota_requests_running", adapter="base") == 1
+        assert scrape("rota_kv_blocks_used", engine="0") > 0
+        assert eventually(client, "rota_requests_total", adapter="base", outcome="abort") == 1
 
 
 def test_an_answer_that_ends_at_a_stop_string_has_stopped_and_was_not_aborted(tmp_path):
@@ -91,18 +90,9 @@ def test_an_answer_that_ends_at_a_stop_string_has_stopped_and_was_not_aborted(tm
         assert read(client)("rota_requests_total", adapter="base", outcome="abort") is None
 
 
-def test_a_client_that_leaves_is_an_abort(tmp_path):
-    with serving(tmp_path, letters_device(step_s=0.05)) as client:
-        body = {"prompt": "abc", "max_tokens": 150, "stream": True}
-        with client.stream("POST", "/v1/completions", json=body) as stream:
-            next(stream.iter_lines())
-
-        assert eventually(client, "rota_requests_total", adapter="base", outcome="abort") == 1
-
-
 def test_a_request_that_took_too_long_has_not_stopped_by_itself(tmp_path):
-    with serving(tmp_path, letters_device(step_s=0.05), ServerConfig(request_timeout=0.3)) as client:
-        assert complete(client, max_tokens=150).status_code == 504
+    with serving(tmp_path, endless_device(), ServerConfig(request_timeout=0.3)) as client:
+        assert complete(client, max_tokens=ENDLESS).status_code == 504
 
         assert eventually(client, "rota_requests_total", adapter="base", outcome="abort") == 1
         assert read(client)("rota_requests_total", adapter="base", outcome="stop") is None

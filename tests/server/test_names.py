@@ -36,7 +36,7 @@ RING = KeyRing({digest_of("all"): Key("all"), digest_of("once"): Key("once", req
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory) -> Iterator[httpx.Client]:
-    with serving(tmp_path_factory.mktemp("model"), letters_device(step_s=0.0), keys=RING) as client:
+    with serving(tmp_path_factory.mktemp("model"), letters_device(), keys=RING) as client:
         client.headers["x-api-key"] = "all"
         yield client
 

@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture(scope="module")
 def device() -> FakeDevice:
-    return letters_device(step_s=0.001)
+    return letters_device()
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.engines import engines
-from tests.server.letters import error_of, serving
+from tests.server.letters import ENDLESS, endless_device, error_of, serving
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
 
@@ -56,7 +56,7 @@ def with_front(tmp_path) -> Callable[..., None]:
 
 
 def ask_for(
-    front: Front, name: str = "mine", max_new_tokens: int = 400, choices: int = 1, stop: tuple[str, ...] = ()
+    front: Front, name: str = "mine", max_new_tokens: int = ENDLESS, choices: int = 1, stop: tuple[str, ...] = ()
 ) -> ParsedCall:
     call = Call(ALICE, name)
     sampling = SamplingParams(max_new_tokens=max_new_tokens, stop=stop)
@@ -130,7 +130,7 @@ def test_whoever_leaves_and_comes_back_under_the_same_name_hears_nothing_of_what
         assert (whole.text, whole.finish_reason) == ("cdefgh", "length")
         answer.close()
 
-    with_front(test, FakeDevice(next_token=alphabet, step_s=0.005))
+    with_front(test, endless_device())
 
 
 def test_an_answer_that_nobody_reads_before_its_end_is_made_of_few_pieces(with_front, monkeypatch):
@@ -154,7 +154,7 @@ def test_stop_strings_are_looked_for_in_every_token(with_front):
         assert (part.chunk.text, part.chunk.finish_reason) == ("cde", "stop")
         assert answer.reply.wakes_at == 1
 
-    with_front(test, FakeDevice(next_token=alphabet, step_s=0.005))
+    with_front(test, endless_device())
 
 
 def test_an_answer_called_off_ends_with_what_it_has_and_says_so(with_front):
@@ -171,7 +171,7 @@ def test_an_answer_called_off_ends_with_what_it_has_and_says_so(with_front):
         assert whole.finish_reason == "abort"
         answer.close()
 
-    with_front(test, FakeDevice(next_token=alphabet, step_s=0.005))
+    with_front(test, endless_device())
 
 
 def test_an_answer_that_the_service_itself_ends_is_an_error(with_front):
@@ -184,7 +184,7 @@ def test_an_answer_that_the_service_itself_ends_is_an_error(with_front):
         assert ended.value.fault.code == "server_stopping"
         answer.close()
 
-    with_front(test, FakeDevice(next_token=alphabet, step_s=0.005))
+    with_front(test, endless_device())
 
 
 def test_a_clients_own_name_is_in_the_answers_id_and_headers(tmp_path):
@@ -257,9 +257,14 @@ def test_what_an_answer_did_not_use_can_be_used_at_once(tmp_path):
 
 
 def test_an_answer_given_up_is_charged_for_what_it_took(tmp_path):
-    given_up = {"model": "pirate", "prompt": "x" * 60, "max_tokens": 100, "stream": True}
-    limited = keys(tokens_per_minute=160)
-    with serving(tmp_path, FakeDevice(step_s=0.05), keys=limited, adapters=("pirate",), now=lambda: 0.0) as client:
+    may_go, given_up = threading.Event(), {"model": "pirate", "prompt": "x" * 60, "max_tokens": 100, "stream": True}
+
+    def next_letter(tokens: Sequence[int]) -> int:
+        assert len(tokens) < 65 or may_go.wait(PATIENCE_S)
+        return alphabet(tokens)
+
+    device, limited = FakeDevice(next_token=next_letter), keys(tokens_per_minute=160)
+    with serving(tmp_path, device, keys=limited, adapters=("pirate",), now=lambda: 0.0) as client:
         client.headers.update(AS_ACME)
         with client.stream("POST", "/v1/completions", json=given_up) as stream:
             lines = stream.iter_lines()  # httpx closes a stream whose lines are dropped
@@ -267,6 +272,7 @@ def test_an_answer_given_up_is_charged_for_what_it_took(tmp_path):
             asked_about = f"/v1/requests/{stream.headers['X-Request-Id']}"
             assert client.get(asked_about).status_code == 200
         assert until(lambda: client.get(asked_about).status_code == 404), "the server has not seen it leave"
+        may_go.set()
         refused, small = (
             client.post("/v1/completions", json={"model": "pirate", "prompt": "x", "max_tokens": tokens})
             for tokens in (99, 1)

@@ -10,16 +10,14 @@ from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.observe.picker import Pod, picked
 from tests.server.engines import REPLICAS
-from tests.server.letters import CONTEXT, serving, speaks
+from tests.server.letters import CONTEXT, ENDLESS, endless_device, serving, speaks
 from tests.waiting import until
 
 NAMES = ("pirate", "poet", "parrot", "prince")
 
 
-def device(slots: int, step_s: float = 0.002) -> FakeDevice:
-    return FakeDevice(
-        step_s=step_s, next_token=speaks, capacity=capacity(max_sequence_tokens=CONTEXT, slots=slots, rows=4)
-    )
+def device(slots: int) -> FakeDevice:
+    return FakeDevice(next_token=speaks, capacity=capacity(max_sequence_tokens=CONTEXT, slots=slots, rows=4))
 
 
 def pod_of(client: httpx.Client) -> Pod:
@@ -62,8 +60,8 @@ def test_the_picker_prefers_the_pod_where_an_adapter_is_through_loads_and_evicti
 
 
 def test_in_rotation_the_list_is_of_those_in_a_slot_and_the_rest_wait(tmp_path):
-    with serving(tmp_path, device(1, step_s=0.02), adapters=NAMES) as client:
-        threads = [threading.Thread(target=ask, args=(client, name, 150)) for name in NAMES[: 2 * REPLICAS]]
+    with serving(tmp_path, endless_device(slots=1, rows=4), adapters=NAMES) as client:
+        threads = [threading.Thread(target=ask, args=(client, name, ENDLESS)) for name in NAMES[: 2 * REPLICAS]]
         for thread in threads:
             thread.start()
         seen: set[str] = set()
@@ -77,6 +75,7 @@ def test_in_rotation_the_list_is_of_those_in_a_slot_and_the_rest_wait(tmp_path):
             return seen >= set(NAMES[: 2 * REPLICAS])
 
         assert until(has_turned), seen
+        client.post("/abort_request", json={"abort_all": True}).raise_for_status()
         for thread in threads:
             thread.join()
         assert until(lambda: pod_of(client).waiting == 0)

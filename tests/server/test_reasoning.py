@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 
 from tests.server.letters import error_of, events_of
 from tests.server.speaker import ANSWER, Speaker, speaking
+from tests.waiting import PATIENCE_S
 
 Ask = Callable[..., httpx.Response]
 
@@ -138,13 +140,27 @@ def test_thoughts_that_the_prompt_opens_are_thoughts_from_the_first_token(tmp_pa
 
 
 def test_a_stream_whose_thoughts_are_left_out_shows_that_it_is_alive(tmp_path):
-    speaker = Speaker(TEMPLATE, step_s=0.01)
+    speaker, has_heard = Speaker(TEMPLATE), threading.Event()
+    says = speaker.device.next_token
+
+    def says_in_two_parts(tokens: Sequence[int]) -> int:
+        assert len(tokens) < 40 or has_heard.wait(PATIENCE_S)
+        return says(tokens)
+
+    speaker.device.next_token = says_in_two_parts
     speaker.text = f"<think>{'So. ' * 15}</think>Yes."
     fields = {"messages": [HELLO], "include_reasoning": False, "stream": True}
-    with speaking(tmp_path, speaker, stream_keep_alive=0.1) as client:
-        silence, *_ = client.post("/v1/chat/completions", json=fields).text.partition("data: ")
+    with (
+        speaking(tmp_path, speaker, stream_keep_alive=0.1) as client,
+        client.stream("POST", "/v1/chat/completions", json=fields) as stream,
+    ):
+        lines = stream.iter_lines()
+        silence = next(lines)
+        has_heard.set()
+        rest = "".join(lines)
 
-    assert silence
+    assert silence == ""
+    assert "Yes." in rest
 
 
 def test_a_server_told_to_read_no_thoughts_leaves_them_in_the_content(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,10 +27,11 @@ from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.engines import engines
+from tests.server.letters import ENDLESS, endless_device
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
 
-MOST = 1000
+MOST = 4 * ENDLESS
 ALICE = Key("alice", tokens_per_minute=MOST, max_tokens_in_flight=MOST)
 PROMPT = (97, 98)
 
@@ -51,7 +53,7 @@ async def front_around(folder: Path, device: FakeDevice, timeout_s: float | None
         await asyncio.to_thread(service.stop)
 
 
-def call(front: Front, max_new_tokens: int = 400, choices: int = 1) -> ParsedCall:
+def call(front: Front, max_new_tokens: int = ENDLESS, choices: int = 1) -> ParsedCall:
     mine = Call(ALICE, "mine")
     sampling = SamplingParams(max_new_tokens=max_new_tokens)
     requests = requests_for(mine, "cmpl-mine", front.registry.base, [PROMPT], sampling, choices)
@@ -68,7 +70,7 @@ def left(front: Front) -> int:
             return False
         return True
 
-    return next(tokens for tokens in range(MOST, -1, -1) if fits(tokens))
+    return bisect_left(range(MOST + 1), True, key=lambda tokens: not fits(tokens)) - 1
 
 
 async def finish(_: Front, answer: Answer) -> None:
@@ -115,23 +117,28 @@ def breaks(tokens: Sequence[int], at: int) -> int:
     return alphabet(tokens)
 
 
+breaks_at_20 = partial(breaks, at=20)
+
+
 @pytest.mark.parametrize(
     ("end", "device", "timeout_s"),
     [
-        pytest.param(finish, {}, None, id="by itself"),
-        pytest.param(cancel, {"step_s": 0.005}, None, id="aborted"),
-        pytest.param(leave, {"step_s": 0.005}, None, id="its client left"),
-        pytest.param(leave_without_reading, {"step_s": 0.005}, None, id="its client left and had read nothing"),
-        pytest.param(stop, {"step_s": 0.005}, None, id="the server stopped"),
-        pytest.param(partial(fail, words="did not end within"), {"step_s": 0.02}, 0.5, id="timed out"),
-        pytest.param(partial(fail, words="engine"), {"next_token": partial(breaks, at=20)}, None, id="the engine died"),
+        pytest.param(finish, partial(FakeDevice, next_token=alphabet), None, id="by itself"),
+        pytest.param(cancel, endless_device, None, id="aborted"),
+        pytest.param(leave, endless_device, None, id="its client left"),
+        pytest.param(leave_without_reading, endless_device, None, id="its client left and had read nothing"),
+        pytest.param(stop, endless_device, None, id="the server stopped"),
+        pytest.param(partial(fail, words="did not end within"), endless_device, 0.5, id="timed out"),
+        pytest.param(
+            partial(fail, words="engine"), partial(FakeDevice, next_token=breaks_at_20), None, id="the engine died"
+        ),
     ],
 )
 @pytest.mark.usefixtures("capsys")
 def test_an_answer_that_has_begun_costs_what_the_engine_made_and_no_more(tmp_path, end, device, timeout_s):
     async def test() -> None:
-        async with front_around(tmp_path, FakeDevice(**{"next_token": alphabet} | device), timeout_s) as front:
-            answer = Answer(front, call(front))
+        async with front_around(tmp_path, device(), timeout_s) as front:
+            answer = Answer(front, call(front, 400 if end is finish else ENDLESS))
             await end(front, answer)
             for _ in range(2):
                 answer.close()
@@ -169,7 +176,7 @@ def test_a_call_that_the_service_does_not_take_costs_nothing(tmp_path):
 
 def test_while_an_answer_is_open_all_that_it_may_take_is_reserved(tmp_path):
     async def test() -> None:
-        async with front_around(tmp_path, FakeDevice(step_s=0.005)) as front:
+        async with front_around(tmp_path, endless_device()) as front:
             asked = call(front, max_new_tokens=100, choices=3)
             answer = Answer(front, asked)
             assert left(front) == MOST - len(PROMPT) - 300

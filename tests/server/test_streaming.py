@@ -96,7 +96,7 @@ def test_a_slow_reader_holds_up_nobody_and_misses_nothing(tmp_path, monkeypatch)
         return event
 
     monkeypatch.setattr(shape, "sse_event", counted_event)
-    device = FakeDevice(step_s=0.005, next_token=alphabet, capacity=capacity(blocks=512))
+    device = FakeDevice(next_token=alphabet, capacity=capacity(blocks=512))
     asked = {"prompt": "abc", "max_tokens": 400, "n": 8, "logprobs": 20, "stream": True}
     with serving(tmp_path, device) as client, raw_ask(client, receive_buffer=4096, **asked) as slow:
         assert slow.recv(1)

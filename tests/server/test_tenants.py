@@ -85,7 +85,7 @@ def key_file(folder: Path, **shares: str) -> str:
 def client(tmp_path_factory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("letters")
     keys = read_keys([], key_file(folder, acme="[]", birds="[]", cats='["dogs"]', dogs="[]"))
-    with serving(folder, letters_device(step_s=0.0), keys=keys, adapters=("pirate",)) as client:
+    with serving(folder, letters_device(), keys=keys, adapters=("pirate",)) as client:
         yield client
 
 
@@ -137,7 +137,7 @@ def test_a_salt_is_a_wall_within_one_key(client, route):
 
 @pytest.mark.parametrize("route", CALLS)
 def test_a_salt_counts_without_keys_too(tmp_path, route):
-    with serving(tmp_path, letters_device(step_s=0.0)) as client:
+    with serving(tmp_path, letters_device()) as client:
         found = [cached(client, "", route, cache_salt=salt) > 0 for salt in (None, "one", "one", "two", None)]
 
     assert found == [False, False, True, False, True]

@@ -18,7 +18,7 @@ HALF = {"targets": {"legal": 0.5, "new@1": 0.5}, "rollback": "legal", "shadow": 
 
 def test_routes_of_the_start_send_requests_from_the_first_one_on(tmp_path):
     config = ServerConfig(lora_routes=(f"legal={json.dumps(HALF)}",))
-    with serving(tmp_path, letters_device(step_s=0.0), config, adapters=("legal", "new", "poet")) as client:
+    with serving(tmp_path, letters_device(), config, adapters=("legal", "new", "poet")) as client:
         shown = client.get("/v1/adapters/legal/route").json()
         body = {"model": "legal", "prompt": "abc", "max_tokens": 2}
         answered = {client.post("/v1/completions", json=body).json()["model"] for _ in range(2)}

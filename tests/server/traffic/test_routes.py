@@ -30,7 +30,7 @@ RING = KeyRing({digest_of(key.name): key for key in (OPERATOR, ACME)})
 
 @pytest.fixture
 def device() -> FakeDevice:
-    return letters_device(step_s=0.0)
+    return letters_device()
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ class Ruined(FakeDevice):
 
 
 def ruined() -> FakeDevice:
-    whole = letters_device(step_s=0.0)
+    whole = letters_device()
     return Ruined(next_token=whole.next_token, capacity=whole.capacity)
 
 
@@ -232,7 +232,7 @@ def headers(key: Key) -> dict[str, str]:
 def test_only_who_may_load_a_name_sets_its_route_and_who_may_use_it_is_routed(tmp_path, caplog):
     caplog.set_level(logging.INFO, "rota.audit")
     path = "/v1/adapters/legal/route"
-    with serving(tmp_path, letters_device(step_s=0.0), adapters=NAMES, keys=RING) as client:
+    with serving(tmp_path, letters_device(), adapters=NAMES, keys=RING) as client:
         for call in (client.get, client.delete):
             assert call(path, headers=headers(ACME)).status_code == 403
         assert client.put(path, json=HALF, headers=headers(ACME)).status_code == 403
