@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from rota.core.capacity import Capacity
 from rota.core.config import ServerConfig
 from rota.core.lora_paths import LoraPath
 from rota.observe.journey import OnEnd
@@ -32,8 +31,6 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
 
 CONTEXT = 200
-# Tokens of an answer that ends only because the test lets it, or because it is called off.
-ENDLESS = 10**6
 
 
 def speaks(tokens: Sequence[int]) -> int:
@@ -48,22 +45,6 @@ def speaks(tokens: Sequence[int]) -> int:
 
 def letters_device(**fields: Any) -> FakeDevice:
     return FakeDevice(next_token=speaks, capacity=capacity(max_sequence_tokens=CONTEXT), **fields)
-
-
-def endless_device(may_end: Callable[[], bool] = lambda: False, **room: int) -> FakeDevice:
-    """Goes on with the alphabet until it may end, however long a test takes, and the engine hears messages meanwhile.
-
-    It sees the last letters alone, so that no step costs more than the one before.
-    """
-
-    def next_letter(tokens: Sequence[int]) -> int:
-        return 2 if may_end() else ord("a") + (tokens[-1] - ord("a") + 1) % 26
-
-    return FakeDevice(step_s=0.01, next_token=next_letter, capacity=endless_room(**room))
-
-
-def endless_room(**room: int) -> Capacity:
-    return capacity(max_sequence_tokens=2 * ENDLESS, window=16, **room)
 
 
 @contextmanager

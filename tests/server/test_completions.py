@@ -8,17 +8,8 @@ import httpx
 import pytest
 
 from tests.fakes import FakeDevice, alphabet
-from tests.server.letters import (
-    ENDLESS,
-    counts,
-    endless_device,
-    events_in,
-    events_of,
-    has_ended,
-    letters_device,
-    raw_ask,
-    serving,
-)
+from tests.server.endless import ENDLESS, endless_device
+from tests.server.letters import counts, events_in, events_of, has_ended, letters_device, raw_ask, serving
 from tests.waiting import PATIENCE_S, until
 
 Ask = Callable[..., httpx.Response]

@@ -12,7 +12,8 @@ import pytest
 
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.reading import is_large
-from tests.server.letters import ENDLESS, endless_device, has_ended, letters_device, serving
+from tests.server.endless import ENDLESS, endless_device
+from tests.server.letters import has_ended, letters_device, serving
 from tests.waiting import until
 
 HELLO = [{"role": "user", "content": "ab"}]

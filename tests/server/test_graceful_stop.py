@@ -35,7 +35,7 @@ from rota.server.listen import listen
 from rota.server.port import hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
-from tests.server.engines import processes
+from tests.server.engines import threads
 from tests.waiting import until
 
 def next_letter(go, tokens):
@@ -44,7 +44,7 @@ def next_letter(go, tokens):
 
 if __name__ == "__main__":
     device = partial(FakeDevice, next_token=partial(next_letter, Path(sys.argv[1]) / "go"))
-    service = ClosableService(processes(device))
+    service = ClosableService(threads(device))
     app = create_app(service, Tokenizer(sys.argv[1]), Registry("letters", sys.argv[1]))
     config = ServerConfig(port=0, drain_timeout=float(sys.argv[2]))
     listen(hold_port(config.host, 0), app, service, config, partial(print, flush=True), partial(print, flush=True))
@@ -125,6 +125,9 @@ def answer_to_a_head_without_end(url: str) -> bytes:
         return connection.recv(65536)
 
 
+@pytest.mark.long(
+    "a whole server with torch starts; tests of keys, of listening and of commands prove its parts"
+)
 def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
     folder = write_byte_tokenizer(tmp_path / "tiny")
     make_tiny_model(folder, "smollm2")

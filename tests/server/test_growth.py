@@ -18,8 +18,8 @@ from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
+from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import configs
-from tests.server.letters import ENDLESS, endless_device
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until

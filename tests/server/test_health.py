@@ -24,8 +24,9 @@ from rota.server.probes import install_probes
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
+from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import REPLICAS, as_of_one, engines
-from tests.server.letters import ENDLESS, counts, endless_device
+from tests.server.letters import counts
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until

@@ -22,8 +22,8 @@ from rota.server.listen import listen
 from rota.server.port import hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
+from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import as_of_one, engines
-from tests.server.letters import ENDLESS, endless_device
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
 

@@ -14,8 +14,9 @@ from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
+from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import REPLICAS, threads
-from tests.server.letters import ENDLESS, endless_device, serving
+from tests.server.letters import serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until

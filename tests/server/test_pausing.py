@@ -13,8 +13,9 @@ import pytest
 
 from rota.core.config import ServerConfig
 from rota.server.access.keys import Key, KeyRing, digest_of
+from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import REPLICAS
-from tests.server.letters import ENDLESS, counts, endless_device, error_of, has_ended, letters_device, serving
+from tests.server.letters import counts, error_of, has_ended, letters_device, serving
 from tests.waiting import PATIENCE_S, until
 
 RING = KeyRing({digest_of("sk-boss"): Key("boss"), digest_of("sk-user"): Key("user", may_operate=False)})

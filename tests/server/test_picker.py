@@ -9,8 +9,9 @@ from rota.core.config import ServerConfig
 from tests.builders import capacity
 from tests.fakes import FakeDevice
 from tests.observe.picker import Pod, picked
+from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import REPLICAS
-from tests.server.letters import CONTEXT, ENDLESS, endless_device, serving, speaks
+from tests.server.letters import CONTEXT, serving, speaks
 from tests.waiting import until
 
 NAMES = ("pirate", "poet", "parrot", "prince")

@@ -9,8 +9,9 @@ import pytest
 
 from rota.core.config import ServerConfig
 from rota.server.access.keys import Key, KeyRing, digest_of
+from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import REPLICAS
-from tests.server.letters import ENDLESS, endless_device, error_of, has_ended, serving
+from tests.server.letters import error_of, has_ended, serving
 from tests.waiting import until
 
 # Headers leave after this long without a token, so a client can know its call by name while it waits.

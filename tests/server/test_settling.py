@@ -26,8 +26,8 @@ from rota.server.pausing import Pausing
 from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
+from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import engines
-from tests.server.letters import ENDLESS, endless_device
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
 
