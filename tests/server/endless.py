@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rota.core.capacity import Capacity
 from tests.builders import capacity
-from tests.fakes import FakeDevice
+from tests.fakes import FakeDevice, NextToken
 
 # Tokens of an answer that ends only because the test lets it, or because it is called off.
 ENDLESS = 10**6
 
 
-def endless_device(may_end: Callable[[], bool] = lambda: False, **room: int) -> FakeDevice:
-    """Goes on with the alphabet until it may end, however long that takes; the engine hears messages meanwhile."""
-
-    def next_letter(tokens: Sequence[int]) -> int:
-        return 2 if may_end() else ord("a") + (tokens[-1] - ord("a") + 1) % 26
-
-    return FakeDevice(step_s=0.01, next_token=next_letter, capacity=endless_room(**room))
-
-
 def endless_room(**room: int) -> Capacity:
     """It sees the last letters alone, so that no step costs more than the one before."""
     return capacity(max_sequence_tokens=2 * ENDLESS, window=16, **room)
+
+
+def after(tokens: Sequence[int]) -> int:
+    """The next letter of the alphabet."""
+    return ord("a") + (tokens[-1] - ord("a") + 1) % 26
+
+
+@dataclass
+class EndlessDevice(FakeDevice):
+    """Goes on with the alphabet until it may end, however long that takes; the engine hears messages meanwhile."""
+
+    capacity: Capacity = field(default_factory=endless_room)
+    step_s: float = 0.01
+    next_token: NextToken = after
+
+
+def endless_device(may_end: Callable[[], bool] = lambda: False, **room: int) -> FakeDevice:
+    return EndlessDevice(endless_room(**room), next_token=lambda tokens: 2 if may_end() else after(tokens))
 
 
 def mortal_device(folder: Path) -> FakeDevice:

@@ -125,9 +125,7 @@ def answer_to_a_head_without_end(url: str) -> bytes:
         return connection.recv(65536)
 
 
-@pytest.mark.long(
-    "a whole server with torch starts; tests of keys, of listening and of commands prove its parts"
-)
+@pytest.mark.long("a whole server with torch starts; tests of keys, of listening and of commands prove its parts")
 def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
     folder = write_byte_tokenizer(tmp_path / "tiny")
     make_tiny_model(folder, "smollm2")

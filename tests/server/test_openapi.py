@@ -95,7 +95,7 @@ def test_the_page_shows_every_route_and_field_and_needs_nothing_from_elsewhere(c
     assert not re.search(r"https?://|<script|src=", page)
 
 
-LONG = pytest.mark.long("more examples of what a schema forbids, and all that it allows, which other tests send by hand")
+LONG = pytest.mark.long("more of what a schema forbids, and what it allows, which other tests send by hand")
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,14 @@ class Stage:
 
     def end_engine(self, number: signal.Signals) -> None:
         """Send a signal to every replica, and wait until other engines serve."""
-        before = pids_of(self._service)
+        before, restarts = pids_of(self._service), self.restarts()
         for pid in before:
             os.kill(pid, number)
         assert until(lambda: not {*before} & {*pids_of(self._service)} and self.are_ready())
-        assert until(lambda: self.scrape()("rota_engine_restarts_total", engine="0"))
+        assert until(lambda: self.restarts() > restarts)
+
+    def restarts(self) -> float:
+        return self.scrape()("rota_engine_restarts_total", engine="0") or 0.0
 
     def are_ready(self) -> bool:
         phases = {engine.phase for engine in self._service.state.engines}
@@ -64,19 +67,13 @@ class Stage:
         return [model["id"] for model in self.client.get("/v1/models").json()["data"]]
 
 
-@pytest.fixture
-def stage(tmp_path) -> Iterator[Stage]:
-    with staged(tmp_path) as stage:
-        yield stage
-
-
 @contextmanager
-def staged(tmp_path: Path) -> Iterator[Stage]:
+def staged(tmp_path: Path, silence_s: float = PATIENCE_S) -> Iterator[Stage]:
     folder = tmp_path / "pirate"
     folder.mkdir()
     registry = Registry("letters", str(tmp_path))
     adapter = registry.add(LoraPath(name="pirate", path=str(folder)))
-    service = processes(FolderDevice, patience=Patience(silence_s=3.0))
+    service = processes(FolderDevice, patience=Patience(silence_s=silence_s, quick_deaths=100))
     whole = PreloadedService(service, [adapter])
     app = create_app(whole, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
@@ -84,27 +81,42 @@ def staged(tmp_path: Path) -> Iterator[Stage]:
         yield Stage(client, service, folder)
 
 
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory) -> Iterator[Stage]:
+    with staged(tmp_path_factory.mktemp("stage")) as stage:
+        yield stage
+
+
 def lose_the_adapter(stage: Stage) -> None:
+    stage.folder.mkdir(exist_ok=True)
+    if "pirate" not in stage.names():
+        stage.post("/v1/load_lora_adapter", lora_path=str(stage.folder)).raise_for_status()
     assert stage.ask().status_code == 200
     stage.folder.rmdir()
     stage.end_engine(signal.SIGKILL)
     assert until(lambda: stage.scrape()("rota_adapters_lost") == 1)
 
 
-def test_a_stopped_engine_is_not_ready_and_comes_back(stage):
-    assert stage.scrape()("rota_engine_up", engine="0") == 1
-    first = stage.scrape()("rota_engine_process_start_time_seconds", engine="0")
-    stage.end_engine(signal.SIGSTOP)
+def test_a_stopped_engine_is_not_ready_and_comes_back(tmp_path):
+    with staged(tmp_path, silence_s=3.0) as stage:
+        assert stage.scrape()("rota_engine_up", engine="0") == 1
+        first = stage.scrape()("rota_engine_process_start_time_seconds", engine="0")
+        stage.end_engine(signal.SIGSTOP)
 
-    assert stage.ask("letters").status_code == 200
-    scrape = stage.scrape()
-    assert scrape("rota_engine_restarts_total", engine="0") == 1
-    assert scrape("rota_engine_up", engine="0") == 1
-    assert scrape("rota_engine_process_start_time_seconds", engine="0") > first
+        assert stage.ask("letters").status_code == 200
+        scrape = stage.scrape()
+        assert scrape("rota_engine_restarts_total", engine="0") == 1
+        assert scrape("rota_engine_up", engine="0") == 1
+        assert scrape("rota_engine_process_start_time_seconds", engine="0") > first
 
 
-def test_a_lost_adapter_answers_with_the_reason_and_is_logged_and_counted(stage, caplog):
+def losses(stage: Stage) -> float:
+    return stage.scrape()("rota_adapter_losses_total", engine="0") or 0.0
+
+
+def test_a_lost_adapter_answers_with_the_reason_and_is_logged_and_counted_until_its_folder_is_back(stage, caplog):
     caplog.set_level(logging.WARNING, logger="rota")
+    before = losses(stage)
     lose_the_adapter(stage)
     answer = stage.ask()
 
@@ -115,15 +127,22 @@ def test_a_lost_adapter_answers_with_the_reason_and_is_logged_and_counted(stage,
     assert "is broken." in error["message"]
     assert stage.ask("letters").status_code == 200
     assert "pirate" in stage.names()
-    scrape = stage.scrape()
-    assert (scrape("rota_adapters_loaded"), scrape("rota_adapter_losses_total", engine="0")) == (0, 1)
+    assert (stage.scrape()("rota_adapters_loaded"), losses(stage)) == (0, before + 1)
     lines = {record.getMessage(): record.fields for record in caplog.records if hasattr(record, "fields")}
     assert lines["An adapter could not be read."]["adapter"] == "pirate"
     assert "is broken." in lines["An adapter could not be read."]["why"]
     assert "SIGKILL" in lines["The engine died and is started again."]["why"]
 
+    stage.end_engine(signal.SIGKILL)
+    assert until(lambda: losses(stage) == before + 2)
+    assert (stage.ask().status_code, stage.scrape()("rota_adapters_lost")) == (400, 1)
+    stage.folder.mkdir()
+    stage.end_engine(signal.SIGKILL)
+    assert until(lambda: stage.ask().status_code == 200)
+    assert stage.scrape()("rota_adapters_lost") == 0
 
-def test_a_lost_adapter_is_repaired_by_loading_it_again(stage):
+
+def test_a_lost_adapter_is_repaired_by_loading_it_again_and_gone_when_it_is_unloaded(stage):
     lose_the_adapter(stage)
     refused = stage.post("/v1/load_lora_adapter", lora_path=str(stage.folder))
     assert (refused.status_code, stage.ask().json()["error"]["code"]) == (400, "adapter_failed")
@@ -134,22 +153,7 @@ def test_a_lost_adapter_is_repaired_by_loading_it_again(stage):
     assert until(lambda: stage.scrape()("rota_adapters_lost") == 0)
     assert stage.scrape()("rota_adapters_loaded") == 1
 
-
-def test_a_lost_adapter_that_is_unloaded_is_gone(stage):
     lose_the_adapter(stage)
-
     assert stage.post("/v1/unload_lora_adapter").status_code == 200
     assert (stage.ask().status_code, stage.names()) == (404, ["letters"])
     assert until(lambda: stage.scrape()("rota_adapters_lost") == 0)
-
-
-def test_a_lost_adapter_stays_lost_or_comes_back_with_the_next_engine(stage):
-    lose_the_adapter(stage)
-    stage.end_engine(signal.SIGKILL)
-    assert until(lambda: stage.scrape()("rota_adapter_losses_total", engine="0") == 2)
-    assert (stage.ask().status_code, stage.scrape()("rota_adapters_lost")) == (400, 1)
-
-    stage.folder.mkdir()
-    stage.end_engine(signal.SIGKILL)
-    assert until(lambda: stage.ask().status_code == 200)
-    assert stage.scrape()("rota_adapters_lost") == 0

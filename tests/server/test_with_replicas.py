@@ -16,7 +16,6 @@ HERE = Path(__file__).parent
 # What differs most between one engine and several: where adapters, aborts, queries, streams and limits go.
 KEY_TESTS = (
     "test_adapters.py::test_an_adapter_comes_and_goes_while_the_server_runs",
-    "test_bad_sources.py::test_both_sources_serve_while_nothing_is_wrong",
     "test_adapters.py::test_pins_are_kept_and_the_last_slot_is_never_pinned",
     "test_adapters.py::test_an_unload_makes_the_name_unknown_at_once_and_waits_for_whoever_runs",
     "test_adapters.py::test_requests_that_race_with_loads_and_unloads_all_end",
@@ -30,7 +29,17 @@ KEY_TESTS = (
 
 
 def with_replicas(replicas: int, *paths: Path | str, backend: str = "local", timeout_s: float) -> str:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, paths)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:schemathesis",
+        *map(str, paths),
+    ]
     environ = {**os.environ, "ROTA_TEST_REPLICAS": str(replicas), "ROTA_TEST_BACKEND": backend}
     return run_program(command, env=environ, timeout=timeout_s).stdout
 

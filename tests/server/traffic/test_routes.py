@@ -17,7 +17,7 @@ from tests.fakes import FakeDevice
 from tests.observe.scraped import Scrape
 from tests.server.engines import REPLICAS
 from tests.server.letters import error_of, letters_device, serving
-from tests.server.versions.serving import slow_device
+from tests.server.versions.serving import SlowDevice
 from tests.waiting import until
 
 LEGAL, NEW, SHADOW = AdapterId(1), AdapterId(2), AdapterId(3)
@@ -313,7 +313,7 @@ def test_a_version_that_was_deleted_is_no_target(client):
 
 
 def test_a_route_is_rolled_back_at_once_though_an_update_of_the_name_is_under_way(tmp_path):
-    device = slow_device()
+    device = SlowDevice()
     with serving(tmp_path, device, adapters=("legal",)) as client, ThreadPoolExecutor(2) as threads:
         route(client, targets={"legal@1": 1.0})
         renew(client)
@@ -331,7 +331,7 @@ def test_a_route_is_rolled_back_at_once_though_an_update_of_the_name_is_under_wa
 
 
 def test_a_name_that_is_unloaded_while_its_route_is_being_ended_says_so(tmp_path):
-    device = slow_device()
+    device = SlowDevice()
     with serving(tmp_path, device, adapters=("legal",)) as client, ThreadPoolExecutor(3) as threads:
         route(client, targets={"legal@1": 1.0})
         renew(client)

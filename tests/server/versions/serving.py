@@ -15,14 +15,13 @@ import httpx
 
 from rota.core.ids import Row
 from rota.core.messages import AdapterFailed, AdapterFetched, Message
-from tests.builders import capacity
-from tests.fakes import FakeDevice, alphabet
+from tests.server.endless import EndlessDevice
 
 CONFIG = json.dumps({"peft_type": "LORA", "r": 8})
 
 
 @dataclass
-class SlowDevice(FakeDevice):
+class SlowDevice(EndlessDevice):
     """Reads adapters whose path says "slow", or all, only when it is told to; meanwhile it serves."""
 
     unread: list[Callable[[], None]] = field(default_factory=list)  # of all replicas
@@ -59,16 +58,11 @@ class SlowDevice(FakeDevice):
 
 
 @dataclass
-class LenientDevice(FakeDevice):
+class LenientDevice(EndlessDevice):
     """Lets a row read KV of another version than its own: its client has asked for that."""
 
     def _read(self, row: Row, start: int, end: int) -> list[int]:
         return [self._kv[self._slot(row, position)][1] for position in range(max(0, start), end)]
-
-
-def slow_device() -> SlowDevice:
-    """Its answers may be so long that none ends before a test does."""
-    return SlowDevice(next_token=alphabet, step_s=0.005, capacity=capacity(blocks=2000, max_sequence_tokens=20_000))
 
 
 def weights(metadata: dict[str, str] | None = None, size: int = 64) -> bytes:

@@ -26,7 +26,7 @@ from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.version_header import HEADER
 from rota.server.versions.upload import WEIGHTS_FILE
 from tests.server.letters import error_of, serving
-from tests.server.versions.serving import CONFIG, SlowDevice, ask, put, send, slow_device, versions, weights
+from tests.server.versions.serving import CONFIG, SlowDevice, ask, put, send, versions, weights
 from tests.waiting import until
 
 ACME = Key("acme", frozenset({"acme-*"}), may_operate=False)
@@ -45,7 +45,7 @@ def spools(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def device() -> SlowDevice:
-    return slow_device()
+    return SlowDevice()
 
 
 @pytest.fixture

@@ -22,11 +22,11 @@ from rota.runtime.service import BuildDevice, Phase, Service
 from rota.server.app import create_app
 from rota.server.version_header import HEADER
 from rota.text.tokenizer import Tokenizer
-from tests.builders import capacity
 from tests.engine.lora.adapter_factory import greedy_answer, load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.observe.scraped import Scrape
 from tests.runtime.test_supervisor import FolderDevice
+from tests.server.endless import ENDLESS, endless_room
 from tests.server.engines import pids_of, processes
 from tests.server.letters import events_in
 from tests.server.running import running
@@ -35,7 +35,7 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
 
 ROUTE = "/v1/adapters/legal/route"
-LONG = capacity(blocks=2000, max_sequence_tokens=20_000)
+STREAMED = {"model": "legal@2", "prompt": "abc", "max_tokens": ENDLESS, "stream": True}
 
 
 class Stage:
@@ -83,7 +83,7 @@ def stage(tmp_path) -> Iterator[Stage]:
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()
-    build = partial(FolderDevice, step_s=0.005, capacity=LONG)
+    build = partial(FolderDevice, step_s=0.01, capacity=endless_room())
     with staged(write_byte_tokenizer(tmp_path / "model"), folders[0], build) as stage:
         put(stage.client, "legal", str(folders[1]), keep_old=True).raise_for_status()
         send(stage.client, "legal", weights(), config=CONFIG, mode="stage").raise_for_status()
@@ -91,41 +91,30 @@ def stage(tmp_path) -> Iterator[Stage]:
         yield stage
 
 
-def test_all_versions_serve_again_under_their_numbers_and_the_route_stands(stage):
+def test_all_versions_serve_again_under_their_numbers_and_one_that_engines_die_under_twice_is_rolled_back(stage):
     before = stage.client.get(ROUTE).json()
-    stage.kill()
+    with stage.client.stream("POST", "/v1/completions", json=STREAMED) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        stage.kill()
+        last = events_in(lines)[-1]
+    assert last["error"]["code"] == "engine_died"
 
     assert versions(stage.client, "legal") == {1: "kept", 2: "current", 3: "kept"}
     assert [stage.version(f"legal@{number}") for number in (1, 2, 3)] == ["1", "2", "3"]
     assert stage.client.get(ROUTE).json() == before
     assert {stage.version() for _ in range(4)} == {"1", "2"}
     assert until(lambda: stage.copies() > 0), "the shadow gets no copies"
-    assert put(stage.client, "legal", None, version=1, keep_old=True).json()["current"] == 1
-    assert stage.client.delete("/v1/adapters/legal").json() == {"name": "legal", "versions": [2, 3, 1], "is_gone": True}
 
-
-def test_an_answer_that_runs_ends_in_an_error_and_the_next_one_is_whole(stage):
-    body = {"model": "legal@2", "prompt": "abc", "max_tokens": 19_000, "stream": True}
-    with stage.client.stream("POST", "/v1/completions", json=body) as stream:
-        lines = stream.iter_lines()
+    with stage.client.stream("POST", "/v1/completions", json=STREAMED) as stream:
+        lines = stream.iter_lines()  # held, or its connection would be closed
         next(lines)
         stage.kill()
-        last = events_in(lines)[-1]
-    assert last["error"]["code"] == "engine_died"
-    assert stage.client.get(ROUTE).json()["rolled_back"] is None
-    assert stage.version("legal@2") == "2"
-
-
-def test_a_version_that_engines_die_under_twice_is_rolled_back(stage):
-    body = {"model": "legal@2", "prompt": "abc", "max_tokens": 19_000, "stream": True}
-    for _ in range(2):
-        with stage.client.stream("POST", "/v1/completions", json=body) as stream:
-            lines = stream.iter_lines()  # held, or its connection would be closed
-            next(lines)
-            stage.kill()
     shown = stage.client.get(ROUTE).json()
     assert shown["rolled_back"]["reason"] == "'legal@2' was being served when an engine died, twice within 10 minutes."
     assert {stage.version() for _ in range(4)} == {"1"}
+    assert put(stage.client, "legal", None, version=1, keep_old=True).json()["current"] == 1
+    assert stage.client.delete("/v1/adapters/legal").json() == {"name": "legal", "versions": [2, 3, 1], "is_gone": True}
 
 
 def test_a_version_that_is_kept_and_lost_comes_back_with_its_folder(stage, tmp_path):

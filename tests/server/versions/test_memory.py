@@ -28,7 +28,7 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
 
 # More than the history of a name holds, and than any queue of recent things that a few updates fill.
-FIRST, THEN = 40, 160
+FIRST, THEN = 30, 60
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -13,17 +14,32 @@ from rota.core.adapter import Adapter
 from rota.core.messages import Message
 from rota.server.version_header import HEADER
 from tests.fakes import FakeDevice, alphabet
+from tests.server.endless import ENDLESS, after
 from tests.server.engines import REPLICAS
-from tests.server.letters import error_of, events_in, serving
-from tests.server.versions.serving import LenientDevice, SlowDevice, ask, put, slow_device, versions
+from tests.server.letters import counts, error_of, events_in, serving
+from tests.server.versions.serving import LenientDevice, SlowDevice, ask, put, versions
 from tests.waiting import until
 
-STREAMED = {"model": "poet", "prompt": "abc", "max_tokens": 19_000, "stream": True}
+STREAMED = {"model": "poet", "prompt": "abc", "max_tokens": ENDLESS, "stream": True}
+MAY_END = threading.Event()
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def next_letter(tokens: Sequence[int]) -> int:
+    return 2 if MAY_END.is_set() else after(tokens)
 
 
 @pytest.fixture
 def device() -> SlowDevice:
-    return slow_device()
+    MAY_END.clear()
+    return SlowDevice(next_token=next_letter)
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory) -> Iterator[httpx.Client]:
+    """A client of a server whose tests change nothing."""
+    with serving(tmp_path_factory.mktemp("model"), adapters=("poet", "pirate")) as client:
+        yield client
 
 
 @pytest.fixture
@@ -82,29 +98,34 @@ def test_the_old_version_serves_while_the_new_one_is_read(client, device):
 
 @pytest.mark.parametrize("kv", ["recompute", "keep"])
 def test_with_mode_switch_a_running_answer_goes_on_under_the_new_version_and_names_both(tmp_path, kv):
-    device = LenientDevice(next_token=alphabet, step_s=0.005)
+    MAY_END.clear()
+    device = LenientDevice(next_token=next_letter)
     with serving(tmp_path, device, adapters=("poet",)) as client:
-        asked = STREAMED | {"max_tokens": 400, "stream_options": {"include_usage": True}}
+        asked = STREAMED | {"stream_options": {"include_usage": True}}
         with client.stream("POST", "/v1/completions", json=asked) as stream:
             lines = stream.iter_lines()
             first = next(lines)
             assert put(client, "poet", mode="switch", kv=kv).json()["current"] == 2
+            moved_at = len(device.plans)
+            assert until(lambda: len(device.plans) > moved_at + 3)
+            MAY_END.set()
             events = events_in([first, *lines])
         (move,) = events[-1]["rota"]["moves"]
         assert (move["choice"], move["from"], move["to"], move["kv"]) == (0, 1, 2, kv)
-        assert 0 < move["token"] < events[-1]["usage"]["completion_tokens"] == 400
-        assert (
-            "".join(event["choices"][0]["text"] for event in events[:-1]) == ("defghijklmnopqrstuvwxyzabc" * 16)[:400]
-        )
+        assert 0 < move["token"] < events[-1]["usage"]["completion_tokens"]
+        text = "".join(event["choices"][0]["text"] for event in events[:-1])
+        assert "abc" + text == (LETTERS * len(text))[: 3 + len(text)]
         assert [seat.adapter_id for plan in device.plans for seat in plan.seats] == [1, 2]
         assert until(lambda: versions(client, "poet") == {2: "current"})
 
 
 def test_a_whole_answer_that_was_moved_has_both_versions_in_its_header(client, device):
     with ThreadPoolExecutor(1) as threads:
-        asking = threads.submit(ask, client, "poet", max_tokens=600)
+        asking = threads.submit(ask, client, "poet", max_tokens=ENDLESS)
         assert until(lambda: any(plan.decodes for plan in device.plans))
         put(client, "poet", mode="switch")
+        assert until(lambda: any(seat.adapter_id == 3 for plan in device.plans for seat in plan.seats))
+        MAY_END.set()
         answer = asking.result()
     assert answer.headers[HEADER] == "1, 2"
     assert [(move["from"], move["to"]) for move in answer.json()["rota"]["moves"]] == [(1, 2)]
@@ -112,21 +133,24 @@ def test_a_whole_answer_that_was_moved_has_both_versions_in_its_header(client, d
 
 SAID = [{"role": "user", "content": "abc"}]
 SHAPES = {
-    "/v1/chat/completions": {"messages": SAID, "max_tokens": 600},
-    "/v1/messages": {"messages": SAID, "max_tokens": 600},
-    "/v1/responses": {"input": "abc", "max_output_tokens": 600},
-    "/api/chat": {"messages": SAID, "stream": False, "options": {"num_predict": 600}},
-    "/api/generate": {"prompt": "abc", "options": {"num_predict": 600}},
+    "/v1/chat/completions": {"messages": SAID, "max_tokens": ENDLESS},
+    "/v1/messages": {"messages": SAID, "max_tokens": ENDLESS},
+    "/v1/responses": {"input": "abc", "max_output_tokens": ENDLESS},
+    "/api/chat": {"messages": SAID, "stream": False, "options": {"num_predict": ENDLESS}},
+    "/api/generate": {"prompt": "abc", "options": {"num_predict": ENDLESS}},
 }
 
 
-def test_every_api_tells_of_a_move_in_the_field_rota(client):
+def test_every_api_tells_of_a_move_in_the_field_rota(client, device):
     with ThreadPoolExecutor(len(SHAPES)) as threads:
         asking = {
             route: threads.submit(client.post, route, json={"model": "poet", **body}) for route, body in SHAPES.items()
         }
-        assert until(lambda: running(client) == len(SHAPES))
+        assert until(lambda: counts(client)["running"] == len(SHAPES))
         put(client, "poet", mode="switch")
+        moved = [3] * len(SHAPES)
+        assert until(lambda: [seat.adapter_id for plan in device.plans for seat in plan.seats][-len(moved) :] == moved)
+        MAY_END.set()
         last = {route: json.loads(asked.result().text.splitlines()[-1]) for route, asked in asking.items()}
     for route in ("/v1/messages", "/v1/responses"):
         last[route] = last[route]["usage"]  # where their streams have room
@@ -134,12 +158,8 @@ def test_every_api_tells_of_a_move_in_the_field_rota(client):
     assert moves == {route: [(1, 2)] for route in SHAPES}
 
 
-def running(client: httpx.Client) -> int:
-    return sum(state["num_running_reqs"] for state in client.get("/server_info").json()["internal_states"])
-
-
-def test_the_field_rota_is_described(client):
-    schemas = client.get("/openapi.json").json()["components"]["schemas"]
+def test_the_field_rota_is_described(untouched):
+    schemas = untouched.get("/openapi.json").json()["components"]["schemas"]
     assert set(schemas["MoveBody"]["properties"]) == {"choice", "from", "to", "token", "kv"}
     bodies = ("CompletionBody", "ChatBody", "MessageUsageBody", "ResponseUsageBody", "MetaInfo", "OllamaBody")
     assert all("rota" in schemas[body]["properties"] for body in bodies)
@@ -221,16 +241,16 @@ def test_vllms_load_inplace_gives_a_loaded_name_a_new_version(client):
         ({"path": "/a", "mode": "stage", "pinned": True}, "pinned", "only one version stays"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(client, body, param, words):
-    refused = client.put("/v1/adapters/poet", json=body)
+def test_what_cannot_be_is_refused_by_its_name(untouched, body, param, words):
+    refused = untouched.put("/v1/adapters/poet", json=body)
     assert refused.status_code in (400, 404)
     assert (error_of(refused)["param"], words in error_of(refused)["message"]) == (param, True)
-    assert versions(client, "poet") == {1: "current"}
+    assert versions(untouched, "poet") == {1: "current"}
 
 
 @pytest.mark.parametrize("name", ["letters", "base", "letters:new", "new@7", "a" * 201])
-def test_a_name_that_no_adapter_can_have_is_refused(client, name):
-    assert put(client, name).status_code == 400
+def test_a_name_that_no_adapter_can_have_is_refused(untouched, name):
+    assert put(untouched, name).status_code == 400
 
 
 def test_a_pin_stays_with_the_name(tmp_path):
