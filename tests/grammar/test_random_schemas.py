@@ -15,7 +15,7 @@ from tests.grammar.matching import drawn
 from tests.grammar.random_schemas import SCHEMAS
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(schema=SCHEMAS)
 def test_answers_drawn_by_chance_meet_their_schema(schema: dict[str, Any]) -> None:
     grammar = texts.json_schema(schema, "json")

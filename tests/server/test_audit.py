@@ -22,11 +22,16 @@ MUTE = Key("mute", may_load=False, may_operate=False)
 RING = KeyRing({digest_of(f"sk-{key.name}"): key for key in (OPERATOR, ACME, MUTE)})
 
 
-@pytest.fixture
-def client(tmp_path, caplog) -> Iterator[httpx.Client]:
-    caplog.set_level(logging.INFO, "rota.audit")
-    with serving(tmp_path, letters_device(), keys=RING, adapters=("pirate",)) as client:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[httpx.Client]:
+    with serving(tmp_path_factory.mktemp("model"), letters_device(), keys=RING, adapters=("pirate",)) as client:
         yield client
+
+
+@pytest.fixture
+def client(server, caplog) -> httpx.Client:
+    caplog.set_level(logging.INFO, "rota.audit")
+    return server
 
 
 def act(client: httpx.Client, path: str, key: str = "acme", **body: Any) -> httpx.Response:
@@ -133,3 +138,4 @@ def test_a_line_is_in_the_servers_log_format_and_holds_no_second_line(client, ca
     assert "\n" not in TextLines().format(record) + JsonLines().format(record)
     assert '"action":"load","key":"acme"' in JsonLines().format(record)
     assert "sk-" not in JsonLines().format(record)
+    act(client, "/v1/unload_lora_adapter", lora_name="acme-owl")

@@ -67,29 +67,17 @@ def one_of(*options: str) -> Grammar:
     return texts.choice(options, "guided_choice")
 
 
-def test_a_grammar_is_taken_or_refused_with_its_field(folder: Path):
-    async def test(checks: GrammarChecks) -> None:
-        assert await refused(checks, GOOD) == ""
-        assert (await refused(checks, BAD)).startswith("guided_regex cannot be followed: invalid regex")
-
-    run(folder, test)
-
-
-def test_a_grammar_is_checked_once(folder: Path):
-    async def test(checks: GrammarChecks) -> None:
-        first = [await refused(checks, grammar) for grammar in (GOOD, BAD)]
-        for pid in checks.pids:
-            os.kill(pid, signal.SIGSTOP)  # nobody could check it again
-        assert [await refused(checks, grammar) for grammar in (GOOD, BAD)] == first
-        assert await refused(checks, texts.choice(["yes", "no"], "another field")) == ""
-
-    run(folder, test)
-
-
-def test_those_who_ask_about_one_grammar_wait_for_one_check(folder: Path):
+def test_a_grammar_is_taken_or_refused_with_its_field_and_checked_once(folder: Path):
     async def test(checks: GrammarChecks) -> None:
         assert await asyncio.gather(*(refused(checks, GOOD) for _ in range(50))) == [""] * 50
+        sentence = await refused(checks, BAD)
+        assert sentence.startswith("guided_regex cannot be followed: invalid regex")
+        for pid in checks.pids:
+            os.kill(pid, signal.SIGSTOP)  # nobody could check it again
+        assert [await refused(checks, grammar) for grammar in (GOOD, BAD)] == ["", sentence]
+        assert await refused(checks, texts.choice(["yes", "no"], "another field")) == ""
 
+    # One may wait: those who ask about one grammar wait for one check.
     run(folder, test, processes=1, of_key=Bounds(1, 10**6))
 
 
@@ -128,7 +116,7 @@ def test_a_check_that_hangs_is_ended_and_the_next_finds_a_new_copy(folder: Path)
         run(folder, test, processes=1)
 
 
-def test_a_copy_that_dies_takes_only_its_grammar_with_it(folder: Path):
+def test_a_copy_or_a_process_that_dies_takes_only_its_grammar_with_it(folder: Path):
     async def test(checks: GrammarChecks) -> None:
         assert await refused(checks, GOOD) == ""
         (pid,) = checks.pids
@@ -137,16 +125,11 @@ def test_a_copy_that_dies_takes_only_its_grammar_with_it(folder: Path):
         assert await refused(checks, one_of("a")) == ""
         assert checks.pids == [pid]
 
-    run(folder, test, processes=1)
-
-
-def test_copies_end_with_a_process_that_is_killed(folder: Path):
-    async def test(checks: GrammarChecks) -> None:
-        assert await refused(checks, GOOD) == ""
-        (pid,) = checks.pids
         copy = copy_of(pid)
         os.kill(pid, signal.SIGKILL)
         assert await asyncio.to_thread(until, lambda: not is_alive(copy))
+        assert "the process that checked it died" in await refused(checks, one_of("b"))
+        assert await refused(checks, one_of("b")) == ""
 
     run(folder, test, processes=1)
 
@@ -168,17 +151,6 @@ def test_a_process_that_is_stuck_is_replaced_and_others_go_on(folder: Path):
 
     with checks_within(limit_s=PATIENCE_S, stuck_s=SHORT_S):
         run(folder, test)
-
-
-def test_a_process_that_dies_is_replaced(folder: Path):
-    async def test(checks: GrammarChecks) -> None:
-        assert await refused(checks, GOOD) == ""
-        (pid,) = checks.pids
-        os.kill(pid, signal.SIGKILL)
-        assert "the process that checked it died" in await refused(checks, one_of("a"))
-        assert await refused(checks, one_of("a")) == ""
-
-    run(folder, test, processes=1)
 
 
 def test_who_waits_while_the_server_stops_is_told_so(folder: Path):
@@ -236,27 +208,18 @@ HOSTILE: dict[str, Callable[[], Grammar]] = {
 }
 
 
-def test_hostile_grammars_are_done_with_after_little_processor_time(folder: Path):
+def test_hostile_and_costly_grammars_are_done_with_after_little_processor_time(folder: Path):
     """Taken or refused: in both cases before the time is up, and the next grammar finds the process ready."""
 
     async def test(checks: GrammarChecks) -> None:
         await refused(checks, GOOD)
+        pids = checks.pids
         for name, make in HOSTILE.items():
             fault = await fault_of(checks, make)
             assert fault is None or (fault.code, fault.param) == (FaultCode.BAD_FIELD, "p"), name
             assert fault is None or "it took longer than" not in fault.message, name
             assert await refused(checks, one_of(name)) == "", name
-
-    run(folder, test)
-
-
-def test_costly_grammars_in_a_row_are_refused_after_little_processor_time(folder: Path):
-    """Each of them ends a copy, and no later one waits for a process to start."""
-
-    async def test(checks: GrammarChecks) -> None:
-        await refused(checks, GOOD)
-        pids = checks.pids
-        for count in range(8):
+        for count in range(3):  # each of them ends a copy, and no later one waits for a process to start
             schema = {"type": "integer", "multipleOf": 999983, "title": str(count)}
             assert TOO_SLOW.problem in await refused(checks, texts.json_schema(schema, "p"))
         assert checks.pids == pids

@@ -51,7 +51,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     service = PreloadedService(engines(partial(build_device, config), config), [adapter])
     app = create_app(service, Tokenizer(folder), registry, grammars=GrammarChecks(folder))
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
-        service.wait_until_ready(30.0)
+        service.wait_until_ready(PATIENCE_S)
         yield client
 
 

@@ -22,7 +22,7 @@ from tests.text.families import CHATML, COMPLETING, FAMILIES, WINDING, Family
 Messages = list[dict[str, Any]]
 
 # The folders are written once, and no example changes them.
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 each_family = pytest.mark.parametrize("name", FAMILIES)
 
 HARMLESS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"), max_size=60)

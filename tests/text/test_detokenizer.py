@@ -13,7 +13,7 @@ from rota.text.detokenizer import Detokenizer
 from rota.text.pieces import TokenPieces
 
 # The fixtures are tokenizers that no example changes.
-quick = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # Sentencepiece cannot tell "▁" from a space.
 UNICODE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"))

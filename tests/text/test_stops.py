@@ -24,7 +24,7 @@ def cut(text: str, stop: tuple[str, ...]) -> tuple[str, str | None]:
     return text, None
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(pieces=PIECES, stop=STOPS)
 def test_the_text_ends_before_the_stop_string_that_is_complete_first(pieces: list[str], stop: tuple[str, ...]):
     watcher = StopWatcher(stop)
@@ -32,7 +32,7 @@ def test_the_text_ends_before_the_stop_string_that_is_complete_first(pieces: lis
     assert (text, watcher.matched) == cut("".join(pieces), stop)
 
 
-@settings(max_examples=500)
+@settings(max_examples=100)
 @given(pieces=PIECES, stop=STOPS)
 def test_only_the_beginning_of_a_stop_string_is_held_back(pieces: list[str], stop: tuple[str, ...]):
     watcher = StopWatcher(stop)
@@ -71,7 +71,7 @@ def test_without_stop_strings_nothing_is_held_back():
     assert StopWatcher(()).push("any text") == "any text"
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(pieces=PIECES, stop=STOPS)
 def test_a_stop_string_that_is_kept_is_the_end_of_the_text(pieces: list[str], stop: tuple[str, ...]):
     watcher = StopWatcher(stop, keeps_stop=True)
@@ -79,7 +79,7 @@ def test_a_stop_string_that_is_kept_is_the_end_of_the_text(pieces: list[str], st
     assert text == "".join(text for text in cut("".join(pieces), stop) if text)
 
 
-@settings(max_examples=300)
+@settings(max_examples=80)
 @given(early=PIECES, late=PIECES, stop=STOPS)
 def test_text_that_comes_too_early_does_not_stop_and_none_of_it_is_lost(
     early: list[str], late: list[str], stop: tuple[str, ...]

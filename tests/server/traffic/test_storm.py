@@ -160,5 +160,5 @@ class Storm(RuleBasedStateMachine):
         assert self.traffic.meters.weights == []
 
 
-Storm.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Storm.TestCase.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 TestStorm = Storm.TestCase

@@ -212,7 +212,7 @@ def test_whichever_write_finds_no_room_both_shapes_say_so_and_nothing_is_left(
         assert (sent.status_code, error_of(sent)["message"]) == (507, expected)
     assert (loaded.status_code, loaded.json()["success"]) == (507, False)
     assert loaded.json()["error_message"] == expected
-    assert list(versions(client, "poet").values()) == ["current"]
+    assert until(lambda: list(versions(client, "poet").values()) == ["current"])
     assert len(files(spools)) == (2 if sent.is_success else 0)
     assert ask(client, "poet").status_code == 200
 

@@ -14,7 +14,7 @@ from rota.text.tools.json_value import JsonValue
 from tests.text.tools.spoken import heard
 
 each_format = pytest.mark.parametrize("form", sorted(FORMATS))
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=25, deadline=None)
 
 SNIPPETS = (
     *("<tool_call>", "</tool_call>", "<tool", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "<|tool_call|>"),
