@@ -52,7 +52,7 @@ def client(folder) -> Iterator[httpx.Client]:
         running(create_app(service, Tokenizer(folder / "tiny"), registry)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
-        service.wait_until_ready(30.0)
+        service.wait_until_ready(PATIENCE_S)
         yield client
 
 

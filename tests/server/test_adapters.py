@@ -4,7 +4,8 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -31,23 +32,44 @@ from tests.waiting import PATIENCE_S, until
 
 Serve = Callable[..., httpx.Client]
 PIRATE, POET = AdapterId(1), AdapterId(2)
+FIRST = ("pirate", "poet")
 STREAMED = {"model": "poet", "prompt": "abc", "max_tokens": 60, "stream": True}
+
+
+@contextmanager
+def serving(folder: Path, device: FakeDevice, patience_s: float = PATIENCE_S) -> Iterator[httpx.Client]:
+    """A server of letters with two adapters, pirate and poet, around a device."""
+    registry = Registry("letters", "/models/letters")
+    adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in FIRST]
+    service = PreloadedService(engines(lambda: device), adapters)
+    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, patience_s)
+    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        yield client
 
 
 @pytest.fixture
 def serve(tmp_path) -> Iterator[Serve]:
-    """Starts a server of letters with two adapters, pirate and poet, around a device."""
     with ExitStack() as stack:
+        yield lambda *device, **options: stack.enter_context(serving(tmp_path, *device, **options))
 
-        def serve(device: FakeDevice, patience_s: float = PATIENCE_S) -> httpx.Client:
-            registry = Registry("letters", "/models/letters")
-            adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in ("pirate", "poet")]
-            service = PreloadedService(engines(lambda: device), adapters)
-            app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), registry, patience_s)
-            url = stack.enter_context(running(app))
-            return stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S))
 
-        yield serve
+@pytest.fixture(scope="module")
+def device() -> FakeDevice:
+    return FakeDevice(next_token=alphabet)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, device) -> Iterator[httpx.Client]:
+    with serving(tmp_path_factory.mktemp("model"), device) as client:
+        yield client
+
+
+@pytest.fixture
+def client(server) -> Iterator[httpx.Client]:
+    """Of the file's server, which has its two adapters again afterwards."""
+    yield server
+    for name in names(server)[3:]:
+        unload(server, name).raise_for_status()
 
 
 GATE = threading.Event()
@@ -102,26 +124,25 @@ def message_of(response: httpx.Response) -> str:
         ("letters:poet", POET, "poet"),
     ],
 )
-def test_a_request_is_answered_by_whom_it_names(serve, model, adapter, name):
-    device = FakeDevice(next_token=alphabet)
-    answer = ask(serve(device), model, n=2).json()
+def test_a_request_is_answered_by_whom_it_names(client, device, model, adapter, name):
+    before = len(device.plans)
+    answer = ask(client, model, n=2).json()
 
     assert [choice["text"] for choice in answer["choices"]] == ["def", "def"]
     assert answer["model"] == name
-    assert [seat.adapter_id for plan in device.plans for seat in plan.seats] == [adapter, adapter]
+    assert [seat.adapter_id for plan in device.plans[before:] for seat in plan.seats] == [adapter, adapter]
 
 
-def test_an_unknown_name_is_404_with_the_known_ones(serve):
-    device = FakeDevice()
-    refused = ask(serve(device), "parrot")
+def test_an_unknown_name_is_404_with_the_known_ones(client, device):
+    before = sum(len(plan.seats) for plan in device.plans)
+    refused = ask(client, "parrot")
 
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     assert "known are: letters, pirate, poet" in message_of(refused)
-    assert not any(plan.seats for plan in device.plans)
+    assert sum(len(plan.seats) for plan in device.plans) == before
 
 
-def test_the_list_of_models_says_where_each_comes_from(serve):
-    client = serve(FakeDevice())
+def test_the_list_of_models_says_where_each_comes_from(client):
     listed = client.get("/v1/models").json()["data"]
 
     assert [(model["id"], model["root"], model["parent"]) for model in listed] == [
@@ -133,9 +154,7 @@ def test_the_list_of_models_says_where_each_comes_from(serve):
     assert client.get("/v1/models/parrot").status_code == 404
 
 
-def test_an_adapter_comes_and_goes_while_the_server_runs(serve):
-    client = serve(FakeDevice(next_token=alphabet))
-
+def test_an_adapter_comes_and_goes_while_the_server_runs(client):
     assert load(client, "parrot").status_code == 200
     assert names(client) == ["letters", "pirate", "poet", "parrot"]
     assert ask(client, "parrot").json()["choices"][0]["text"] == "def"
@@ -175,8 +194,7 @@ def test_a_name_loaded_again_never_sees_the_kv_of_the_one_before(serve):
     ],
 )
 @pytest.mark.parametrize("route", ["/v1/load_lora_adapter", "/load_lora_adapter"])
-def test_a_load_that_cannot_be_is_400_with_its_reason_and_leaves_no_name(serve, route, body, words):
-    client = serve(FakeDevice())
+def test_a_load_that_cannot_be_is_400_with_its_reason_and_leaves_no_name(client, route, body, words):
     refused = client.post(route, json=body)
 
     assert refused.status_code == 400
@@ -184,16 +202,13 @@ def test_a_load_that_cannot_be_is_400_with_its_reason_and_leaves_no_name(serve, 
     assert names(client) == ["letters", "pirate", "poet"]
 
 
-def test_unloading_what_is_not_loaded_is_400_with_what_is(serve):
-    client = serve(FakeDevice())
-
+def test_unloading_what_is_not_loaded_is_400_with_what_is(client):
     assert "loaded are: pirate, poet" in message_of(unload(client, "parrot"))
     refused = client.post("/unload_lora_adapter", json={"lora_name": "letters"})
     assert (refused.status_code, refused.json()["success"]) == (400, False)
 
 
-def test_the_other_shape_lists_what_is_loaded(serve):
-    client = serve(FakeDevice())
+def test_the_other_shape_lists_what_is_loaded(client):
     new = {"lora_name": "parrot", "lora_path": "/a/parrot"}
     before = {"pirate": "/adapters/pirate", "poet": "/adapters/poet"}
 
@@ -214,8 +229,7 @@ def test_the_other_shape_lists_what_is_loaded(serve):
         ("/load_lora_adapter", {"pinned": False, "lora_id": None, "rid": None, "added_tokens_config": None}),
     ],
 )
-def test_what_other_servers_clients_send_along_is_taken_where_it_changes_nothing(serve, route, fields):
-    client = serve(FakeDevice())
+def test_what_other_servers_clients_send_along_is_taken_where_it_changes_nothing(client, route, fields):
     unloading = {"lora_int_id": 3} if "v1" in route else {"lora_id": "3"}
 
     assert client.post(route, json={"lora_name": "parrot", "lora_path": "/a/parrot", **fields}).status_code == 200
@@ -229,17 +243,14 @@ def test_what_other_servers_clients_send_along_is_taken_where_it_changes_nothing
         ("/load_lora_adapter", "added_tokens_config"),
     ],
 )
-def test_what_would_change_the_load_and_cannot_is_refused_by_its_name(serve, route, field):
-    client = serve(FakeDevice())
+def test_what_would_change_the_load_and_cannot_is_refused_by_its_name(client, route, field):
     refused = client.post(route, json={"lora_name": "parrot", "lora_path": "/a/parrot", field: True})
 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
     assert "parrot" not in names(client)
 
 
-def test_pins_are_kept_and_the_last_slot_is_never_pinned(serve):
-    client = serve(FakeDevice())
-
+def test_pins_are_kept_and_the_last_slot_is_never_pinned(client):
     def pin(name: str) -> dict[str, Any]:
         body = {"lora_name": name, "lora_path": f"/a/{name}", "pinned": True}
         return client.post("/load_lora_adapter", json=body).json()
@@ -275,8 +286,7 @@ def test_an_unload_whose_users_take_too_long_goes_on_in_the_background(serve, ga
         assert list(lines)[-2] == "data: [DONE]"
 
 
-def test_of_many_who_load_one_name_at_once_one_wins(serve):
-    client = serve(FakeDevice())
+def test_of_many_who_load_one_name_at_once_one_wins(client):
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda number: load(client, "parrot", f"/a/{number}"), range(8)))
 
@@ -309,9 +319,7 @@ def test_an_adapter_unloaded_while_it_is_read_is_gone_and_whoever_loaded_it_hear
         assert unloading.result().status_code == 200
 
 
-def test_requests_that_race_with_loads_and_unloads_all_end(serve):
-    client = serve(FakeDevice(next_token=alphabet))
-
+def test_requests_that_race_with_loads_and_unloads_all_end(client):
     def act(seed: int) -> list[int]:
         dice = random.Random(seed)
         actions = [

@@ -78,7 +78,7 @@ class Stage:
         self.hub.heal()
 
     def ask(self, model: str) -> httpx.Response:
-        body = {"model": model, "prompt": "ab", "max_tokens": 8, "temperature": 0.0}
+        body = {"model": model, "prompt": "ab", "max_tokens": 4, "temperature": 0.0}
         return self.client.post("/v1/completions", json=body)
 
     def answer(self, model: str = "legal") -> str:

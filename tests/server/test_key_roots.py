@@ -115,7 +115,7 @@ def client(root) -> Iterator[httpx.Client]:
         running(create_app(service, Tokenizer(folder), registry, access=access)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
-        service.wait_until_ready(60.0)
+        service.wait_until_ready(PATIENCE_S)
         yield client
 
 

@@ -48,7 +48,7 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
         httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
         ThreadPoolExecutor(3) as threads,
     ):
-        service.wait_until_ready(30.0)
+        service.wait_until_ready(PATIENCE_S)
         loaded = client.post("/v1/load_lora_adapter", json={"lora_name": "poet", "lora_path": paths["poet"]})
         missing = client.post("/v1/load_lora_adapter", json={"lora_name": "owl", "lora_path": str(tmp_path / "owl")})
         wanted = {"prompt": PROMPT, "temperature": 0, "max_tokens": 24, "ignore_eos": True}

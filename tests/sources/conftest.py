@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.sources.hub_server import HubServer, hub_server
 from tests.sources.s3_server import S3Server, s3_server
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _certificates_are_few() -> Iterator[None]:
+    """Without TLS nobody needs them, and to read all of a machine's takes longer than to read an adapter."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(Path(__file__).parents[1] / "server" / "certificates" / "first.crt"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,13 @@ import math
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rota.core.errors import RequestError
 from rota.server.traffic.split import MOST_TARGETS, Split, check_weights
 
+few = settings(max_examples=30)
 ASKERS = [f"user {number}" for number in range(400)]
 RAW = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=MOST_TARGETS)
 
@@ -24,6 +25,7 @@ def sent(split: Split) -> dict[str, str]:
     return {asker: split.choose(asker) for asker in ASKERS}
 
 
+@few
 @given(RAW, st.integers(1, 500))
 def test_without_askers_no_count_is_ever_far_from_its_weight(raw, requests):
     one, counts = split(*raw), Counter[str]()
@@ -40,6 +42,7 @@ def test_the_first_requests_are_spread_and_not_bunched():
     assert [one.choose()[-1] for _ in range(8)] == ["7", "7", "8", "7", "7", "7", "8", "7"]
 
 
+@few
 @given(RAW)
 def test_askers_are_shared_by_weight(raw):
     one = split(*raw)
@@ -51,6 +54,7 @@ def test_askers_are_shared_by_weight(raw):
         assert abs(counts[target] - len(ASKERS) * weight) < allowed
 
 
+@few
 @given(RAW, st.randoms(use_true_random=False))
 def test_an_asker_has_the_same_target_in_every_server_and_whatever_else_is_asked(raw, chance):
     first, second = split(*raw), split(*raw)
@@ -59,6 +63,7 @@ def test_an_asker_has_the_same_target_in_every_server_and_whatever_else_is_asked
         assert first.choose(asker) == second.choose(asker)
 
 
+@few
 @given(RAW, st.data())
 def test_an_asker_moves_only_to_a_target_that_has_grown_relative_to_its_own(raw, data):
     later = data.draw(st.lists(st.floats(0.01, 1.0), min_size=len(raw), max_size=len(raw)))
@@ -69,6 +74,7 @@ def test_an_asker_moves_only_to_a_target_that_has_grown_relative_to_its_own(raw,
             assert after.weights[taken] / before.weights[taken] > after.weights[left] / before.weights[left]
 
 
+@few
 @given(st.floats(0.0, 1.0), st.floats(0.0, 1.0))
 def test_of_two_targets_a_change_moves_no_more_than_the_change(first, second):
     before, after = (Split({"legal@7": 1.0 - share, "legal@8": share}) for share in (first, second))
