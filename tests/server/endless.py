@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rota.core.capacity import Capacity
 from tests.builders import capacity
@@ -15,7 +16,7 @@ from tests.fakes import FakeDevice, NextToken
 ENDLESS = 10**6
 
 
-def endless_room(**room: int) -> Capacity:
+def endless_room(**room: Any) -> Capacity:
     """It sees the last letters alone, so that no step costs more than the one before."""
     return capacity(max_sequence_tokens=2 * ENDLESS, window=16, **room)
 
@@ -34,7 +35,7 @@ class EndlessDevice(FakeDevice):
     next_token: NextToken = after
 
 
-def endless_device(may_end: Callable[[], bool] = lambda: False, **room: int) -> FakeDevice:
+def endless_device(may_end: Callable[[], bool] = lambda: False, **room: Any) -> FakeDevice:
     return EndlessDevice(endless_room(**room), next_token=lambda tokens: 2 if may_end() else after(tokens))
 
 

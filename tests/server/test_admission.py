@@ -21,11 +21,11 @@ CHAT = [{"role": "user", "content": "abc"}]
 
 
 def keyed(folder: Path, device: FakeDevice | None = None, **limits: Any) -> AbstractContextManager[httpx.Client]:
-    """A server whose keys have their names for secrets: a limited one and its neighbour. Its clock stands still."""
+    """A server whose keys have their names for secrets: a limited one and its neighbour."""
     keys = [Key("acme", **limits), Key("neighbour")]
     ring = KeyRing({digest_of(key.name): key for key in keys})
     config = ServerConfig(stream_keep_alive=0.05)
-    return serving(folder, device or letters_device(), config, ring, now=lambda: 0.0)
+    return serving(folder, device or letters_device(), config, ring)
 
 
 def ask(client: httpx.Client, key: str = "acme", route: str = "/v1/completions", **fields: Any) -> httpx.Response:

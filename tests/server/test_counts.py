@@ -12,6 +12,7 @@ from rota.core.messages import Message
 from rota.runtime.service import Phase, ServiceState
 from rota.server.counts import FRESH_S, Counts
 from tests.builders import capacity
+from tests.waiting import PATIENCE_S
 
 # An answer of then stays fresh, however slow the machine is.
 LATER_S = 3600.0
@@ -75,7 +76,7 @@ def test_an_engine_that_died_with_the_question_is_not_waited_for():
         await asyncio.sleep(0)
         counts.observe([EngineRestarted(time.monotonic(), "It died.")])
 
-        assert await asyncio.wait_for(scrape, 30.0) == {}
+        assert await asyncio.wait_for(scrape, PATIENCE_S) == {}
 
     asyncio.run(act())
 
@@ -89,7 +90,7 @@ def test_without_an_engine_there_are_no_numbers_and_no_wait(is_up):
             engine.state = ServiceState(phase=Phase.STARTING)
         counts = Counts(engine, patience_s=60.0)
         for _ in range(2):
-            assert await asyncio.wait_for(counts.ask(()), 30.0) == {}
+            assert await asyncio.wait_for(counts.ask(()), PATIENCE_S) == {}
 
     asyncio.run(act())
 

@@ -24,7 +24,7 @@ from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
 
 # For what is stopped and will never come; whoever is not stopped is not held up for as long.
-SHORT_S = 2.5
+SHORT_S = 5.0
 GOOD = texts.choice(["yes", "no"], "guided_choice")
 BAD = texts.regex("(a", "guided_regex")
 

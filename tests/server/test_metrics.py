@@ -110,7 +110,7 @@ def test_only_operators_see_everybodys_numbers(tmp_path):
 def test_what_keys_used_and_the_limits_they_met_can_be_scraped(tmp_path):
     keys = {"boss": Key("boss"), "secret": Key("acme", may_operate=False, requests_per_minute=3, tokens_per_minute=50)}
     ring = KeyRing({digest_of(secret): key for secret, key in keys.items()})
-    with serving(tmp_path, keys=ring, now=lambda: 0.0) as client:
+    with serving(tmp_path, keys=ring) as client:
         client.headers["x-api-key"] = "secret"
         statuses = [
             complete(client, n=2).status_code,

@@ -473,10 +473,10 @@ def test_a_request_that_takes_longer_than_it_may_ends_with_an_error_even_if_the_
     tmp_path, route, is_streamed
 ):
     body = {"text": "abc"} if route == "/generate" else {"prompt": "abc"}
-    with gated(tmp_path, config=ServerConfig(request_timeout=2.0)) as client:
+    with gated(tmp_path, config=ServerConfig(request_timeout=1.0, stream_keep_alive=0.01)) as client:
         answer = client.post(route, json=body | {"stream": is_streamed})
 
     assert answer.status_code == (200 if is_streamed else 504)
     error = events_of(answer)[-1]["error"] if is_streamed else error_of(answer)
     assert error["code"] == "request_timed_out"
-    assert error["message"] == "The request did not end within 2 seconds, the limit of this server."
+    assert error["message"] == "The request did not end within 1 seconds, the limit of this server."

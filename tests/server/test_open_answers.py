@@ -250,7 +250,7 @@ def test_a_key_is_needed_and_reaches_only_its_own_adapters(tmp_path, route):
 
 def test_what_an_answer_did_not_use_can_be_used_at_once(tmp_path):
     asked = {"model": "pirate", "prompt": "ab", "max_tokens": 100, "stop": "e"}  # it says "cde"
-    with serving(tmp_path, keys=keys(tokens_per_minute=107), adapters=("pirate",), now=lambda: 0.0) as client:
+    with serving(tmp_path, keys=keys(tokens_per_minute=107), adapters=("pirate",)) as client:
         responses = [client.post("/v1/completions", json=asked, headers=AS_ACME) for _ in range(3)]
 
     assert [response.status_code for response in responses] == [200, 200, 429]
@@ -265,7 +265,7 @@ def test_an_answer_given_up_is_charged_for_what_it_took(tmp_path):
         return alphabet(tokens)
 
     device, limited = FakeDevice(next_token=next_letter), keys(tokens_per_minute=160)
-    with serving(tmp_path, device, keys=limited, adapters=("pirate",), now=lambda: 0.0) as client:
+    with serving(tmp_path, device, keys=limited, adapters=("pirate",)) as client:
         client.headers.update(AS_ACME)
         with client.stream("POST", "/v1/completions", json=given_up) as stream:
             lines = stream.iter_lines()  # httpx closes a stream whose lines are dropped
@@ -284,7 +284,7 @@ def test_an_answer_given_up_is_charged_for_what_it_took(tmp_path):
 
 def test_what_is_refused_costs_no_tokens(tmp_path):
     asked = {"model": "pirate", "prompt": "x" * 600, "max_tokens": 1}
-    with serving(tmp_path, keys=keys(tokens_per_minute=700), adapters=("pirate",), now=lambda: 0.0) as client:
+    with serving(tmp_path, keys=keys(tokens_per_minute=700), adapters=("pirate",)) as client:
         statuses = [client.post("/v1/completions", json=asked, headers=AS_ACME).status_code for _ in range(3)]
 
     assert statuses == [413] * 3

@@ -98,7 +98,7 @@ def lose_the_adapter(stage: Stage) -> None:
 
 
 def test_a_stopped_engine_is_not_ready_and_comes_back(tmp_path):
-    with staged(tmp_path, silence_s=3.0) as stage:
+    with staged(tmp_path, silence_s=6.0) as stage:
         assert stage.scrape()("rota_engine_up", engine="0") == 1
         first = stage.scrape()("rota_engine_process_start_time_seconds", engine="0")
         stage.end_engine(signal.SIGSTOP)

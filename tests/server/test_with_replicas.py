@@ -59,5 +59,5 @@ def test_all_tests_of_the_server_pass_on_ray(monkeypatch, tmp_path):
     monkeypatch.setenv(PLACED, str(marks))
     files = (HERE, "--deselect", str(Path(__file__)), "-n", "2", "--dist", "loadfile")
     assert "100%" in with_replicas(3, *files, backend="ray", timeout_s=1700.0)
-    # 313 when it was first counted. The other tests hold their device in their own process.
-    assert len(marks.read_text()) >= 250, "the engines of a hundred servers run there"
+    # The other tests hold their device in their own process.
+    assert len(marks.read_text()) >= 150, "the engines of fifty servers run there"

@@ -19,20 +19,21 @@ from rota.sources.sources import Sources
 from tests.processes import run_program
 from tests.sources.hub_server import TOKEN, HubServer
 from tests.sources.shelf import adapter_files
+from tests.waiting import PATIENCE_S
 
 WHERE = "hf://acme/legal"
 
 
-def sources_in(folder: Path, timeout_s: float = 20.0) -> Sources:
+def sources_in(folder: Path, timeout_s: float = PATIENCE_S) -> Sources:
     return Sources(DiskCache(folder, 10**8), lambda _: Hub(timeout_s))
 
 
-def content(folder: Path, where: str, timeout_s: float = 20.0) -> dict[str, bytes]:
+def content(folder: Path, where: str, timeout_s: float = PATIENCE_S) -> dict[str, bytes]:
     with sources_in(folder, timeout_s).folder_of(parse_address(where)) as found:
         return {path.name: path.read_bytes() for path in found.iterdir() if not path.name.startswith(".")}
 
 
-def refusal(folder: Path, where: str = WHERE, timeout_s: float = 20.0) -> SourceError:
+def refusal(folder: Path, where: str = WHERE, timeout_s: float = PATIENCE_S) -> SourceError:
     """Says nothing of the endpoint and of tokens, and leaves nothing on the disk."""
     with pytest.raises(SourceError) as caught:
         content(folder, where, timeout_s)
@@ -194,9 +195,10 @@ def test_a_hub_that_never_answers(hub: HubServer, tmp_path: Path):
 
 
 def test_a_hub_that_nobody_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
-    error = refusal(tmp_path)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # nobody else gets it, and nobody listens
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        error = refusal(tmp_path)
     assert type(error) is UnreachableError
     assert str(error) == "The Hub cannot be reached for hf://acme/legal."
 
