@@ -28,6 +28,8 @@ SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 TIED := exec $(BIN)/python -I -S src/rota/runtime/lifeline.py $$PPID
 # A waiting OpenMP thread must sleep, not spin: a spinning one makes every other process on the machine slow.
 export OMP_WAIT_POLICY ?= passive
+# Where this is set, every process that a test starts would compile Rota for itself.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: serve demo test tests test-long check docs constraints clean
 
