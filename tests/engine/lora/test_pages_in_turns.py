@@ -55,4 +55,4 @@ def test_every_request_is_answered_as_peft_alone_answers_it(world, way):
 
     assert outputs(events) == {f"{number}": right for number, right in answers.items()}
     turns = sum(isinstance(event, SlotChanged) and event.reason is SlotReason.TURN_OVER for event in events)
-    assert turns > len(RANKS) if way.startswith("taking turns") else not turns
+    assert bool(turns) == way.startswith("taking turns")  # how many they are is up to the machine

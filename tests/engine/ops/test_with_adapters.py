@@ -46,28 +46,27 @@ def batch(request) -> dict:
     return {"token_slots": token_slots, "ranks": ranks, "max_rank": max_rank, "device": DEVICE, **slots}
 
 
-@pytest.fixture(params=[True, False], ids=["annex", "shares"])
-def by_token(request) -> bool:
-    return request.param
+# An annex's product, or shares.
+BY_TOKEN = pytest.mark.parametrize(("by_token", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
+@BY_TOKEN
 def test_silu_multiply_adds_to_gate_and_up_what_each_token_s_adapter_adds(batch, by_token, dtype):
     product, expected = open_product((100, 100), by_token=by_token, dtype=dtype, **batch)
     assert relative_error(fused.silu_multiply(product), reference.silu_multiply(expected)) < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
+@BY_TOKEN
 def test_silu_multiply_adds_the_same_in_tiles_of_prompts(batch, by_token, dtype):
     product, expected = open_product((100, 100), by_token=by_token, dtype=dtype, tile=LARGE_TILE, **batch)
     assert relative_error(fused.silu_multiply(product), reference.silu_multiply(expected)) < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("dtype", BOUNDS)
+@BY_TOKEN
 def test_add_rms_norm_norms_the_sum_of_product_adapters_and_residual(batch, by_token, dtype):
     product, expected = open_product((72,), by_token=by_token, dtype=dtype, **batch)
     residual, weight = torch.randn(len(expected), 72), torch.randn(72).to(DEVICE, dtype)
