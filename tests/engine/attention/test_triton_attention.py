@@ -79,11 +79,11 @@ def test_a_decode_attends_to_all_its_row_has_cached(shape, cut, held):
         assert relative_error(found[index : index + 1], expected) < BOUNDS[dtype]
 
 
-@pytest.mark.parametrize("held", [as_computed, rounded])
-@pytest.mark.parametrize(("kv_heads", "group", "head_dim", "block_size", "dtype"), SHAPES)
-def test_chunks_attend_to_their_cached_prefix_and_causally_to_themselves(
-    kv_heads, group, head_dim, block_size, dtype, held
-):
+@pytest.mark.parametrize(
+    ("shape", "held"), [*((shape, as_computed) for shape in SHAPES), *((shape, rounded) for shape in SHAPES[3:])]
+)
+def test_chunks_attend_to_their_cached_prefix_and_causally_to_themselves(shape, held):
+    kv_heads, group, head_dim, block_size, dtype = shape
     cache = held(paged_cache([40, 3, 130, 1, 77], kv_heads, head_dim, block_size, dtype, DEVICE))
     # no prefix, a whole short row, a prefix that ends inside a block, one token, the middle of a row
     chunks = [(0, 0, 40), (1, 0, 3), (2, 101, 29), (3, 0, 1), (4, 31, 20)]
