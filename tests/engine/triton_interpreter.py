@@ -46,7 +46,7 @@ def _interpret_standard_library() -> None:
 
 @functools.cache
 def _leave_out_what_has_no_effect() -> None:
-    """Two thirds of the interpreter's time in Triton 3.7: it looks for overflows whose check is off, and makes the
+    """About half of the time of Triton 3.7's interpreter: it looks for overflows whose check is off, and makes the
     language anew for every function that a kernel calls."""
     from triton.runtime import interpreter
 
