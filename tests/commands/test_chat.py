@@ -30,7 +30,7 @@ from tests.waiting import PATIENCE_S, until
 
 @pytest.fixture(scope="module")
 def device() -> FakeDevice:
-    return letters_device()
+    return letters_device(step_s=0.005)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from fastapi import FastAPI
 
 from rota.core.config import ServerConfig
 from rota.core.lora_paths import LoraPath
@@ -42,6 +44,18 @@ def speaks(tokens: Sequence[int]) -> int:
     return alphabet(tokens)
 
 
+class Gate(threading.Event):
+    """A model that says the alphabet, and of so many tokens of prompt and answer waits until it is set."""
+
+    def __init__(self, at: int = 6) -> None:
+        super().__init__()
+        self._at = at
+
+    def __call__(self, tokens: Sequence[int]) -> int:
+        assert len(tokens) < self._at or self.wait(PATIENCE_S)
+        return alphabet(tokens)
+
+
 def letters_device(**fields: Any) -> FakeDevice:
     return FakeDevice(next_token=speaks, capacity=capacity(max_sequence_tokens=CONTEXT), **fields)
 
@@ -57,6 +71,7 @@ def serving(
     now: Callable[[], float] = lambda: 0.0,
     enders: Sequence[OnEnd] = (),
     has_grammars: bool = False,
+    around: Callable[[FastAPI], Any] = lambda app: app,
 ) -> Iterator[httpx.Client]:
     """A client of a server named "letters". `now` is the clock of the keys' limits: it stands still."""
     registry = Registry("letters", "/models/letters")
@@ -67,7 +82,7 @@ def serving(
     grammars = GrammarChecks(folder) if has_grammars else None
     app = create_app(service, tokenizer, registry, access=access, config=config, enders=enders, grammars=grammars)
     # Without TLS nobody needs certificates, and to read them all takes longer than all else that a client does here.
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S, verify=False) as client:
+    with running(around(app)) as url, httpx.Client(base_url=url, timeout=PATIENCE_S, verify=False) as client:
         service.wait_until_ready()
         yield client
 

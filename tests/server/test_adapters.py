@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.engines import engines
+from tests.server.letters import Gate
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
@@ -72,7 +72,7 @@ def client(server) -> Iterator[httpx.Client]:
         unload(server, name).raise_for_status()
 
 
-GATE = threading.Event()
+GATE = Gate()
 
 
 class GatedDevice(FakeDevice):
@@ -84,15 +84,10 @@ class GatedDevice(FakeDevice):
         return super().fetch(adapter)
 
 
-def gated_alphabet(tokens: Sequence[int]) -> int:
-    assert len(tokens) < 6 or GATE.wait(PATIENCE_S)
-    return alphabet(tokens)
-
-
 @pytest.fixture
 def gated() -> GatedDevice:
     GATE.clear()
-    return GatedDevice(next_token=gated_alphabet)
+    return GatedDevice(next_token=GATE)
 
 
 def ask(client: httpx.Client, model: str | None, **fields: Any) -> httpx.Response:

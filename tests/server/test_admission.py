@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,8 @@ import pytest
 
 from rota.core.config import ServerConfig
 from rota.server.access.keys import Key, KeyRing, digest_of
-from tests.fakes import FakeDevice, alphabet
-from tests.server.letters import CONTEXT, error_of, letters_device, serving
-from tests.waiting import PATIENCE_S
+from tests.fakes import FakeDevice
+from tests.server.letters import CONTEXT, Gate, error_of, letters_device, serving
 
 CHAT = [{"role": "user", "content": "abc"}]
 
@@ -128,23 +125,11 @@ def test_a_chat_without_a_limit_reserves_what_its_key_has_and_settles_what_it_us
     assert later.headers["Retry-After"] == "21", "50 below zero, and 1 to go on with"
 
 
-class Gate:
-    """A device that waits after its third token until it may go on."""
-
-    def __init__(self) -> None:
-        self.opened = threading.Event()
-        self.device = FakeDevice(next_token=self._speak)
-
-    def _speak(self, tokens: Sequence[int]) -> int:
-        assert len(tokens) < 6 or self.opened.wait(PATIENCE_S)
-        return alphabet(tokens)
-
-
 def test_open_answers_hold_their_tokens_until_they_end(tmp_path):
     gate = Gate()
     body = {"prompt": "abc", "max_tokens": 60, "stream": True}
     with (
-        keyed(tmp_path, gate.device, max_tokens_in_flight=100) as client,
+        keyed(tmp_path, FakeDevice(next_token=gate), max_tokens_in_flight=100) as client,
         client.stream("POST", "/v1/completions", json=body, headers={"x-api-key": "acme"}) as stream,
     ):
         lines = stream.iter_lines()
@@ -153,7 +138,7 @@ def test_open_answers_hold_their_tokens_until_they_end(tmp_path):
         neighbour = client.stream("POST", "/v1/completions", json=body, headers={"x-api-key": "neighbour"})
         with neighbour as other:
             assert other.status_code == 200
-            gate.opened.set()
+            gate.set()
             list(lines)
         served = ask(client, prompt="abc", max_tokens=60)
 

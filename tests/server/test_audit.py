@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,9 +11,8 @@ import pytest
 
 from rota.observe.logs import JsonLines, TextLines
 from rota.server.access.keys import Key, KeyRing, digest_of
-from tests.fakes import FakeDevice, alphabet
-from tests.server.letters import letters_device, serving
-from tests.waiting import PATIENCE_S
+from tests.fakes import FakeDevice
+from tests.server.letters import Gate, letters_device, serving
 
 OPERATOR = Key("operator")
 ACME = Key("acme", frozenset({"acme-*", "pirate"}), may_operate=False, adapter_root="/a")
@@ -98,16 +96,11 @@ def test_a_flush_has_its_line_for_who_may_and_for_who_may_not(client, caplog):
 
 def test_an_abort_has_its_line_with_how_many_calls_it_ended(tmp_path, caplog):
     caplog.set_level(logging.INFO, "rota.audit")
-    gate = threading.Event()
-
-    def gated(tokens: Sequence[int]) -> int:
-        assert len(tokens) < 6 or gate.wait(PATIENCE_S)
-        return alphabet(tokens)
-
+    gate = Gate()
     body = {"model": "pirate", "prompt": "abc", "max_tokens": 60, "stream": True}
     headers = {"x-api-key": "sk-acme", "X-Request-Id": "mine"}
     with (
-        serving(tmp_path, FakeDevice(next_token=gated), keys=RING, adapters=("pirate",)) as client,
+        serving(tmp_path, FakeDevice(next_token=gate), keys=RING, adapters=("pirate",)) as client,
         client.stream("POST", "/v1/completions", json=body, headers=headers) as stream,
     ):
         answer = stream.iter_lines()

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.fakes import FakeDevice, alphabet
+from tests.fakes import FakeDevice
 from tests.server.endless import ENDLESS, endless_device
-from tests.server.letters import counts, events_in, events_of, has_ended, letters_device, raw_ask, serving
-from tests.waiting import PATIENCE_S, until
+from tests.server.letters import Gate, counts, events_in, events_of, has_ended, letters_device, raw_ask, serving
+from tests.waiting import until
 
 Ask = Callable[..., httpx.Response]
 
@@ -118,15 +117,10 @@ def test_a_stop_string_across_tokens_ends_the_text_before_it(ask, stop, is_strea
 
 
 def test_a_stream_gives_the_same_text_piece_by_piece(tmp_path):
-    has_come = threading.Event()
-
-    def next_letter(tokens: Sequence[int]) -> int:
-        assert len(tokens) < 6 or has_come.wait(PATIENCE_S), "tokens come as they are made"
-        return alphabet(tokens)
-
+    has_come = Gate()  # tokens come as they are made
     asked = {"prompt": "abc", "max_tokens": 12, "stream": True}
     with (
-        serving(tmp_path, FakeDevice(next_token=next_letter)) as client,
+        serving(tmp_path, FakeDevice(next_token=has_come)) as client,
         client.stream("POST", "/v1/completions", json=asked) as response,
     ):
         lines = response.iter_lines()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,14 @@ from rota.server.access.key_source import KeySource
 from rota.server.access.key_watch import KeyWatch
 from rota.server.app import create_app
 from rota.text.tokenizer import Tokenizer
-from tests.fakes import FakeDevice, alphabet
+from tests.fakes import FakeDevice
 from tests.server.engines import engines
+from tests.server.letters import Gate
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S, until
 
-GATE = threading.Event()
-
-
-def gated_alphabet(tokens: Sequence[int]) -> int:
-    assert len(tokens) < 6 or GATE.wait(PATIENCE_S)
-    return alphabet(tokens)
+GATE = Gate()
 
 
 class Keys:
@@ -73,7 +68,7 @@ def keys(tmp_path, caplog) -> Iterator[Keys]:
     keys.source = KeySource(["master"], str(keys.file))
     registry = Registry("letters", "/models/letters")
     access = Access(registry, keys.source.read(), now=lambda: 0.0)
-    service = engines(lambda: FakeDevice(next_token=gated_alphabet))
+    service = engines(lambda: FakeDevice(next_token=GATE))
     watch = KeyWatch(keys.source, access, every_s=0.01)
     tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
     app = create_app(service, tokenizer, registry, access=access, companions=[watch.run])

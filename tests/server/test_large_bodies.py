@@ -13,16 +13,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from rota.runtime.registry import Registry
-from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
-from rota.server.app import create_app
-from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
-from tests.server.engines import engines
-from tests.server.running import running
-from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.server.letters import serving
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("frozen_heap")  # a collection would count as work of the loop
@@ -38,10 +32,13 @@ LONGEST_BLOCK_S = 0.05
 class Pulse:
     """Knows for how long the event loop worked at a time, in processor time: a busy machine does not change that."""
 
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
+    def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
         self.longest_s = 0.0
+
+    def around(self, app: FastAPI) -> Pulse:
+        self._app = app
+        return self
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._tasks:
@@ -59,22 +56,16 @@ class Pulse:
 
 
 @pytest.fixture(scope="module")
-def pulse(tmp_path_factory: pytest.TempPathFactory) -> Pulse:
-    # The conversation fits: each message is two tokens.
-    device = FakeDevice(next_token=alphabet, capacity=capacity(max_sequence_tokens=200_000, blocks=512))
-    registry = Registry("letters", "/models/letters")
-    service = engines(lambda: device)
-    tokenizer = Tokenizer(write_byte_tokenizer(tmp_path_factory.mktemp("model")))
-    return Pulse(create_app(service, tokenizer, registry, access=Access(registry, KEYS)))
+def pulse() -> Pulse:
+    return Pulse()
 
 
 @pytest.fixture(scope="module")
-def url(pulse: Pulse) -> Iterator[str]:
-    with running(pulse) as url:  # type: ignore[arg-type]
-        ready = httpx.get(f"{url}/health")
-        while ready.status_code != 200:
-            ready = httpx.get(f"{url}/health")
-        yield url
+def url(pulse: Pulse, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    # The conversation fits: each message is two tokens.
+    device = FakeDevice(next_token=alphabet, capacity=capacity(max_sequence_tokens=200_000, blocks=512))
+    with serving(tmp_path_factory.mktemp("model"), device, keys=KEYS, around=pulse.around) as client:
+        yield str(client.base_url)
 
 
 def client_of(url: str, key: str) -> httpx.Client:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from typing import Any
@@ -27,7 +26,7 @@ from rota.server.streams import Streams
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice, alphabet
 from tests.server.engines import REPLICAS, engines
-from tests.server.letters import CONTEXT, error_of, events_in, events_of, letters_device, serving
+from tests.server.letters import CONTEXT, Gate, error_of, events_in, events_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
 from tests.waiting import PATIENCE_S
@@ -342,7 +341,7 @@ def test_health_generate_makes_a_token(client, device):
 
 def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
     registry = Registry("letters", "/models/letters")
-    service = engines(lambda: FakeDevice(next_token=lambda _: stuck([0] * 6)))
+    service = engines(lambda: FakeDevice(next_token=lambda _: GATE([0] * 6)))
     streams = Streams(service)
     access, tokenizer = Access(registry), Tokenizer(write_byte_tokenizer(tmp_path))
     answers = OpenAnswers()
@@ -366,19 +365,13 @@ def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
     assert (answer.status_code, answer.json()["reason"]) == (503, "No token came within 0.2 seconds.")
 
 
-GATE = threading.Event()
-
-
-def stuck(tokens: Sequence[int]) -> int:
-    """Gets no further than a few letters until the gate is open."""
-    assert len(tokens) < 6 or GATE.wait(PATIENCE_S)
-    return alphabet(tokens)
+GATE = Gate()
 
 
 @contextmanager
 def gated(folder, keys: KeyRing | None = None, config: ServerConfig | None = None) -> Iterator[httpx.Client]:
     GATE.clear()
-    with serving(folder, FakeDevice(next_token=stuck), config, keys) as client:
+    with serving(folder, FakeDevice(next_token=GATE), config, keys) as client:
         try:
             yield client
         finally:

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from rota.core.config import ServerConfig
 from rota.core.errors import RequestError
 from rota.core.request import SamplingParams
-from rota.runtime.registry import Registry
-from rota.server.access.access import Access
 from rota.server.access.keys import Key, KeyRing, digest_of
 from rota.server.answer import TOKENS_AT_A_TIME, Answer, ParsedCall, requests_for
 from rota.server.choices import joined
 from rota.server.front import Front
-from rota.server.open_answers import Call, OpenAnswers
-from rota.server.pausing import Pausing
-from rota.server.streams import Streams
-from rota.text.tokenizer import Tokenizer
+from rota.server.open_answers import Call
 from tests.fakes import FakeDevice, alphabet
 from tests.server.endless import ENDLESS, endless_device
-from tests.server.engines import engines
-from tests.server.letters import error_of, serving
-from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.server.letters import Gate, error_of, serving
+from tests.server.test_settling import front_around
+from tests.waiting import until
 
 ALICE = Key("alice", priority=3)
 
@@ -38,18 +30,8 @@ def with_front(tmp_path) -> Callable[..., None]:
 
     def run(test: Callable[[Front], Awaitable[None]], device: FakeDevice) -> None:
         async def body() -> None:
-            service = engines(lambda: device)
-            registry = Registry("letters", "/models/letters")
-            tokenizer = Tokenizer(write_byte_tokenizer(tmp_path))
-            streams = Streams(service)
-            answers = OpenAnswers()
-            pausing = Pausing(service, answers)
-            front = Front(service, streams, tokenizer, registry, Access(registry), answers, pausing, 15.0)
-            streams.start()
-            try:
+            async with front_around(tmp_path, device) as front:
                 await test(front)
-            finally:
-                await asyncio.to_thread(service.stop)
 
         asyncio.run(body())
 
@@ -199,31 +181,6 @@ def test_a_clients_own_name_is_in_the_answers_id_and_headers(tmp_path):
     assert (bad.status_code, error_of(bad)["param"]) == (400, "X-Request-Id")
 
 
-def test_a_second_call_under_an_open_name_is_refused_and_harms_nobody(tmp_path):
-    may_go = threading.Event()
-
-    def waits(tokens: Sequence[int]) -> int:
-        assert may_go.wait(PATIENCE_S)
-        return alphabet(tokens)
-
-    asked = {"prompt": "abc", "max_tokens": 2, "stream": True}
-    headers = {"X-Request-Id": "job-7"}
-    config = ServerConfig(stream_keep_alive=0.05)
-    with (
-        serving(tmp_path, FakeDevice(next_token=waits), config) as client,
-        client.stream("POST", "/v1/completions", json=asked, headers=headers) as first,
-    ):
-        second = client.post(
-            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]}, headers=headers
-        )
-        may_go.set()
-        text = first.read().decode()
-
-    assert (second.status_code, error_of(second)["code"]) == (400, "duplicate_id")
-    assert '"finish_reason":"length"' in text
-    assert text.endswith("[DONE]\n\n")
-
-
 def keys(**limits: int) -> KeyRing:
     return KeyRing({digest_of("secret"): Key("acme", frozenset({"pirate"}), may_use_base=False, **limits)})
 
@@ -258,14 +215,9 @@ def test_what_an_answer_did_not_use_can_be_used_at_once(tmp_path):
 
 
 def test_an_answer_given_up_is_charged_for_what_it_took(tmp_path):
-    may_go, given_up = threading.Event(), {"model": "pirate", "prompt": "x" * 60, "max_tokens": 100, "stream": True}
-
-    def next_letter(tokens: Sequence[int]) -> int:
-        assert len(tokens) < 65 or may_go.wait(PATIENCE_S)
-        return alphabet(tokens)
-
-    device, limited = FakeDevice(next_token=next_letter), keys(tokens_per_minute=160)
-    with serving(tmp_path, device, keys=limited, adapters=("pirate",)) as client:
+    given_up = {"model": "pirate", "prompt": "x" * 60, "max_tokens": 100, "stream": True}
+    gate, limited = Gate(at=65), keys(tokens_per_minute=160)
+    with serving(tmp_path, FakeDevice(next_token=gate), keys=limited, adapters=("pirate",)) as client:
         client.headers.update(AS_ACME)
         with client.stream("POST", "/v1/completions", json=given_up) as stream:
             lines = stream.iter_lines()  # httpx closes a stream whose lines are dropped
@@ -273,7 +225,7 @@ def test_an_answer_given_up_is_charged_for_what_it_took(tmp_path):
             asked_about = f"/v1/requests/{stream.headers['X-Request-Id']}"
             assert client.get(asked_about).status_code == 200
         assert until(lambda: client.get(asked_about).status_code == 404), "the server has not seen it leave"
-        may_go.set()
+        gate.set()
         refused, small = (
             client.post("/v1/completions", json={"model": "pirate", "prompt": "x", "max_tokens": tokens})
             for tokens in (99, 1)

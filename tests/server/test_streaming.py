@@ -18,29 +18,18 @@ from rota.server import shape
 from rota.server.sse import sse_event
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
-from tests.server.letters import events_of, letters_device, raw_ask, serving, steps_made
+from tests.server.letters import Gate, events_of, letters_device, raw_ask, serving, steps_made
 from tests.waiting import PATIENCE_S, until
 
 STREAMED = {"prompt": "abc", "max_tokens": 4, "stream": True}
 LONG = {"prompt": "abc", "max_tokens": 3000, "stream": True}
 
 
-class Gate:
-    """A model that says nothing before it is let."""
-
-    def __init__(self) -> None:
-        self.is_open = threading.Event()
-
-    def __call__(self, tokens: Sequence[int]) -> int:
-        assert self.is_open.wait(PATIENCE_S)
-        return alphabet(tokens)
-
-
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    gate = Gate()
+    gate = Gate(at=0)
     yield gate
-    gate.is_open.set()
+    gate.set()
 
 
 def test_a_stream_that_waits_is_kept_alive_by_lines_that_even_the_simplest_client_skips(tmp_path, gate):
@@ -51,7 +40,7 @@ def test_a_stream_that_waits_is_kept_alive_by_lines_that_even_the_simplest_clien
     ):
         lines = response.iter_lines()
         waiting = [next(lines) for _ in range(3)]
-        gate.is_open.set()
+        gate.set()
         said = "".join(line for line in lines)
 
     assert response.status_code == 200
@@ -71,7 +60,7 @@ def test_an_error_that_comes_after_the_headers_is_the_last_event(tmp_path, gate)
     ):
         lines = response.iter_lines()
         next(lines)
-        gate.is_open.set()
+        gate.set()
         *_, error, done = [line for line in lines if line.startswith("data: ")]
 
     assert "a kernel went wrong" in error
@@ -80,7 +69,7 @@ def test_an_error_that_comes_after_the_headers_is_the_last_event(tmp_path, gate)
 
 def test_an_answer_that_is_not_streamed_waits_without_a_word(tmp_path, gate):
     with serving(tmp_path, FakeDevice(next_token=gate), ServerConfig(stream_keep_alive=0.01)) as client:
-        threading.Timer(0.1, gate.is_open.set).start()
+        threading.Timer(0.1, gate.set).start()
         response = client.post("/v1/completions", json={**STREAMED, "stream": False})
 
     assert response.json()["choices"][0]["text"] == "defg"
@@ -129,7 +118,7 @@ def test_a_client_that_leaves_is_noticed_while_its_request_still_waits(tmp_path,
         with raw_ask(client, **LONG):
             assert until(lambda: device.plans), "it has not been asked for a token"
         assert called_off.wait(PATIENCE_S)
-        gate.is_open.set()
+        gate.set()
         assert steps_made(client, device) <= 3, "no more than were under way"
 
 
