@@ -21,6 +21,8 @@ import pytest
 from rota.cli import main
 from rota.commands.chat.command import chat
 from rota.commands.chat.config import ChatConfig
+from rota.commands.chat.remote import Piece
+from rota.commands.chat.talk import AnswerClock
 from rota.server.access.keys import Key, KeyRing, digest_of
 from tests.fakes import FakeDevice, alphabet
 from tests.processes import Program, started
@@ -30,7 +32,7 @@ from tests.waiting import PATIENCE_S, until
 
 @pytest.fixture(scope="module")
 def device() -> FakeDevice:
-    return letters_device(step_s=0.005)
+    return letters_device()
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,15 @@ def test_one_message_gets_one_answer_and_the_program_ends(say):
     out, err, code = say(arguments=("--message", "ab"))
 
     assert (out, code) == ("defg\n", 0)
-    assert re.fullmatch(r"\(letters: first token after \d+ ms, [\d.]+ tokens a second, 4 tokens\)\n", err)
+    # Tokens that come together have no speed.
+    assert re.fullmatch(r"\(letters: first token after \d+ ms,( [\d.]+ tokens a second,)? 4 tokens\)\n", err)
+
+
+def test_tokens_that_come_one_after_the_other_have_a_speed():
+    clock = AnswerClock()
+    assert len([*clock.watch(Piece(text) for text in "abc")]) == 3
+
+    assert re.fullmatch(r"first token after \d+ ms, [\d.]+ tokens a second, 3 tokens", str(clock))
 
 
 def test_every_line_of_a_pipe_is_a_message_of_one_conversation(say, device):
