@@ -59,7 +59,7 @@ class Rotate(SlotPolicy):
     def _only_for_prompts(self, slots: SlotsView) -> Iterator[AdapterView]:
         """While weights share the slots, a visit for a first token is none for the tokens after it.
 
-        But only beside a settled adapter that runs: tokens withheld for adapters that cannot run are nobody's.
+        But only beside a settled adapter that runs: where none can run, withheld tokens would help no adapter.
         """
         settled_run = any(view.running for view in slots.residents if view.adapter_id in self._settled)
         if self._settled.shares and slots.absent and settled_run:
