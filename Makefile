@@ -21,8 +21,8 @@ BIN := $(VENV)/bin
 # pip itself would compile one file after the other, for a minute on a slow core. A few of them are no Python of today.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
-# Files begin in their order, and those that are marked so before all others; xdist would begin with the files that have
-# most tests, and a file of one long test would come last, when the other workers have nothing left to do.
+# Files begin in their order; xdist would begin with the files that have most tests, and a file of one long test would
+# come last, when the other workers have nothing left to do.
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # What is started so dies with make, also when make is killed.
 TIED := exec $(BIN)/python -I -S src/rota/runtime/lifeline.py $$PPID

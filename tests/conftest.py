@@ -108,8 +108,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (seed := config.getoption("--files-in-order")) is not None:
         place = {path: random.Random(f"{seed} {path}").random() for path in {item.path for item in items}}
         items.sort(key=lambda item: place[item.path])
-        return
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

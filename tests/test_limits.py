@@ -45,17 +45,6 @@ def test_that_takes_a_moment():
     pass
 """
 
-LATE = """
-import pytest
-
-def test_that_is_above():
-    pass
-
-@pytest.mark.first("it takes longest")
-def test_that_is_below():
-    pass
-"""
-
 
 def pytest_on(content: str, folder: Path, *options: str) -> Done:
     """Runs pytest as the suite is run, on a file of its own."""
@@ -104,9 +93,3 @@ def test_long_tests_that_are_asked_for_say_how_long_they_took_and_why(tmp_path):
     assert "were left out" not in said
     assert "s  passed  " in said
     assert "test_that_takes_long: it counts to a million" in said
-
-
-def test_what_is_marked_so_begins_before_all_others(tmp_path):
-    done = pytest_on(LATE, tmp_path, "--collect-only")
-
-    assert done.stdout.index("test_that_is_below") < done.stdout.index("test_that_is_above")
