@@ -18,9 +18,10 @@ scaled_product = load("rota.engine.quantised.scaled_product")
 def test_rows_are_rounded_as_the_reference_rounds_them(rows, width, dtype):
     torch.manual_seed(0)
     x = (torch.randn(rows, width) * torch.logspace(-3, 3, rows)[:, None]).to(DEVICE, dtype)
-    found, expected = scaled_product.round_rows(x), rounded_rows(x)
-    assert torch.equal(found.scales, expected.scales)
-    assert torch.equal(found.codes.float(), in_word_order(expected.codes).float())
+    # On a GPU torch divides by a number by multiplying, and the last bit may differ.
+    found, expected = scaled_product.round_rows(x), rounded_rows(x.cpu())
+    assert torch.equal(found.scales.cpu(), expected.scales)
+    assert torch.equal(found.codes.cpu().float(), in_word_order(expected.codes).float())
 
 
 def test_zeros_and_rows_that_lie_apart():
