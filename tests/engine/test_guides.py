@@ -22,7 +22,7 @@ from tests.engine.lora.mixed_server import adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.worlds import endings, outputs
 
-NEW_TOKENS = 10
+NEW_TOKENS = 14
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def served(made: Path, depth: int, requests: list, kv_blocks: int = 16) -> tuple[GuidedServer, Watch, list]:
+def served(made: Path, depth: int, requests: list, kv_blocks: int = 24) -> tuple[GuidedServer, Watch, list]:
     server = GuidedServer(made / "model", depth, kv_blocks)
     watch = Watch(server)
     server.add(*(adapter(number, made) for number in range(1, ADAPTERS + 1)))
