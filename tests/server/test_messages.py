@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from rota.server.access.keys import Key, KeyRing, digest_of
+from rota.server.messages.call import _translated
 from rota.server.messages.conversation import Conversation
 from rota.server.messages.fields import PromptFields
 from tests.fakes import FakeDevice
@@ -166,6 +167,15 @@ def test_tokens_are_counted_also_of_what_does_not_fit(client):
 
     assert count("ab") == {"input_tokens": len("x|ab|")}
     assert count("x" * CONTEXT) == {"input_tokens": CONTEXT + 3}
+
+
+def test_an_effort_and_a_form_of_the_answer_are_a_chats():
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    asked = {"messages": HELLO, "output_config": {"effort": "low", "format": form}}
+    body = _translated(PromptFields.model_validate(asked), {}).body
+
+    assert body["reasoning_effort"] == "low"
+    assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
 def test_calls_and_their_results_become_messages_of_a_chat():

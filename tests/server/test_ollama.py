@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from rota.server.ollama import OllamaFields
 from tests.fakes import FakeDevice
 from tests.server.letters import letters_device, serving
 from tests.server.spoken import prompt_of
@@ -71,6 +72,12 @@ def test_an_error_is_a_sentence_in_ollamas_shape(client, fields, word):
 
     assert response.status_code == 400
     assert word in response.json()["error"]
+
+
+@pytest.mark.parametrize(("format", "kind"), [("json", "json_object"), ({"type": "object"}, "json_schema"), ("", None)])
+def test_a_form_of_the_answer_is_a_chats(format, kind):
+    chat = OllamaFields.model_validate({"messages": HELLO, "format": format}).chat()
+    assert chat.get("response_format", {}).get("type") == kind
 
 
 def test_the_tokenizers_settings_are_told(client):

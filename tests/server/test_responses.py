@@ -120,6 +120,7 @@ def test_log_probabilities_come_when_they_are_included(client):
         ({"background": True}, "background", "store"),
         ({"truncation": "auto"}, "truncation", "context"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "web_search"),
+        ({"tools": [{"type": "function", "name": "f", "colour": 1}]}, "tools.0.colour", "not a field of a function"),
         ({"include": ["file_search_call.results"]}, "include.0", "file_search_call.results"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type", "item_reference"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type", "input_image"),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rota.text.tools.formats import FORMATS
@@ -89,6 +89,8 @@ def test_a_json_value_is_read_to_its_end_and_not_further(value: Any, data: Any):
 
 @quick
 @given(text=texts)
+@example(text='{"a" 1}')
+@example(text='{"a": 1x}')
 def test_what_python_does_not_read_as_json_is_broken_or_incomplete(text: str):
     reader = JsonValue()
     end = reader.read(text + " ", 0)
