@@ -41,7 +41,7 @@ demo: $(VENV)/.serve
 
 # The checks run beside the tests, which wait for processes and clocks a third of the time.
 test: $(VENV)/.dev
-	@$(TIED) $(MAKE) --no-print-directory --jobs 2 --output-sync=line check tests
+	@$(TIED) $(MAKE) --no-print-directory --jobs 2 check tests
 
 tests: $(VENV)/.dev
 	@$(TIED) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
