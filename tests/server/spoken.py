@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, cast
+
+import httpx
 
 from rota.server.answer import Part
 from rota.server.choices import Choice, Chunk
@@ -40,3 +43,14 @@ def prompt_of(device: FakeDevice) -> str:
     """What the model was last asked to continue."""
     seat = [seat for plan in device.plans for seat in plan.seats][-1]
     return bytes(seat.tokens[: seat.prompt_length]).decode()
+
+
+def named_events_of(response: httpx.Response) -> list[dict[str, Any]]:
+    """A stream in which every event has its type as its name."""
+    events = []
+    for packet in response.text.strip().split("\n\n"):
+        name, data = packet.splitlines()
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        events.append(event)
+    return events

@@ -15,7 +15,7 @@ from rota.server.messages.conversation import Conversation
 from rota.server.messages.fields import PromptFields
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, letters_device, serving
-from tests.server.spoken import prompt_of
+from tests.server.spoken import named_events_of, prompt_of
 
 HELLO = [{"role": "user", "content": "ab"}]
 KEYS = KeyRing({digest_of("sk-all"): Key("all"), digest_of("sk-slow"): Key("slow", requests_per_minute=1)})
@@ -35,16 +35,6 @@ def client(device, tmp_path_factory) -> Iterator[httpx.Client]:
 
 def ask(client: httpx.Client, **fields: Any) -> httpx.Response:
     return client.post("/v1/messages", json={"messages": HELLO, "max_tokens": 3, "temperature": 0, **fields})
-
-
-def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    events = []
-    for packet in response.text.strip().split("\n\n"):
-        name, data = packet.splitlines()
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        events.append(event)
-    return events
 
 
 def test_a_message_is_answered_with_a_message(client, device):
@@ -88,7 +78,7 @@ def test_an_answer_says_which_text_ended_it(client):
 
 
 def test_a_stream_opens_and_closes_its_message_and_its_block(client):
-    events = events_of(ask(client, stream=True))
+    events = named_events_of(ask(client, stream=True))
     kinds = [event["type"] for event in events]
 
     assert list(dict.fromkeys(kinds)) == [

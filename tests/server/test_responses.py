@@ -14,7 +14,7 @@ from rota.server.blocks import Blocks
 from rota.server.responses.output import Output
 from tests.fakes import FakeDevice
 from tests.server.letters import CONTEXT, error_of, letters_device, serving
-from tests.server.spoken import SPEECH, call_of, parts_of, prompt_of
+from tests.server.spoken import SPEECH, call_of, named_events_of, parts_of, prompt_of
 from tests.waiting import PATIENCE_S
 
 
@@ -37,16 +37,6 @@ def client(server) -> Iterator[OpenAI]:
 
 def ask(server: httpx.Client, **fields: Any) -> httpx.Response:
     return server.post("/v1/responses", json={"input": "ab", "temperature": 0, **fields})
-
-
-def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    events = []
-    for packet in response.text.strip().split("\n\n"):
-        name, data = packet.splitlines()
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}"
-        events.append(event)
-    return events
 
 
 def test_a_text_is_answered(client, device):
@@ -75,7 +65,7 @@ def test_an_answer_that_ends_by_itself_is_complete_and_goes_on_as_input(client, 
 
 
 def test_a_stream_says_every_step_in_order_and_counts(server):
-    events = events_of(ask(server, max_output_tokens=3, stream=True))
+    events = named_events_of(ask(server, max_output_tokens=3, stream=True))
     kinds = [event["type"].removeprefix("response.") for event in events]
 
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
