@@ -61,8 +61,9 @@ class Rotate(SlotPolicy):
 
         But only beside a settled adapter that runs: where none can run, withheld tokens would help no adapter.
         """
-        settled_run = any(view.running for view in slots.residents if view.adapter_id in self._settled)
-        if self._settled.shares and slots.absent and settled_run:
+        if not (self._settled.shares and slots.absent):
+            return
+        if any(view.running for view in slots.residents if view.adapter_id in self._settled):
             visitors = (view for view in slots.residents if view.adapter_id not in self._settled)
             yield from (view for view in visitors if not self._visits.is_on_turn(view.adapter_id))
 
