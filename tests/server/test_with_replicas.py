@@ -29,17 +29,8 @@ KEY_TESTS = (
 
 
 def with_replicas(replicas: int, *paths: Path | str, backend: str = "local", timeout_s: float) -> str:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:schemathesis",
-        *map(str, paths),
-    ]
+    options = ("-q", "-p", "no:cacheprovider", "-p", "no:schemathesis")
+    command = [sys.executable, "-m", "pytest", *options, *map(str, paths)]
     environ = {**os.environ, "ROTA_TEST_REPLICAS": str(replicas), "ROTA_TEST_BACKEND": backend}
     return run_program(command, env=environ, timeout=timeout_s).stdout
 
