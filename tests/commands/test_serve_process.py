@@ -218,7 +218,8 @@ def test_a_server_that_has_given_up_answers_logs_and_ends_with_its_own_code(tmp_
 
     assert (waiting.status_code, waiting.json()["error"]["code"]) == (503, "engine_died")
     assert server.returncode == EngineLostError.exit_code != ConfigError.exit_code
-    assert errors.count("WARNING The engine died and is started again.") == 4
+    # The first engine has answered: on a busy machine it has lived too long for its death to count.
+    assert errors.count("WARNING The engine died and is started again.") in (4, 5)
     assert 'ERROR The engine stays down. engine=0 why="The engine died 5 times in a row' in errors
     assert "rota: The engine died 5 times in a row soon after its start and stays down." in errors
     assert "exit code 9" in errors
