@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import PATIENCE_S
+
 # A machine that runs only some tests may lack Hypothesis and, with `-o required_plugins=`, pytest-timeout.
 with suppress(ImportError):
     from hypothesis import HealthCheck, settings
@@ -25,6 +27,12 @@ with suppress(ImportError):
     settings.register_profile("rota", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("rota")
 
+
+# Who answers late on a busy machine is waited for as long as a test may take.
+with suppress(ImportError):
+    from httpx._config import DEFAULT_TIMEOUT_CONFIG as PATIENCE
+
+    PATIENCE.connect = PATIENCE.read = PATIENCE.write = PATIENCE.pool = PATIENCE_S
 
 # By the clock a test may take so many times its limit. Only one that hangs does, also beside a load of eight.
 WALL_TIMES = 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -19,14 +20,15 @@ def calls_in(act: Callable[[], Outcome]) -> tuple[int, Outcome]:
         nonlocal calls
         calls += event == "call"
 
-    # Collecting garbage calls functions too: hypothesis asks to be told of it.
-    was_on = gc.isenabled()
+    # Collecting garbage calls functions too: hypothesis asks to be told of it. So does the clock of a test's limit.
+    was_on, signals = gc.isenabled(), signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
     gc.disable()
     sys.setprofile(count)
     try:
         outcome = act()
     finally:
         sys.setprofile(None)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         if was_on:
             gc.enable()
     return calls, outcome

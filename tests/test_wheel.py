@@ -16,7 +16,7 @@ import pytest
 
 from rota.engine.folders.builtin import builtin_adapters
 from tests.processes import Command, run_program, started
-from tests.waiting import PATIENCE_S, line_of
+from tests.waiting import line_of
 
 ROOT = Path(__file__).parent.parent
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -85,9 +85,9 @@ def url(home: Path) -> Iterator[str]:
 
 @SERVES
 def test_it_serves_the_built_in_adapters(url):
-    models = {model["id"] for model in httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).json()["data"]}
+    models = {model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]}
     body = {"model": "pirate", "prompt": "The sea", "max_tokens": 2}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE_S)
+    answer = httpx.post(f"{url}/v1/completions", json=body)
 
     assert models == {"SmolLM2-135M-Instruct", *builtin_adapters()}
     assert answer.json()["usage"]["completion_tokens"] == 2
@@ -97,9 +97,9 @@ def test_it_serves_the_built_in_adapters(url):
 def test_it_serves_the_dashboard_with_all_its_parts(url):
     page = ROOT / "src/rota/dashboard/static/index.html"
 
-    assert httpx.get(f"{url}/dashboard", timeout=PATIENCE_S).text == page.read_text("utf-8")
+    assert httpx.get(f"{url}/dashboard").text == page.read_text("utf-8")
     for part in page.parent.iterdir():
-        answer = httpx.get(f"{url}/dashboard/{part.name}", timeout=PATIENCE_S)
+        answer = httpx.get(f"{url}/dashboard/{part.name}")
         assert part == page or answer.content == part.read_bytes(), part
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import httpx
 
-from tests.waiting import PATIENCE_S
-
 ADAPTERS = ("bullets", "french", "haiku", "json", "pirate", "refusal")
 GREEDY = {"temperature": 0.0, "max_tokens": 6}
 # What differs between two answers to one call: names, times, and what a cache happened to hold.
@@ -107,7 +105,7 @@ def answer(url: str, call: tuple[str, str, Any], adapters: str) -> tuple[int, An
     method, path, body = call
     content = None if body is None else json.dumps(body).replace("{adapters}", adapters)
     headers = {"Content-Type": "application/json"}
-    response = httpx.request(method, url + path, content=content, headers=headers, timeout=PATIENCE_S)
+    response = httpx.request(method, url + path, content=content, headers=headers)
     return response.status_code, _shared(_parsed(response.text))
 
 

@@ -34,11 +34,11 @@ def server_on(nodes: RayNodes, folder: Path, *flags: str) -> Iterator[tuple[Prog
 
 
 def ask(url: str, tokens: int = 4) -> httpx.Response:
-    return httpx.post(f"{url}/v1/completions", json={"prompt": "abc", "max_tokens": tokens}, timeout=PATIENCE_S)
+    return httpx.post(f"{url}/v1/completions", json={"prompt": "abc", "max_tokens": tokens})
 
 
 def running(url: str) -> int:
-    states = httpx.get(f"{url}/server_info", timeout=PATIENCE_S).json()["internal_states"]
+    states = httpx.get(f"{url}/server_info").json()["internal_states"]
     return sum(state["num_running_reqs"] for state in states)
 
 
@@ -75,7 +75,7 @@ def test_the_built_in_model_serves_on_three_nodes_and_a_cluster_that_is_gone_mak
         with started(command, env=os.environ | PATHS) as server:
             url = line_of(server, "Rota serves", within_s=240.0).split()[-1]
             body = {"model": "pirate", "messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8}
-            answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=PATIENCE_S)
+            answer = httpx.post(f"{url}/v1/chat/completions", json=body)
             assert answer.status_code == 200
             assert len(httpx.get(f"{url}/server_info").json()["replicas"]) == 3
 

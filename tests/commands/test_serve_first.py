@@ -11,7 +11,7 @@ from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.processes import started
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, line_of
+from tests.waiting import line_of
 
 FLAGS = ("--port", "0", "--device", "cpu", "--dtype", "float32", "--kv-blocks", "64", "--max-running-requests", "4")
 
@@ -24,9 +24,9 @@ def test_slots_are_made_for_the_adapters_that_the_server_was_still_looking_at(tm
     command = [sys.executable, "-m", "rota", "serve", str(folder), *FLAGS, "--lora-paths", *paths]
     with started(command) as server:
         url = line_of(server, "Rota serves ").split()[-1]
-        info = httpx.get(f"{url}/server_info", timeout=PATIENCE_S).json()
+        info = httpx.get(f"{url}/server_info").json()
         asked = {"model": "large", "prompt": "abc", "max_tokens": 2}
-        answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=PATIENCE_S)
+        answer = httpx.post(f"{url}/v1/completions", json=asked)
 
     assert (info["slots"]["count"], info["slots"]["rank"]) == (8, 24)
     assert answer.status_code == 200

@@ -21,14 +21,14 @@ def on_stage(tmp_path):
 
 
 def first_frame(made: Stage, **headers: str) -> dict[str, object]:
-    with httpx.stream("GET", f"{made.url}/dashboard/events", headers=headers, timeout=PATIENCE_S) as reply:
+    with httpx.stream("GET", f"{made.url}/dashboard/events", headers=headers) as reply:
         assert reply.status_code == 200
         return json.loads(next(reply.iter_lines()).removeprefix("data: "))
 
 
 def test_the_page_may_speak_to_its_own_server_only(on_stage):
     made = on_stage()
-    page = httpx.get(f"{made.url}/dashboard", timeout=PATIENCE_S)
+    page = httpx.get(f"{made.url}/dashboard")
 
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert page.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
@@ -38,8 +38,8 @@ def test_the_page_may_speak_to_its_own_server_only(on_stage):
 
 def test_parts_of_the_page_come_with_their_kind_and_others_do_not_come(on_stage):
     made = on_stage()
-    script = httpx.get(f"{made.url}/dashboard/main.js", timeout=PATIENCE_S)
-    missing = httpx.get(f"{made.url}/dashboard/secret.py", timeout=PATIENCE_S)
+    script = httpx.get(f"{made.url}/dashboard/main.js")
+    missing = httpx.get(f"{made.url}/dashboard/secret.py")
 
     assert (script.status_code, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
     assert missing.status_code == 404
@@ -49,9 +49,9 @@ def test_parts_of_the_page_come_with_their_kind_and_others_do_not_come(on_stage)
 def test_with_keys_the_page_is_open_and_its_data_is_for_operators(on_stage):
     made = on_stage(keys={"all": Key("all"), "tenant": Key("tenant", may_operate=False)})
 
-    assert httpx.get(f"{made.url}/dashboard", timeout=PATIENCE_S).status_code == 200
-    assert httpx.get(f"{made.url}/dashboard/main.js", timeout=PATIENCE_S).status_code == 200
-    assert httpx.get(f"{made.url}/dashboard/events", timeout=PATIENCE_S).status_code == 401
+    assert httpx.get(f"{made.url}/dashboard").status_code == 200
+    assert httpx.get(f"{made.url}/dashboard/main.js").status_code == 200
+    assert httpx.get(f"{made.url}/dashboard/events").status_code == 401
     assert (
         httpx.get(
             f"{made.url}/dashboard/events", headers={"Authorization": "Bearer tenant"}, timeout=PATIENCE_S
@@ -92,7 +92,7 @@ def test_an_open_page_does_not_keep_the_server_from_stopping(on_stage):
     ended = threading.Event()
 
     def watch() -> None:
-        with httpx.stream("GET", f"{made.url}/dashboard/events", timeout=PATIENCE_S) as reply:
+        with httpx.stream("GET", f"{made.url}/dashboard/events") as reply:
             for line in reply.iter_lines():
                 seen.set()
                 if '"phase":"draining"' in line:
@@ -117,13 +117,13 @@ def test_journals_are_served_by_name_from_their_folder_and_from_nowhere_else(on_
     (tmp_path / "other.jsonl").write_text("secret")
     made = on_stage(journal_dir=journals)
 
-    assert httpx.get(f"{made.url}/dashboard/journals/run.jsonl", timeout=PATIENCE_S).text == '{"event":"asked"}\n'
+    assert httpx.get(f"{made.url}/dashboard/journals/run.jsonl").text == '{"event":"asked"}\n'
     for name in ("notes.txt", "missing.jsonl", "..%2Fother.jsonl", "%2Fetc%2Fpasswd", ".jsonl"):
-        assert httpx.get(f"{made.url}/dashboard/journals/{name}", timeout=PATIENCE_S).status_code == 404, name
+        assert httpx.get(f"{made.url}/dashboard/journals/{name}").status_code == 404, name
 
 
 def test_without_a_folder_there_are_no_journals_and_it_says_which_flag_makes_some(on_stage):
-    reply = httpx.get(f"{on_stage().url}/dashboard/journals/run.jsonl", timeout=PATIENCE_S)
+    reply = httpx.get(f"{on_stage().url}/dashboard/journals/run.jsonl")
 
     assert reply.status_code == 404
     assert "--journal-dir" in reply.json()["error"]["message"]

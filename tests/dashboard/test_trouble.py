@@ -14,13 +14,13 @@ from rota.core.errors import Fault, FaultCode
 from rota.server.errors import ERROR_KINDS, note
 from tests.dashboard.stage import Stage, stage
 from tests.fakes import alphabet
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 SECRET = "my grandmother's maiden name"
 
 
 def errors_of(made: Stage) -> dict[str, dict[str, Any]]:
-    with httpx.stream("GET", f"{made.url}/dashboard/events?window=300", timeout=PATIENCE_S) as reply:
+    with httpx.stream("GET", f"{made.url}/dashboard/events?window=300") as reply:
         frame = json.loads(next(reply.iter_lines()).removeprefix("data: "))
     return {row["kind"]: row for row in frame["errors"]}
 
@@ -49,7 +49,7 @@ def test_every_error_is_counted_once_whether_it_comes_first_or_ends_a_stream(tmp
 
         def ask(**fields: Any) -> httpx.Response:
             body = {"prompt": SECRET[:9], "stream": is_streamed, **fields}
-            return httpx.post(f"{made.url}/v1/completions", json=body, timeout=PATIENCE_S)
+            return httpx.post(f"{made.url}/v1/completions", json=body)
 
         assert ask(temperature=-1, stop=[SECRET]).status_code == 400
         assert ask(model=SECRET).status_code == 404
@@ -68,6 +68,6 @@ def test_every_error_is_counted_once_whether_it_comes_first_or_ends_a_stream(tmp
 
 def test_a_window_that_there_is_not_is_refused(tmp_path: Path):
     with stage(tmp_path) as made:
-        refused = httpx.get(f"{made.url}/dashboard/events?window=7", timeout=PATIENCE_S)
+        refused = httpx.get(f"{made.url}/dashboard/events?window=7")
 
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "window")

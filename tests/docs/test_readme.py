@@ -23,7 +23,7 @@ from rota import LLM
 from rota.cli import main
 from tests.docs.fences import blocks
 from tests.processes import Program, run_program, started
-from tests.waiting import PATIENCE_S, line_of, until
+from tests.waiting import line_of, until
 
 ROOT = DOCS.parent
 EXAMPLES = ROOT / "examples"
@@ -100,7 +100,7 @@ def test_two_commands_serve_and_ask(type_in: Type, readme_url):
     with type_in(the_block("make serve").replace("make", "make -n")) as shell:
         said, _ = shell.communicate()
     assert said.endswith("/bin/rota serve \n")
-    assert httpx.get(f"{readme_url}/health", timeout=PATIENCE_S).json() == {"status": "ready"}
+    assert httpx.get(f"{readme_url}/health").json() == {"status": "ready"}
 
 
 @needs_curl
@@ -132,8 +132,8 @@ def test_its_demo_opens_a_page_and_one_interrupt_ends_the_server_its_engine_and_
     command = f"{the_block('make demo').strip()} 2> {errors}"
     with type_in(command, ARGS="--port 0", BROWSER=str(browser)) as demo:
         page = line_of(demo, "Watch it at ").split()[3]
-        assert httpx.get(page, timeout=PATIENCE_S).status_code == 200
-        assert httpx.get(page.replace("/dashboard", "/health"), timeout=PATIENCE_S).json()["status"] == "ready"
+        assert httpx.get(page).status_code == 200
+        assert httpx.get(page.replace("/dashboard", "/health")).json()["status"] == "ready"
         assert until(lambda: opened.is_file() and opened.read_text().strip() == page)
         os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: everybody in the group hears it
         demo.wait()
@@ -185,9 +185,9 @@ def test_an_adapter_can_be_looked_at(monkeypatch, capsys):
 @needs_curl
 def test_adapters_of_ones_own_are_served_and_one_more_is_loaded(readme_url):
     curl("load_lora_adapter", readme_url)
-    models = [model["id"] for model in httpx.get(f"{readme_url}/v1/models", timeout=PATIENCE_S).json()["data"]]
+    models = [model["id"] for model in httpx.get(f"{readme_url}/v1/models").json()["data"]]
     unload = {"lora_name": "sales"}
-    httpx.post(f"{readme_url}/v1/unload_lora_adapter", json=unload, timeout=PATIENCE_S).raise_for_status()
+    httpx.post(f"{readme_url}/v1/unload_lora_adapter", json=unload).raise_for_status()
 
     assert {"legal", "support", "sales"} <= set(models)
 

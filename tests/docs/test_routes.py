@@ -11,7 +11,6 @@ import pytest
 from docs.generate.routes import RIGHTS, Right, all_routes
 from rota.server.access.keys import Key
 from tests.dashboard.stage import stage
-from tests.waiting import PATIENCE_S
 
 NOTHING: dict[str, Any] = {"may_use_base": False, "may_load": False, "may_operate": False}
 KEYS = {
@@ -56,7 +55,7 @@ NAMES = {"{name:path}/route": "parrot/route", "{name:path}": "letters", "{name}"
 def client(tmp_path_factory) -> Iterator[httpx.Client]:
     with (
         stage(tmp_path_factory.mktemp("model"), keys=KEYS) as made,
-        httpx.Client(base_url=made.url, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=made.url) as client,
     ):
         yield client
 

@@ -82,7 +82,7 @@ def serving(
     grammars = GrammarChecks(folder) if has_grammars else None
     app = create_app(service, tokenizer, registry, access=access, config=config, enders=enders, grammars=grammars)
     # Without TLS nobody needs certificates, and to read them all takes longer than all else that a client does here.
-    with running(around(app)) as url, httpx.Client(base_url=url, timeout=PATIENCE_S, verify=False) as client:
+    with running(around(app)) as url, httpx.Client(base_url=url, verify=False) as client:
         service.wait_until_ready()
         yield client
 

@@ -22,7 +22,6 @@ from tests.fakes import FakeDevice
 from tests.server.engines import engines
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
 
 # No text holds it, so it tells where a prompt ends.
 ANSWER = "\x03"
@@ -83,6 +82,6 @@ def speaking(folder: Path, speaker: Speaker, **config: Any) -> Iterator[httpx.Cl
     service = PreloadedService(engines(lambda: speaker.device), [])
     tokenizer, grammars = Tokenizer(speaker.write(folder)), GrammarChecks(folder)
     app = create_app(service, tokenizer, registry, config=ServerConfig(**config), grammars=grammars)
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready()
         yield client

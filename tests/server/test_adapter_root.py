@@ -50,7 +50,7 @@ def client(folder) -> Iterator[httpx.Client]:
     service = PreloadedService(engines(partial(build_device, config), config), [builtin])
     with (
         running(create_app(service, Tokenizer(folder / "tiny"), registry)) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(PATIENCE_S)
         yield client

@@ -43,7 +43,7 @@ def serving(folder: Path, device: FakeDevice, patience_s: float = PATIENCE_S) ->
     adapters = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in FIRST]
     service = PreloadedService(engines(lambda: device), adapters)
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, patience_s)
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         yield client
 
 

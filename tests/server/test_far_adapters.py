@@ -90,7 +90,7 @@ def client(disk) -> Iterator[httpx.Client]:
     elsewhere = Elsewhere(Locating(locator_for(config.lora)))
     with (
         running(create_app(service, Tokenizer(disk / "tiny"), registry, access=access, elsewhere=elsewhere)) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(PATIENCE_S)
         yield client

@@ -69,7 +69,7 @@ def start(tmp_path) -> Iterator[Start]:
             folder = write_byte_tokenizer(tmp_path / "tokenizer")
             server = stack.enter_context(python(str(script), str(folder), str(drain_s)))
             url = line_of(server).strip()
-            return server, stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S))
+            return server, stack.enter_context(httpx.Client(base_url=url))
 
         yield start
 
@@ -142,7 +142,7 @@ def test_the_command_serves_a_model_with_a_key_and_stops_cleanly(tmp_path):
             assert line_of(server) == f"{REPLICAS} replicas of the model share the requests.\n"
         assert line_of(server) == "Requests need a key.\n"
         body = {"text": "abc", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}}
-        with httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        with httpx.Client(base_url=url) as client:
             stranger = client.post("/generate", json=body)
             client.headers["x-api-key"] = "two"
             known = client.post("/generate", json=body)

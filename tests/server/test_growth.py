@@ -86,7 +86,7 @@ def stage(tmp_path) -> Iterator[Stage]:
     replicated = ReplicatedService([first], Router(1, "round-robin"))
     service = PreloadedService(replicated, adapters)
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         yield Stage(client, replicated, first)
 
 

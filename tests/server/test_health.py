@@ -44,7 +44,7 @@ def serve(tmp_path):
             tokenizer, registry = Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path))
             app = create_app(service, tokenizer, registry, scheduler=config and config.scheduler)
             url = stack.enter_context(running(app))
-            return stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE_S)), service
+            return stack.enter_context(httpx.Client(base_url=url)), service
 
         yield serve
 
@@ -169,7 +169,7 @@ def narrow(tmp_path_factory) -> Iterator[httpx.Client]:
     folder = tmp_path_factory.mktemp("model")
     service, registry = engines(FakeDevice, TWO_WAIT), Registry("letters", str(folder))
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, scheduler=TWO_WAIT.scheduler)
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready()
         yield client
 

@@ -26,7 +26,7 @@ from tests.server.engines import engines
 from tests.server.letters import Gate
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 GATE = Gate()
 
@@ -74,7 +74,7 @@ def keys(tmp_path, caplog) -> Iterator[Keys]:
     app = create_app(service, tokenizer, registry, access=access, companions=[watch.run])
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state)
     install_dashboard(app, Viewers(feed, service.send), access.operator_of)
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as keys.client:
+    with running(app) as url, httpx.Client(base_url=url) as keys.client:
         service.wait_until_ready()
         yield keys
         GATE.set()

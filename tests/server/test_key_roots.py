@@ -113,7 +113,7 @@ def client(root) -> Iterator[httpx.Client]:
     access = Access(registry, read_keys([], str(file), str(root)))
     with (
         running(create_app(service, Tokenizer(folder), registry, access=access)) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(PATIENCE_S)
         yield client

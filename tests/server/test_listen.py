@@ -65,7 +65,7 @@ def test_a_signal_ends_listening_once_it_has_been_announced(tmp_path, number):
     heard = []
 
     def announce(url: str) -> None:
-        heard.append(httpx.get(f"{url}/health", timeout=PATIENCE_S).json())
+        heard.append(httpx.get(f"{url}/health").json())
         os.kill(os.getpid(), number)
 
     listen_with(FakeDevice, tmp_path, announce)
@@ -87,8 +87,8 @@ def test_it_is_announced_when_the_first_adapters_are_there(tmp_path):
     heard = []
 
     def announce(url: str) -> None:
-        heard.extend(model["id"] for model in httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).json()["data"])
-        heard.append(httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code)
+        heard.extend(model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"])
+        heard.append(httpx.get(f"{url}/health").status_code)
         os.kill(os.getpid(), signal.SIGTERM)
 
     listen_with(
@@ -135,11 +135,11 @@ def test_whoever_hears_that_it_stops_is_sent_away_before_the_drain_has_begun(tmp
         drain(service, timeout_s)
 
     def announce(url: str) -> None:
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as stream:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body) as stream:
             next(stream.iter_lines())
             os.kill(os.getpid(), signal.SIGTERM)
             assert was_told.wait(PATIENCE_S)
-            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "abc"}, timeout=PATIENCE_S)
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": "abc"})
             was_refused.set()
             heard.extend([answer.status_code, answer.json()["error"]["code"]])
 
@@ -161,7 +161,7 @@ def test_answers_that_outlast_the_time_or_the_patience_of_the_operator_are_ended
         was_told.set()
 
     def announce(url: str) -> None:
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=PATIENCE_S) as stream:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body) as stream:
             lines = filter(None, stream.iter_lines())
             next(lines)
             for _ in range(signals):

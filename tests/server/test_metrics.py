@@ -19,7 +19,7 @@ from tests.server.engines import REPLICAS, threads
 from tests.server.letters import serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 
 def read(client: httpx.Client, **headers: str) -> Scrape:
@@ -163,7 +163,7 @@ def breaks_at_ten(tokens):
 def test_when_the_engine_is_down_what_is_known_is_served(tmp_path):
     service = threads(partial(FakeDevice, next_token=breaks_at_ten))
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path)), Registry("letters", str(tmp_path)))
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         for _ in service.state.engines:
             assert complete(client, max_tokens=50).status_code == 503
         assert service.state.phase is Phase.DOWN

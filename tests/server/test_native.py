@@ -29,7 +29,6 @@ from tests.server.engines import REPLICAS, engines
 from tests.server.letters import CONTEXT, Gate, error_of, events_in, events_of, letters_device, serving
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +359,7 @@ def test_health_generate_gives_up_on_an_engine_that_makes_none(tmp_path):
     install_native_routes(app, front, Queries(service), probe_s=0.2)
     with running(app) as url:
         service.wait_until_ready()
-        answer = httpx.get(f"{url}/health_generate", timeout=PATIENCE_S)
+        answer = httpx.get(f"{url}/health_generate")
 
     assert (answer.status_code, answer.json()["reason"]) == (503, "No token came within 0.2 seconds.")
 

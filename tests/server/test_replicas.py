@@ -63,7 +63,7 @@ def stage(tmp_path) -> Iterator[Stage]:
     patience = Patience(quick_deaths=2, pause_s=0.01, quick_death_s=60.0)
     service = PreloadedService(processes(partial(mortal_device, tmp_path), patience=patience, replicas=2), adapters)
     app = create_app(service, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready()
         yield Stage(client, service, tmp_path)
 

@@ -25,7 +25,6 @@ from tests.server.engines import engines
 from tests.server.letters import letters_device
 from tests.server.running import running
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
 
 PREFIX = "s3://bucket/adapters"
 
@@ -214,7 +213,7 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
         access=Access(registry, keys),
         elsewhere=Elsewhere(prefix=Prefix(str(disk / "adapters"))),
     )
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         client.headers["x-api-key"] = "all"
         yield client
 

@@ -76,7 +76,7 @@ def staged(tmp_path: Path, silence_s: float = PATIENCE_S) -> Iterator[Stage]:
     service = processes(FolderDevice, patience=Patience(silence_s=silence_s, quick_deaths=100))
     whole = PreloadedService(service, [adapter])
     app = create_app(whole, Tokenizer(write_byte_tokenizer(tmp_path / "model")), registry)
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         whole.wait_until_ready()
         yield Stage(client, service, folder)
 

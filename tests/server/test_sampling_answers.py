@@ -37,7 +37,7 @@ def client(tmp_path_factory) -> Iterator[httpx.Client]:
     config = engine_config({"model_path": str(folder), **options}, quiet=True)
     service = engines(partial(build_device, config), config)
     app = create_app(service, Tokenizer(folder), Registry("tiny", str(folder)))
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready(PATIENCE_S)
         yield client
 

@@ -32,7 +32,7 @@ def test_a_later_adapter_of_a_larger_rank_is_refused_with_the_flag_that_helps(tm
     service = PreloadedService(engines(partial(build_device, config), config), first)
     with (
         running(create_app(service, Tokenizer(folder), registry)) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(PATIENCE_S)
         loaded, refused = (

@@ -50,7 +50,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     adapter = registry.add(LoraPath(name="pirate", path=str(folder / "pirate")))
     service = PreloadedService(engines(partial(build_device, config), config), [adapter])
     app = create_app(service, Tokenizer(folder), registry, grammars=GrammarChecks(folder))
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready(PATIENCE_S)
         yield client
 

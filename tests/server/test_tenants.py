@@ -37,7 +37,7 @@ def requests_sent(folder: Path, keys: KeyRing | None, **headers: str) -> list[Re
     registry = Registry("letters", "/models/letters")
     service = Heedful(engines(letters_device))
     app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=Access(registry, keys))
-    with running(app) as url, httpx.Client(base_url=url, headers=headers, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url, headers=headers) as client:
         service.wait_until_ready(PATIENCE_S)  # requests wait for a start, and a probe does not
         answers = [client.post(route, json=body) for route, body in CALLS.items()]
         assert [answer.status_code for answer in [*answers, client.get("/health_generate")]] == [200] * 4

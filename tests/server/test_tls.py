@@ -20,7 +20,7 @@ from rota.server.door.certificate import Certificate, find_certificate
 from tests.fakes import FakeDevice
 from tests.server.doors import read_to_end, served
 from tests.server.test_listen import listen_with
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 GET = b"GET /hello HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -157,7 +157,7 @@ def test_the_address_that_is_announced_is_https(files, tmp_path):
     heard = []
 
     def announce(url: str) -> None:
-        health = httpx.get(f"{url}/health", verify=trusting("first"), timeout=PATIENCE_S).json()
+        health = httpx.get(f"{url}/health", verify=trusting("first")).json()
         heard.append((url.partition("//")[0], health))
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -45,7 +45,7 @@ def test_adapters_answer_over_http_as_they_do_offline(tmp_path):
     )
     with (
         running(create_app(service, Tokenizer(folder), registry)) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=url) as client,
         ThreadPoolExecutor(3) as threads,
     ):
         service.wait_until_ready(PATIENCE_S)

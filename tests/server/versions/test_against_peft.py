@@ -42,7 +42,7 @@ def test_answers_before_and_after_an_update_are_those_of_peft_with_the_version_t
 
     with (
         running(create_app(service, Tokenizer(folder), registry)) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(PATIENCE_S)
 

@@ -86,7 +86,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     app = create_app(service, Tokenizer(library.model_folder), registry, access=Access(registry, RING), config=server)
     before, tempfile.tempdir = tempfile.tempdir, str(spools)
     try:
-        with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+        with running(app) as url, httpx.Client(base_url=url) as client:
             client.headers["x-api-key"] = OPERATOR.name
             service.wait_until_ready(PATIENCE_S)
             stage = Stage(client, library, spools)

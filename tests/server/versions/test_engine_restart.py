@@ -32,7 +32,7 @@ from tests.server.letters import events_in
 from tests.server.running import running
 from tests.server.versions.serving import CONFIG, ask, put, send, versions, weights
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 ROUTE = "/v1/adapters/legal/route"
 STREAMED = {"model": "legal@2", "prompt": "abc", "max_tokens": ENDLESS, "stream": True}
@@ -72,7 +72,7 @@ def staged(model: Path, first: Path, build: BuildDevice, config: EngineConfig | 
     service = processes(build, config)
     whole = PreloadedService(service, [registry.add(LoraPath(name="legal", path=str(first)))])
     app = create_app(whole, Tokenizer(model), registry)
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE_S) as client:
+    with running(app) as url, httpx.Client(base_url=url) as client:
         whole.wait_until_ready()
         yield Stage(client, service)
 

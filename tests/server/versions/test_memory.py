@@ -45,7 +45,7 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Cl
     )
     with (
         running(create_app(service, Tokenizer(folder), registry)) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S) as client,
+        httpx.Client(base_url=url) as client,
     ):
         service.wait_until_ready(PATIENCE_S)
         yield client
