@@ -37,6 +37,10 @@ class View:
     attained: int
     claims: float
 
+    @property
+    def rows(self) -> int:
+        return self.running
+
     def claim(self, now: float) -> float:
         return self.claims
 

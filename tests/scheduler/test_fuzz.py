@@ -283,7 +283,9 @@ def said(events: list[Event], kind: type[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-@pytest.mark.parametrize("first", range(0, 50, 10))
+# In 1131 a row was kept for a request that its draining adapter did not let in, and one that held KV had no row. In
+# 3146 `rotate` withheld tokens from visitors beside an adapter whose sequences had no rows.
+@pytest.mark.parametrize("first", [*range(0, 50, 10), 1130, 3140])
 def test_any_configuration_serves_any_traffic_to_its_end(first):
     for seed in range(first, first + 10):
         check(drawn(seed))

@@ -50,6 +50,11 @@ class AdapterView(Protocol):
         ...
 
     @property
+    def rows(self) -> int:
+        """Those of them that have a row, and so can be in a step."""
+        ...
+
+    @property
     def remaining(self) -> int:
         """The most tokens that one of them still has to make, estimated from earlier answers."""
         ...

@@ -45,11 +45,15 @@ class Admission:
             return Reason.TENANT_FULL
         if sequence.flights:
             return Reason.IN_FLIGHT
-        if not self._policy.admits(group, self._steps_needed(sequence, group)):
+        if not self.lets_in(sequence, group):
             return Reason.MAKING_ROOM
         if delay and not delay.is_allowed and not self._has_fresh_slot(group):
             return Reason.DELAYED
         return self._offer(sequence)
+
+    def lets_in(self, sequence: Sequence, group: Group) -> bool:
+        """May an adapter that is at hand still take `sequence`? One that makes room takes only what will be brief."""
+        return self._policy.admits(group, self._steps_needed(sequence, group))
 
     def has_room(self, sequence: Sequence) -> bool:
         """Could `sequence` start if its adapter were at hand?"""

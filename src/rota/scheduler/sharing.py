@@ -76,9 +76,9 @@ class Sharing:
         """Does a sequence lack only a row or KV?"""
         if sequence.flights or sequence.account.is_full:
             return False
-        books = self._books
-        is_crowd = not books.has_row(books.group_of(sequence))
-        return is_crowd or self._lacks_row(draft) or self._lacks_kv(draft, sequence)
+        books, group = self._books, self._books.group_of(sequence)
+        is_short = not books.has_row(group) or self._lacks_row(draft) or self._lacks_kv(draft, sequence)
+        return is_short and self._admission.lets_in(sequence, group)
 
     def _make_room_for(self, draft: Draft, sequence: Sequence) -> bool:
         books, taker = self._books, sequence.account

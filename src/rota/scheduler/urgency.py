@@ -49,7 +49,8 @@ class Urgency:
         """Does a sequence lack only a row or KV?"""
         if urgent in draft.invited or urgent.flights or urgent.account.is_full:
             return False
-        return self._lacks_row(draft, urgent) or self._lacks_kv(draft, urgent)
+        is_short = self._lacks_row(draft, urgent) or self._lacks_kv(draft, urgent)
+        return is_short and self._admission.lets_in(urgent, self._books.group_of(urgent))
 
     def _make_room_for(self, draft: Draft, urgent: Sequence) -> bool:
         own = (one for one in self._books.running() if one.account is urgent.account)

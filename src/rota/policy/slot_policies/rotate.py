@@ -59,11 +59,12 @@ class Rotate(SlotPolicy):
     def _only_for_prompts(self, slots: SlotsView) -> Iterator[AdapterView]:
         """While weights share the slots, a visit for a first token is none for the tokens after it.
 
-        But only beside a settled adapter that runs: where none can run, withheld tokens would help no adapter.
+        But only beside a settled adapter that runs: where none can run, withheld tokens would help no adapter. Without
+        rows it cannot run, and the visitors may hold them.
         """
         if not (self._settled.shares and slots.absent):
             return
-        if any(view.running for view in slots.residents if view.adapter_id in self._settled):
+        if any(view.rows for view in slots.residents if view.adapter_id in self._settled):
             visitors = (view for view in slots.residents if view.adapter_id not in self._settled)
             yield from (view for view in visitors if not self._visits.is_on_turn(view.adapter_id))
 
