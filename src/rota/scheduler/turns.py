@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Set
 from dataclasses import replace
+from itertools import islice
 
 from rota.core.events import SlotReason
 from rota.core.ids import AdapterId
 from rota.policy.slot_policy import SlotPolicy
-from rota.scheduler.admission import Admission
+from rota.scheduler.admission import LOOK_AHEAD, Admission
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.fetching import Fetching
@@ -99,6 +100,9 @@ class Turns:
         books = self._books
         yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
         yield from (books.groups[view.adapter_id] for view in self._policy.line(self._candidates, draft.now))
+        if any(resident.users and not self._admission.can_work(resident) for resident in idle):
+            # What they lack a parked adapter may hold, whose answers must end first: its key's last place, a row, KV.
+            yield from (books.groups[view.adapter_id] for view in islice(books.absent.parked, LOOK_AHEAD))
         for group in self._candidates.at_hand():
             if not books.slots.empty and all(resident.users for resident in idle):
                 break
