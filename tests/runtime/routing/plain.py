@@ -34,7 +34,7 @@ class PlainlyChecked(Router):
         return ReplicaView(
             number=number,
             is_up=books.view.is_up,
-            queue_s=books.view.queue_s,
+            queue_s=books.queue_s,
             pause_s=0.5 * in_line / books.slot_count * answer_s if in_line > 0 else 0.0,
             has_slot=is_busy or adapter_id in books.slots,
             has_host_copy=adapter_id in books.hosts,

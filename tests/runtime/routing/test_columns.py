@@ -174,7 +174,7 @@ def test_an_adapter_that_nobody_holds_any_more_leaves_no_row():
 def test_a_replica_more_holds_nothing_and_takes_requests_once_it_is_up():
     columns = Columns(1)
     columns.hold(0, AdapterId(7), IN_SLOT)
-    columns.queue_s[0] = 1.0
+    columns.queue_tokens[0] = 1.0 / PRICES.token_s
     columns.add()
     assert columns.cheapest(AdapterId(7), PRICES, 1.0, None) == Choice(0, RouteReason.ONLY_ONE)
 

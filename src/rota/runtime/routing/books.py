@@ -72,6 +72,11 @@ class ReplicaBooks:
         self.open_tokens = 0  # of all bookings
 
     @property
+    def queue_s(self) -> float:
+        """What the open work adds to a request, by what a token costs now."""
+        return self.open_tokens * self.pace.token_s
+
+    @property
     def open_requests(self) -> Iterable[RequestId]:
         return self._open.keys()
 
@@ -127,7 +132,7 @@ class ReplicaBooks:
         self._line_up()
 
     def _measure(self) -> None:
-        self.view.queue_s = self._columns.queue_s[self._number] = self.open_tokens * self.pace.token_s
+        self._columns.queue_tokens[self._number] = self.open_tokens
 
     def _line_up(self) -> None:
         """Adapters have come or gone that have requests here, or another number of slots was seen.

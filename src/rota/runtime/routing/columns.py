@@ -27,7 +27,7 @@ class Columns:
     """Bounded by what replicas hold: an adapter that no replica holds has no row."""
 
     def __init__(self, replicas: int) -> None:
-        self.queue_s: Seconds = np.zeros(replicas)
+        self.queue_tokens: Seconds = np.zeros(replicas)  # what one costs is known at a choice, and is all replicas'
         self._is_up = np.ones(replicas, np.bool_)
         self._up = replicas  # how many are
         self._away_s: Seconds = np.zeros(replicas)  # infinite while a replica is down
@@ -36,7 +36,7 @@ class Columns:
         self._held: dict[AdapterId, Ways] = {}
 
     def __len__(self) -> int:
-        return len(self.queue_s)
+        return len(self.queue_tokens)
 
     @property
     def rows(self) -> int:
@@ -45,7 +45,7 @@ class Columns:
 
     def add(self) -> None:
         """One more replica, which holds nothing and is not up yet."""
-        self.queue_s, self._away_s = np.append(self.queue_s, 0.0), np.append(self._away_s, math.inf)
+        self.queue_tokens, self._away_s = np.append(self.queue_tokens, 0.0), np.append(self._away_s, math.inf)
         self._is_up = np.append(self._is_up, False)
         self._crowd = np.pad(self._crowd, ((0, 0), (0, 1)))
         self._held = {adapter_id: np.append(row, np.uint8(0)) for adapter_id, row in self._held.items()}
@@ -79,7 +79,8 @@ class Columns:
         """
         if not self._up:
             return None
-        queue_s, token_s = self.queue_s, prices.token_s
+        token_s = prices.token_s
+        queue_s = self.queue_tokens * token_s
         price_s = queue_s + self._away_s if seen is None else queue_s - seen * token_s + self._away_s
         held = None
         if adapter_id != BASE:
@@ -101,7 +102,7 @@ class Columns:
             return reason
         if seen is not None and seen[best]:
             return RouteReason.CACHED_PREFIX
-        is_as_short = self.queue_s <= self.queue_s[best]
+        is_as_short = self.queue_tokens <= self.queue_tokens[best]
         is_shortest = np.count_nonzero(is_as_short & self._is_up) == 1
         return RouteReason.SHORTEST_QUEUE if is_shortest else RouteReason.LOWEST_NUMBER
 

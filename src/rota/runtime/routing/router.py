@@ -67,6 +67,8 @@ class Router:
         if self._rule == "adapters":
             choice, prefix_tokens = self._cheapest(request, answer_tokens)
         elif self._rule == "shortest-queue":
+            for books in self._replicas:
+                books.view.queue_s = books.queue_s
             choice = shortest_queue(self._views)
         else:
             choice = in_turn(self._views, self._last)
