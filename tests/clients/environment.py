@@ -21,7 +21,7 @@ CLIENTS = (
     "instructor",
     "pydantic-ai-slim[openai]",
 )
-INSTALL_S = 900.0
+INSTALL_S = 3000.0
 
 
 class CannotInstallError(Exception):
