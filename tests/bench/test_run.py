@@ -148,12 +148,9 @@ def test_a_scenario_takes_its_adapters_from_the_servers_list_and_brings_guests(t
     assert (found["requests"], found["failed"], found["problems"]) == (12, 0, {})
     assert list(found["adapters"]) == ["a", "b", "transients"]
     assert found["fairness"] == jain([found["adapters"][name]["ttft_s"]["mean"] for name in ("a", "b")])
-    assert [(path.split("_")[0], fields.get("lora_path")) for path, fields in server.told] == [
-        ("/v1/load", "/adapters/a"),
-        ("/v1/unload", None),
-        ("/v1/load", "/adapters/b"),
-        ("/v1/unload", None),
-    ]
+    # On a slow machine the second guest comes before the first has left.
+    told = sorted((path.split("_")[0], fields.get("lora_path") or "") for path, fields in server.told)
+    assert told == [("/v1/load", "/adapters/a"), ("/v1/load", "/adapters/b"), ("/v1/unload", ""), ("/v1/unload", "")]
     transients = [fields["lora_name"] for path, fields in server.told if "unload" in path]
     assert [body["model"] for body in server.asked if body["model"] in transients] == transients
 
