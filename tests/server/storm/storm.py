@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -109,8 +110,9 @@ class Storm(RuleBasedStateMachine):
 
     def _note(self, message: AddAdapter) -> None:
         adapter = message.adapter
-        if Path(adapter.path).exists():
-            self.judge.kinds[adapter.name, adapter.version] = self.library.kind_of(adapter.path)
+        # A folder that is away may be back when it is read.
+        for place in filter(os.path.exists, (adapter.path, f"{adapter.path}-away")):
+            self.judge.kinds[adapter.name, adapter.version] = self.library.kind_of(place)
 
     # ── what may happen ──────────────────────────────────────────────────────────────────────────────────────────
 
