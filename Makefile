@@ -1,7 +1,7 @@
 # make serve        the built-in model on http://127.0.0.1:30000; ARGS="…" are flags of `rota serve`
 # make demo         the same with traffic, and the dashboard to watch it
 # make test         everything CI runs: style, types, import contracts, tests; ARGS="…" are pytest's
-# make test-long    the tests that take long, which `make test` leaves out
+# make test-long    the tests that take long, which `make test` leaves out, and Hypothesis with new examples
 # make check        what `make test` runs before the tests
 # make docs         the pages that are made from the code
 # make constraints  newer versions of what Rota needs, tried here and written to constraints.txt
@@ -47,7 +47,7 @@ tests: $(VENV)/.dev
 	@$(TIED) $(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 test-long: $(VENV)/.dev
-	@$(TIED) $(BIN)/python -m pytest -m long $(SIDE_BY_SIDE) -o timeout=900 -o faulthandler_timeout=4000 $(ARGS)
+	@$(TIED) $(BIN)/python -m pytest -m 'long or hypothesis' --hypothesis-profile random $(SIDE_BY_SIDE) -o timeout=900 -o faulthandler_timeout=4000 $(ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check --quiet .

@@ -23,9 +23,12 @@ from tests.waiting import PATIENCE_S
 with suppress(ImportError):
     from hypothesis import HealthCheck, settings
 
-    # A slow machine may take its time to draw an example and to try it.
-    settings.register_profile("rota", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("rota")
+    # A slow machine may take its time to draw an example and to try it. `make test` draws the same examples each time,
+    # so that a change is judged by what it changes; `make test-long` draws others.
+    slow = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("random", slow)
+    settings.register_profile("same", slow, derandomize=True)
+    settings.load_profile("same")
 
 
 # Who answers late on a busy machine is waited for as long as a test may take.

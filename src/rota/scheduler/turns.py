@@ -101,7 +101,7 @@ class Turns:
         yield from (books.groups[adapter_id] for adapter_id in sorted(reserved) if adapter_id in books.absent)
         yield from (books.groups[view.adapter_id] for view in self._policy.line(self._candidates, draft.now))
         if any(resident.users and not self._admission.can_work(resident) for resident in idle):
-            # What they lack a parked adapter may hold, whose answers must end first: its key's last place, a row, KV.
+            # A parked adapter's unfinished answers may hold what they wait for: a row, KV, or the last place of a key.
             yield from (books.groups[view.adapter_id] for view in islice(books.absent.parked, LOOK_AHEAD))
         for group in self._candidates.at_hand():
             if not books.slots.empty and all(resident.users for resident in idle):

@@ -27,7 +27,8 @@ class Columns:
     """Bounded by what replicas hold: an adapter that no replica holds has no row."""
 
     def __init__(self, replicas: int) -> None:
-        self.queue_tokens: Seconds = np.zeros(replicas)  # what one costs is known at a choice, and is all replicas'
+        # Tokens, and not seconds: what a token costs is measured anew all the time, and is the same for all replicas.
+        self.queue_tokens: NDArray[np.float64] = np.zeros(replicas)
         self._is_up = np.ones(replicas, np.bool_)
         self._up = replicas  # how many are
         self._away_s: Seconds = np.zeros(replicas)  # infinite while a replica is down
