@@ -79,7 +79,8 @@ class Speaker:
 @contextmanager
 def speaking(folder: Path, speaker: Speaker, **config: Any) -> Iterator[httpx.Client]:
     registry = Registry("speaker", "/models/speaker")
-    service = PreloadedService(engines(lambda: speaker.device), [])
+    device = speaker.device  # held here, so that no other node gets a copy of it
+    service = PreloadedService(engines(lambda: device), [])
     tokenizer, grammars = Tokenizer(speaker.write(folder)), GrammarChecks(folder)
     app = create_app(service, tokenizer, registry, config=ServerConfig(**config), grammars=grammars)
     with running(app) as url, httpx.Client(base_url=url) as client:

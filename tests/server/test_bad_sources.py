@@ -29,7 +29,7 @@ from rota.sources.sources import Sources
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model
-from tests.server.engines import REPLICAS, engines
+from tests.server.engines import REPLICAS, threads
 from tests.server.letters import error_of
 from tests.server.running import running
 from tests.sources.hub_server import TOKEN, HubServer, hub_server
@@ -137,7 +137,7 @@ def _serving(disk: Path, opened: Opened):
     registry = Registry("tiny", str(disk / "tiny"))
     locator = Locator(None, Sources(DiskCache(disk / "cache", 10**8), opened))
     elsewhere = Elsewhere(Locating(locator), Prefix("s3://adapters/tenants"))
-    service = engines(partial(build_device, config), config)
+    service = threads(partial(build_device, config), config)  # no node of a cluster has this process's credentials
     return running(create_app(service, Tokenizer(disk / "tiny"), registry, elsewhere=elsewhere))
 
 

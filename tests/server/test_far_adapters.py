@@ -24,7 +24,7 @@ from rota.server.locating import Locating
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import change_config, make_adapter
 from tests.engine.model_factory import make_tiny_model
-from tests.server.engines import engines
+from tests.server.engines import threads
 from tests.server.running import running
 from tests.sources.s3_server import SECRET, S3Server, s3_server
 from tests.tiny_tokenizer import write_byte_tokenizer
@@ -85,7 +85,7 @@ def client(disk) -> Iterator[httpx.Client]:
     options |= {"model_path": str(disk / "tiny"), "adapter_root": root, "adapter_cache_dir": str(disk / "cache")}
     config = engine_config(options, quiet=True)
     registry = Registry("tiny", str(disk / "tiny"))
-    service = engines(partial(build_device, config), config)
+    service = threads(partial(build_device, config), config)  # no node of a cluster has this process's credentials
     access = Access(registry, read_keys([], str(disk / "keys.toml"), root))
     elsewhere = Elsewhere(Locating(locator_for(config.lora)))
     with (
