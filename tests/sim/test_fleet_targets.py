@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -56,18 +58,20 @@ def test_a_thousand_adapters_on_eight_replicas_save_loads_and_answer_sooner(seed
     assert_fewer_loads_and_sooner_answers(many_adapters(8, 50.0, 30.0), seed)
 
 
-def assert_carries_more(lasts_s: float, adapters: int, rate_per_s: float) -> None:
-    """Eight replicas at 7.6 times one's rate answer no later than one replica at its own."""
-    one = served(many_adapters(1, rate_per_s, lasts_s, adapters), 1)
-    eight = served(many_adapters(8, rate_per_s * 7.6 / 8, lasts_s, adapters), 8)
-
+def assert_carries_more(lasts_s: float, adapters: int, rate_per_s: float, seeds: Sequence[int] = (11,)) -> None:
+    """Eight replicas at 7.6 times one's rate answer no later than one replica at its own, on average over the seeds."""
     for figure in ("ttft_s", "e2e_s"):
-        assert eight[figure]["p99"] <= one[figure]["p99"]
+        alone, together = (
+            mean(served(many_adapters(n, rate, lasts_s, adapters), n, seed=seed)[figure]["p99"] for seed in seeds)
+            for n, rate in ((1, rate_per_s), (8, rate_per_s * 7.6 / 8))
+        )
+        assert together <= alone
 
 
 @pytest.mark.long("a figure; that replicas work at the same time is shown in test_fleet")
 def test_eight_replicas_carry_7_6_times_the_load_of_one():
-    assert_carries_more(8.0, adapters=250, rate_per_s=20.0)
+    # Of one replica's 160 requests, the slowest but one is the 99th percentile: 0.099 to 0.115 s over these seeds.
+    assert_carries_more(8.0, adapters=250, rate_per_s=20.0, seeds=range(11, 17))
 
 
 @pytest.mark.long("eight replicas serve 8,000 requests for a thousand adapters")
