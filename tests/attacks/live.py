@@ -83,14 +83,15 @@ def with_config(folder: Path, **fields: object) -> Path:
 
 @contextmanager
 def serving(folder: Path, *flags: str, keys: str = KEYS) -> Iterator[Server]:
-    """`rota serve` with both tenants' roots below `folder`/root; other flags may be added."""
+    """`rota serve` with both tenants' roots below `folder`/root; other flags may be added, and keys left out."""
     file, root = folder / "keys.toml", folder / "root"
     file.write_text(keys)
     file.chmod(0o600)
     for name in ("acme", "birds"):
         (root / name).mkdir(parents=True)
     command = [sys.executable, "-m", "rota", "serve", "--port", "0", "--quiet"]
-    with started([*command, "--api-key-file", str(file), "--adapter-root", str(root), *flags]) as program:
+    access = ["--api-key-file", str(file)] if keys else []
+    with started([*command, *access, "--adapter-root", str(root), *flags]) as program:
         url = line_of(program, "Rota serves").split()[-1]
         tenants = [
             Tenant(root / name, httpx.Client(base_url=url, headers={"x-api-key": name}, timeout=PATIENCE_S))

@@ -78,7 +78,7 @@ def serving(
     loaded = [registry.add(LoraPath(name=name, path=f"/adapters/{name}")) for name in adapters]
     service = PreloadedService(engines(lambda: device or letters_device()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
-    access = Access(registry, keys, load_refusal, now)
+    access = Access(registry, keys, load_refusal, now, allowed_origins=config.allowed_origins if config else ())
     grammars = GrammarChecks(folder) if has_grammars else None
     app = create_app(service, tokenizer, registry, access=access, config=config, enders=enders, grammars=grammars)
     # Without TLS nobody needs certificates, and to read them all takes longer than all else that a client does here.

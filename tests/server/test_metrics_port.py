@@ -33,9 +33,8 @@ def serve_with_keys(folder: Path, act, **options) -> None:
     config = ServerConfig(port=0, metrics_port=0, **options)
     registry = Registry("letters", str(folder))
     service = ClosableService(engines(letters_device))
-    app = create_app(
-        service, Tokenizer(write_byte_tokenizer(folder)), registry, access=Access(registry, KEYS), config=config
-    )
+    access = Access(registry, KEYS, allowed_origins=config.allowed_origins)
+    app = create_app(service, Tokenizer(write_byte_tokenizer(folder)), registry, access=access, config=config)
     metrics_holder = hold_metrics_port(config)
     assert metrics_holder is not None
     metrics_port = MetricsPort(metrics_holder, config)

@@ -183,7 +183,8 @@ def _listen(start: _Start) -> None:
     early = early_of(len(start.adapters), config.lora.max_loaded_loras)
     service = ClosableService(PreloadedService(start.engines, start.adapters, early))
     own_name = None if server.allow_anyone else server.host
-    access = Access(registry, keys, load_refusal(server, keys, config.lora.adapter_root), own_name=own_name)
+    refusal, origins = load_refusal(server, keys, config.lora.adapter_root), server.allowed_origins
+    access = Access(registry, keys, refusal, own_name=own_name, allowed_origins=origins)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)
     app = create_app(
         service,

@@ -1,19 +1,23 @@
-"""Listening says where clients reach the server, with which certificate, and how much a connection may take."""
+"""Listening says where clients reach the server, from which sites, and how much a connection may take."""
 
 from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from rota.core.errors import ConfigError
 from rota.core.options import option
 
+# An origin as browsers send it: without a path, and without the port that belongs to its scheme.
+_ORIGIN = re.compile(r"(?!http:.*:80$|https:.*:443$)[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenConfig:
-    """Address, certificate, and limits of connections."""
+    """Address, certificate, sites, and limits of connections."""
 
     host: str = option("127.0.0.1", "Address to listen on; one that others reach needs keys, or allow_anyone.")
     port: int = option(30000, "Port to listen on; 0 picks a free one.")
@@ -32,6 +36,11 @@ class ListenConfig:
     trusted_proxies: tuple[str, ...] = option(
         (), "Addresses or networks of proxies, also on this machine: max_connections_per_address does not bind them."
     )
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        "Sites whose pages may use the server through a browser (CORS), as https://chat.example; pages of the server's "
+        "own host always may. '*': every site, on a server with keys.",
+    )
     head_timeout: float = option(30.0, "Seconds in which a TLS handshake and the headers of a request must arrive.")
     body_timeout: float = option(
         30.0, "Seconds in which a body must arrive, and one more for every 10 kB that did; else the answer is 408."
@@ -47,6 +56,8 @@ class ListenConfig:
                 raise ConfigError(f"{name} must be a finite number above 0, not {getattr(self, name)}.")
         for proxy in self.trusted_proxies:
             _check_network(proxy)
+        for origin in self.allowed_origins:
+            _check_origin(origin)
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigError("ssl_keyfile is given without ssl_certfile; give the certificate too.")
 
@@ -58,3 +69,12 @@ def _check_network(proxy: str) -> None:
         raise ConfigError(
             f"trusted_proxies has '{proxy}'; give addresses or networks, for example 10.0.0.7 or 10.0.0.0/24."
         ) from None
+
+
+def _check_origin(origin: str) -> None:
+    """'null' is none: browsers send it for pages without a site, and every site can make such pages."""
+    if origin != "*" and not _ORIGIN.fullmatch(origin):
+        raise ConfigError(
+            f"allowed_origins has '{origin}'; give origins as browsers send them, for example https://chat.example or "
+            "http://localhost:3000."
+        )

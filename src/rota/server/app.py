@@ -26,6 +26,7 @@ from rota.server.access.access import Access
 from rota.server.adapter_routes import install_adapter_routes
 from rota.server.adapters import PATIENCE_S, AdapterManager
 from rota.server.body_limit import BodyLimit
+from rota.server.browsers import BrowsersApp
 from rota.server.counts import Counts
 from rota.server.docs_page import install_docs_page
 from rota.server.elsewhere import HERE, Elsewhere
@@ -152,7 +153,8 @@ def _metrics(
 def _application(
     front: Front, config: ServerConfig, companions: Sequence[Companion], on_stop: Callable[[], None]
 ) -> FastAPI:
-    app = FastAPI(
+    app = BrowsersApp(
+        front.access.allowed_origins,
         title="Rota",
         lifespan=_lifespan(front, companions, on_stop),
         dependencies=[Depends(front.access.guard)],

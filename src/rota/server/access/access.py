@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from fastapi import Request
@@ -13,7 +13,7 @@ from rota.core.errors import Fault, FaultCode, RequestError
 from rota.runtime.registry import Registry
 from rota.server.access.admission import Admission
 from rota.server.access.disclosure import fault_for, reason_for
-from rota.server.access.exposure import is_local_name
+from rota.server.access.exposure import EVERY_SITE, is_local_name, is_own_origin
 from rota.server.access.keys import ANYONE, PROBE, Key, KeyChanges, KeyRing
 
 # Open without a key, so that probes need no secret. The dashboard's page holds no data; its data needs a key.
@@ -33,17 +33,20 @@ class Access:
         load_refusal: str = "",
         now: Callable[[], float] = time.monotonic,
         own_name: str | None = None,
+        allowed_origins: Collection[str] = (),
     ) -> None:
         """`load_refusal` says why adapters are not loaded over HTTP, or is empty.
 
         With `own_name`, a server without keys answers only to that name and to this machine's own. An attacker can let
         a foreign name point to this machine. A browser would then treat the attacker's page as a page of this server.
+        Pages of `allowed_origins` may use the server through a browser.
         """
         self._registry = registry
         self._keys = keys or KeyRing()
         self._load_refusal = load_refusal
         self.admission = Admission(now)
         self._own_name = own_name
+        self.allowed_origins = frozenset(allowed_origins)
 
     def replace_keys(self, keys: KeyRing) -> KeyChanges:
         """Take new keys. A key that is not among them is refused from now on; its open requests go on."""
@@ -54,14 +57,13 @@ class Access:
     async def guard(self, http: Request) -> None:
         """A dependency of the whole application, so that a route that does not check keys is closed all the same."""
         if http.scope["path"] in OPEN_PATHS:  # not `http.url`: a Host header can change it
+            self._refuse_pages(http)
             return
-        if http.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            # Without keys, any web page could otherwise use a server on the machine of its visitor.
-            raise _refusal(FaultCode.FORBIDDEN, "Pages of other sites may not use this server through a browser.")
         http.state.key = self.key_of(http)
 
     def key_of(self, http: Request) -> Key:
-        """The key of a request. Raises UNAUTHORIZED without a known key."""
+        """The key of a request. Raises UNAUTHORIZED without a known key, and FORBIDDEN for a page of another site."""
+        self._refuse_pages(http)
         if not self._keys:
             self._refuse_foreign_names(http)
             return ANYONE
@@ -158,6 +160,33 @@ class Access:
     def visible(self, key: Key) -> list[Adapter]:
         """The models that a key may use: the base model first, then adapters in the order of their loads."""
         return [one for one in (self._registry.base, *self._registry.adapters) if self._is_open(key, one)]
+
+    def _refuse_pages(self, http: Request) -> None:
+        """Without keys, any web page could otherwise use a server that its visitor's browser reaches.
+
+        Over plain HTTP to another machine browsers leave Sec-Fetch-Site out, so Origin is looked at too. They send it
+        with all that a page can change something by.
+        """
+        headers = http.headers
+        is_foreign = False
+        if "origin" in headers:
+            origin = ", ".join(headers.getlist("origin"))
+            if self._is_allowed(origin):
+                return
+            is_foreign = not is_own_origin(origin, headers.get("host", ""))
+        if http.scope["path"] not in OPEN_PATHS:  # to those a page of another site may have a link
+            is_foreign |= headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+        if is_foreign:
+            message = (
+                "Pages of other sites may not use this server through a browser; --allowed-origins names the sites "
+                "whose pages may."
+            )
+            raise _refusal(FaultCode.FORBIDDEN, message)
+
+    def _is_allowed(self, origin: str) -> bool:
+        if EVERY_SITE in self.allowed_origins and self._keys:
+            return "://" in origin  # not 'null'
+        return origin != EVERY_SITE and origin in self.allowed_origins
 
     def _refuse_foreign_names(self, http: Request) -> None:
         host = http.headers.get("host", "")

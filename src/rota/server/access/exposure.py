@@ -10,9 +10,22 @@ from rota.core.config import ServerConfig
 from rota.core.errors import ConfigError
 from rota.server.access.keys import KeyRing
 
+# In the place of an origin: those of all sites, but not of pages that have none.
+EVERY_SITE = "*"
+_OWN_PORTS = {"http": ":80", "https": ":443"}
+
 
 def check_exposure(config: ServerConfig, keys: KeyRing) -> None:
-    """Raises ConfigError for a server that others can reach without keys, unless --allow-anyone is given."""
+    """Raises ConfigError for a server that others can reach without keys, unless --allow-anyone is given.
+
+    Without keys every web page is such another, wherever the server listens. With keys a page is no more than a client
+    that has none: browsers add no key by themselves.
+    """
+    if not keys and EVERY_SITE in config.allowed_origins:
+        raise ConfigError(
+            "--allowed-origins * lets the pages of every site in, and there are no keys: give --api-key or "
+            "--api-key-file, or name the sites."
+        )
     if not keys and not config.allow_anyone and not is_loopback(config.host):
         raise ConfigError(
             f"Others can reach {config.host or 'every address'}, and there are no keys: give --api-key or "
@@ -44,6 +57,15 @@ def is_local_name(host: str, own_name: str) -> bool:
     except ValueError:
         return name.lower() in ("localhost", own_name.lower()) or name.lower().endswith(".localhost")
     return True
+
+
+def is_own_origin(origin: str, host: str) -> bool:
+    """Whether a page has the host and the port of the server that its browser asks.
+
+    Schemes are not compared: where a proxy ends TLS, the page has https and the request has http.
+    """
+    scheme, _, place = origin.lower().partition("://")
+    return bool(place) and place == host.lower().removesuffix(_OWN_PORTS.get(scheme, ""))
 
 
 def is_loopback(host: str) -> bool:
