@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
 import socket
@@ -18,14 +20,15 @@ from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.runtime.service import BuildDevice
 from rota.server.app import create_app
-from rota.server.listen import listen
+from rota.server.door.door import Door
+from rota.server.listen import GracefulServer, listen
 from rota.server.port import hold_port
 from rota.text.tokenizer import Tokenizer
 from tests.fakes import FakeDevice
 from tests.server.endless import ENDLESS, endless_device
 from tests.server.engines import as_of_one, engines
 from tests.tiny_tokenizer import write_byte_tokenizer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 def listen_with(build_device: BuildDevice, folder: Path, announce, *adapters: LoraPath, **options) -> None:
@@ -191,3 +194,37 @@ def test_a_server_that_is_told_to_stop_while_it_starts_stops_without_complaint(t
 
     threading.Thread(target=interrupt).start()
     listen_with(build, tmp_path, lambda _: None)
+
+
+def test_however_many_signals_come_the_application_ends_as_it_should(tmp_path, caplog):
+    """The third one ends all waits for clients, and must not leave the application in the middle."""
+    ended = []
+
+    async def live() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("a companion")
+
+    def stop() -> None:
+        ended.append("the service")
+        inner.stop()
+
+    inner = engines(FakeDevice)
+    service = ClosableService(inner)
+    service.stop = stop  # type: ignore[method-assign]
+    registry, tokenizer = Registry("letters", str(tmp_path)), Tokenizer(write_byte_tokenizer(tmp_path))
+    app = create_app(service, tokenizer, registry, companions=[live])
+    config = ServerConfig(port=0)
+    server = GracefulServer(app, service, Door(config), config.drain_timeout, lambda _: None)
+    thread = threading.Thread(target=server.run, args=([hold_port(config.host, 0)],))
+    thread.start()
+    assert until(server.accepts.is_set)
+    for _ in range(3):
+        server.handle_exit(signal.SIGTERM, None)
+    thread.join(PATIENCE_S)
+
+    assert not thread.is_alive()
+    assert server.force_exit
+    assert ended.index("a companion") < len(ended) - 1, "the service is stopped behind it, as at every end"
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR] == []

@@ -88,6 +88,9 @@ class GracefulServer(uvicorn.Server):
         if self._metrics_port:
             self._metrics_port.close()
         await super().shutdown(sockets)
+        if self.force_exit:
+            # uvicorn leaves the application as it is then: its processes would stay, and its end be a traceback.
+            await self.lifespan.shutdown()
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second. A server whose engine stays down ends, once its clients have read that."""
