@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rota.core.errors import ModelError
 from rota.engine.folders.builtin import MODEL_NAME, builtin_adapters, builtin_model_folder, unpack_once
+from rota.engine.folders.manifest import MANIFEST, damage_of
 from rota.text.tokenizer import Tokenizer
 from tests.engine.tiny_gguf import tiny_llama, write_tiny_gguf
 from tests.processes import started
@@ -175,7 +176,10 @@ def test_a_damaged_cache_is_made_anew_with_a_line_that_says_so(tiny_source: Path
     spoil(folder, name, kind)
     unpack_once(tiny_source, folder, quiet=True)
 
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == whole
+    anew = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert anew.keys() == whole.keys()
+    assert [one for one in FILES - {MANIFEST} if anew[one] != whole[one]] == []
+    assert damage_of(folder) == ""
     assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
     (line,) = caplog.messages
     assert line.startswith(f"The unpacked model in {folder} is damaged ({name} ")

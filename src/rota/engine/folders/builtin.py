@@ -25,7 +25,7 @@ LOG = logging.getLogger("rota.engine")
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 # Raise it when the converter writes other files: then folders of older revisions in the cache are not used.
-REVISION = 3
+REVISION = 4
 # The built-in adapter that calls functions. Without any it has nothing to say, so shows and benchmarks do without it.
 CALLER = "tools"
 
