@@ -23,6 +23,7 @@ from rota.sources.download import Download
 from rota.sources.hub import Hub
 from rota.sources.locator import Locator
 from rota.sources.object_store import ObjectStore
+from rota.sources.outline import FIRST_BYTES
 from rota.sources.prefix import Prefix
 from rota.sources.source import Source
 from rota.sources.sources import Sources
@@ -310,6 +311,23 @@ def test_what_is_wrong_with_a_source_refuses_the_first_request(stage: Stage, fau
     assert words in error_of(refused)["message"]
     assert "s3:" not in refused.text
     assert "first" not in [model["id"] for model in stage.client.get("/v1/models").json()["data"]]
+
+
+def test_junk_is_refused_by_its_headers_before_it_is_downloaded(stage: Stage):
+    _begin(stage)
+    stage.client.put("/v1/adapters/legal", json={"path": S3}).raise_for_status()
+    left = stage.left()
+    good, junk = stage.files("new"), bytes([255]) * 5_000_000
+    stage.s3.put("tenants/junk", {**good, "adapter_model.safetensors": junk})
+    stage.front.reads.clear()
+    refused = stage.client.put("/v1/adapters/rival", json={"path": "s3://adapters/tenants/junk"})
+    asked = [tuple(map(int, one.removeprefix("bytes=").split("-"))) for one in stage.front.reads]
+
+    assert refused.status_code == 400, refused.text
+    assert "s3://adapters/tenants/junk/adapter_model.safetensors" in error_of(refused)["message"]
+    assert 0 < sum(last + 1 - first for first, last in asked) < 2 * FIRST_BYTES
+    assert stage.left() == left
+    stage.client.delete("/v1/adapters/legal").raise_for_status()
 
 
 def test_a_source_that_is_away_is_told_in_sglangs_shape_too(stage: Stage):

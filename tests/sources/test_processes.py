@@ -86,10 +86,16 @@ def test_what_another_process_reads_is_not_removed_for_room(hub: HubServer, tmp_
         tell(first, "hf://acme/one")
         assert heard(first)
         if not holds:
-            tell(first, "")
-            tell(first, "hf://acme/none")  # its answer says that the hold before has ended
-            assert heard(first).startswith("There is nothing")
+            _let_go(first)
         (folder,) = tmp_path.iterdir()
         tell(second, "hf://acme/two")
         assert heard(second)
+        assert folder.exists(), "nothing leaves before the other is accepted"
+        _let_go(second)
         assert folder.exists() is holds
+
+
+def _let_go(program: Program) -> None:
+    tell(program, "")
+    tell(program, "hf://acme/none")  # its answer says that the hold before has ended
+    assert heard(program).startswith("There is nothing")

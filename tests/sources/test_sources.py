@@ -114,6 +114,27 @@ def test_what_was_read_longest_ago_leaves_first(tmp_path: Path):
     assert len(shelf.reads) == 2
 
 
+def test_nothing_leaves_for_what_is_refused(tmp_path: Path):
+    sources, shelf = make(tmp_path, "one", "two", "six", adapters=2)
+    content(sources, address("one"))
+    content(sources, address("two"))
+    with pytest.raises(AdapterError), sources.folder_of(address("six")):
+        raise AdapterError("Its numbers are not finite.")
+    shelf.reads.clear()
+    content(sources, address("one"))
+    content(sources, address("two"))
+    assert shelf.reads == []
+
+
+def test_the_newest_stays_though_there_is_no_room_beside_what_is_being_read(tmp_path: Path):
+    sources, shelf = make(tmp_path, "one", "two", adapters=1)
+    with sources.folder_of(address("one")):
+        content(sources, address("two"))
+        shelf.reads.clear()
+        content(sources, address("two"))
+        assert shelf.reads == []
+
+
 def test_what_is_being_read_stays(tmp_path: Path):
     sources, _ = make(tmp_path, "one", "two", "six", adapters=1)
     with ExitStack() as stack:

@@ -19,7 +19,7 @@ from rota.engine.device import device_memory, free_memory
 from rota.engine.engine import Engine
 from rota.engine.families.family import Kernels
 from rota.engine.families.table import make_model
-from rota.engine.far_adapters import FarAdapters
+from rota.engine.far_adapters import FarAdapters, checked_first
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
 from rota.engine.lora.annex import annex_rows
@@ -191,6 +191,7 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
     ranks, matrix = chosen.shard.size, matrix_bytes(chosen.spec, chosen.dtype)
     check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, ranks, size.matrices, matrix, growth)
+    read = checked_first(read, check.refuse)
     return FarAdapters(bank, read, project, rows, overlaps, chosen.shard.size, check, ends)
 
 

@@ -7,6 +7,7 @@ adapter's own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,21 @@ from rota.sources.address import has_scheme
 from rota.sources.source import UnreachableError
 
 Read = Callable[[Adapter], HostAdapter]
+
+
+def checked_first(read: Read, refuse: Callable[[Adapter], None]) -> Read:
+    """Adapters of sources are refused by their config and headers, if these are wrong, before they are downloaded.
+
+    A source that breaks off, or a disk without room for headers, is left to the download: it tries again, and tells.
+    """
+
+    def read_checked(adapter: Adapter) -> HostAdapter:
+        if has_scheme(adapter.path):
+            with suppress(UnreachableError, OSError):
+                refuse(adapter)
+        return read(adapter)
+
+    return read_checked
 
 
 class Causes:

@@ -81,7 +81,7 @@ class DiskCache:
         folder = self._folder / _key(address)
         part = folder.with_suffix(PART)
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one
-        self._make_room(download.size, part)
+        self._sweep(part)
         part.mkdir(exist_ok=True)  # or what a process that died has left, and then the rest is fetched
         try:
             download.into(part)
@@ -92,17 +92,23 @@ class DiskCache:
         os.rename(part, folder)
         self._seen.add(folder.name)
 
-    def _make_room(self, size: int, own: Path) -> None:
-        """Remove what was read longest ago. What is being read stays, though the cache is too large for a while."""
-        for part in self._folder.glob(f"*{PART}"):
-            # It is not being downloaded: its process has died, and no other has asked for it since.
-            if part != own and not part.with_suffix(".lock").exists():
-                shutil.rmtree(part, ignore_errors=True)
-        over = self.size() + size - self.most_bytes
+    def make_room(self, newest: Address) -> None:
+        """Remove what was read longest ago until the cache is within its size; the newest and what is being read stay.
+
+        For an adapter that was accepted, and not before: what a server refuses must not drive out what it serves. So
+        the cache is too large while new adapters are fetched and tried.
+        """
+        own, over = self._folder / _key(newest), self.size() - self.most_bytes
         for folder in sorted(self._complete(), key=_used_at):
             if over <= 0:
                 return
-            over -= self._remove(folder)
+            over -= 0 if folder == own else self._remove(folder)
+
+    def _sweep(self, own: Path) -> None:
+        """Remove what processes that died have left of other downloads."""
+        for part in self._folder.glob(f"*{PART}"):
+            if part != own and not part.with_suffix(".lock").exists():
+                shutil.rmtree(part, ignore_errors=True)
 
     def _remove(self, folder: Path) -> int:
         """The bytes that are free now: none if the folder is being read."""

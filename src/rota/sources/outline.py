@@ -34,8 +34,10 @@ def _start_of(source: Source, place: str, file: SourceFile) -> bytes:
     if not file.name.endswith(".safetensors"):
         return _read(source, place, file, 0, file.size)
     first = _read(source, place, file, 0, min(FIRST_BYTES, file.size))
-    end = min(8 + int.from_bytes(first[:8], "little"), file.size, MOST_BYTES)
-    return first if end <= len(first) else first + _read(source, place, file, len(first), end)
+    end = 8 + int.from_bytes(first[:8], "little")
+    if end <= len(first) or end > min(file.size, MOST_BYTES):  # in the second case what follows would be no header
+        return first
+    return first + _read(source, place, file, len(first), end)
 
 
 def _read(source: Source, place: str, file: SourceFile, start: int, end: int) -> bytes:

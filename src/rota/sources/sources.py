@@ -87,8 +87,9 @@ class Sources:
         self._fetch(address)
         with self._kept(address) as folder:
             if folder is None:
-                raise SourceError(f"The cache on disk has no room for {address.plain} beside what is being read.")
+                raise SourceError(f"Another process has removed {address.plain} from the cache on disk; load it again.")
             yield folder
+        self._cache.make_room(address)  # the block has not refused it
 
     @contextmanager
     def _kept(self, address: Address) -> Iterator[Path | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rota.core.adapter import Adapter
+from rota.core.errors import AdapterError
 from rota.core.extras import Extra
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checks import SlotKind, refusals
@@ -38,10 +39,16 @@ class HeaderCheck:
     def __call__(self, adapter: Adapter) -> str:
         """Why the model cannot serve the adapter, in a sentence; empty if nothing speaks against it. Blocks."""
         try:
-            with self._brought.outline(adapter) as place, FolderFiles(*place) as files:
-                return self._refusal(files)
+            self.refuse(adapter)
         except Exception as error:  # whatever is wrong with its files, it is this adapter's alone
             return reason_for(adapter, error)
+        return ""
+
+    def refuse(self, adapter: Adapter) -> None:
+        """Raises AdapterError if the model cannot serve the adapter. Of one in a source only headers are fetched."""
+        with self._brought.outline(adapter) as place, FolderFiles(*place) as files:
+            if reason := self._refusal(files):
+                raise AdapterError(reason)
 
     def _refusal(self, files: FolderFiles) -> str:
         if files.fingerprint in self._passed:
