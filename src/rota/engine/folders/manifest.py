@@ -56,8 +56,8 @@ def damage_of(folder: Path) -> str:
 def _stamp(path: Path) -> list[int]:
     """Another one as soon as a file is written to, or another file stands in its place.
 
-    That is enough, because no program can set back the time of the last change (ctime), and whoever may write to the
-    files may write a manifest too. A disk that changes bytes by itself is not found.
+    That is enough, because no program can set back the time of the last change (ctime), and a user who may write
+    to the files may write a manifest too. A disk that changes bytes by itself is not found.
     """
     found = path.stat()
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
