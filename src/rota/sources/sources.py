@@ -37,6 +37,8 @@ class Sources:
     def __init__(self, cache: DiskCache, open_source: Callable[[str], Source] = source_for) -> None:
         self._cache = cache
         self._open = open_source
+        # Of adapters that were looked at and are downloaded next: a listing is a call to the source.
+        self._listings: dict[Address, list[SourceFile]] = {}
 
     def exact(self, address: Address) -> Address:
         """The address of what lies there now. Raises SourceError."""
@@ -76,6 +78,7 @@ class Sources:
         source, files = self._open(address.scheme), self._exact_files(address)
         with outlined(source, address.place, files) as folder, _named(folder, address):
             yield folder
+        self._listings[address] = files
 
     @contextmanager
     def _here(self, address: Address) -> Iterator[Path]:
@@ -102,7 +105,7 @@ class Sources:
                 yield folder
 
     def _fetch(self, address: Address) -> None:
-        files = self._exact_files(address)
+        files = self._listings.pop(address, None) or self._exact_files(address)  # reads find what has changed since
         self._cache.keep(address, Download(source=self._open(address.scheme), place=address.place, files=files))
 
     def _exact_files(self, address: Address) -> list[SourceFile]:
