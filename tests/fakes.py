@@ -74,7 +74,6 @@ class FakeDevice:
 
     capacity: Capacity = field(default_factory=capacity)
     step_s: float = 0.0
-    token_s: float = 0.0
     next_token: NextToken = folded
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep

@@ -1,4 +1,4 @@
-"""An engine tells what it does while it is built, and knows then how long a prompt token takes."""
+"""An engine tells what it does while it is built, and knows then how long tokens take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rota.engine.build import build_engine
 from tests.engine.model_factory import make_tiny_model
 
 
-def test_a_built_engine_has_told_of_its_work_and_has_timed_a_prompt_token(tmp_path, monkeypatch):
+def test_a_built_engine_has_told_of_its_work_and_has_timed_its_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "_listeners", [])
     told: list[str] = []
     progress.listen_for_progress(told.append)
@@ -23,4 +23,5 @@ def test_a_built_engine_has_told_of_its_work_and_has_timed_a_prompt_token(tmp_pa
     engine.close()
 
     assert {f"Loading {tmp_path.name}", "Warming up"} <= set(told)
-    assert 0.0 < engine.token_s < 60.0
+    assert 0.0 < engine.capacity.token_s < 60.0
+    assert 0.0 < engine.capacity.decode_s < 60.0

@@ -33,12 +33,21 @@ def test_every_word_begins_a_new_silence(record):
     assert silence.left_s == 20.0
 
 
-@pytest.mark.parametrize(("longest_s", "limit_s"), [(0.0, 20.0), (1.9, 20.0), (3.0, 30.0)])
-def test_the_limit_is_ten_times_the_longest_step_if_that_is_more(longest_s, limit_s):
+@pytest.mark.parametrize(
+    ("expected_s", "limit_s"), [(0.0, 20.0), (1.9, 20.0), (3.0, 30.0), (29.0, 290.0), (60.0, 300.0)]
+)
+def test_the_limit_is_ten_times_what_the_step_should_take_if_that_is_more_but_never_above_the_cap(expected_s, limit_s):
     silence = serving(silence_s=20.0)
-    silence.hear([Alive(longest_s)])
+    silence.hear([Alive(expected_s)])
 
     assert silence.left_s == limit_s
+
+
+def test_a_floor_above_the_cap_counts():
+    silence = serving(silence_s=400.0)
+    silence.hear([Alive(100.0)])
+
+    assert silence.left_s == 400.0
 
 
 def test_a_step_that_was_expected_to_be_long_and_was_not_counts_no_more():

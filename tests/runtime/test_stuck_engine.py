@@ -136,6 +136,21 @@ def test_an_engine_that_is_stopped_is_started_again(is_idle, caplog):
     assert "The engine serves again." in [record.getMessage() for record in caplog.records]
 
 
+def test_an_engine_that_once_stood_still_is_found_as_soon_as_any_other():
+    with supervised(SLOW, Patience(silence_s=4.0)) as (service, listener):
+        service.wait_until_ready()
+        service.send(submit("open", max_new_tokens=LONG))
+        listener.wait_for_tokens("open")
+        os.kill(service.engine_pid, signal.SIGSTOP)
+        time.sleep(2.0)  # time is what is tested
+        os.kill(service.engine_pid, signal.SIGCONT)
+        service.send(submit("again"))
+        listener.wait_for_ending("again")
+        os.kill(service.engine_pid, signal.SIGSTOP)
+
+        assert "it said nothing for 4 seconds" in listener.wait_for_ending("open").fault.message
+
+
 def test_an_engine_that_waits_for_a_slow_disk_has_not_hung():
     with supervised(SlowDisk, Patience(silence_s=3.0)) as (service, listener):
         service.wait_until_ready()

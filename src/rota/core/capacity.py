@@ -26,6 +26,10 @@ class Capacity:
     deep_prefix: int | None = None
     # In a step full of prompts the device computes decodes in such steps; what they leave of one is padding.
     row_step: int = 1
+    # What the device took when it was tried: a step of one decode, and each token of a prompt; 0: it was not tried, or
+    # on a few tokens, which say nothing of many.
+    decode_s: float = 0.0
+    token_s: float = 0.0
     window: int | None = None  # tokens that the layer with the longest view sees, its own included; None: all of them
     ranks: int = 1  # devices that share the model
     device: str | None = None  # "cuda" or "cpu"; None: not known

@@ -227,8 +227,9 @@ class ServerConfig(ShowConfig):
     )
     engine_silence_s: float = option(
         20.0,
-        "Seconds without a word after which the engine has hung and is started again; never less than ten times the "
-        "longest step.",
+        "Seconds without a word after which the engine has hung and is started again. It is the least: a step that "
+        "should take long, by its tokens and by recent steps, may take ten times as long as it should, and up to 300 "
+        "seconds.",
     )
     spare_engine: Literal["auto", "on", "off"] = option(
         "auto", "A process waits, its imports done, to replace an engine that dies; 'auto': for an engine on a GPU."

@@ -124,9 +124,13 @@ class StepPlan:
         return self.fetches + self.idle_fetches
 
     @property
+    def prompt_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+    @property
     def tokens(self) -> int:
         """How many tokens the step computes."""
-        return len(self.decodes) + sum(chunk.length for chunk in self.chunks)
+        return len(self.decodes) + self.prompt_tokens
 
     @property
     def sampled_rows(self) -> tuple[Row, ...]:
@@ -154,6 +158,8 @@ class StepResult:
     """What the device did: one token per sampled row, one score per scored token, one vector per pool."""
 
     at: float
+    # How long the device took; None: from the plan, or from the result before, to `at`.
+    step_s: float | None = None
     tokens: tuple[int, ...] = ()  # or NO_TOKEN, or NO_CHOICE
     # By position in `tokens`, only for rows that asked.
     logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ class Engine:
         self._drawing = Drawing(model, self._rows, self._vocabulary, sampler, group, self._batch_of)
         self._threads: Threads | None = None
         self._post: Callable[[Message], None] = lambda _: None
-        self.token_s = 0.0  # until `warm_up`
+        self._ended_at = 0.0  # of the step before
         self.stages: tuple[Stage, ...] = ()  # of its building
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -77,6 +78,12 @@ class Engine:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> Ticket:
         """Start a step; on a CPU the step is computed here."""
+        began_at = time.monotonic()
+        ticket = self._begin(plan)
+        ticket.began_at, ticket.host_s = began_at, time.monotonic() - began_at
+        return ticket
+
+    def _begin(self, plan: StepPlan) -> Ticket:
         if self._threads is not None:
             self._threads.use(plan.tokens)
         if self._adapters is not None:
@@ -106,7 +113,10 @@ class Engine:
         result = self._drawing.end(ticket)
         if self._adapters is not None:
             self._adapters.note_landing()
-        return result
+        # A GPU begins a step when the step before it is done.
+        is_cpu, began_at = self._device.type == "cpu", max(ticket.began_at, self._ended_at)
+        self._ended_at = result.at
+        return replace(result, step_s=ticket.host_s if is_cpu else result.at - began_at)
 
     # ── before the first step ────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,7 +156,7 @@ class Engine:
     def warm_up(self) -> None:
         """Run a prompt and a sampled decode once, so that no request waits for compiling and first allocations.
 
-        The prompt is timed: the supervisor must know how long a step may take before it has seen one.
+        On a CPU both are timed: scheduler and supervisor must know how long a step takes before they have seen one.
         """
         tell_progress("Warming up")
         block_size, longest = self.capacity.block_size, self.capacity.max_sequence_tokens
@@ -164,11 +174,14 @@ class Engine:
         prefill = StepPlan(
             step_id=0, seats=(seat,), chunks=(Chunk(row=Row(0), start=0, length=len(prompt), samples=True),)
         )
-        started_at = time.perf_counter()
-        self.collect(self.submit(prefill))
-        self.token_s = (time.perf_counter() - started_at) / len(prompt)
-        self.collect(self.submit(StepPlan(step_id=1, decodes=(Row(0),))))
+        prompt_s = self._seconds(prefill)
+        decode_s = self._seconds(StepPlan(step_id=1, decodes=(Row(0),)))
+        if self._device.type == "cpu":  # a GPU computes many tokens as fast as these few
+            self.capacity = replace(self.capacity, decode_s=decode_s, token_s=prompt_s / len(prompt))
         self._drawing.warm_up(self._model.dtype)
+
+    def _seconds(self, plan: StepPlan) -> float:
+        return self.collect(self.submit(plan)).step_s or 0.0
 
     def use_grammars(self, grammars: Grammars) -> None:
         """Follow the grammars of requests with these from now on."""

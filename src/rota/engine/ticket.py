@@ -16,6 +16,7 @@ class Ticket:
 
     def __init__(self, guided: Guided = ()) -> None:
         self.guided = guided
+        self.began_at = self.host_s = 0.0  # when its submission began, and what the host took for that
         self._copied: Copied | None = None
         self._faults: Faults = ()
 

@@ -87,13 +87,13 @@ class LiveWorld(Generic[Ticket]):
 
     def submit(self, plan: StepPlan) -> Ticket:
         if self._pulse is not None:
-            self._pulse.step_begins(plan.tokens)
+            self._pulse.step_begins(plan.prompt_tokens)
         return self._device.submit(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:
         result = self._device.collect(ticket)
         if self._pulse is not None:
-            self._pulse.step_ended()
+            self._pulse.step_ended(result.step_s)
         return result
 
 

@@ -10,7 +10,7 @@ from rota.runtime.wire import Alive, Failed, Ready
 
 # The supervisor looks at the engine at least this often.
 LOOK_S = 1.0
-# A step may take this many times as long as the longest step before it.
+# A step may take this many times as long as it should, by its tokens and by recent steps.
 STEP_MARGIN = 10.0
 # Long enough to send the last words of a process that ends.
 LINGER_S = 2.0
@@ -36,6 +36,8 @@ class Patience:
     start_silence_s: float = 300.0
     # Of an engine that serves. It tells that it is alive twice a second, but a step on a slow CPU takes seconds.
     silence_s: float = 20.0
+    # A step that should take long may be silent for longer, but never longer than this, unless `silence_s` is more.
+    most_silence_s: float = 300.0
     # An engine that was never ready, or served for less than this, died quickly. After `quick_deaths` in a row it
     # stays down.
     quick_death_s: float = 5.0
@@ -88,8 +90,9 @@ class Silence:
             match record:
                 case Ready():
                     self._is_ready, self._limit_s = True, self._patience.silence_s
-                case Alive(longest_step_s):
-                    self._limit_s = max(self._patience.silence_s, STEP_MARGIN * longest_step_s)
+                case Alive(expected_s):
+                    limit_s = min(STEP_MARGIN * expected_s, self._patience.most_silence_s)
+                    self._limit_s = max(limit_s, self._patience.silence_s)
                 case Failed():
                     self.limit(LINGER_S)
 

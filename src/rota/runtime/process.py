@@ -15,6 +15,7 @@ import zmq
 
 from rota.core.config import EngineConfig
 from rota.core.events import Event
+from rota.policy.step_times import StepTimes
 from rota.runtime.children import start_child
 from rota.runtime.exchange.place import caller_of, open_exchange
 from rota.runtime.first import listen_for_first
@@ -80,7 +81,7 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
     outbox.send([Ready(device.capacity, stages_of(device), made_trials())])
     arrivals = Arrivals()
     messages = SocketInbox(inbox, caller.fileno() if caller else None, arrivals.take, early.others)
-    world = LiveWorld(device, messages, Pulse(outbox.tell_alive, device.token_s), caller)
+    world = LiveWorld(device, messages, Pulse(outbox.tell_alive, StepTimes.of(device.capacity)), caller)
 
     def emit(events: list[Event]) -> None:
         outbox.send(events)

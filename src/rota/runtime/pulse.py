@@ -6,25 +6,28 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from rota.policy.step_times import StepTimes
+
 # The loop tells that it is alive at least this often while it waits.
 BEAT_S = 0.5
 # A shorter step changes no limit, so it is not worth a record of its own.
 LONG_STEP_S = 0.1
 
-# Gets the seconds of the longest step that was seen, or is expected of the steps in flight.
+# Gets the seconds that the steps in flight should take, each of them.
 TellAlive = Callable[[float], None]
 
 
 class Pulse:
-    """For one loop: its beats, and how long its steps take."""
+    """For one loop: its beats, and how long its steps should take, by their tokens and by recent steps."""
 
-    def __init__(self, tell: TellAlive, token_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`token_s` is the time of one prompt token, as the device has measured it; 0 if it has not."""
+    def __init__(
+        self, tell: TellAlive, times: StepTimes | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`times` are as the device has measured them, to begin with."""
         self._tell = tell
-        self._token_s = token_s
+        self._times = times or StepTimes()
         self._clock = clock
-        self._in_flight: deque[tuple[float, float]] = deque()  # when each step began, and how long it may take
-        self._longest_s = 0.0
+        self._in_flight: deque[tuple[float, int]] = deque()  # when each step began, and its tokens of prompts
         self._ended_at = 0.0  # the step before
         self._told_s = 0.0
         self._told_at = float("-inf")
@@ -33,25 +36,28 @@ class Pulse:
         """Tell that the loop goes round, if the last word is old."""
         now = self._clock()
         if now - self._told_at >= BEAT_S:
-            self._say(now)
+            self._say(now, self._expected_s())
 
-    def step_begins(self, tokens: int) -> None:
+    def step_begins(self, prompt_tokens: int) -> None:
         """Call it before the step: on a CPU the step is computed while it is submitted."""
         now = self._clock()
-        self._in_flight.append((now, tokens * self._token_s))
-        if self._longest() > max(self._told_s, LONG_STEP_S):
-            self._say(now)
+        self._in_flight.append((now, prompt_tokens))
+        expected_s = self._expected_s()
+        is_shorter = self._told_s > LONG_STEP_S and expected_s < self._told_s / 2
+        if expected_s > max(self._told_s, LONG_STEP_S) or is_shorter:
+            self._say(now, expected_s)
 
-    def step_ended(self) -> None:
-        """The oldest step in flight is done."""
-        began_at, _ = self._in_flight.popleft()
+    def step_ended(self, step_s: float | None = None) -> None:
+        """The oldest step in flight is done, and took so long; None: from its beginning, or the end before, to now."""
+        began_at, prompt_tokens = self._in_flight.popleft()
         now = self._clock()
-        self._longest_s = max(self._longest_s, now - max(began_at, self._ended_at))
+        took_s = now - max(began_at, self._ended_at) if step_s is None else step_s
+        self._times.note(prompt_tokens, took_s, LONG_STEP_S)
         self._ended_at = now
 
-    def _longest(self) -> float:
-        return max([self._longest_s, *(expected_s for _, expected_s in self._in_flight)])
+    def _expected_s(self) -> float:
+        return max((self._times.expected_s(tokens) for _, tokens in self._in_flight), default=0.0)
 
-    def _say(self, now: float) -> None:
-        self._told_s, self._told_at = self._longest(), now
-        self._tell(self._told_s)
+    def _say(self, now: float, expected_s: float) -> None:
+        self._told_s, self._told_at = expected_s, now
+        self._tell(expected_s)

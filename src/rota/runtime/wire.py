@@ -48,9 +48,9 @@ class Building:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The loop goes round. The longest step that it has seen, or expects of the steps in flight, takes so long."""
+    """The loop goes round. The longest of the steps in flight should take so long."""
 
-    longest_step_s: float
+    expected_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ class Outbox:
             self._told_at = now
             self.send([Building(what)])
 
-    def tell_alive(self, longest_step_s: float) -> None:
-        self.send([Alive(longest_step_s)])
+    def tell_alive(self, expected_s: float) -> None:
+        self.send([Alive(expected_s)])
 
 
 class EarlyRecords:

@@ -39,11 +39,6 @@ class Device(Protocol[Ticket]):
     @property
     def capacity(self) -> Capacity: ...
 
-    @property
-    def token_s(self) -> float:
-        """How long one prompt token took when the device was tried; 0 if it was not. Large steps take less a token."""
-        ...
-
     def listen(self, post: Callable[[Message], None]) -> None:
         """From now on report adapters through `post`, from any thread."""
         ...

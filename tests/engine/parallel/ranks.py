@@ -101,7 +101,6 @@ class GroupDevice:
     def __init__(self, ranks: Ranks, capacity: Capacity) -> None:
         self._ranks = ranks
         self.capacity = capacity
-        self.token_s = 0.0
         self.plans: list[StepPlan] = []
 
     def listen(self, post: Callable[[Message], None]) -> None:

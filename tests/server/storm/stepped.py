@@ -104,7 +104,7 @@ class WatchedDevice:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        self.capacity, self.token_s, self.listen = engine.capacity, engine.token_s, engine.listen
+        self.capacity, self.listen = engine.capacity, engine.listen
         self.watch = WatchfulDevice(engine.capacity)
         self.ordered = 0  # reads and copies, each of which ends in one report
         self.dies_at = ""  # "submit", "collect", or "receive", which the inbox sees to

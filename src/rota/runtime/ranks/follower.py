@@ -17,6 +17,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from rota.core.errors import ConfigError, EngineDiedError
 from rota.core.messages import Message
+from rota.policy.step_times import StepTimes
 from rota.runtime.heap import freeze_heap
 from rota.runtime.patience import LINGER_S
 from rota.runtime.progress import listen_for_progress, tell_progress
@@ -112,7 +113,8 @@ def _serve(job: Job, welcome: Welcome, context: zmq.Context[Socket], plans: Sock
         device.listen(report)
         freeze_heap()
         outbox.send([Ready(device.capacity)])
-        replay(device, plans, Pulse(outbox.tell_alive, device.token_s), job.config.scheduler.overlap_depth)
+        pulse = Pulse(outbox.tell_alive, StepTimes.of(device.capacity))
+        replay(device, plans, pulse, job.config.scheduler.overlap_depth)
         return STOPPED
     except Exception as error:  # the border of a process: the leader must hear why
         outbox.send([Failed(explain(error))])
@@ -130,8 +132,7 @@ def replay(device: Device[Any], plans: Socket, pulse: Pulse, depth: int = 2) -> 
     number = 0
 
     def collect() -> None:
-        device.collect(in_flight.popleft())
-        pulse.step_ended()
+        pulse.step_ended(device.collect(in_flight.popleft()).step_s)
 
     while True:
         pulse.beat()
@@ -146,7 +147,7 @@ def replay(device: Device[Any], plans: Socket, pulse: Pulse, depth: int = 2) -> 
         number += 1
         if record.number != number:
             raise EngineDiedError(f"Plan {number} is missing: plan {record.number} came instead.")
-        pulse.step_begins(record.plan.tokens)
+        pulse.step_begins(record.plan.prompt_tokens)
         in_flight.append(device.submit(record.plan))
         if len(in_flight) > depth:
             collect()

@@ -30,8 +30,8 @@ from rota.runtime.world import Device
 _HERE = "127.0.0.1"
 # Ranks may have found different amounts of these; the ledgers then use the least. All else must be equal.
 _LEAST = ("blocks", "slots")
-# Told to users, and used by no ledger.
-_OF_RANK_0 = ("adapter_bytes", "slots_from", "rank_from")
+# Told to users, and used by no ledger; and what rank 0 took when it was tried, since its scheduler decides.
+_OF_RANK_0 = ("adapter_bytes", "slots_from", "rank_from", "decode_s", "token_s")
 
 
 def build_ranks(make_device: MakeDevice, config: EngineConfig, patience: Patience | None = None) -> Device[Any]:

@@ -44,10 +44,6 @@ class Leader(Generic[Ticket]):
         return self._capacity
 
     @property
-    def token_s(self) -> float:
-        return self._device.token_s
-
-    @property
     def stages(self) -> tuple[Stage, ...]:
         """Rank 0's: no rank is ready before the others."""
         return stages_of(self._device)
