@@ -73,6 +73,9 @@ def capacity(
     kv_dtype: str | None = "bfloat16",
     pages: int = 0,
     matrices: int = 0,
+    device: str | None = None,
+    decode_s: float = 0.0,
+    token_s: float = 0.0,
 ) -> Capacity:
     return Capacity(
         blocks=blocks,
@@ -91,4 +94,7 @@ def capacity(
         kv_dtype=kv_dtype,
         pages=pages,
         matrices=matrices,
+        device=device,
+        decode_s=decode_s,
+        token_s=token_s,
     )

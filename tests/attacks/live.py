@@ -62,6 +62,7 @@ class Gaps:
 
     quiet_s: float = 0.0
     beside_s: float = 0.0
+    tokens: int = 0  # that came beside the attack
     problems: list[str] = field(default_factory=list)  # answers that did not end well
 
     def __str__(self) -> str:
@@ -123,6 +124,7 @@ def neighbour(server: Server, quiet_s: float = 2.0) -> Iterator[Gaps]:
                     name = "beside_s" if is_quiet.is_set() else "quiet_s"
                     setattr(gaps, name, max(getattr(gaps, name), now - last))
                     last = now
+                    gaps.tokens += is_quiet.is_set()
                     if is_over.is_set():
                         break
 

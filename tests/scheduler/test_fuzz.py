@@ -97,12 +97,15 @@ def drawn(seed: int) -> Case:
         lora_eviction_policy=some(["lru", "fifo"]),
         enable_lora_overlap_loading=dice.random() < 0.8,
     )
+    limits = random.Random(f"limit of {seed}")  # of its own, so that everything else is drawn as before
+    found = replace(found, token_s=limits.choice([0.0, 0.02, 0.3]), decode_s=limits.choice([0.0, 1.0]))
     kinds = ["fetch", "load"] if lora.enable_lora_overlap_loading else ["fetch"]
     failures = {(some(kinds), some(adapters), some([1, 1, 2, 3])) for _ in range(some([0, 0, 3]))}
     return Case(
         found=found,
         config=SchedulerConfig(
             chunked_prefill_size=rows + dice.randint(0, 32),
+            max_step_ms=limits.choice(["auto", 50.0, 1100.0, 3000.0]),
             enable_prefix_caching=dice.random() < 0.5,
             overlap_depth=some([1, 2]),
         ),

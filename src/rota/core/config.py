@@ -124,6 +124,12 @@ class SchedulerConfig:
     max_running_requests: int = option(256, "Requests that may run in one step. Parked requests do not count.")
     max_queued_requests: int = option(10_000, "Requests that may wait; one more is refused.")
     chunked_prefill_size: int = option(2048, "Tokens a step may compute, prompts and decodes together.")
+    max_step_ms: float | Literal["auto"] = option(
+        "auto",
+        "Milliseconds that a step beside running answers may take: it computes as many tokens of prompts as fit, by "
+        "the speed as measured, and chunked_prefill_size at most. 'auto': the time of four tokens, at least 50 (which "
+        "is what it comes to on a GPU) and at most 500.",
+    )
     prefill_max_requests: int | None = option(
         None, "Prompts that a step may compute; prompts that have begun always go on. Left out: any number."
     )
@@ -135,6 +141,8 @@ class SchedulerConfig:
         _at_least("max_queued_requests", self.max_queued_requests, 1)
         _at_least("chunked_prefill_size", self.chunked_prefill_size, 1)
         _at_least("prefill_max_requests", self.prefill_max_requests, 1)
+        if self.max_step_ms != "auto" and not 0.0 < self.max_step_ms < math.inf:
+            raise ConfigError(f"max_step_ms must be a finite number above 0, not {self.max_step_ms}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

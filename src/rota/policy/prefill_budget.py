@@ -78,12 +78,12 @@ def newcomers_part(budget: int) -> int:
     return budget // PART
 
 
-def work_of(tokens: int, start: int, deep_prefix: int) -> float:
+def work_of(tokens: int, start: int, deep_prefix: float) -> float:
     """What a chunk behind `start` tokens takes, in tokens without a prefix; at `deep_prefix` a token counts double."""
     return tokens * (1.0 + start / deep_prefix)
 
 
-def most_tokens(work: float, start: int, deep_prefix: int) -> int:
+def most_tokens(work: float, start: int, deep_prefix: float) -> int:
     """The longest chunk behind `start` tokens that takes at most this much work."""
     return int(work / (1.0 + start / deep_prefix))
 

@@ -9,6 +9,7 @@ from rota.core.plan import Chunk, Grant, Pool, Scoring
 from rota.core.request import Pooling
 from rota.policy.prefill_budget import MOST_WORK, most_tokens, newcomers_part, work_of
 from rota.policy.slot_policy import SlotPolicy
+from rota.policy.step_times import LEAST_TOKENS, StepBudget
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 from rota.scheduler.group import Group
@@ -18,9 +19,11 @@ from rota.scheduler.sequence import Phase, Sequence, first_to_yield
 class Batch:
     """Books what it plans: rows, blocks, tokens in flight."""
 
-    def __init__(self, books: Books, policy: SlotPolicy) -> None:
+    def __init__(self, books: Books, policy: SlotPolicy, step_budget: StepBudget | None = None) -> None:
+        """`step_budget` says how much of prompts a step has time for; None: for any."""
         self._books = books
         self._policy = policy
+        self._step_budget = step_budget
         self._victims: list[Sequence] = []  # the first to give up its KV last
         self._victims_of = 0  # the step for which they were found
 
@@ -51,6 +54,8 @@ class Batch:
                 draft.context_tokens += context_tokens
                 self._note_run(draft, group, len(rows) - before)
         draft.budget = self._beside(len(rows), draft.budget)
+        if self._step_budget is not None:
+            self._limit_time(draft, self._step_budget, len(rows))
         draft.prompt_budget = draft.budget
         self._charge_decodes(flight)
 
@@ -59,6 +64,16 @@ class Batch:
         step = self._books.row_step
         left = budget - -(-decodes // step) * step
         return left if left > 0 else budget - decodes
+
+    def _limit_time(self, draft: Draft, step_budget: StepBudget, decodes: int) -> None:
+        """Leave prompts as many tokens as the step has time for."""
+        draft.time = step_budget.most_work(decodes)
+        is_short = draft.time < draft.budget
+        draft.budget = int(min(draft.time, draft.budget))
+        self._books.step_tokens = max(1, draft.budget)
+        if is_short and step_budget.wants_a_look(decodes):
+            step_budget.looks(decodes)
+            draft.budget = 0
 
     def _charge_decodes(self, decodes: list[Sequence]) -> None:
         accounts = self._books.accounts
@@ -100,20 +115,22 @@ class Batch:
         length = min(draft.budget, sequence.rest)
         if most is not None:
             length = min(length, most)
-        if start := self._prefix(sequence):
+        if start := self._seen(sequence.planned):
             length = self._within_work(draft, length, start)
+        if draft.time < math.inf:
+            length = self._within_time(draft, length, start)
         if length <= 0:
             return 0
         draft.portions[sequence] = draft.portions.get(sequence, 0) + length
-        draft.budget -= length
+        draft.budget = max(0, int(min(draft.budget - length, draft.time)))
         sequence.planned += length
         self._note_run(draft, group, 0)
         self._books.accounts.charge(sequence.account, length, 0)
         return length
 
-    def _prefix(self, sequence: Sequence) -> int:
-        """Tokens before the next chunk, as far as it sees them."""
-        return sequence.planned if self._books.window is None else min(sequence.planned, self._books.window)
+    def _seen(self, start: int) -> int:
+        """Tokens before a chunk, as far as it sees them."""
+        return start if self._books.window is None else min(start, self._books.window)
 
     def _within_work(self, draft: Draft, length: int, start: int) -> int:
         """Shorten a chunk behind a long prefix while requests with short prompts are open, for which steps count."""
@@ -129,8 +146,17 @@ class Batch:
         draft.work -= work_of(length, start, deep)
         return length
 
+    def _within_time(self, draft: Draft, length: int, start: int) -> int:
+        """Shorten a chunk to what the step has time for; the first of a step goes on in any case."""
+        deep = self._books.deep_prefix or math.inf
+        least = LEAST_TOKENS if draft.budget == draft.prompt_budget else 0
+        length = min(length, max(least, most_tokens(draft.time, start, deep)))
+        draft.time -= work_of(max(0, length), start, deep)
+        return length
+
     def write_chunks(self, draft: Draft) -> None:
         """Make one chunk of all that is planned of a sequence's prompt."""
+        deep = self._books.deep_prefix or math.inf
         for sequence, length in draft.portions.items():
             if not length:
                 continue
@@ -140,6 +166,7 @@ class Batch:
             draft.chunks.append(Chunk(row=sequence.row, start=end - length, length=length, samples=samples))
             draft.flight.chunks.append((sequence, end))
             draft.flight.prompt_tokens += length
+            draft.flight.work += work_of(length, self._seen(end - length), deep)
             draft.context_tokens += end
             sequence.flights += 1
             sequence.step_id = draft.step_id

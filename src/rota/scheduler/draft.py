@@ -26,6 +26,7 @@ class Flight:
     scored: list[tuple[Sequence, int]] = field(default_factory=list)
     pooled: list[Sequence] = field(default_factory=list)  # those whose chunk's hidden states are wanted
     prompt_tokens: int = 0
+    work: float = 0.0  # of the prompts: their tokens, those behind a prefix counted for more
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class Draft:
     grants: list[Grant] = field(default_factory=list)
     prompt_budget: int = 0  # tokens of the step that are left for prompts
     work: float = math.inf  # work that prompts behind a prefix may still take; see `policy.prefill_budget`
+    time: float = math.inf  # work of any prompts for which the step still has time; see `policy.step_times`
     portions: dict[Sequence, int] = field(default_factory=dict)  # prompt tokens by sequence; chunks are made of them
     crowds: dict[Account, Crowd] = field(default_factory=dict)  # tenants whose begun prompts do not fit into the step
     chunks: list[Chunk] = field(default_factory=list)

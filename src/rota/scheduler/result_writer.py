@@ -8,6 +8,7 @@ from rota.core.errors import Fault, FaultCode
 from rota.core.events import FinishReason, Produced, PromptsScored
 from rota.core.ids import RequestId
 from rota.core.plan import NO_CHOICE, StepResult, TokenLogprobs
+from rota.policy.step_times import StepBudget
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Flight
 from rota.scheduler.prefix_lookup import extend_keys
@@ -30,7 +31,9 @@ Finish = Callable[[Sequence, FinishReason, float, Fault | None, tuple[float, ...
 class ResultWriter:
     """Writes to sequences and books; `finish` ends a request."""
 
-    def __init__(self, books: Books, is_caching: bool, finish: Finish) -> None:
+    def __init__(self, books: Books, is_caching: bool, finish: Finish, step_budget: StepBudget | None = None) -> None:
+        """`step_budget` is told how long steps take."""
+        self._step_budget = step_budget
         self._books = books
         self._is_caching = is_caching
         self._finish = finish
@@ -90,7 +93,7 @@ class ResultWriter:
         if flight.decodes or flight.chunks:
             is_whole = len(tokens) == len(sequences)
             logprobs = result.logprobs if is_whole else _renumber(sequences, result)
-            self._tell_tokens(flight, result.at, tuple(request_ids), tuple(tokens), logprobs)
+            self._tell_tokens(flight, result, tuple(request_ids), tuple(tokens), logprobs)
         for sequence, reason in ended:
             self._publish(sequence)
             self._finish(sequence, reason, result.at, None, None)
@@ -107,17 +110,21 @@ class ResultWriter:
     def _tell_tokens(
         self,
         flight: Flight,
-        at: float,
+        result: StepResult,
         request_ids: tuple[RequestId, ...],
         tokens: tuple[int, ...],
         logprobs: tuple[tuple[int, TokenLogprobs], ...],
     ) -> None:
         # At depth 2 the device begins a step when the step before it is done.
+        at = result.at
         step_s = at - max(flight.planned_at, self._last_result_at)
         self._last_result_at = at
         engine_id, prompt_tokens = self._books.engine_id, flight.prompt_tokens
         self._books.note_step(step_s)
         self._books.accounts.note_step(prompt_tokens, len(flight.decodes), step_s)
+        if self._step_budget is not None:
+            took_s = step_s if result.step_s is None else result.step_s
+            self._step_budget.note(len(flight.decodes), flight.work, took_s)
         self._books.outbox.append(
             Produced(
                 at=at,

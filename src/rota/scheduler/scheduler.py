@@ -32,6 +32,7 @@ from rota.core.standstill import STANDSTILL_S
 from rota.policy.eviction import eviction
 from rota.policy.prefill_delayer import Alone, Exchange, PrefillDelayer
 from rota.policy.slot_policies import make_slot_policy
+from rota.policy.step_times import StepBudget
 from rota.scheduler.adapter_lifecycle import AdapterLifecycle
 from rota.scheduler.admission import Admission
 from rota.scheduler.answers import has_answers
@@ -88,7 +89,7 @@ class Scheduler:
         self._books.step_tokens = config.chunked_prefill_size
         admission = Admission(self._books, config.enable_prefix_caching, slot_policy)
         self._lookup = admission.lookup
-        self._batch = Batch(self._books, slot_policy)
+        self._batch = Batch(self._books, slot_policy, step_budget := StepBudget.of(config, capacity))
         delays = Delays(self._books, admission, _delayer(policy, capacity, config, exchange or Alone()))
         self._sharing = Sharing(self._books, admission)
         self._seating = Seating(self._books, self._sharing)
@@ -109,7 +110,7 @@ class Scheduler:
         self._standings = Standings(self._books, candidates, slot_policy)
         self._standstills = Standstills(self._books, self._standings, standstill_s)
         self._flights: dict[int, Flight] = {}
-        self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish)
+        self._writer = ResultWriter(self._books, config.enable_prefix_caching, self._finish, step_budget)
         self._steps = 0
         self._pauses = Pauses(self._books, self._take)
 
