@@ -24,7 +24,15 @@ FOUND = capacity(blocks=12, block_size=8, rows=3)
 CONFIG = SchedulerConfig(chunked_prefill_size=12)
 
 
-class ScriptedDevice(FakeDevice):
+class TimedDevice(FakeDevice):
+    """Says how long its steps took, as a device does, by their tokens."""
+
+    def collect(self, ticket) -> StepResult:
+        plan = next(plan for plan in self.plans if plan.step_id == ticket.step_id)
+        return replace(super().collect(ticket), step_s=0.01 + 0.005 * plan.prompt_tokens)
+
+
+class ScriptedDevice(TimedDevice):
     """A live device that hands messages over after the step with their number, as virtual seconds would."""
 
     def __init__(self, found: Capacity, script: list[tuple[float, Message]]) -> None:
@@ -90,11 +98,15 @@ def test_the_same_scenario_gives_the_same_events_in_both_worlds(depth, script):
     assert live
 
 
-def test_both_worlds_are_sent_the_same_plans():
-    script = [(0.0, submit("a", prompt=30)), (2.0, submit("b", prompt=5))]
-    live, virtual = ScriptedDevice(FOUND, script), FakeDevice(FOUND)
-    run(Scheduler(CONFIG, FOUND), LiveWorld(live, live), lambda _: None, 2)
-    run(Scheduler(CONFIG, FOUND), DeviceWorld(script, virtual), lambda _: None, 2)
+@pytest.mark.parametrize("max_step_ms", ["auto", 50.0])
+def test_both_worlds_are_sent_the_same_plans(max_step_ms):
+    script = [(0.0, submit("a", prompt=30, max_new_tokens=30)), (5.0, submit("b", prompt=20))]
+    live, virtual = ScriptedDevice(FOUND, script), TimedDevice(FOUND)
+    config = replace(CONFIG, max_step_ms=max_step_ms)
+    run(Scheduler(config, FOUND), LiveWorld(live, live), lambda _: None, 2)
+    run(Scheduler(config, FOUND), DeviceWorld(script, virtual), lambda _: None, 2)
 
     assert live.plans == virtual.plans
     assert any(isinstance(plan, StepPlan) and plan.seats for plan in live.plans)
+    beside = [plan.prompt_tokens for plan in live.plans if plan.decodes and plan.chunks]
+    assert beside == ([11, 9] if max_step_ms == "auto" else [8, 8, 4])

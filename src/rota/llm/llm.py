@@ -41,6 +41,8 @@ from rota.text.stream import PLAIN_TEXT, TextStream
 from rota.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+# No stream stands still for a step: it may be as large as chunked_prefill_size says, and a minute is long enough.
+STEP_MS = 60_000.0
 
 
 class LLM:
@@ -58,7 +60,7 @@ class LLM:
         refuse_unknown(options, *ENGINE_CONFIGS)
         if model is not None:
             options["model_path"] = str(model)
-        config = engine_config(options, quiet)
+        config = engine_config({"max_step_ms": STEP_MS, **options}, quiet)
         if config.model.data_parallel_backend == "ray":
             raise ConfigError(
                 "data_parallel_backend is 'ray', but an LLM object computes in this process; leave it out."
