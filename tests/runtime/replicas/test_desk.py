@@ -217,13 +217,30 @@ def test_requests_for_an_adapter_go_to_the_replicas_that_could_read_it_again():
     assert replicas[0].requests == ["e"]  # which refuses it with the reason
 
 
-def test_an_adapter_goes_everywhere_also_to_a_replica_that_starts_and_not_to_one_that_is_down():
+def test_an_adapter_goes_everywhere_and_waits_for_no_replica_that_starts_again():
     desk, replicas = desk_of(3)
     replicas[1].become(Phase.STARTING)
     replicas[2].become(Phase.DOWN)
     desk.send(add_adapter(1))
 
     assert [one.adapters for one in replicas] == [[1], [1], []]
+    assert kinds(desk.note(0, [added(1, 0)])) == ["AdapterAdded"]
+    desk.send(submit("a", adapter=AdapterId(1)))
+    replicas[1].become(Phase.READY)
+    desk.send(submit("b", adapter=AdapterId(1)))
+    assert (replicas[0].requests, replicas[1].requests) == (["a", "b"], []), "the other has not read it yet"
+    assert heard(desk, 1, [added(1, 1)]) == []
+    for name in "cd":
+        desk.send(submit(name, adapter=AdapterId(1)))
+    assert replicas[1].requests, "it has the adapter now"
+
+
+def test_an_adapter_waits_for_a_start_while_no_replica_serves():
+    desk, replicas = desk_of()
+    for replica in replicas:
+        replica.become(Phase.STARTING)
+    desk.send(add_adapter(1))
+
     assert desk.note(0, [added(1, 0)]) == []
     assert kinds(desk.note(1, [added(1, 1)])) == ["AdapterAdded"]
 
@@ -241,7 +258,6 @@ def test_a_replica_that_dies_while_it_reads_an_adapter_refuses_it_for_all():
 
 def test_an_adapter_that_is_lost_again_before_all_have_added_it_is_refused_for_all():
     desk, replicas = desk_of()
-    replicas[1].become(Phase.STARTING)
     desk.send(add_adapter(1))
     desk.note(0, [added(1, 0)])
     assert desk.note(0, [refused(1, 0, "Its folder is gone.")]) == []  # says the engine that came after a death

@@ -196,7 +196,6 @@ def test_who_is_held_is_refused_too_when_the_last_place_is_gone():
 
 def test_an_adapter_is_answered_for_by_the_replicas_that_have_a_place():
     desk, replicas = desk_of()
-    replicas[1].become(Phase.STARTING)
     desk.send(add_adapter(1))
     assert heard(desk, 0, added(1, 0)) == []
     replicas[1].lose_place()

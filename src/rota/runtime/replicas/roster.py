@@ -82,16 +82,18 @@ class Roster:
         return self._look.starting
 
     def away(self) -> frozenset[int]:
-        """Those that start and that no adapter waits for: late ones, and ones without a place once others served.
+        """Those that start and that no adapter waits for: late ones, ones without a place once others served, and ones
+        that start again while others serve.
 
         Before any replica was ready, the adapters of the start wait for it, however long it lasts.
         """
         states = self.states
-        has_served = any(state.has_served for state in states)
+        has_served, is_served = any(one.has_served for one in states), bool(self.numbers((Phase.READY,)))
         return frozenset(
             number
             for number, state in enumerate(states)
-            if state.phase is Phase.STARTING and (self.is_late(number) or (state.may_last and has_served))
+            if state.phase is Phase.STARTING
+            and (self.is_late(number) or (state.may_last and has_served) or (state.has_served and is_served))
         )
 
     def why_none(self) -> str:
