@@ -43,7 +43,9 @@ class ListenConfig:
     )
     head_timeout: float = option(30.0, "Seconds in which a TLS handshake and the headers of a request must arrive.")
     body_timeout: float = option(
-        30.0, "Seconds in which a body must arrive, and one more for every 10 kB that did; else the answer is 408."
+        30.0,
+        "Seconds in which a body must arrive, and one more for every 10 kB that did; also how long it may rest. Else "
+        "the answer is 408.",
     )
 
     def __post_init__(self) -> None:
