@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -32,8 +33,8 @@ def make(folder: Path, *names: str, adapters: int = 10) -> tuple[Sources, Shelf]
     return Sources(DiskCache(folder, adapters * SIZE), lambda _: shelf), shelf
 
 
-def content(sources: Sources, where: Address) -> dict[str, bytes]:
-    with sources.folder_of(where) as folder:
+def content(sources: Sources, where: Address, owner: str | None = None) -> dict[str, bytes]:
+    with sources.folder_of(where, owner) as folder:
         return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
 
 
@@ -133,6 +134,43 @@ def test_the_newest_stays_though_there_is_no_room_beside_what_is_being_read(tmp_
         shelf.reads.clear()
         content(sources, address("two"))
         assert shelf.reads == []
+
+
+def test_what_a_key_brings_takes_the_place_of_its_own_and_not_of_what_others_use(tmp_path: Path):
+    sources, shelf = make(tmp_path, "bird", *(f"acme{n}" for n in range(8)), adapters=4)
+    content(sources, address("bird"), "birds")
+    for number in range(8):
+        content(sources, address(f"acme{number}"), "acme")
+    shelf.reads.clear()
+    content(sources, address("bird"), "birds")
+    content(sources, address("acme7"), "acme")
+    assert shelf.reads == [], "both are still on disk"
+    content(sources, address("acme0"), "acme")
+    assert len(shelf.reads) == 2
+
+
+def test_a_key_whose_adapter_would_drive_out_smaller_ones_of_others_is_refused(tmp_path: Path):
+    sources, shelf = make(tmp_path, "bird", "owl", adapters=4)
+    shelf.places["bucket/huge"] = {name: body * 3 for name, body in adapter_files("huge").items()}
+    for name in ("bird", "owl"):
+        content(sources, address(name), "birds")
+    with pytest.raises(DiskError, match="'acme' would take more of the cache on disk than others"):
+        content(sources, address("huge"), "acme")
+    shelf.reads.clear()
+    content(sources, address("bird"), "birds")
+    assert shelf.reads == []
+    assert content(sources, address("huge")), "the operator may"
+
+
+def test_a_disk_that_is_nearly_full_is_not_filled_by_the_cache(tmp_path: Path, monkeypatch):
+    sources, shelf = make(tmp_path, "one", "two", adapters=10)
+    content(sources, address("one"), "acme")
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=SIZE))
+    content(sources, address("two"), "birds")
+    shelf.reads.clear()
+    content(sources, address("one"), "acme")
+    assert len(shelf.reads) == 2, "it has left"
 
 
 def test_what_is_being_read_stays(tmp_path: Path):

@@ -29,6 +29,7 @@ class LoraPath:
     # The folder of the key that loads the adapter, and the key's name. No entry has them.
     root: str | None = None
     owner: str | None = None
+    size_bytes: int = 0  # that the server's disks keep for it; 0: it lies in a folder
 
 
 def parse_lora_paths(entries: Sequence[str]) -> tuple[LoraPath, ...]:

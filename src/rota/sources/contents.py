@@ -18,6 +18,7 @@ class Contents:
 
     address: str = ""
     digest: str = ""
+    owner: str = ""  # the key that it was brought for; empty: the server itself
     files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
@@ -39,7 +40,7 @@ def contents_in(folder: Path) -> Contents:
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         told = json.loads((folder / USED).read_text("utf-8"))
         files = {str(name): (int(size), str(digest)) for name, (size, digest) in told["files"].items()}
-        return Contents(str(told["address"]), str(told["digest"]), files)
+        return Contents(str(told["address"]), str(told["digest"]), str(told.get("owner", "")), files)
     return Contents()
 
 

@@ -13,11 +13,12 @@ import fcntl
 import hashlib
 import os
 import shutil
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rota.core.errors import DiskError
+from rota.core.errors import DiskError, FaultCode
 from rota.sources.address import Address
 from rota.sources.contents import USED, Contents, contents_in, note_contents
 from rota.sources.download import Download
@@ -52,8 +53,8 @@ class DiskCache:
         found = [folder for folder in self._complete() if contents_in(folder).address == str(address)]
         return None if not found else address.with_digest(contents_in(max(found, key=_used_at)).digest)
 
-    def keep(self, address: Address, download: Download) -> None:
-        """Bring an exact address here, unless another does or has done so: then wait for that.
+    def keep(self, address: Address, download: Download, owner: str = "") -> None:
+        """Bring an exact address here for a key, unless another does or has done so: then wait for that.
 
         Raises SourceError, or DiskError for a disk that is full or fails.
         """
@@ -65,7 +66,7 @@ class DiskCache:
                 with self.reading(address) as there:
                     if there is not None:
                         return
-                self._bring(address, download)
+                self._bring(address, download, owner)
         except OSError as error:
             raise DiskError.at(str(self._folder), error, ON_ANOTHER_DISK) from error
 
@@ -73,42 +74,67 @@ class DiskCache:
         """Remove the folder of an exact address, unless another reads it."""
         self._remove(self._folder / _key(address))
 
-    def size(self) -> int:
-        """The bytes of all complete folders."""
-        return sum(contents_in(folder).size for folder in self._complete())
+    def size_of(self, address: Address) -> int:
+        """The bytes of an exact address; 0 if it is not here."""
+        return contents_in(self._folder / _key(address)).size
 
-    def _bring(self, address: Address, download: Download) -> None:
+    def _bring(self, address: Address, download: Download, owner: str) -> None:
         folder = self._folder / _key(address)
         part = folder.with_suffix(PART)
         shutil.rmtree(folder, ignore_errors=True)  # a damaged one
         self._sweep(part)
+        self._free(download.size, owner, None)
         part.mkdir(exist_ok=True)  # or what a process that died has left, and then the rest is fetched
         try:
             download.into(part)
-            note_contents(part, Contents(address=str(address.plain), digest=address.digest))
+            note_contents(part, Contents(str(address.plain), address.digest, owner))
         except BaseException:  # whatever it is, nothing is left behind
             shutil.rmtree(part, ignore_errors=True)
             raise
         os.rename(part, folder)
         self._seen.add(folder.name)
 
-    def make_room(self, newest: Address) -> None:
-        """Remove what was read longest ago until the cache is within its size; the newest and what is being read stay.
+    def make_room(self, newest: Address, owner: str = "") -> None:
+        """Remove what was read longest ago, of the key that takes most; the newest and what is being read stay.
 
         For an adapter that was accepted, and not before: what a server refuses must not drive out what it serves. So
-        the cache is too large while new adapters are fetched and tried.
+        the cache is too large while new adapters are fetched and tried. A tenth of its size stays free on its disk.
         """
-        own, over = self._folder / _key(newest), self.size() - self.most_bytes
-        for folder in sorted(self._complete(), key=_used_at):
-            if over <= 0:
-                return
-            over -= 0 if folder == own else self._remove(folder)
+        folder = self._folder / _key(newest)
+        with suppress(DiskError):  # it has come meanwhile, and stays
+            self._free(contents_in(folder).size, owner, folder)
 
     def _sweep(self, own: Path) -> None:
         """Remove what processes that died have left of other downloads."""
         for part in self._folder.glob(f"*{PART}"):
             if part != own and not part.with_suffix(".lock").exists():
                 shutil.rmtree(part, ignore_errors=True)
+
+    def _free(self, size: int, owner: str, newest: Path | None) -> None:
+        """Make room for the newest, of so many bytes. Without it, only see whether there will be room.
+
+        Raises DiskError for a key that would take more than each of those whose adapters had to leave for it.
+        """
+        folders = defaultdict[str, list[Path]](list)  # by key, what was read longest ago first
+        sizes = Counter({owner: size})
+        for folder in sorted(self._complete(), key=_used_at):
+            if folder != newest:
+                contents = contents_in(folder)
+                folders[contents.owner].append(folder)
+                sizes[contents.owner] += contents.size
+        to_come = size if newest is None else 0
+        lacking = to_come + self.most_bytes // 10 - shutil.disk_usage(self._folder).free
+        over = max(sizes.total() - self.most_bytes, lacking)
+        while over > 0 and (holders := [one for one, left in folders.items() if left]):
+            largest = max(holders, key=sizes.__getitem__)
+            if owner and sizes[largest] < sizes[owner]:
+                if sizes[owner] > size:
+                    return  # all that the key has besides is being read
+                message = f"Key '{owner}' would take more of the cache on disk than others whose adapters had to leave."
+                raise DiskError(message, FaultCode.DISK_FULL)
+            leaver = folders[largest].pop(0)
+            freed = contents_in(leaver).size if newest is None else self._remove(leaver)
+            over, sizes[largest] = over - freed, sizes[largest] - freed
 
     def _remove(self, folder: Path) -> int:
         """The bytes that are free now: none if the folder is being read."""

@@ -32,8 +32,10 @@ class Locator:
     def locate(self, asked: LoraPath) -> LoraPath:
         """Raises AdapterError if there is no adapter, or the source does not answer."""
         try:
-            address = self._address(asked)
-            return asked if address is None else replace(asked, path=str(self._sources.exact(address)))
+            if (address := self._address(asked)) is None:
+                return asked
+            exact, size = self._sources.located(address)
+            return replace(asked, path=str(exact), size_bytes=size)
         except SourceError as error:
             raise error.reworded(hide_root(_told(asked, error), asked.root)) from None
         except AdapterError as error:

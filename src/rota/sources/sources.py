@@ -44,6 +44,13 @@ class Sources:
         """The address of what lies there now. Raises SourceError."""
         return address if address.digest else address.with_digest(digest_of(self._listed(address)))
 
+    def located(self, address: Address) -> tuple[Address, int]:
+        """As `exact`, and how many bytes lie there."""
+        if size := address.digest and self._cache.size_of(address):
+            return address, size
+        files = self._exact_files(address) if address.digest else self._listed(address)
+        return address.with_digest(digest_of(files)), sum(one.size for one in files)
+
     def exact_or_kept(self, address: Address) -> Address:
         """As `exact`; where the source does not answer, the address of what was brought here last."""
         try:
@@ -54,14 +61,15 @@ class Sources:
             return kept
 
     @contextmanager
-    def folder_of(self, address: Address) -> Iterator[Path]:
+    def folder_of(self, address: Address, owner: str | None = None) -> Iterator[Path]:
         """A folder with the adapter, which stays while the block runs. Raises AdapterError, which names the address.
 
+        `owner` is the key that it is brought for: what a key brings takes the place of its own first.
         What a block refuses with an AdapterError is no adapter for this server: it does not stay on the disk.
         """
         address = self.exact(address)
         try:
-            with self._here(address) as folder:
+            with self._here(address, owner or "") as folder:
                 yield folder
         except AdapterError:
             self._cache.drop(address)
@@ -81,18 +89,20 @@ class Sources:
         self._listings[address] = files
 
     @contextmanager
-    def _here(self, address: Address) -> Iterator[Path]:
+    def _here(self, address: Address, owner: str) -> Iterator[Path]:
         """The folder of an exact address, from the cache or from the source."""
         with self._kept(address) as folder:
             if folder is not None:
                 yield folder
                 return
-        self._fetch(address)
+        files = self._listings.pop(address, None) or self._exact_files(address)  # reads find what has changed since
+        download = Download(source=self._open(address.scheme), place=address.place, files=files)
+        self._cache.keep(address, download, owner)
         with self._kept(address) as folder:
             if folder is None:
                 raise SourceError(f"Another process has removed {address.plain} from the cache on disk; load it again.")
             yield folder
-        self._cache.make_room(address)  # the block has not refused it
+        self._cache.make_room(address, owner)  # the block has not refused it
 
     @contextmanager
     def _kept(self, address: Address) -> Iterator[Path | None]:
@@ -103,10 +113,6 @@ class Sources:
                 return
             with _named(folder, address):
                 yield folder
-
-    def _fetch(self, address: Address) -> None:
-        files = self._listings.pop(address, None) or self._exact_files(address)  # reads find what has changed since
-        self._cache.keep(address, Download(source=self._open(address.scheme), place=address.place, files=files))
 
     def _exact_files(self, address: Address) -> list[SourceFile]:
         files = self._listed(address)

@@ -45,6 +45,6 @@ class Brought:
         if address is None or self._sources is None:
             yield FolderPlace(adapter.path, root, adapter.root)
             return
-        bring = self._sources.outline_of if is_outline else self._sources.folder_of
-        with bring(address) as folder:
+        sources = self._sources
+        with sources.outline_of(address) if is_outline else sources.folder_of(address, adapter.owner) as folder:
             yield FolderPlace(str(folder))
