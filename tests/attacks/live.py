@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -16,7 +17,8 @@ import httpx
 
 import rota
 from tests.processes import Program, started
-from tests.waiting import PATIENCE_S, line_of
+from tests.server.versions.serving import Paused
+from tests.waiting import PATIENCE_S, line_of, until
 
 BUILT_IN = Path(rota.__file__).parent / "builtin_adapters"
 TENANT = """
@@ -42,6 +44,17 @@ class Tenant:
         """Load a folder of the tenant's root as an adapter."""
         return self.client.put(f"/v1/adapters/{adapter}", json={"path": str(folder)})
 
+    def pause(self, adapter: str, folder: Path) -> Paused:
+        """Send a folder's weights in a body, and stop in the middle."""
+        config = (folder / "adapter_config.json").read_text()
+        body = (folder / "adapter_model.safetensors").read_bytes()
+        return Paused(str(self.client.base_url), self.client.headers["x-api-key"], adapter, body, config)
+
+    def owner_of(self, adapter: str) -> str | None:
+        """Whose an adapter is, which operators see."""
+        owner: str | None = self.client.get(f"/v1/adapters/{adapter}").json()["owner"]
+        return owner
+
     def ask(self, model: str, max_tokens: int = 4) -> httpx.Response:
         return self.client.post("/v1/completions", json={"model": model, "prompt": "Hi", "max_tokens": max_tokens})
 
@@ -54,6 +67,19 @@ class Server:
     acme: Tenant
     birds: Tenant
     boss: Tenant
+
+    def change_keys(self, old: str, new: str) -> None:
+        """Change the key file and have it read; returns when its keys hold, which one more key tells."""
+        before = self.keys.read_text()
+        assert old in before
+        probe = f"probe-{len(before)}"
+        text = before.replace(old, new) + f'[keys.{probe}]\nkey = "{probe}"\n'
+        later = self.keys.with_suffix(".new")
+        later.write_text(text)
+        later.chmod(0o600)
+        later.rename(self.keys)
+        self.program.send_signal(signal.SIGHUP)
+        assert until(lambda: httpx.get(f"{self.url}/v1/models", headers={"x-api-key": probe}).status_code == 200)
 
 
 @dataclass

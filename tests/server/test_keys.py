@@ -42,6 +42,9 @@ may_set_headers = true
 requests_per_minute = 600
 tokens_per_minute = 200_000
 max_tokens_in_flight = 50_000
+max_adapters = 100
+max_adapter_bytes = 10_000_000_000
+max_uploads = 2
 max_running = 32
 max_queued = 256
 weight = 2
@@ -65,6 +68,9 @@ def test_a_key_of_the_file_has_what_the_file_gives(tmp_path):
         requests_per_minute=600,
         tokens_per_minute=200_000,
         max_tokens_in_flight=50_000,
+        max_adapters=100,
+        max_adapter_bytes=10_000_000_000,
+        max_uploads=2,
         max_running=32,
         max_queued=256,
         weight=2.0,
@@ -145,7 +151,15 @@ def test_a_digest_in_the_file_stands_for_a_key(tmp_path):
         ('[keys.a]\nkey = "x"\nrequests_per_minute = 0', "requests_per_minute must be a whole number of at least 1"),
         ('[keys.a]\nkey = "x"\ntokens_per_minute = 1.5', "tokens_per_minute must be a whole number"),
         ('[keys.a]\nkey = "x"\nweight = inf', "weight must be a finite number above 0"),
-        ('[keys.a]\nkey = "x"\npriority = "high"', "priority must be a whole number, not 'high'"),
+        (
+            '[keys.a]\nkey = "x"\nweight = 1e-320',
+            "weight must be a finite number above 0, from 1e-6 to 1e6, not 1e-320",
+        ),
+        ('[keys.a]\nkey = "x"\nweight = 1e300', "weight must be a finite number above 0, from 1e-6 to 1e6"),
+        ('[keys.a]\nkey = "x"\npriority = "high"', "priority must be a whole number from -100 to 100, not 'high'"),
+        (f'[keys.a]\nkey = "x"\npriority = {"9" * 20}', "priority must be a whole number from -100 to 100, not 99"),
+        ('[keys.a]\nkey = "x"\nmax_adapters = 0', "max_adapters must be a whole number of at least 1"),
+        ('[keys.a]\nkey = "x"\nmax_uploads = 1.5', "max_uploads must be a whole number of at least 1"),
         ('[keys.a]\nkey = "x"\nmax_running = 0', "max_running must be a whole number of at least 1"),
         ('[keys.a]\nkey = "x"\nmax_queued = true', "max_queued must be a whole number"),
         ('[keys.a]\nkey = "x"\nmax_tokens_in_flight = -1', "max_tokens_in_flight must be a whole number"),

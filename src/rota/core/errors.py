@@ -35,6 +35,7 @@ class FaultCode(StrEnum):
     UNAUTHORIZED = "invalid_api_key"
     FORBIDDEN = "forbidden"
     RATE_LIMITED = "rate_limit_exceeded"
+    KEY_FULL = "key_limit_reached"
     BODY_TOO_LARGE = "body_too_large"
     BODY_TOO_SLOW = "body_too_slow"
     TOO_MANY_CONNECTIONS = "too_many_connections"

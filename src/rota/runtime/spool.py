@@ -43,6 +43,10 @@ class Spool:
         """The folder that it lies in, which an operator knows."""
         return (self._parent or Path(tempfile.gettempdir())).resolve()
 
+    def free_bytes(self) -> int:
+        """What is left on its disk."""
+        return shutil.disk_usage(self.parent).free
+
     @property
     def root(self) -> Path:
         if self._root is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
@@ -145,14 +147,8 @@ async def _load(
                 access.operator_of(http, "pinned")  # a pinned slot is lost to all other keys
             fields.refuse_unsupported()
             check_name(name)
-            asked = LoraPath(
-                name=name,
-                path=fields.lora_path,
-                is_pinned=is_pinned,
-                root=key.adapter_root,
-                owner=key.name,
-            )
-            await adapters.load(asked)
+            asked = LoraPath(name=name, path=fields.lora_path, is_pinned=is_pinned, root=key.adapter_root)
+            await adapters.load(asked, lambda found: replace(found, owner=access.loader_of(http, name).name))
     except AdapterError as error:
         raise error.reworded(reason_for(key, str(error))) from None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rota.core.adapter import Adapter
-from rota.core.errors import AdapterError, DiskError, Fault, FaultCode, RequestError
+from rota.core.errors import AdapterError, DiskError, Fault, FaultCode, RequestError, RotaError
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
@@ -47,6 +47,13 @@ class Terms:
 
 
 AT_ONCE = Terms()
+# Says of what is asked for whether it may be, and whose it is, as of now. Raises RequestError if it may not be.
+Decide = Callable[[LoraPath], LoraPath]
+
+
+def as_it_is(asked: LoraPath) -> LoraPath:
+    """For what the server itself asks for."""
+    return asked
 
 
 class AdapterManager:
@@ -67,8 +74,9 @@ class AdapterManager:
         self._leaving: set[AdapterId] = set()
         # Say whether a version must stay though its name means another. Who begins to say no calls `retire`.
         self.holders: list[Callable[[Adapter], bool]] = []
-        # Hear of versions before an engine reads them, and when no engine will read them again.
-        self.on_new: Callable[[Adapter], None] = lambda _: None
+        # Hear of versions before an engine reads them, and when no engine will read them again. The first may refuse a
+        # version with a RequestError, and is told whether another leaves for it.
+        self.on_new: Callable[[Adapter, LoraPath, bool], None] = lambda *_: None
         self.on_gone: Callable[[AdapterId], None] = lambda _: None
         # Hears of a name that is unloaded with all its versions, before anything else happens.
         self.on_unload: Callable[[str], object] = lambda _: None
@@ -81,38 +89,47 @@ class AdapterManager:
         """Whether an adapter is loaded under exactly this name."""
         return self._registry.loaded(name) is not None
 
-    async def load(self, asked: LoraPath) -> Adapter:
+    async def load(self, asked: LoraPath, decide: Decide = as_it_is) -> Adapter:
         """Returns when the adapter can serve requests. Raises AdapterError with the reason if it cannot.
 
-        The name of a lost adapter may be loaded again. If that fails, the name stays lost.
+        The name of a lost adapter may be loaded again. If that fails, the name stays lost. `decide` is asked at the
+        instant when the name gets its adapter: what was so when the call began may not be so any more.
         """
         if self._registry.loss_of(asked.name) is not None:
-            return await self.update(asked)
-        return await self._add(await self._locate(asked))
+            return await self.update(asked, decide=decide)
+        return await self._add(decide(await self._locate(asked)))
 
     async def _add(self, asked: LoraPath) -> Adapter:
         adapter = self._registry.add(asked)
-        await self._read(adapter)
+        await self._read(adapter, asked, is_more=True)
         return adapter
 
-    async def update(self, asked: LoraPath, terms: Terms = AT_ONCE) -> Adapter:
+    async def update(self, asked: LoraPath, terms: Terms = AT_ONCE, decide: Decide = as_it_is) -> Adapter:
         """As `load`, for a name that is loaded already, or not. A failure changes nothing: the old version serves on.
 
-        A name is updated once at a time: otherwise, the version that is read longest would win.
+        A name is updated once at a time: otherwise, the version that is read longest would win. `decide` is asked under
+        the name's lock, before the version is read and once more before the name means it.
         """
         async with self._names.lock(asked.name):
-            asked = await self._locate(asked)
+            asked = decide(await self._locate(asked))
             old = self._registry.loaded(asked.name)
             if old is None:
                 return await self._add(asked)
             adapter = self._registry.renew(asked)
-            await self._read(adapter, None if terms.mode is Mode.STAGE else old)
+            is_staged = terms.mode is Mode.STAGE
+            await self._read(adapter, asked, is_staged or terms.keeps_old, None if is_staged else old)
+            try:
+                decide(asked)
+            except RotaError:
+                self._drop(adapter)
+                raise
             self._take_over(adapter, terms)
             return adapter
 
-    async def use(self, adapter: Adapter, terms: Terms = AT_ONCE) -> None:
-        """A name means this version of it from now on: one that was staged or kept."""
+    async def use(self, adapter: Adapter, terms: Terms = AT_ONCE, check: Callable[[], object] = lambda: None) -> None:
+        """A name means this version of it from now on: one that was staged or kept. `check` may refuse that."""
         async with self._names.lock(adapter.name):
+            check()
             if self._registry.by_id(adapter.adapter_id) is None:
                 raise AdapterError(f"Version {adapter.version} of '{adapter.name}' was unloaded; load it again.")
             if adapter.adapter_id in self._leaving:
@@ -162,14 +179,14 @@ class AdapterManager:
     def _is_wanted(self, adapter: Adapter) -> bool:
         return adapter.adapter_id in self._kept or any(holds(adapter) for holds in self.holders)
 
-    async def _read(self, adapter: Adapter, former: Adapter | None = None) -> None:
+    async def _read(self, adapter: Adapter, asked: LoraPath, is_more: bool, former: Adapter | None = None) -> None:
         """Have a version read, checked and copied to the place of a former one, if there is room for both.
 
         Raises AdapterError with the reason; then nothing of it is left.
         """
         adapter_id = adapter.adapter_id
-        self.on_new(adapter)
         try:
+            self.on_new(adapter, asked, is_more)
             former_id = None if former is None else former.adapter_id
             self._service.send(AddAdapter(adapter=adapter, at=time.monotonic(), former=former_id))
             reason = await self._loading.of(adapter_id)
@@ -177,13 +194,17 @@ class AdapterManager:
             self._forget(adapter_id)
             raise
         except asyncio.CancelledError:
-            self._registry.discard(adapter_id)
-            self._service.send(RemoveAdapter(adapter_id=adapter_id, at=time.monotonic()))
+            self._drop(adapter)
             raise
         if reason:
             raise AdapterError(reason)
         if self._registry.by_id(adapter_id) is None:
             raise AdapterError(f"Adapter '{adapter.name}' was unloaded before it was read.")
+
+    def _drop(self, adapter: Adapter) -> None:
+        """Take back a version that no name means yet."""
+        self._registry.discard(adapter.adapter_id)
+        self._service.send(RemoveAdapter(adapter_id=adapter.adapter_id, at=time.monotonic()))
 
     async def unload(self, name: str) -> bool:
         """Refuse new requests for a name at once, then wait for its open ones. False: they outlast the wait."""

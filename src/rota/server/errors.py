@@ -49,6 +49,11 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.BODY_TOO_SLOW: ErrorKind(408, _INVALID, "The body did not arrive within `--body-timeout`."),
     FaultCode.UNAUTHORIZED: ErrorKind(401, "authentication_error", "The key is missing or not known."),
     FaultCode.FORBIDDEN: ErrorKind(403, "permission_error", "The key may not do this, or may not use this name."),
+    FaultCode.KEY_FULL: ErrorKind(
+        403,
+        "permission_error",
+        "The key's adapters take as much as they may: `max_adapters`, `max_adapter_bytes`, or a fair share.",
+    ),
     FaultCode.RATE_LIMITED: ErrorKind(
         429,
         "rate_limit_error",
@@ -58,8 +63,8 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.QUEUE_FULL: ErrorKind(
         429,
         "rate_limit_error",
-        "Too many requests or large bodies wait (`--max-queued-requests`, or the key's `max_queued`), or too many "
-        "dashboards are open.",
+        "Too many requests or large bodies wait (`--max-queued-requests`, or the key's `max_queued`), the key "
+        "sends too many adapters (`max_uploads`), or too many dashboards are open.",
         retry_after_s=1,
     ),
     FaultCode.NOT_A_NUMBER: ErrorKind(

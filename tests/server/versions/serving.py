@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from http.client import HTTPConnection
 from typing import Any
+from urllib.parse import urlencode, urlsplit
 
 import httpx
 
 from rota.core.ids import Row
 from rota.core.messages import AdapterFailed, AdapterFetched, Message
 from tests.server.endless import EndlessDevice
+from tests.waiting import PATIENCE_S
 
 CONFIG = json.dumps({"peft_type": "LORA", "r": 8})
 
@@ -80,6 +84,38 @@ def put(client: httpx.Client, name: str, path: str | None = "/adapters/new", **f
 def send(client: httpx.Client, name: str, body: bytes, **query: str) -> httpx.Response:
     headers = {"content-type": "application/octet-stream"}
     return client.put(f"/v1/adapters/{name}", content=body, params=query, headers=headers)
+
+
+class Paused:
+    """A PUT of weights of which half has come; the server waits for the rest."""
+
+    def __init__(self, url: str, key: str, name: str, body: bytes, config: str = CONFIG) -> None:
+        address = urlsplit(url)
+        assert address.hostname
+        self._connection = HTTPConnection(address.hostname, address.port, timeout=PATIENCE_S)
+        self._connection.putrequest("PUT", f"/v1/adapters/{name}?{urlencode({'config': config})}")
+        headers = {"x-api-key": key, "content-type": "application/octet-stream", "content-length": str(len(body))}
+        for header, value in (headers | {"expect": "100-continue"}).items():
+            self._connection.putheader(header, value)
+        self._connection.endheaders()
+        self._rest = body
+        # The server asks for the body once it would take it; else this is the refusal.
+        self.began = b" 100" in self._connection.sock.recv(12, socket.MSG_PEEK)
+        if self.began:
+            while not self._connection.sock.recv(1 << 12).endswith(b"\r\n\r\n"):
+                pass
+            half, self._rest = body[: len(body) // 2], body[len(body) // 2 :]
+            self._connection.send(half)
+
+    def finish(self) -> tuple[int, str]:
+        """Send the rest; gives the answer's status and text."""
+        if self.began:
+            self._connection.send(self._rest)
+        with closing(self._connection) as connection, connection.getresponse() as answer:
+            return answer.status, answer.read().decode()
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 def ask(client: httpx.Client, model: str, **fields: Any) -> httpx.Response:

@@ -104,6 +104,15 @@ class Access:
             raise _refusal(FaultCode.FORBIDDEN, message, _field_of_names(http))
         return key
 
+    def key_named(self, name: str) -> Key | None:
+        """The key of a name as it is now; None: it is gone, or there are no keys."""
+        return self._keys.named(name)
+
+    def is_open_to(self, name: str, adapter: Adapter) -> bool:
+        """Whether the key of a name may use an adapter now."""
+        key = self._keys.named(name)
+        return key is not None and self._is_open(key, adapter)
+
     def may_change(self, key: Key, adapter: str) -> bool:
         """Whether `loader_of` would let this key load or unload the adapter."""
         return key.may_load and key.may_use(adapter) and self._is_own(key, adapter)

@@ -13,6 +13,9 @@ tokens_per_minute = 200_000
 max_tokens_in_flight = 50_000
 max_running = 32
 max_queued = 256
+max_adapters = 100
+max_adapter_bytes = 10_000_000_000
+max_uploads = 2
 weight = 2.0                         # its share as a tenant, not the weight of adapters that it loads
 priority = 1
 shares_prefixes_with = ["birds"]     # or "all"
@@ -20,7 +23,6 @@ shares_prefixes_with = ["birds"]     # or "all"
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import stat
@@ -32,8 +34,11 @@ from typing import Any
 
 from rota.core.errors import ConfigError
 from rota.server.access.cache_scopes import groups_of
-from rota.server.access.keys import Key, KeyRing, digest_of
+from rota.server.access.keys import MAX_ASKED_PRIORITY, Key, KeyRing, digest_of
 from rota.server.access.roots import with_root
+
+# Shares are quotients of weights: beyond this, a tenant would wait for ever, or numbers would no longer differ.
+MOST_WEIGHT = 1e6
 
 FIELDS = (
     "key",
@@ -49,6 +54,9 @@ FIELDS = (
     "max_tokens_in_flight",
     "max_running",
     "max_queued",
+    "max_adapters",
+    "max_adapter_bytes",
+    "max_uploads",
     "weight",
     "priority",
     "shares_prefixes_with",
@@ -143,6 +151,9 @@ def _entry(name: str, table: dict[str, Any]) -> tuple[bytes, Key]:
         max_tokens_in_flight=_limit(name, table, "max_tokens_in_flight"),
         max_running=_limit(name, table, "max_running"),
         max_queued=_limit(name, table, "max_queued"),
+        max_adapters=_limit(name, table, "max_adapters"),
+        max_adapter_bytes=_limit(name, table, "max_adapter_bytes"),
+        max_uploads=_limit(name, table, "max_uploads"),
         weight=_weight(name, table),
         priority=_priority(name, table),
         shares_prefixes_with=_shares(name, table),
@@ -212,13 +223,14 @@ def _limit(name: str, table: dict[str, Any], field: str) -> int | None:
 
 def _weight(name: str, table: dict[str, Any]) -> float:
     value = table.get("weight", 1.0)
-    if type(value) not in (int, float) or not 0.0 < value < math.inf:
-        raise ConfigError(f"'{name}': weight must be a finite number above 0, not {value!r}.")
+    if type(value) not in (int, float) or not 1 / MOST_WEIGHT <= value <= MOST_WEIGHT:
+        raise ConfigError(f"'{name}': weight must be a finite number above 0, from 1e-6 to 1e6, not {value!r}.")
     return float(value)
 
 
 def _priority(name: str, table: dict[str, Any]) -> int:
     value = table.get("priority", 0)
-    if type(value) is not int:
-        raise ConfigError(f"'{name}': priority must be a whole number, not {value!r}.")
+    if type(value) is not int or abs(value) > MAX_ASKED_PRIORITY:
+        most = MAX_ASKED_PRIORITY
+        raise ConfigError(f"'{name}': priority must be a whole number from -{most} to {most}, not {value!r}.")
     return value

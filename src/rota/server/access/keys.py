@@ -31,6 +31,9 @@ class Key:
     max_tokens_in_flight: int | None = None  # tokens that its open answers may reserve together
     max_running: int | None = None  # answers that may hold a row; the others wait
     max_queued: int | None = None  # answers that may wait; more are refused
+    max_adapters: int | None = None  # that it may have loaded, each kept version counted
+    max_adapter_bytes: int | None = None  # that these may take on the server's disks
+    max_uploads: int | None = None  # bodies with weights that it may send at a time
     weight: float = 1.0  # its share as a tenant
     priority: int = 0  # of its requests
     adapter_root: str | None = None  # the folder from which it loads; None: an operator's, the server's adapter root

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from fastapi import Request
 
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
+from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
 from rota.runtime.registry import Registry
 from rota.runtime.spool import Spool
@@ -20,6 +23,7 @@ from rota.server.adapter_names import check_name
 from rota.server.adapters import AdapterManager, Mode, Terms
 from rota.server.audit import audited
 from rota.server.versions.fields import UpdateFields, UploadFields
+from rota.server.versions.room import Room
 from rota.server.versions.tensors import read_tensors, write_tensors
 from rota.server.versions.upload import Uploads
 
@@ -32,8 +36,9 @@ class Updates:
         self._registry = registry
         self._access = access
         self._spool = spool
-        self._uploads = Uploads(spool)
-        adapters.on_new, adapters.on_gone = self._keep_files, spool.drop
+        self._room = Room(access.key_named, spool.free_bytes)
+        self._uploads = Uploads(spool, self._room)
+        adapters.on_new, adapters.on_gone = self._begin, self._end
 
     async def from_fields(self, http: Request, name: str, fields: UpdateFields) -> Adapter:
         """A new version from a folder, or a version that is there."""
@@ -50,8 +55,8 @@ class Updates:
         with _told_to(key), audited(http, key, "update", adapter=name, path=path) as details:
             self._check(http, name, pinned)
             self._access.refuse_loads(key, param)
-            asked = self._asked(key, name, path, key.adapter_root, pinned, terms)
-            adapter = await self._adapters.update(asked, terms)
+            asked = LoraPath(name=name, path=path, root=key.adapter_root)
+            adapter = await self._adapters.update(asked, terms, partial(self._decide, http, pinned, terms))
             details["version"] = adapter.version
             return adapter
 
@@ -60,9 +65,9 @@ class Updates:
         key, terms, config = self._access.key_of(http), fields.terms, fields.peft_config
         with _told_to(key), audited(http, key, "update", adapter=name, path="(body)") as details:
             self._check(http, name, fields.pinned)
-            async with self._uploads.folder() as folder:
-                details["bytes"] = await self._uploads.receive(http, folder, config)
-                adapter = await self._take(key, name, folder, fields.pinned, terms)
+            async with self._uploads.folder(key, http) as folder:
+                details["bytes"] = size = await self._uploads.receive(key, http, folder, config)
+                adapter = await self._take(http, name, folder, size, fields.pinned, terms)
                 details["version"] = adapter.version
                 return adapter
 
@@ -73,13 +78,13 @@ class Updates:
             return await self._from_tensors(http, key)
 
     async def _from_tensors(self, http: Request, key: Key) -> Adapter:
-        async with self._uploads.folder() as folder:
-            fields, text = await self._uploads.read(http, folder, read_tensors)
+        async with self._uploads.folder(key, http) as folder:
+            fields, text = await self._uploads.read(key, http, folder, read_tensors)
             fields.refuse_unsupported()
             with audited(http, key, "update", adapter=fields.lora_name, path="(body)") as details:
                 self._check(http, fields.lora_name, fields.pinned)
-                details["bytes"] = await self._uploads.run(write_tensors, folder, text, fields.config_dict)
-                adapter = await self._take(key, fields.lora_name, folder, fields.pinned, Terms())
+                details["bytes"] = size = await self._uploads.run(write_tensors, folder, text, fields.config_dict)
+                adapter = await self._take(http, fields.lora_name, folder, size, fields.pinned, Terms())
                 details["version"] = adapter.version
                 return adapter
 
@@ -89,35 +94,46 @@ class Updates:
             return await self._adapters.unload(adapter.name)
         return await self._adapters.unload_version(adapter)
 
-    def _keep_files(self, adapter: Adapter) -> None:
+    def _begin(self, adapter: Adapter, asked: LoraPath, is_more: bool) -> None:
+        self._room.take(adapter, asked, is_more)
         if adapter.root is not None and self._spool.is_root(adapter.root):
             self._spool.keep(adapter.adapter_id, Path(adapter.path))
 
-    def _check(self, http: Request, name: str, pinned: bool | None) -> None:
+    def _end(self, adapter_id: AdapterId) -> None:
+        self._room.drop(adapter_id)
+        self._spool.drop(adapter_id)
+
+    def _check(self, http: Request, name: str, pinned: bool | None) -> Key:
         """Before the body is read: a client that may not is not waited for."""
-        self._access.loader_of(http, name)
+        key = self._access.loader_of(http, name)
         if pinned:
             self._access.operator_of(http, "pinned")  # a pinned slot is lost to all other keys
         check_name(name)
         if self._registry.loaded(name) is None:
             self._registry.refuse_name(name)
+            self._room.check_versions(key)
+        return key
 
-    async def _take(self, key: Key, name: str, folder: Path, pinned: bool | None, terms: Terms) -> Adapter:
-        asked = self._asked(key, name, str(folder), str(self._spool.root), pinned, terms)
-        return await self._adapters.update(asked, terms)
+    async def _take(
+        self, http: Request, name: str, folder: Path, size: int, pinned: bool | None, terms: Terms
+    ) -> Adapter:
+        asked = LoraPath(name=name, path=str(folder), root=str(self._spool.root), size_bytes=size)
+        return await self._adapters.update(asked, terms, partial(self._decide, http, pinned, terms))
 
-    def _asked(self, key: Key, name: str, path: str, root: str | None, pinned: bool | None, terms: Terms) -> LoraPath:
-        """A new version has its name's owner, weight and pin. A staged one is not pinned: two could fill all slots."""
-        old = self._registry.loaded(name)
+    def _decide(self, http: Request, pinned: bool | None, terms: Terms, asked: LoraPath) -> LoraPath:
+        """Under the name's lock: other calls may have changed the name, and operators the key, since this one began.
+
+        A new version has its name's owner, weight and pin. A staged one is not pinned: two could fill all slots.
+        """
+        key, old = self._check(http, asked.name, pinned), self._registry.loaded(asked.name)
         is_pinned = bool(old and old.is_pinned) if pinned is None else pinned
         if is_pinned and (terms.mode is Mode.STAGE or terms.keeps_old):
             raise RequestError.bad_field("pinned", "Of a pinned adapter only one version stays: give pinned false.")
-        return LoraPath(
-            name=name,
-            path=path,
+        return replace(
+            asked,
             is_pinned=is_pinned,
             weight=old.weight if old else 1.0,
-            root=root,
+            root=asked.root if self._spool.is_root(asked.root or "") else key.adapter_root,
             owner=old.owner if old else key.name,
         )
 
@@ -129,7 +145,7 @@ class Updates:
                 listed = ", ".join(str(one.version) for one in self._registry.versions(name)) or "none"
                 message = f"There is no version {version} of '{name[:200]}'; there are: {listed}."
                 raise RequestError(Fault(FaultCode.UNKNOWN_MODEL, message, "version"))
-            await self._adapters.use(found, terms)
+            await self._adapters.use(found, terms, lambda: self._access.loader_of(http, name))
             return found
 
 

@@ -14,7 +14,9 @@ from fastapi import Request
 
 from rota.core.errors import DiskError, Fault, FaultCode, RequestError
 from rota.runtime.spool import ON_ANOTHER_DISK, Spool
+from rota.server.access.keys import Key
 from rota.server.door.handover import handover_of
+from rota.server.versions.room import MOST_THREADS, Room
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # A body that is not the weights alone, until it was read.
@@ -25,8 +27,6 @@ METADATA_KEY = "adapter_config"
 MOST_HEADER_BYTES = 16 << 20
 # Written at a time, in a thread: a disk may be slow, and the event loop must not wait for it.
 WRITTEN_BYTES = 4 << 20
-# Bodies with weights that may arrive at a time: each takes room on the disk, and a thread.
-MOST_UPLOADS = 8
 
 Result = TypeVar("Result")
 
@@ -34,55 +34,54 @@ Result = TypeVar("Result")
 class Uploads:
     """Receives bodies with weights into the spool; what fails leaves nothing there."""
 
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
-        self._open = 0
+    def __init__(self, spool: Spool, room: Room) -> None:
+        self._spool, self._room = spool, room
         # Of their own: a client that sends slowly keeps one.
-        self._threads = ThreadPoolExecutor(MOST_UPLOADS, "adapter-bodies")
+        self._threads = ThreadPoolExecutor(MOST_THREADS, "adapter-bodies")
 
     @asynccontextmanager
-    async def folder(self) -> AsyncIterator[Path]:
-        """A folder in the spool, which is removed if the block fails.
+    async def folder(self, key: Key, http: Request) -> AsyncIterator[Path]:
+        """A folder in the spool for a key's body, which is removed if the block fails.
 
-        Raises RequestError if too many are open, DiskError if the disk is full or fails.
+        Raises RequestError if the key sends or keeps too much, DiskError if the disk is full or fails.
         """
-        if self._open >= MOST_UPLOADS:
-            message = f"{MOST_UPLOADS} adapters are being sent already, as many as may; try again later."
-            raise RequestError(Fault(FaultCode.QUEUE_FULL, message))
-        self._open += 1
-        try:
-            folder = await self.run(self._spool.new_folder)
+        with self._room.sending(key):
             try:
-                yield folder
-            except BaseException:  # also CancelledError: nothing may be left behind
-                self._spool.discard(folder)
-                raise
-        except OSError as error:
-            raise DiskError.at(str(self._spool.parent), error, ON_ANOTHER_DISK) from error
-        finally:
-            self._open -= 1
+                folder = await self.run(self._spool.new_folder)
+                try:
+                    self._room.reserve(key, str(folder), _announced(http) or 0)
+                    yield folder
+                except BaseException:  # also CancelledError: nothing may be left behind
+                    self._spool.discard(folder)
+                    raise
+                finally:
+                    self._room.release(str(folder))
+            except OSError as error:
+                raise DiskError.at(str(self._spool.parent), error, ON_ANOTHER_DISK) from error
 
-    async def receive(self, http: Request, folder: Path, config: dict[str, Any] | None) -> int:
+    async def receive(self, key: Key, http: Request, folder: Path, config: dict[str, Any] | None) -> int:
         """Write the body and the config as PEFT saves them; gives the bytes of the body.
 
         Raises RequestError for a body that is too large or no safetensors, ClientDisconnect if it ends too early.
         """
         with (folder / WEIGHTS_FILE).open("wb") as file:
-            size = await self._copy(http, file)
+            size = await self._copy(key, http, folder, file)
         await self.run(complete, folder, config)
         return size
 
-    async def read(self, http: Request, folder: Path, reader: Callable[[bytes], Result]) -> Result:
+    async def read(self, key: Key, http: Request, folder: Path, reader: Callable[[bytes], Result]) -> Result:
         """What a reader, which is called in a thread, makes of the whole body."""
         path = folder / BODY_FILE
         with path.open("wb") as file:
-            await self._copy(http, file)
+            await self._copy(key, http, folder, file)
         return await self.run(lambda: reader(_taken(path)))
 
-    async def _copy(self, http: Request, file: BinaryIO) -> int:
+    async def _copy(self, key: Key, http: Request, folder: Path, file: BinaryIO) -> int:
         size, waiting = 0, bytearray()
         async for chunk in http.stream():
             size += len(chunk)
+            if _announced(http) is None:
+                self._room.reserve(key, str(folder), len(chunk))
             waiting += chunk
             if rest := handover_of(http.scope):
                 size += await rest.write_to(file, waiting, self._threads)
@@ -96,6 +95,12 @@ class Uploads:
     async def run(self, work: Callable[..., Result], *arguments: Any) -> Result:
         """In a thread of those that bodies have to themselves."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _announced(http: Request) -> int | None:
+    """The size of a body, unless only its end tells."""
+    length = http.headers.get("content-length")
+    return None if length is None else int(length)
 
 
 def _taken(path: Path) -> bytes:
