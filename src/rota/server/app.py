@@ -93,7 +93,7 @@ def create_app(
     `on_error` hears of every error that a client is told. `elsewhere` are adapters in sources.
     """
     config, access = config or ServerConfig(), access or Access(registry)
-    traffic = _traffic(service, registry, config, lambda request: streams.open([request]))
+    traffic = _traffic(service, registry, config, access, lambda request: streams.open([request]))
     metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *enders), traffic)
     access.admission.watch(metrics.limit_met)
     adapters = AdapterManager(service, registry, unload_patience_s, elsewhere.locate)
@@ -132,9 +132,11 @@ def create_app(
     return app
 
 
-def _traffic(service: Service, registry: Registry, config: ServerConfig, send: Callable[[Request], Reply]) -> Traffic:
-    shadows = Shadows(send, lambda: _rows_of(service))
-    return Traffic(registry, shadows, first=first_routes(config.lora_routes, registry))
+def _traffic(
+    service: Service, registry: Registry, config: ServerConfig, access: Access, send: Callable[[Request], Reply]
+) -> Traffic:
+    shadows, first = Shadows(send, lambda: _rows_of(service)), first_routes(config.lora_routes, registry)
+    return Traffic(registry, shadows, first=first, is_open_to=access.is_open_to)
 
 
 def _metrics(

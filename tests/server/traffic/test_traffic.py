@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
@@ -28,16 +29,23 @@ def unsent(_request: Request) -> NoReturn:
 class Stage:
     """An adapter named legal, in versions 1 (current) and 2, another named poet, and a route between them."""
 
-    def __init__(self, rollback: str = "legal@1", shadow: str | None = None, **weights: float) -> None:
+    def __init__(
+        self,
+        rollback: str = "legal@1",
+        shadow: str | None = None,
+        set_by: str | None = None,
+        is_open_to: Callable[[str, Adapter], bool] = lambda *_: True,
+        **weights: float,
+    ) -> None:
         self.registry = Registry("letters", "/models/letters")
         self.legal = self.registry.add(LoraPath(name="legal", path="/adapters/legal"))
         self.new = self.registry.renew(LoraPath(name="legal", path="/adapters/new"))
         self.registry.stage(self.new)
         self.poet = self.registry.add(LoraPath(name="poet", path="/adapters/poet"))
-        self.traffic = Traffic(self.registry, Shadows(unsent, lambda: 8), now=lambda: 1000.0)
+        self.traffic = Traffic(self.registry, Shadows(unsent, lambda: 8), now=lambda: 1000.0, is_open_to=is_open_to)
         self.meters = self.traffic.meters
         weights = weights or {"legal@1": 0.5, "legal@2": 0.5}
-        self.traffic.set(Route(name="legal", split=Split(weights), rollback=rollback, shadow=shadow))
+        self.traffic.set(Route(name="legal", split=Split(weights), rollback=rollback, shadow=shadow, set_by=set_by))
 
     @property
     def route(self) -> Route:
@@ -188,3 +196,32 @@ def test_a_shadow_that_fails_gets_no_more_copies_and_the_traffic_goes_on(code):
     assert stage.route.shadow_ended.startswith("'poet' co")
     assert stage.route.rolled_back is None
     assert stage.meters.rollbacks == {}
+
+
+def test_a_route_has_the_right_of_the_key_that_set_it_and_loses_a_target_with_that_right():
+    rights = {"legal", "poet"}
+    stage = Stage(
+        set_by="acme",
+        is_open_to=lambda key, adapter: key == "acme" and adapter.name in rights,
+        **{"legal@1": 0.5, "poet": 0.5},
+    )
+    assert stage.asked() == {"legal@1", "poet@1"}
+
+    rights.clear()
+    assert stage.asked() == {"legal@1"}, "versions of the name itself need no right"
+    assert stage.route.note == "Rolled back: the key 'acme', which set the route, may not use 'poet' any more."
+
+
+def test_a_route_without_a_right_to_what_it_rolls_back_to_means_its_name_and_copies_nothing():
+    rights = set[str]()
+    is_open_to = lambda _, adapter: adapter.name in rights  # noqa: E731
+    stage = Stage("poet", "poet", "acme", is_open_to, poet=1.0)
+
+    chosen = stage.traffic.choose(stage.legal, None)
+    assert (chosen.adapter, chosen.shadow) == (stage.legal, None)
+    rights.add("poet")
+    assert stage.asked() == {"poet@1"}, "the right is asked at every request"
+
+
+def test_a_route_of_an_operators_needs_no_right_of_others():
+    assert Stage(is_open_to=lambda *_: False, poet=1.0).asked() == {"poet@1"}

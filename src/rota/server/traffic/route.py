@@ -40,6 +40,7 @@ class Route:
     name: str
     split: Split
     rollback: str  # the target of all requests after a roll-back
+    set_by: str | None = None  # the key whose right to its targets it has; None: an operator's
     shadow: str | None = None  # it gets copies, and its answers are dropped
     rolled_back: RolledBack | None = None
     shadow_ended: str = ""  # why there are no copies any more

@@ -40,6 +40,7 @@ def install_traffic_routes(
             route = fields.route(name)
             for place, target in fields.places:
                 _refuse_leaving(adapters, access.find(key, target, place), place)
+            route.set_by = None if key.may_operate else key.name
             traffic.set(route)
         return shown(route)
 
@@ -67,7 +68,7 @@ def install_traffic_routes(
             traffic.roll_back(route)  # before the name means the version: an update of the name may be under way
             target = registry.get(route.rollback)
             if target and target.name == name and not registry.has(target):
-                await adapters.use(target)
+                await adapters.use(target, check=lambda: access.loader_of(http, name))
             if traffic.route_of(name) is route:  # else another was set, or the name was unloaded
                 traffic.end(name)
         return ended

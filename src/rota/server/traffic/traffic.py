@@ -38,12 +38,21 @@ class Traffic:
     """All routes, by name. Everything here runs on the event loop."""
 
     def __init__(
-        self, registry: Registry, shadows: Shadows, now: Callable[[], float] = time.time, first: Iterable[Route] = ()
+        self,
+        registry: Registry,
+        shadows: Shadows,
+        now: Callable[[], float] = time.time,
+        first: Iterable[Route] = (),
+        is_open_to: Callable[[str, Adapter], bool] = lambda *_: True,
     ) -> None:
-        """`now` is in seconds since 1970: an operator reads when a route was rolled back. `first` are set at once."""
+        """`now` is in seconds since 1970: an operator reads when a route was rolled back. `first` are set at once.
+
+        `is_open_to` says whether a key, by its name, may use an adapter now.
+        """
         self._registry = registry
         self.shadows = shadows
         self._now = now
+        self._is_open_to = is_open_to
         self._routes: dict[str, Route] = {}
         self._retire: Callable[[str], None] = lambda _: None
         for route in first:
@@ -99,15 +108,28 @@ class Traffic:
         if route is None:
             return Chosen(named)
         target = route.split.choose(asker)
+        adapter = self._target(route, target)
+        if adapter is None:
+            target = route.rollback
+            # Whatever has left: the name itself is here.
+            adapter = self._target(route, target) or named
+        route.requests[target] = route.requests.get(target, 0) + 1
+        shadow = self._target(route, route.shadow) if route.shadow else None
+        return Chosen(adapter, route.name, target, shadow)
+
+    def _target(self, route: Route, target: str) -> Adapter | None:
+        """Who answers for a target; None, and it is dropped, if it was unloaded or its route has no right to it now.
+
+        A route has the right of the key that set it, which may lose that right. Versions of its own name need none.
+        """
         adapter = self._registry.get(target)
         if adapter is None:
             self._leave(route, target)
-            target = route.rollback
-            # Whatever has left: the name itself is here.
-            adapter = self._registry.get(target) or named
-        route.requests[target] = route.requests.get(target, 0) + 1
-        shadow = self._registry.get(route.shadow) if route.shadow else None
-        return Chosen(adapter, route.name, target, shadow)
+        elif route.set_by and adapter.name != route.name and not self._is_open_to(route.set_by, adapter):
+            words = f"the key '{route.set_by}', which set the route, may not use '{target}' any more."
+            self._drop(route, target, words, FaultCode.FORBIDDEN.value)
+            return None
+        return adapter
 
     def observe(self, events: Iterable[Event]) -> None:
         """A target may be unloaded, or be lost when an engine reads it again."""
