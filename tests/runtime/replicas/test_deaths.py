@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -22,8 +23,9 @@ from rota.runtime.replicas.service import ReplicatedService
 from rota.runtime.routing.router import Router
 from rota.runtime.service import BuildDevice, Phase
 from rota.runtime.supervisor import SupervisedService
+from rota.runtime.world import Device
 from tests.builders import abort, add_adapter, submit
-from tests.fakes import continuation
+from tests.fakes import FakeTicket, continuation
 from tests.processes import is_alive
 from tests.runtime.replicas.fakes import DoomedDevice, FolderDevice
 from tests.runtime.services import LONG, SLOW, Listener
@@ -177,6 +179,34 @@ def test_what_is_added_and_removed_while_a_replica_starts_again_holds_there_too(
         for name, number in (("a", 2), ("b", 2), ("c", 3), ("d", 3)):
             service.send(submit(name, adapter=AdapterId(number)))
             assert listener.wait_for_ending(name).reason is FinishReason.LENGTH
+
+
+def gated(gate: Path) -> Device[FakeTicket]:
+    """A device that is built once there is no gate."""
+    assert until(lambda: not gate.exists())
+    return SLOW()
+
+
+def test_while_a_replica_starts_again_adapters_come_and_go_at_the_others_without_waiting_for_it(tmp_path):
+    gate = tmp_path / "gate"
+    with replicated(partial(gated, gate)) as (service, listener):
+        add(service, listener, 1)
+        gate.touch()
+        os.kill(pids_of(service)[1], signal.SIGKILL)
+        assert until(lambda: phases(service)[1] is Phase.STARTING)
+
+        add(service, listener, 2, 3)
+        service.send(RemoveAdapter(adapter_id=AdapterId(3), at=0.0))
+        listener.wait_for_adapter(3, AdapterRemoved)
+        service.send(submit("at the other", adapter=AdapterId(2)))
+        assert listener.wait_for_ending("at the other").reason is FinishReason.LENGTH
+        assert phases(service) == [Phase.READY, Phase.STARTING]
+
+        gate.unlink()
+        assert until(lambda: all_ready(service))
+        for number in range(4):
+            service.send(submit(f"{number}", adapter=AdapterId(2)))
+            assert listener.wait_for_ending(f"{number}").reason is FinishReason.LENGTH
 
 
 def test_an_adapter_that_one_replica_cannot_read_again_is_served_by_the_other(tmp_path):
