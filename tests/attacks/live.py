@@ -156,7 +156,7 @@ def neighbour(server: Server, quiet_s: float = 2.0) -> Iterator[Gaps]:
 
     reader = threading.Thread(target=read)
     reader.start()
-    time.sleep(quiet_s)
+    time.sleep(quiet_s)  # the gaps of a quiet time are what is measured
     is_quiet.set()
     try:
         yield gaps

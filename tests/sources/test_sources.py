@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from rota.core.errors import AdapterError, DiskError, FaultCode
+from rota.core.lora_paths import LoraPath
 from rota.sources.address import Address, parse_address
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import MOST_VAIN, Download
+from rota.sources.locator import Locator
 from rota.sources.outline import FIRST_BYTES
 from rota.sources.source import ChangedError, SourceError, SourceFile, UnreachableError
 from rota.sources.sources import Sources
@@ -136,6 +138,16 @@ def test_the_newest_stays_though_there_is_no_room_beside_what_is_being_read(tmp_
         assert shelf.reads == []
 
 
+def test_an_adapter_is_located_with_its_bytes_also_by_its_exact_address(tmp_path: Path):
+    sources, _ = make(tmp_path, "one")
+    locator = Locator(None, sources)
+    found = locator.locate(LoraPath(name="a", path="s3://bucket/one"))
+    assert found.size_bytes == sum(map(len, adapter_files("one").values()))
+    assert locator.locate(LoraPath(name="a", path=found.path)) == found
+    content(sources, parse_address(found.path))
+    assert locator.locate(LoraPath(name="a", path=found.path)) == found, "it is in the cache by now"
+
+
 def test_what_a_key_brings_takes_the_place_of_its_own_and_not_of_what_others_use(tmp_path: Path):
     sources, shelf = make(tmp_path, "bird", *(f"acme{n}" for n in range(8)), adapters=4)
     content(sources, address("bird"), "birds")
@@ -166,7 +178,7 @@ def test_a_disk_that_is_nearly_full_is_not_filled_by_the_cache(tmp_path: Path, m
     sources, shelf = make(tmp_path, "one", "two", adapters=10)
     content(sources, address("one"), "acme")
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=SIZE))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=SIZE - 1))
     content(sources, address("two"), "birds")
     shelf.reads.clear()
     content(sources, address("one"), "acme")

@@ -126,3 +126,17 @@ def test_keys_without_limits_leave_adapters_to_each_other(monkeypatch):
     for number in (100, 101):
         room.drop(AdapterId(number))
     assert take("birds", 1, 400) == 1
+
+
+def test_adapters_of_sources_count_with_their_bytes_for_whose_they_are():
+    room = Room({"acme": replace(ACME, max_adapter_bytes=100)}.get, lambda: 0)
+
+    def take(number: int, size: int) -> None:
+        one = Adapter(adapter_id=AdapterId(number), name="owl", path="s3://owls/owl", owner="acme")
+        room.take(one, LoraPath(name="owl", path="s3://owls/owl", size_bytes=size), is_more=False)
+
+    take(1, 60)
+    with pytest.raises(RequestError, match=r"may take 100 bytes .*: they take 60, and this one 41"):
+        take(2, 41)
+    room.drop(AdapterId(1))
+    take(3, 100)
