@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -10,14 +11,16 @@ from types import TracebackType
 from typing import Self
 
 from rota.core.errors import AdapterError, ModelError
-from rota.engine.lora.files.beneath import LONGEST_PATH, beneath
 from rota.engine.lora.files.tensor_file import TensorFile
 from rota.engine.model.config_file import ConfigFile, read_json
+from rota.sources.beneath import Beneath, LeavesError
 
 CONFIG = "adapter_config.json"
 SINGLE = "adapter_model.safetensors"
 INDEX = "adapter_model.safetensors.index.json"
 PICKLED = "adapter_model.bin"
+# The root of a folder that may lie anywhere.
+ANYWHERE = Path("/")
 
 
 class OutsideError(AdapterError):
@@ -31,7 +34,10 @@ class OutsideError(AdapterError):
 
 
 class FolderFiles:
-    """Config and headers are read at the beginning of its `with` block, and tensors may be read inside it."""
+    """Config and headers are read at the beginning of its `with` block, and tensors may be read inside it.
+
+    All is read from what was opened first: a file that takes the place of another later is not seen.
+    """
 
     def __init__(
         self, path: str | Path, adapter_root: str | Path | None = None, key_root: str | Path | None = None
@@ -41,12 +47,14 @@ class FolderFiles:
         `key_root` is the root of one key, with links followed. It takes the place of `adapter_root`, and its refusals
         do not tell what lies outside of it.
         """
-        if key_root is not None and len(str(path)) >= LONGEST_PATH:
-            raise OutsideError  # before its millions of parts are looked at
-        self._key_root = None if key_root is None else _unmoved(Path(key_root))
-        self._root = self._key_root or (None if adapter_root is None else _resolve(Path(adapter_root)))
+        self._asked, self._is_keys = path, key_root is not None
+        if key_root is not None:
+            self._root = Path(key_root)
+        else:
+            self._root = ANYWHERE if adapter_root is None else _resolve(Path(adapter_root))
         self._stack = ExitStack()
-        self.path = self._checked(Path(path) if self._root is None else self._root / path)
+        self._place: Beneath
+        self.path: Path
         self.config_path: Path
         self.config = b""  # as it stands in its file
         self.opened: list[TensorFile] = []
@@ -61,14 +69,18 @@ class FolderFiles:
         return digest.digest()
 
     def __enter__(self) -> Self:
-        self.config_path = self._config_path()
-        try:
-            self.config = self.config_path.read_bytes()
-            read_json(self.config_path, self.config)  # what is wrong with it is told before what is missing beside it
-        except (OSError, ModelError) as error:
-            told = str(error) if isinstance(error, ModelError) else f"{self.config_path} cannot be read ({error})."
-            raise AdapterError(told) from error
         with self._stack:
+            self._enter_folder()
+            config = self._content(CONFIG)
+            if config is None:
+                raise AdapterError(
+                    f"{self.path} is not an adapter folder: it has no {CONFIG}. Give a folder PEFT saved."
+                )
+            self.config_path, self.config = config
+            try:
+                read_json(*config)  # what is wrong with it is told before what is missing beside it
+            except ModelError as error:
+                raise AdapterError(str(error)) from error
             for name in self._file_names():
                 self._open(name)
             self._stack = self._stack.pop_all()
@@ -79,33 +91,65 @@ class FolderFiles:
     ) -> None:
         self._stack.close()
 
+    def _enter_folder(self) -> None:
+        asked = self._asked if self._is_keys or self._root == ANYWHERE else self._root / self._asked
+        try:
+            self._place = Beneath(self._root, looks_outside=not self._is_keys)
+            self._stack.callback(self._place.close)
+            self._place.enter(asked if self._is_keys else _resolve(Path(asked)))
+        except LeavesError:
+            raise self._outside(asked) from None
+        except (OSError, ValueError) as error:
+            raise OutsideError if self._is_keys else AdapterError(f"There is no adapter folder at {asked}.") from error
+        self.path = self._place.path
+
+    def _outside(self, path: str | Path) -> AdapterError:
+        # The target is not named: a client over HTTP must not learn where links lead.
+        return OutsideError() if self._is_keys else AdapterError(f"{path} leads outside the adapter root {self._root}.")
+
+    def _opened(self, name: str) -> tuple[int, Path] | None:
+        """A descriptor of a file, and where the file lies; None if there is none."""
+        try:
+            return self._place.open(name)
+        except LeavesError:
+            raise self._outside(self.path / name) from None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise AdapterError(f"{self.path / name} cannot be opened ({why}).") from error
+
+    def _content(self, name: str) -> tuple[Path, bytes] | None:
+        """Where a small file lies, and what is in it; None if there is none."""
+        opened = self._opened(name)
+        if opened is None:
+            return None
+        descriptor, path = opened
+        try:
+            with open(descriptor, "rb") as file:
+                return path, file.read()
+        except OSError as error:
+            raise AdapterError(f"{path} cannot be read ({error}).") from error
+
     def _open(self, name: str) -> None:
-        path = self._checked(self.path / name)
-        if not path.is_file():
-            raise AdapterError(f"{path} is missing, which {INDEX} names; copy it there.")
-        file = TensorFile(path)
+        opened = self._opened(name)
+        if opened is None:
+            raise AdapterError(f"{self.path / name} is missing, which {INDEX} names; copy it there.")
+        file = TensorFile(*opened)
         self._stack.callback(file.close)
         self.opened.append(file)
 
-    def _config_path(self) -> Path:
-        if not self.path.is_dir():
-            raise OutsideError if self._key_root else AdapterError(f"There is no adapter folder at {self.path}.")
-        config = self._checked(self.path / CONFIG)
-        if not config.is_file():
-            raise AdapterError(f"{self.path} is not an adapter folder: it has no {CONFIG}. Give a folder PEFT saved.")
-        return config
-
     def _file_names(self) -> list[str]:
-        # Each is followed before it is looked at. Else the answer would tell whether a file outside exists.
-        if self._checked(self.path / SINGLE).is_file():
+        # What leads out is refused before it is looked at. Else the answer would tell whether a file outside exists.
+        if self._has(SINGLE):
             return [SINGLE]
-        if (index := self._checked(self.path / INDEX)).is_file():
+        if index := self._content(INDEX):
             try:
-                places = ConfigFile(index).section("weight_map")
+                places = ConfigFile(index[0], read_json(*index)).section("weight_map")
             except ModelError as error:
                 raise AdapterError(str(error)) from error
             return sorted(set(map(str, places.values())))
-        if self._checked(self.path / PICKLED).is_file():
+        if self._has(PICKLED):
             raise AdapterError(
                 f"{self.path / PICKLED} holds pickled weights, which can run code when they are read; Rota reads only "
                 f"safetensors. Convert it with safetensors.torch.save_file(torch.load('{PICKLED}', weights_only=True), "
@@ -113,17 +157,10 @@ class FolderFiles:
             )
         raise AdapterError(f"{self.path} has neither {SINGLE} nor {INDEX}; copy the adapter's weights there.")
 
-    def _checked(self, path: Path) -> Path:
-        if self._key_root is not None:
-            place = beneath(self._key_root, path)
-            if place is None:
-                raise OutsideError
-            return place
-        resolved = _resolve(path)
-        if self._root is not None and not resolved.is_relative_to(self._root):
-            # The target is not named: a client over HTTP must not learn where links lead.
-            raise AdapterError(f"{path} leads outside the adapter root {self._root}.")
-        return resolved
+    def _has(self, name: str) -> bool:
+        if opened := self._opened(name):
+            os.close(opened[0])
+        return opened is not None
 
 
 def _resolve(path: Path) -> Path:
@@ -132,10 +169,3 @@ def _resolve(path: Path) -> Path:
         return path.resolve()
     except (OSError, ValueError, RuntimeError) as error:
         raise AdapterError(f"{str(path)!r} is no path that can be followed ({error}).") from error
-
-
-def _unmoved(root: Path) -> Path:
-    """A key's root, if it is still the folder that it was when the key was read, and no link has taken its place."""
-    if _resolve(root) != root:
-        raise OutsideError
-    return root

@@ -59,12 +59,10 @@ class Read(NamedTuple):
 class TensorFile:
     """An open file; the caller closes it. Several threads may read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, descriptor: int, path: Path) -> None:
+        """The descriptor is the file's from now on. It lies at `path`, or did so when it was opened."""
         self.path = path
-        try:
-            self._file: BinaryIO = path.open("rb")
-        except OSError as error:
-            raise AdapterError(f"{path} cannot be opened ({error.strerror}).") from error
+        self._file: BinaryIO = os.fdopen(descriptor, "rb")
         try:
             self.size = os.fstat(self._file.fileno()).st_size
             self.header = self._read_header()  # as it stands in the file
