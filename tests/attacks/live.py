@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -30,6 +31,7 @@ may_load = true
 adapter_root = "{name}"
 """
 OPERATOR = '[keys.boss]\nkey = "boss"\nadapters = "all"\nmay_use_base = true\nmay_load = true\nmay_operate = true\n'
+WEIGHTS = "adapter_model.safetensors"
 KEYS = TENANT.format(name="acme") + TENANT.format(name="birds") + OPERATOR
 
 
@@ -67,6 +69,12 @@ class Server:
     acme: Tenant
     birds: Tenant
     boss: Tenant
+    log: Path  # what the server writes to its standard error
+
+    def acts(self, action: str) -> list[dict[str, Any]]:
+        """The lines of the audit log about an action; the server needs `--log-format json`."""
+        lines = (line for line in self.log.read_text().splitlines() if line.startswith("{") and line.endswith("}"))
+        return [fields for fields in map(json.loads, lines) if fields.get("action") == action]
 
     def change_keys(self, old: str, new: str) -> None:
         """Change the key file and have it read; returns when its keys hold, which one more key tells."""
@@ -118,13 +126,15 @@ def serving(folder: Path, *flags: str, keys: str = KEYS) -> Iterator[Server]:
         (root / name).mkdir(parents=True)
     command = [sys.executable, "-m", "rota", "serve", "--port", "0", "--quiet"]
     access = ["--api-key-file", str(file)] if keys else []
-    with started([*command, *access, "--adapter-root", str(root), *flags]) as program:
+    command += [*access, "--adapter-root", str(root), *flags]
+    log = folder / "log"
+    with log.open("w") as written, started(command, stderr=written) as program:
         url = line_of(program, "Rota serves").split()[-1]
         tenants = [
             Tenant(root / name, httpx.Client(base_url=url, headers={"x-api-key": name}, timeout=PATIENCE_S))
             for name in ("acme", "birds", "boss")
         ]
-        yield Server(url, program, file, *tenants)
+        yield Server(url, program, file, *tenants, log)
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +274,46 @@ def test_a_key_with_a_root_loads_nothing_outside_of_it_over_http(client, model, 
 def test_a_question_about_a_name_loads_nothing(client):
     assert client.get("/v1/models/a16").status_code == 404
     assert "a16" not in client.get("/v1/models").text
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> Path:
+    """Two tenants' roots; acme has links to what is birds', and to what is its own."""
+    for name in ("acme/mine", "birds/secret"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "adapter_config.json").write_text("{}")
+    links = {"own": "mine", "link": "../birds/secret", "dangling": "../birds/nothing", "gone": "nothing"}
+    for name, target in links.items():
+        (tmp_path / "acme" / name).symlink_to(target)
+    return tmp_path
+
+
+def test_what_lies_in_a_keys_root_must_not_lead_out_of_it_whoever_asks(roots: Path):
+    names = "acme/mine", "birds/secret", "acme", "other/one"
+    entries = [Prefix(str(roots)).entry(name, {str(roots / "acme"), str(roots / "birds")}) for name in names]
+
+    assert [entry.root for entry in entries] == [str(roots / root) for root in ("acme", "birds", "acme", "")]
+
+
+def test_what_leads_out_of_a_root_is_not_looked_at(roots: Path):
+    prefix = Prefix(str(roots))
+    names = ("mine", "own", "nothing", "gone", "link", "dangling")
+    missing = [name for name in names if prefix.is_missing(prefix.entry(f"acme/{name}", {str(roots / "acme")}))]
+
+    assert missing == ["nothing", "gone"]
+
+
+def test_every_load_has_its_line_in_the_audit_log(caplog, roots: Path):
+    caplog.set_level(logging.INFO, "rota.audit")
+    found, _ = resolver(str(roots), roots=lambda: [str(roots / "acme")], **{"acme/link": AdapterError("It is odd.")})
+    acme = key(adapter_root=str(roots / "acme"))
+    for name in ("acme/mine", "acme/nothing", "acme/link", "birds/secret"):
+        with suppress(RequestError):
+            asyncio.run(found.resolve(acme, name, client="10.0.0.7"))
+
+    shown = {"action": "load", "key": "acme", "client": "10.0.0.7", "resolved": True}
+    forbidden = "Key 'acme' may not use 'birds/secret': it lies outside of the key's adapter root."
+    outcomes = {"acme/mine": "ok", "acme/link": "It is odd.", "birds/secret": forbidden}
+    assert [record.fields for record in caplog.records] == [
+        {**shown, "adapter": name, "path": str(roots / name), "outcome": outcome} for name, outcome in outcomes.items()
+    ]

@@ -118,7 +118,7 @@ def create_app(
         parsers=Parsers(config.tool_call_parser, config.reasoning_parser),
         on_error=on_error,
         traffic=traffic,
-        resolver=elsewhere.resolver(registry, adapters.load),
+        resolver=elsewhere.resolver(registry, adapters.load, access.adapter_roots),
     )
 
     app = _application(front, config, companions, spool.close)

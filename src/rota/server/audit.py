@@ -15,10 +15,15 @@ from rota.server.access.keys import Key
 @contextmanager
 def audited(http: Request, key: Key, action: str, **details: Any) -> Iterator[dict[str, Any]]:
     """Log what the block does, at its end. The block may add details."""
-    client = http.client.host if http.client else "unknown"
+    client = client_of(http)
     try:
         yield details
     except BaseException as error:  # also CancelledError: every way out has its line
         log_act(action, key.name, client, str(error) or type(error).__name__, **details)
         raise
     log_act(action, key.name, client, **details)
+
+
+def client_of(http: Request) -> str:
+    """The address of a request's client."""
+    return http.client.host if http.client else "unknown"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rota.runtime.registry import Registry
@@ -17,9 +18,9 @@ class Elsewhere:
     locate: Locate = as_asked
     prefix: Prefix | None = None
 
-    def resolver(self, registry: Registry, load: Load) -> Resolver | None:
+    def resolver(self, registry: Registry, load: Load, roots: Callable[[], Iterable[str]]) -> Resolver | None:
         """None: names that are not loaded are refused."""
-        return None if self.prefix is None else Resolver(self.prefix, registry, load)
+        return None if self.prefix is None else Resolver(self.prefix, registry, load, roots)
 
 
 HERE = Elsewhere()

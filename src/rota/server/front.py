@@ -12,6 +12,7 @@ from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
 from rota.server.access.keys import Key
+from rota.server.audit import client_of
 from rota.server.call_options import CallOptions
 from rota.server.errors import OnError, unheard
 from rota.server.gateway_headers import first_token_in, tenant_in
@@ -117,5 +118,5 @@ class Front:
         result = await read(texts, self.workers, key, work, await http.body())
         if self.resolver is not None:
             for param, model in dict.fromkeys(result.asked_models):
-                await self.resolver.resolve(key, model, param)
+                await self.resolver.resolve(key, model, param, client_of(http))
         return result

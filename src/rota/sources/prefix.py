@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 from rota.core.adapter import split_label
 from rota.core.errors import AdapterError, ConfigError
 from rota.core.lora_paths import LoraPath
 from rota.sources.address import has_scheme, parse_address
+from rota.sources.beneath import Beneath, LeavesError
 from rota.sources.wanted import CONFIG
 
 MOST_NAME = 200
@@ -23,8 +28,12 @@ class Prefix:
         except AdapterError as error:
             raise ConfigError(f"lora_resolver: {error}") from error
 
-    def entry(self, name: str) -> LoraPath | None:
-        """What a name stands for; None if it cannot be a place below, or is a version's. It has not been looked at."""
+    def entry(self, name: str, roots: Iterable[str] = ()) -> LoraPath | None:
+        """What a name stands for; None if it cannot be a place below, or is a version's. It has not been looked at.
+
+        `roots` are those of keys. A place in one of them must not lead out of it, whoever asks for the name: its links
+        are made by the key's tenant.
+        """
         parts = name.split("/")
         if len(name) > MOST_NAME or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
             return None
@@ -36,11 +45,26 @@ class Prefix:
                 parse_address(path)
             except AdapterError:
                 return None
-        return LoraPath(name=name, path=path, root=self.place)
+        entry = LoraPath(name=name, path=path, root=self.place)
+        narrowest = max([self.place, *(root for root in roots if is_within(entry, root))], key=len)
+        return replace(entry, root=narrowest)
 
     def is_missing(self, entry: LoraPath) -> bool:
-        """Whether a folder is surely not there; of an address, only its source can say so. Blocks on the disk."""
-        return not has_scheme(self.place) and not (Path(entry.path) / CONFIG).is_file()
+        """Whether a folder is surely not there; of an address, only its source can say so. Blocks on the disk.
+
+        What leads out of the entry's root is not looked at: the reader of folders refuses it.
+        """
+        if has_scheme(self.place):
+            return False
+        try:
+            with closing(Beneath(Path(entry.root or self.place))) as place:
+                place.enter(entry.path)
+                os.close(place.open(CONFIG)[0])
+        except LeavesError:
+            return False
+        except (OSError, ValueError):
+            return True
+        return False
 
 
 def is_within(entry: LoraPath, root: str) -> bool:

@@ -54,6 +54,10 @@ class Access:
         self._keys = keys
         return changes
 
+    def adapter_roots(self) -> set[str]:
+        """The roots of all keys that have one."""
+        return {key.adapter_root for key in self._keys if key.adapter_root is not None}
+
     async def guard(self, http: Request) -> None:
         """A dependency of the whole application, so that a route that does not check keys is closed all the same."""
         if http.scope["path"] in OPEN_PATHS:  # not `http.url`: a Host header can change it
