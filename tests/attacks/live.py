@@ -130,11 +130,11 @@ def serving(folder: Path, *flags: str, keys: str = KEYS) -> Iterator[Server]:
     log = folder / "log"
     with log.open("w") as written, started(command, stderr=written) as program:
         url = line_of(program, "Rota serves").split()[-1]
-        tenants = [
+        acme, birds, boss = (
             Tenant(root / name, httpx.Client(base_url=url, headers={"x-api-key": name}, timeout=PATIENCE_S))
             for name in ("acme", "birds", "boss")
-        ]
-        yield Server(url, program, file, *tenants, log)
+        )
+        yield Server(url, program, file, acme, birds, boss, log)
 
 
 @contextmanager

@@ -2,9 +2,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Admitted, Finished, FinishReason
+from rota.core.events import (
+    AdapterAdded,
+    AdapterRefused,
+    AdapterRemoved,
+    Admitted,
+    Finished,
+    FinishReason,
+    HostChanged,
+    HostState,
+)
 from rota.core.ids import AdapterId, RequestId
-from rota.core.messages import RemoveAdapter
+from rota.core.messages import RemoveAdapter, SealAdapter
 from rota.runtime.promises import Promises
 from tests.builders import add_adapter, submit
 
@@ -119,3 +128,16 @@ def test_an_adapter_that_others_serve_is_introduced_to_every_new_engine_also_bef
     assert known(promises) == [1]
     promises.note_message(RemoveAdapter(adapter_id=ONE, at=2.0))
     assert known(promises) == []
+
+
+def test_the_next_engine_is_told_what_the_first_read_of_each_version_has_found():
+    promises = Promises()
+    for number in (1, 2, 3):
+        promises.note_message(add_adapter(number))
+        promises.note_events([AdapterAdded(AdapterId(number), 1.0)])
+    for seals in (("first",), ("later",)):
+        promises.note_events([HostChanged(at=1.0, adapter_id=ONE, state=HostState.HELD, seals=seals)])
+    promises.note_message(SealAdapter(AdapterId(2), 1.0, ("of another engine",)))
+
+    told = [message.adapter.seals for message in promises.introductions()]
+    assert told == [("first",), ("of another engine",), ()]

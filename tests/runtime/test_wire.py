@@ -24,7 +24,7 @@ from rota.core.events import (
     Whereabouts,
 )
 from rota.core.ids import AdapterId, EngineId, Slot
-from rota.core.messages import AbortAll, AdapterFetched, Explain, FlushCache, Inspect, MoveRequests
+from rota.core.messages import AbortAll, AdapterFetched, Explain, FlushCache, Inspect, MoveRequests, SealAdapter
 from rota.core.moved import Moved
 from rota.core.plan import Load, StepPlan, TokenLogprobs
 from rota.core.standstill import StoodStill, WentOn
@@ -43,7 +43,8 @@ RECORDS = [
     MoveRequests(old=AdapterId(1), new=AdapterId(2), at=1.0, keeps_kv=True),
     Stop(),
     Ready(capacity(pages=40)),
-    AdapterFetched(adapter_id=AdapterId(1), at=1.0, pages=8, matrices=2),
+    AdapterFetched(adapter_id=AdapterId(1), at=1.0, pages=8, matrices=2, seals=("a", "b")),
+    SealAdapter(AdapterId(1), 1.0, ("a", "b")),
     Failed("It broke."),
     Admitted(request_id="a", at=1.0, cached_tokens=16),
     Preempted("a", 2.0),

@@ -29,6 +29,8 @@ class Adapter:
     root: str | None = None  # the folder of its key, which it must not leave; None: the server's adapter root
     owner: str | None = None  # the name of the key that loaded it; None: the operator, at the start
     version: int = 1  # counts what was loaded under the name
+    # By rank: digests of what its first read found, which every later read must find again. Empty: it was not read yet.
+    seals: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.weight > 0.0:
@@ -43,6 +45,11 @@ class Adapter:
     def label(self) -> str:
         """How a client asks for this version and no other."""
         return f"{self.name}@{self.version}"
+
+
+def changed_since(adapter: Adapter) -> str:
+    """Why a version is not served whose files are others by now: its KV and its number would mean two things."""
+    return f"'{adapter.name}' changed since version {adapter.version} was loaded; PUT it again."
 
 
 def split_label(label: str) -> tuple[str, int] | None:

@@ -224,6 +224,9 @@ class ServerConfig(ShowConfig):
     lora_routes: tuple[str, ...] = option(
         (), "Traffic routes to start with, one or more: NAME=JSON, with the JSON of PUT /v1/adapters/NAME/route."
     )
+    reload_changed: bool = option(
+        False, "Files of an adapter that changed since they were loaded become a new version; else they are refused."
+    )
     max_body_mb: int = option(16, "Largest body of a request, in MB; a larger one is refused.")
     max_adapter_body_mb: int = option(1024, "Largest body with an adapter's weights, in MB; a larger one is refused.")
     stream_keep_alive: float = option(

@@ -4,7 +4,8 @@ RotaError
 ├── ConfigError        the configuration cannot work
 ├── ModelError         a model folder is missing, corrupt or unsupported
 ├── AdapterError       an adapter folder cannot be served by this model
-│   └── DiskError          a disk of the server's cannot take an adapter
+│   ├── DiskError          a disk of the server's cannot take an adapter
+│   └── AdapterChangedError    the files of a version are others than when it was loaded
 ├── RequestError       a request cannot be served as asked; carries a Fault
 ├── EngineDiedError    the engine process is gone
 │   └── EngineLostError    the engine served, and cannot be brought back
@@ -30,6 +31,7 @@ class FaultCode(StrEnum):
     DUPLICATE_ID = "duplicate_id"
     UNKNOWN_ADAPTER = "unknown_adapter"
     ADAPTER_FAILED = "adapter_failed"
+    ADAPTER_CHANGED = "adapter_changed"
     NOT_A_NUMBER = "not_a_number"
     ENGINE_DIED = "engine_died"
     UNAUTHORIZED = "invalid_api_key"
@@ -102,6 +104,12 @@ class DiskError(AdapterError):
             return cls(f"{reason}, or {remedy}.", FaultCode.DISK_FULL)
         reason = f"The adapter cannot be written to {place} ({error.strerror}). Look after that disk"
         return cls(f"{reason}, or {remedy}.", FaultCode.DISK_FAILED)
+
+
+class AdapterChangedError(AdapterError):
+    """The files of a version are others than when it was loaded."""
+
+    code: ClassVar[FaultCode] = FaultCode.ADAPTER_CHANGED
 
 
 class RequestError(RotaError):

@@ -160,6 +160,7 @@ class HostChanged:
     state: HostState
     engine_id: EngineId = FIRST_ENGINE
     size_bytes: int = 0  # that it takes there; 0: not known, or not there
+    seals: tuple[str, ...] = ()  # by rank, of what was read
 
 
 class DrainState(StrEnum):

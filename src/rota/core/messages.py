@@ -80,6 +80,16 @@ class AdapterFetched:
     pages: int = 0  # that it takes in a slot; 0: every slot holds any adapter
     size_bytes: int = 0  # that it takes in host memory; 0: not known
     matrices: int = 0  # an embedding or a head of its own: so many places it takes besides
+    seals: tuple[str, ...] = ()  # by rank, of what was read
+
+
+@dataclass(frozen=True, slots=True)
+class SealAdapter:
+    """Another engine has read an adapter first, and found this: here it must be the same."""
+
+    adapter_id: AdapterId
+    at: float
+    seals: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,5 +175,6 @@ class ServedElsewhere:
 
 
 Query = Explain | Inspect | FlushCache
-AdapterMessage = AddAdapter | RemoveAdapter | MoveRequests | AdapterFetched | AdapterReady | AdapterFailed | SlotsGrew
+AdapterOutcome = AdapterFetched | AdapterReady | AdapterFailed | SlotsGrew
+AdapterMessage = AddAdapter | RemoveAdapter | MoveRequests | SealAdapter | AdapterOutcome
 Message = Submit | Abort | AbortAll | ServedElsewhere | Pause | Resume | AdapterMessage | Query

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from rota.core.adapter import Adapter
-from rota.core.errors import DiskError, FaultCode
+from rota.core.errors import AdapterChangedError, DiskError, FaultCode
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFailed, Message
 from rota.engine.lora.adapters import Adapters
@@ -50,14 +50,13 @@ class Causes:
 
     def noting(self, read: Read) -> Read:
         def read_and_note(adapter: Adapter) -> HostAdapter:
-            if not has_scheme(adapter.path):
-                return read(adapter)
-            self._codes[adapter.adapter_id] = FaultCode.SOURCE_AWAY
+            if has_scheme(adapter.path):
+                self._codes[adapter.adapter_id] = FaultCode.SOURCE_AWAY
             try:
                 copy = read(adapter)
             except UnreachableError:
                 raise
-            except DiskError as error:
+            except (DiskError, AdapterChangedError) as error:
                 self._codes[adapter.adapter_id] = error.code
                 raise
             except Exception:  # whatever it is, it goes on

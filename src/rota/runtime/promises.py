@@ -6,13 +6,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
-from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Admitted, Event, Finished, FinishReason
+from rota.core.events import (
+    AdapterAdded,
+    AdapterRefused,
+    AdapterRemoved,
+    Admitted,
+    Event,
+    Finished,
+    FinishReason,
+    HostChanged,
+)
 from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId
-from rota.core.messages import AddAdapter, Message, Pause, RemoveAdapter, Resume, Submit
+from rota.core.messages import AddAdapter, Message, Pause, RemoveAdapter, Resume, SealAdapter, Submit
 
 
 @dataclass(slots=True)
@@ -47,6 +56,8 @@ class Promises:
             case RemoveAdapter(adapter_id=adapter_id):
                 self._leaving[adapter_id] = None
                 self._known.pop(adapter_id, None)
+            case SealAdapter(adapter_id, _, seals):
+                self._seal(adapter_id, seals)
             case Pause() | Resume():
                 self._is_paused = isinstance(message, Pause)
 
@@ -68,6 +79,14 @@ class Promises:
                     self._leaving.pop(adapter_id, None)
                 case AdapterRemoved(adapter_id):
                     self._leaving.pop(adapter_id, None)
+                case HostChanged(adapter_id=adapter_id, seals=seals) if seals:
+                    self._seal(adapter_id, seals)
+
+    def _seal(self, adapter_id: AdapterId, seals: tuple[str, ...]) -> None:
+        """What the first read of a version has found is what the next engine must find."""
+        for adapters in (self._coming, self._known):
+            if (adapter := adapters.get(adapter_id)) and not adapter.seals:
+                adapters[adapter_id] = replace(adapter, seals=seals)
 
     def introductions(self) -> list[AddAdapter | Pause]:
         """The first messages to a new engine: every adapter that was added and not removed, and a pause that lasts.

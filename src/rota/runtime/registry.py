@@ -28,7 +28,7 @@ class Registry:
         self._others: dict[str, dict[int, Adapter]] = {}  # former and staged ones that are there, by name and number
         self._coming: dict[str, dict[int, Adapter]] = {}  # those that are being read beside a current one
         self._by_id: dict[AdapterId, Adapter] = {}  # all of these
-        self._lost: dict[AdapterId, str] = {}  # and the reason
+        self._lost: dict[AdapterId, Fault] = {}  # and the reason
         self._prefix = f"{base_name}:"
         self._operator_names: set[str] = set()
 
@@ -146,12 +146,12 @@ class Registry:
             self.discard(one.adapter_id)
         return adapter
 
-    def lose(self, adapter: Adapter, reason: str) -> None:
+    def lose(self, adapter: Adapter, reason: str, code: FaultCode = FaultCode.ADAPTER_FAILED) -> None:
         """Keep a name, or bring it back, whose adapter cannot be served."""
         self._by_id[adapter.adapter_id] = adapter
         if adapter.version not in self._others.get(adapter.name, {}):
             self._by_name.setdefault(adapter.name, adapter)
-        self._lost[adapter.adapter_id] = reason
+        self._lost[adapter.adapter_id] = Fault(code, reason)
 
     def is_lost(self, adapter: Adapter) -> bool:
         return adapter.adapter_id in self._lost
@@ -163,7 +163,8 @@ class Registry:
     def loss_of(self, name: str) -> str | None:
         """Why the adapter of a name is lost; None if it is not."""
         adapter = self._by_name.get(name)
-        return self._lost.get(adapter.adapter_id) if adapter else None
+        loss = self._lost.get(adapter.adapter_id) if adapter else None
+        return loss.message if loss else None
 
     def discard(self, adapter_id: AdapterId) -> None:
         """Forget the version that has this id, if there is one, and its name if the name means this version."""
@@ -213,12 +214,13 @@ class Registry:
         return adapter
 
     def refuse_lost(self, adapter: Adapter, param: str = "model") -> None:
-        """Raises ADAPTER_FAILED with the reason if an adapter is lost."""
-        if reason := self._lost.get(adapter.adapter_id):
+        """Raises RequestError with the reason if an adapter is lost."""
+        if loss := self._lost.get(adapter.adapter_id):
             message = (
-                f"Adapter '{adapter.name}' could not be read: {reason} Load it again under this name, or unload it."
+                f"Adapter '{adapter.name}' could not be read: {loss.message} Load it again under this name, or unload "
+                "it."
             )
-            raise RequestError(Fault(FaultCode.ADAPTER_FAILED, message, param))
+            raise RequestError(Fault(loss.code, message, param))
 
 
 def _take(versions: dict[str, dict[int, Adapter]], adapter: Adapter) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
-from rota.core.adapter import Adapter
+from rota.core.adapter import Adapter, changed_since
 from rota.core.errors import PASSING, Fault, FaultCode
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, FinishReason, SlotReason
 from rota.core.ids import BASE, AdapterId
@@ -16,6 +17,7 @@ from rota.core.messages import (
     AddAdapter,
     MoveRequests,
     RemoveAdapter,
+    SealAdapter,
     SlotsGrew,
 )
 from rota.policy.slot_policy import SlotPolicy
@@ -73,6 +75,8 @@ class AdapterLifecycle:
                 self._remove(message)
             case MoveRequests():
                 self._move(message)
+            case SealAdapter():
+                self._seal(message)
             case AdapterFetched():
                 self._fetched(message)
             case AdapterReady(adapter_id, at, copy_s):
@@ -131,8 +135,15 @@ class AdapterLifecycle:
     def _fetched(self, message: AdapterFetched) -> None:
         adapter_id, at = message.adapter_id, message.at
         group = self._books.groups[adapter_id]
-        finish_read(self._books, adapter_id, at, message.size_bytes)
+        finish_read(self._books, message)
         self._books.note_users(group)
+        assert group.adapter is not None, "the base model is never read"
+        if not group.adapter.seals:
+            group.adapter = replace(group.adapter, seals=message.seals)
+        elif message.seals != group.adapter.seals:  # another engine has read it first, while this one read it
+            reason, code = changed_since(group.adapter), FaultCode.ADAPTER_CHANGED
+            self._failed(AdapterFailed(adapter_id=adapter_id, at=at, reason=reason, code=code))
+            return
         if reason := too_large(self._books, group, message.pages, message.matrices):
             self._failed(AdapterFailed(adapter_id=adapter_id, at=at, reason=reason))
             return
@@ -140,6 +151,16 @@ class AdapterLifecycle:
         self._idle_reads.forget(adapter_id)
         if not self._warm_ups.begin(group):
             self._answer(group, at)
+
+    def _seal(self, message: SealAdapter) -> None:
+        """What another engine has read is the version, and what this one has read must be the same."""
+        group = self._books.groups.get(message.adapter_id)
+        if group is None or group.adapter is None:
+            return
+        own, group.adapter = group.adapter.seals, replace(group.adapter, seals=message.seals)
+        if own and own != message.seals:
+            fault = Fault(FaultCode.ADAPTER_CHANGED, changed_since(group.adapter), "model")
+            self._remove(RemoveAdapter(adapter_id=group.adapter_id, at=message.at, is_forced=True, fault=fault))
 
     def _answer(self, group: Group, at: float) -> None:
         """An adapter was read, and lies in a slot if one was free for it: its adder is told."""
@@ -176,7 +197,7 @@ class AdapterLifecycle:
         if adapter_id in books.slots.residencies:
             vacate(books, group, at, SlotReason.FAILED, detail=reason)
         self._end_users(group, Fault(message.code, reason, "model"), at)
-        is_new = self._was_never_read(group, message.code)
+        is_new = self._is_lost(group, message.code)
         if is_new or adapter_id in self._unanswered:
             self._unanswered.discard(adapter_id)
             self._refuse(adapter_id, at, reason, message.code)
@@ -187,8 +208,13 @@ class AdapterLifecycle:
             books.note_users(group)
         self.retire_if_done(group, at)
 
-    def _was_never_read(self, group: Group, code: FaultCode) -> bool:
-        """What was never read is not known, also if requests could ask for it; the next read may succeed."""
+    def _is_lost(self, group: Group, code: FaultCode) -> bool:
+        """What was never read is not known, also if requests could ask for it; the next read may succeed.
+
+        Nor is a version whose files are others by now: nobody can read it again.
+        """
+        if code is FaultCode.ADAPTER_CHANGED:
+            return not group.is_leaving
         if group.standing is Standing.NEW or not self._idle_reads.has(group.adapter_id):
             return group.standing is Standing.NEW
         if code in PASSING:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rota.core.adapter import Adapter
 from rota.core.events import HostChanged, HostState
 from rota.core.ids import AdapterId
+from rota.core.messages import AdapterFetched
 from rota.scheduler.books import Books
 from rota.scheduler.draft import Draft
 
@@ -21,10 +22,10 @@ def order_idle_read(books: Books, draft: Draft, adapter: Adapter) -> None:
     _begin_read(books, draft, adapter)
 
 
-def finish_read(books: Books, adapter_id: AdapterId, at: float, size_bytes: int) -> None:
+def finish_read(books: Books, fetched: AdapterFetched) -> None:
     """An adapter lies in host memory."""
-    books.hosts.finish_fetch(adapter_id)
-    _tell(books, adapter_id, HostState.HELD, at, size_bytes)
+    books.hosts.finish_fetch(fetched.adapter_id)
+    _tell(books, fetched.adapter_id, HostState.HELD, fetched.at, fetched.size_bytes, fetched.seals)
 
 
 def forget_copy(books: Books, adapter_id: AdapterId, at: float) -> None:
@@ -39,7 +40,21 @@ def _begin_read(books: Books, draft: Draft, adapter: Adapter) -> None:
     _tell(books, adapter.adapter_id, HostState.READING, draft.now)
 
 
-def _tell(books: Books, adapter_id: AdapterId, state: HostState, at: float, size_bytes: int = 0) -> None:
+def _tell(
+    books: Books,
+    adapter_id: AdapterId,
+    state: HostState,
+    at: float,
+    size_bytes: int = 0,
+    seals: tuple[str, ...] = (),
+) -> None:
     books.outbox.append(
-        HostChanged(at=at, adapter_id=adapter_id, state=state, engine_id=books.engine_id, size_bytes=size_bytes)
+        HostChanged(
+            at=at,
+            adapter_id=adapter_id,
+            state=state,
+            engine_id=books.engine_id,
+            size_bytes=size_bytes,
+            seals=seals,
+        )
     )

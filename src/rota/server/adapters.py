@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 
 from rota.core.adapter import Adapter
@@ -16,6 +16,7 @@ from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
 from rota.core.ids import AdapterId
 from rota.core.lora_paths import LoraPath
 from rota.core.messages import AddAdapter, MoveRequests, RemoveAdapter
+from rota.observe.audit import OK, log_act
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.locating import Locate, as_asked
@@ -60,15 +61,24 @@ class AdapterManager:
     """Loads, renews and unloads adapters by name. Everything here runs on the event loop."""
 
     def __init__(
-        self, service: Service, registry: Registry, patience_s: float = PATIENCE_S, locate: Locate = as_asked
+        self,
+        service: Service,
+        registry: Registry,
+        patience_s: float = PATIENCE_S,
+        locate: Locate = as_asked,
+        reloads_changed: bool = False,
     ) -> None:
-        """`locate` finds what an address means now, before a version gets its id."""
+        """`locate` finds what an address means now, before a version gets its id.
+
+        With `reloads_changed`, files that changed since they were loaded become a new version by themselves.
+        """
         self._service = service
         self._registry = registry
         self._patience_s = patience_s
         self._loading, self._unloading = Outcomes(), Outcomes()
         self._names = NameLocks()
-        self._locate = locate
+        self._locate, self._reloads_changed = locate, reloads_changed
+        self._reloads: set[asyncio.Task[None]] = set()
         self._served: set[AdapterId] = set()  # were added once
         self._kept: set[AdapterId] = set()  # stay until they are removed, though their name means another version
         self._leaving: set[AdapterId] = set()
@@ -262,8 +272,28 @@ class AdapterManager:
         if adapter is None or adapter_id not in self._served or adapter_id in self._leaving:
             self._forget(adapter_id)
             return
-        self._registry.lose(adapter, event.reason)
+        self._registry.lose(adapter, event.reason, event.code)
         self._warn(event)
+        if self._reloads_changed and event.code is FaultCode.ADAPTER_CHANGED and self._registry.has(adapter):
+            task = asyncio.get_running_loop().create_task(self._reload(adapter))
+            self._reloads.add(task)
+            task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self, adapter: Adapter) -> None:
+        """What lies in the place of a version by now becomes the next one. It is an act of the key that loaded it."""
+        outcome = OK
+        async with self._names.lock(adapter.name):
+            if not self._registry.has(adapter):
+                return  # a client was faster
+            asked = LoraPath(**{one.name: getattr(adapter, one.name) for one in fields(LoraPath)})
+            try:
+                new = self._registry.renew(asked)
+                await self._read(new, adapter)
+                self._take_over(new, AT_ONCE)
+            except (AdapterError, RequestError) as error:
+                outcome = str(error)  # the name stays lost
+        details = {"adapter": adapter.name, "path": adapter.path, "reloaded": True}
+        log_act("update", adapter.owner or "operator", "this server", outcome, **details)
 
     def _forget(self, adapter_id: AdapterId) -> None:
         for known in (self._served, self._kept, self._leaving):

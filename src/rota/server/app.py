@@ -96,7 +96,7 @@ def create_app(
     traffic = _traffic(service, registry, config, access, lambda request: streams.open([request]))
     metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *enders), traffic)
     access.admission.watch(metrics.limit_met)
-    adapters = AdapterManager(service, registry, unload_patience_s, elsewhere.locate)
+    adapters = AdapterManager(service, registry, unload_patience_s, elsewhere.locate, config.reload_changed)
     # Observers get requests and events; listeners get events only.
     answers, spool = OpenAnswers(partial(_note, metrics, traffic.shadows)), Spool()
     history, queries, counts, pausing = History(registry), Queries(service), Counts(service), Pausing(service, answers)

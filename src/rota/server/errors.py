@@ -40,6 +40,9 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.UNKNOWN_ADAPTER: ErrorKind(404, _INVALID, "The adapter was unloaded before the request could start."),
     FaultCode.UNKNOWN_REQUEST: ErrorKind(404, _INVALID, "No request of this id is open, or it is another key's."),
     FaultCode.ADAPTER_FAILED: ErrorKind(400, _INVALID, "The adapter cannot be loaded, unloaded or served."),
+    FaultCode.ADAPTER_CHANGED: ErrorKind(
+        409, _INVALID, "The files of the adapter are others than when this version was loaded."
+    ),
     FaultCode.NOT_PAUSED: ErrorKind(409, _INVALID, "The server was resumed while /pause waited for its answers."),
     FaultCode.PROMPT_TOO_LONG: ErrorKind(413, _INVALID, "The prompt does not fit the context."),
     FaultCode.KV_TOO_SMALL: ErrorKind(413, _INVALID, "The prompt would not fit the KV cache even if it were empty."),

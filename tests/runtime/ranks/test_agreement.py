@@ -45,10 +45,10 @@ def test_an_adapter_is_fetched_when_every_rank_has_said_so():
 def test_an_adapter_takes_as_many_pages_as_the_rank_that_needs_most():
     agreement, posted = agreement_of(2)
     agreement.order(fetch(1))
-    agreement.note(0, AdapterFetched(adapter_id=ONE, at=3.0, pages=2))
-    agreement.note(1, AdapterFetched(adapter_id=ONE, at=4.0, pages=1))
+    agreement.note(1, AdapterFetched(adapter_id=ONE, at=4.0, pages=1, seals=("second",)))
+    agreement.note(0, AdapterFetched(adapter_id=ONE, at=3.0, pages=2, seals=("first",)))
 
-    assert posted == [AdapterFetched(adapter_id=ONE, at=4.0, pages=2)]
+    assert posted == [AdapterFetched(adapter_id=ONE, at=4.0, pages=2, seals=("first", "second"))]
 
 
 def test_a_copy_is_complete_with_the_last_rank_and_took_as_long_as_the_longest():

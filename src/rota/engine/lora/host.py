@@ -51,6 +51,7 @@ class HostAdapter:
     own_embedding: tuple[Tensor, ...] | None = None  # [vocabulary, hidden] in pieces, in the place of the model's
     own_head: tuple[Tensor, ...] | None = None  # the same of the head, of this rank's tokens
     packing: Packing | None = None
+    seal: str = ""  # of the files that it was read from
 
     @property
     def extras(self) -> Extra:

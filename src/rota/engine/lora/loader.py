@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import torch
 
-from rota.core.adapter import Adapter
-from rota.core.errors import AdapterError
+from rota.core.adapter import Adapter, changed_since
+from rota.core.errors import AdapterChangedError, AdapterError
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.engine.lora.bank import Bank
@@ -55,9 +55,13 @@ def checkpoint_reader(
     folders, growth = brought or Brought(), bank.growth
 
     def read(adapter: Adapter) -> HostAdapter:
+        seal = adapter.seals[shard.rank] if adapter.seals else ""
         with folders.whole(adapter) as (path, root, key_root):
             below = None if base is None else base(), None if ends is None else ends()
-            read = read_checkpoint(path, spec, dtype, max_rank, root, work, key_root, shard, *below, growth)
+            try:
+                read = read_checkpoint(path, spec, dtype, max_rank, root, work, key_root, shard, *below, growth, seal)
+            except AdapterChangedError:
+                raise AdapterChangedError(changed_since(adapter)) from None
         if growth is not None:
             growth.want(read.extras)
         return read
@@ -196,6 +200,7 @@ class AdapterLoader:
                     pages=self._bank.pages_of(copy),
                     size_bytes=copy.size_bytes,
                     matrices=copy.matrices,
+                    seals=(copy.seal,) if copy.seal else (),
                 )
             )
 

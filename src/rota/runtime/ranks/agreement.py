@@ -105,11 +105,12 @@ def _agreed(order: Order) -> Outcome:
         copies = (said.copy_s for said in order.outcomes.values() if isinstance(said, AdapterReady))
         return replace(last, copy_s=max(copies))
     if isinstance(last, AdapterFetched):
-        reads = [one for one in order.outcomes.values() if isinstance(one, AdapterFetched)]
+        reads = [one for _, one in sorted(order.outcomes.items()) if isinstance(one, AdapterFetched)]
         return replace(
             last,
             pages=max(one.pages for one in reads),
             matrices=max(one.matrices for one in reads),
             size_bytes=sum(one.size_bytes for one in reads),
+            seals=tuple(seal for one in reads for seal in one.seals),
         )
     return last

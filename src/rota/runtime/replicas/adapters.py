@@ -9,9 +9,9 @@ from functools import lru_cache
 
 from rota.core.adapter import Adapter
 from rota.core.errors import Fault, FaultCode
-from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event
+from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, HostChanged
 from rota.core.ids import AdapterId
-from rota.core.messages import AddAdapter, Message, RemoveAdapter
+from rota.core.messages import AddAdapter, Message, RemoveAdapter, SealAdapter
 
 # Sends a message to a replica; False if that replica is down.
 Tell = Callable[[int, Message], bool]
@@ -112,6 +112,15 @@ class ReplicaAdapters:
                 self._part(replica, entry)
                 entry.was_removed = True
                 return list(self._settle(event.adapter_id, entry, event.at))
+
+    def seal(self, replica: int, event: HostChanged) -> None:
+        """A replica has read an adapter. What the first one found is the version, for all others too."""
+        entry = self._entries.get(event.adapter_id)
+        if entry is None or entry.adapter.seals or not event.seals:
+            return
+        entry.adapter = replace(entry.adapter, seals=event.seals)
+        others = (entry.asked | entry.invited | entry.holders) - {replica}
+        self._told(sorted(others), SealAdapter(event.adapter_id, event.at, event.seals))
 
     def note_down(self, replica: int, reason: str) -> list[Event]:
         """A replica was given up on: adapters that no other replica has are lost."""

@@ -20,6 +20,7 @@ from rota.core.events import (
     Explained,
     Finished,
     FinishReason,
+    HostChanged,
     Inspected,
     Preempted,
     Routed,
@@ -194,6 +195,9 @@ class ReplicaDesk:
                     told.append(event)
                 case AdapterAdded() | AdapterRefused() | AdapterRemoved():
                     told += self._adapters.note(replica, event)
+                case HostChanged():
+                    self._adapters.seal(replica, event)
+                    told.append(event)
                 case Inspected() if replica == self._roster.lowest:
                     told.append(with_held(event, self._quotas.held))
                 case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,19 +43,22 @@ def read_checkpoint(
     base: BaseMatrices | None = None,
     ends: BaseEnds | None = None,
     growth: Growth | None = None,
+    seal: str = "",
 ) -> HostAdapter:
     """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk.
 
     `spec` is the whole model's. The folder is checked against it, and a rank reads only its part. With a `base` slots
     have trims, and they have these `ends`; with `growth` they get what they lack. A workspace is for one bank's
-    adapters.
+    adapters. With the `seal` of an earlier read, files that are others by now raise AdapterChangedError: before they
+    are understood if a config or a header is another, else when all numbers were read.
     """
     shapes, cut_of = site_shapes(shard.local(spec)), functools.partial(shard.factor_cut, spec=spec)
     slots = _slots(max_rank, shard, base, ends, growth)
     reader = ExtrasReader(spec=spec, shapes=shapes, dtype=dtype, shard=shard, cut_of=cut_of, base=base, ends=ends)
     with FolderFiles(path, adapter_root, key_root) as files:
+        files.refuse_others_than(seal)
         if packing := work.packing_for(files.fingerprint):
-            return _packed(files, packing, dtype, work)
+            return _packed(files, packing, dtype, work, seal)
         mould, folder = work.claim(files.fingerprint), None
         if mould is None or not mould.is_enough:
             folder = AdapterFolder(files)
@@ -62,7 +66,7 @@ def read_checkpoint(
                 raise AdapterError(reason)
             can_pack = work.packs and shard.size == 1
             if can_pack and (packing := packing_of(folder, shapes, spec.layers, dtype)):
-                return _packed(files, work.keep(files.fingerprint, packing), dtype, work)
+                return _packed(files, work.keep(files.fingerprint, packing), dtype, work, seal)
             mould = mould or _mould_of(files.fingerprint, folder, spec.layers, shapes, dtype, cut_of, work)
         if not mould.fill(files.opened, folder):
             raise AdapterError(_not_finite(folder or AdapterFolder(files), dtype))
@@ -70,16 +74,17 @@ def read_checkpoint(
         for numbers in extras.tensors:
             if folder is not None and numbers.numel() and not _is_finite(numbers, work.threads):
                 raise AdapterError(_not_finite(folder, numbers.dtype))
+        found = files.sealed(seal)
     # Operations pass over a site without ranks.
     ranks = mould.ranks if extras.trims is None else mould.ranks.clamp_min(1)
-    return work.done(HostAdapter((mould.run,), mould.site_ranks, ranks, *extras), mould)
+    return replace(work.done(HostAdapter((mould.run,), mould.site_ranks, ranks, *extras), mould), seal=found)
 
 
-def _packed(files: FolderFiles, packing: Packing, dtype: torch.dtype, work: Workspace) -> HostAdapter:
+def _packed(files: FolderFiles, packing: Packing, dtype: torch.dtype, work: Workspace, seal: str) -> HostAdapter:
     pieces = read_packed(files.opened[0], packing.precision, dtype, work.memory, work.threads)
     if pieces is None:
         raise AdapterError(_not_finite(AdapterFolder(files), dtype))
-    return HostAdapter(pieces, packing.site_ranks, packing.ranks, packing=packing)
+    return HostAdapter(pieces, packing.site_ranks, packing.ranks, packing=packing, seal=files.sealed(seal))
 
 
 def _slots(

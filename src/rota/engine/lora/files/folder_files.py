@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rota.core.errors import AdapterError, ModelError
+from rota.core.errors import AdapterChangedError, AdapterError, ModelError
 from rota.engine.lora.files.tensor_file import TensorFile
 from rota.engine.model.config_file import ConfigFile, read_json
 from rota.sources.beneath import Beneath, LeavesError
@@ -67,6 +67,28 @@ class FolderFiles:
             digest.update(file.size.to_bytes(8, "little"))
             digest.update(file.header)
         return digest.digest()
+
+    def sealed(self, former: str = "") -> str:
+        """A digest of all that was read of the files: of config and headers first, then of the numbers.
+
+        Raises AdapterChangedError if a former read found something else, AdapterError if a file was written to
+        meanwhile. Sizes and headers are in the digest. Times and inodes are not: they say nothing that the content does
+        not say, and a file that is copied back, or brought to another machine, has others. Nor would they make a
+        shorter way. What is written through a mapping of a file need not change its times, so all numbers are read
+        each time, and the thread that reads them digests them while it has them at hand.
+        """
+        digest = hashlib.sha256()
+        for file in self.opened:
+            digest.update(file.digest)
+        seal = self.fingerprint.hex() + digest.hexdigest()
+        if former and seal != former:
+            raise AdapterChangedError(f"{self.path} changed since it was loaded.")
+        return seal
+
+    def refuse_others_than(self, seal: str) -> None:
+        """Raises AdapterChangedError if config or headers are others than those of a seal. Nothing is parsed."""
+        if not seal.startswith(self.fingerprint.hex()) and seal:
+            raise AdapterChangedError(f"{self.path} changed since it was loaded.")
 
     def __enter__(self) -> Self:
         with self._stack:
