@@ -211,7 +211,7 @@ class AdapterLifecycle:
     def _is_lost(self, group: Group, code: FaultCode) -> bool:
         """What was never read is not known, also if requests could ask for it; the next read may succeed.
 
-        Nor is a version whose files are others by now: nobody can read it again.
+        Nor is a version whose files are others by now: no engine can read it again.
         """
         if code is FaultCode.ADAPTER_CHANGED:
             return not group.is_leaving

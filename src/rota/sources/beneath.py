@@ -22,7 +22,7 @@ MOST_LINKS, LONGEST_PATH = 40, 4096
 MOST_FOLDERS = 64
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # a pipe without a writer keeps nobody waiting
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # not to wait for the writer of a pipe
 # What is said of a link that is opened as a folder, or as a file.
 _IS_LINK = (errno.ENOTDIR, errno.ELOOP)
 

@@ -31,8 +31,8 @@ class Prefix:
     def entry(self, name: str, roots: Iterable[str] = ()) -> LoraPath | None:
         """What a name stands for; None if it cannot be a place below, or is a version's. It has not been looked at.
 
-        `roots` are those of keys. A place in one of them must not lead out of it, whoever asks for the name: its links
-        are made by the key's tenant.
+        `roots` are those of keys. A place in one of them must not lead out of it, whichever key asks for the name: its
+        links are made by the key's tenant.
         """
         parts = name.split("/")
         if len(name) > MOST_NAME or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
