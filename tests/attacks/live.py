@@ -72,7 +72,7 @@ class Server:
     log: Path  # what the server writes to its standard error
 
     def acts(self, action: str) -> list[dict[str, Any]]:
-        """The lines of the audit log about an action; the server needs `--log-format json`."""
+        """The lines of the audit log about an action."""
         lines = (line for line in self.log.read_text().splitlines() if line.startswith("{") and line.endswith("}"))
         return [fields for fields in map(json.loads, lines) if fields.get("action") == action]
 
@@ -124,7 +124,7 @@ def serving(folder: Path, *flags: str, keys: str = KEYS) -> Iterator[Server]:
     file.chmod(0o600)
     for name in ("acme", "birds"):
         (root / name).mkdir(parents=True)
-    command = [sys.executable, "-m", "rota", "serve", "--port", "0", "--quiet"]
+    command = [sys.executable, "-m", "rota", "serve", "--port", "0", "--log-format", "json"]
     access = ["--api-key-file", str(file)] if keys else []
     command += [*access, "--adapter-root", str(root), *flags]
     log = folder / "log"

@@ -9,7 +9,7 @@ from tests.attacks.live import WEIGHTS, good_adapter, neighbour, serving
 
 @pytest.mark.long("it starts a whole server")
 def test_a_name_leads_to_no_other_tenants_adapter_and_every_load_has_its_line(tmp_path, record_property):
-    with serving(tmp_path, "--lora-resolver", str(tmp_path / "root"), "--log-format", "json") as server:
+    with serving(tmp_path, "--lora-resolver", str(tmp_path / "root")) as server:
         acme, birds = server.acme.root, server.birds.root
         good_adapter(birds / "secret", "haiku")
         good_adapter(acme / "mine", "french")

@@ -15,7 +15,7 @@ from tests.processes import is_alive
 from tests.waiting import until
 
 # One adapter fits into host memory: the next one takes its place.
-SMALL = ("--max-loras-per-batch", "1", "--max-loaded-loras", "1", "--log-format", "json")
+SMALL = ("--max-loras-per-batch", "1", "--max-loaded-loras", "1")
 
 
 def changed(name: str, version: int) -> str:
