@@ -50,8 +50,7 @@ class Produced:
     at: float
     request_ids: tuple[RequestId, ...]
     tokens: tuple[int, ...]
-    # By position in `tokens`, only for requests that asked.
-    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()
+    logprobs: tuple[tuple[int, TokenLogprobs], ...] = ()  # by position in `tokens`, for requests that asked
     step_s: float = 0.0  # how long the device took for the step
     prompt_tokens: int = 0
     engine_id: EngineId = FIRST_ENGINE
