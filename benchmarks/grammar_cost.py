@@ -24,7 +24,7 @@ from rota.grammar import texts
 from rota.grammar.grammars import LlGrammars
 from rota.grammar.vocabulary import Vocabulary
 from rota.server.access.keys import ANYONE
-from rota.server.grammar_checks.checks import GrammarChecks
+from rota.server.reading_room import ReadingRoom
 from rota.text.tokenizer import Tokenizer
 
 ROWS, ROUNDS = 64, 12
@@ -93,7 +93,7 @@ def masks_ms(grammars: LlGrammars, tokenizer: Tokenizer, vocabulary: int) -> flo
 
 async def checks_ms(folder: Path) -> dict[str, float]:
     """A check in another process, and a verdict that is known."""
-    checks = GrammarChecks(folder)
+    checks = ReadingRoom(folder)
 
     async def took_ms(grammar: Grammar) -> float:
         started_at = time.perf_counter()

@@ -36,7 +36,7 @@ BORDERS = {
     "engine/folders/hub.py": "a hub's library fails in ways that it does not list",
     "text/tokenizer.py": "two libraries fail in ways that they do not list",
     "text/chat.py": "a chat template is a program that comes with a model",
-    "server/text_workers/worker.py": "a worker's job fails, and the server must hear why",
+    "runtime/room/worker.py": "a job fails, and whoever asked must hear why",
     "server/observers.py": "an observer may come from outside, and clients must get their tokens anyway",
 }
 

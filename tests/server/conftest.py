@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rota.runtime.heap import freeze_heap
-from tests.server.patient_checks import checks_within
+from rota.server import reading_room
 from tests.waiting import PATIENCE_S
 
 
@@ -24,7 +25,9 @@ def _certificates_are_few() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="package")
 def _checks_may_wait_for_their_turn() -> Iterator[None]:
     """Only processor time is limited, unless a test says otherwise."""
-    with checks_within(limit_s=PATIENCE_S, stuck_s=2 * PATIENCE_S):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("TEXT", "GRAMMAR"):
+            patch.setattr(reading_room, name, replace(getattr(reading_room, name), wall_s=PATIENCE_S))
         yield
 
 

@@ -1,23 +1,21 @@
-"""Jobs for worker processes, in a module of their own: a worker imports it, and that must be quick."""
+"""Jobs for the reading room, in a module of their own: its processes import it, and that must be quick."""
 
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 from rota.server.prompts import Texts
 
 
 def echo(_: Texts, raw: bytes) -> tuple[int, bytes]:
-    """A job that says which process did it."""
-    return os.getpid(), raw
+    """A job that says whose copy did it."""
+    return os.getppid(), raw
 
 
 def hangs(_: Texts, raw: bytes) -> None:
-    """A job that tells in a file that it began, and does not end."""
-    Path(raw.decode()).touch()
-    threading.Event().wait()
+    """A job that begins to read from a pipe, which has a name, and does not end while nobody has written to it."""
+    Path(raw.decode()).read_bytes()
 
 
 def takes_memory(_: Texts, raw: bytes) -> int:

@@ -22,7 +22,6 @@ from rota.runtime.registry import Registry
 from rota.server.access.access import Access
 from rota.server.access.keys import KeyRing
 from rota.server.app import create_app
-from rota.server.grammar_checks.checks import GrammarChecks
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice, alphabet
@@ -79,8 +78,9 @@ def serving(
     service = PreloadedService(engines(lambda: device or letters_device()), loaded)
     tokenizer = Tokenizer(write_byte_tokenizer(folder))
     access = Access(registry, keys, load_refusal, now, allowed_origins=config.allowed_origins if config else ())
-    grammars = GrammarChecks(folder) if has_grammars else None
-    app = create_app(service, tokenizer, registry, access=access, config=config, enders=enders, grammars=grammars)
+    app = create_app(
+        service, tokenizer, registry, access=access, config=config, enders=enders, has_grammars=has_grammars
+    )
     # Without TLS nobody needs certificates, and to read them all takes longer than all else that a client does here.
     with running(around(app)) as url, httpx.Client(base_url=url, verify=False) as client:
         service.wait_until_ready()

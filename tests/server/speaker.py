@@ -15,7 +15,6 @@ from rota.core.request import SamplingParams
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
-from rota.server.grammar_checks.checks import GrammarChecks
 from rota.text.tokenizer import Tokenizer
 from tests.builders import capacity
 from tests.fakes import FakeDevice
@@ -81,8 +80,8 @@ def speaking(folder: Path, speaker: Speaker, **config: Any) -> Iterator[httpx.Cl
     registry = Registry("speaker", "/models/speaker")
     device = speaker.device  # held here, so that no other node gets a copy of it
     service = PreloadedService(engines(lambda: device), [])
-    tokenizer, grammars = Tokenizer(speaker.write(folder)), GrammarChecks(folder)
-    app = create_app(service, tokenizer, registry, config=ServerConfig(**config), grammars=grammars)
+    tokenizer = Tokenizer(speaker.write(folder))
+    app = create_app(service, tokenizer, registry, config=ServerConfig(**config), has_grammars=True)
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready()
         yield client

@@ -17,7 +17,6 @@ from rota.llm.config import build_device, engine_config
 from rota.runtime.preloaded import PreloadedService
 from rota.runtime.registry import Registry
 from rota.server.app import create_app
-from rota.server.grammar_checks.checks import GrammarChecks
 from rota.text.tokenizer import Tokenizer
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
@@ -49,7 +48,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     registry = Registry("tiny", str(folder))
     adapter = registry.add(LoraPath(name="pirate", path=str(folder / "pirate")))
     service = PreloadedService(engines(partial(build_device, config), config), [adapter])
-    app = create_app(service, Tokenizer(folder), registry, grammars=GrammarChecks(folder))
+    app = create_app(service, Tokenizer(folder), registry, has_grammars=True)
     with running(app) as url, httpx.Client(base_url=url) as client:
         service.wait_until_ready(PATIENCE_S)
         yield client

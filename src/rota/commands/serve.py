@@ -169,7 +169,6 @@ def _listen(start: _Start) -> None:
     from rota.server.access.key_watch import KeyWatch
     from rota.server.app import create_app
     from rota.server.elsewhere import Elsewhere
-    from rota.server.grammar_checks.checks import GrammarChecks
     from rota.server.listen import listen
     from rota.server.locating import Locating
     from rota.server.metrics_port import MetricsPort
@@ -198,7 +197,7 @@ def _listen(start: _Start) -> None:
         scheduler=config.scheduler,
         enders=start.enders,
         companions=[KeyWatch(start.source, access).run] if start.source.path else (),
-        grammars=GrammarChecks(folder),
+        has_grammars=True,
         elsewhere=Elsewhere(Locating(locator_for(config.lora)), start.resolver_prefix),
     )
     feed.routes = lambda: app.state.traffic.routes

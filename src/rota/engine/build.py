@@ -29,6 +29,7 @@ from rota.engine.lora.base_matrices import BaseMatrices
 from rota.engine.lora.ends import EndBank, Ends, TorchEnds
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.header_check import HeaderCheck
+from rota.engine.lora.files.outline import Ask, answer
 from rota.engine.lora.growth import Growth
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.own_matrices import matrix_bytes
@@ -59,11 +60,13 @@ def build_engine(
     choices: Choices | None = None,
     stage: StageRecorder | None = None,
     trials: Trials | None = None,
+    ask: Ask = answer,
 ) -> Engine:
     """Read a model folder and return an engine that is ready for its first plan.
 
     One rank of several meets the others first, or takes part in the `group` that is given. `choices` are made unless
-    they are given too. `stage` records how long each part takes, `trials` what is timed and chosen.
+    they are given too. `stage` records how long each part takes, `trials` what is timed and chosen. `ask` has the
+    files of adapters understood, elsewhere if they may be anybody's.
     """
     stage = stage or StageRecorder()
     with stage("device"):
@@ -76,7 +79,7 @@ def build_engine(
     with precompiled(one_layer, prompts, stage) if chosen.has_graphs else nullcontext(), stage("weights"):
         weights = _weights(config, chosen)
     with stage("memory"):
-        adapters = _adapters(config, chosen, weights)
+        adapters = _adapters(config, chosen, weights, ask)
         engine = _assemble(config, chosen, weights, adapters, _blocks(config, chosen, weights, adapters, group), group)
     with stage("first step"):
         engine.warm_up()  # for steps that fit into no graph too
@@ -117,7 +120,7 @@ def _one_layer(config: EngineConfig, chosen: Choices) -> Engine:
     chosen = replace(chosen, whole=whole, spec=spec, bank=bank, backend="triton")
     config = replace(config, model=replace(config.model, load_format="dummy"))
     weights = _weights(config, chosen)
-    return _assemble(config, chosen, weights, _adapters(config, chosen, weights), FEW_BLOCKS)
+    return _assemble(config, chosen, weights, _adapters(config, chosen, weights, answer), FEW_BLOCKS)
 
 
 def _assemble(
@@ -168,7 +171,7 @@ def _cache_shape(config: EngineConfig, chosen: Choices) -> CacheShape:
     return CacheShape(spec.layers, spec.kv_heads, spec.head_dim, config.cache.kv_block_size, chosen.cache_dtype)
 
 
-def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapters:
+def _adapters(config: EngineConfig, chosen: Choices, weights: Weights, ask: Ask) -> Adapters:
     """The bank, the loader and the projector. The bank is made first; the KV cache takes the memory that is left."""
     lora, size, growth = config.lora, chosen.bank, _growth(chosen)
     bank = Bank(
@@ -187,10 +190,10 @@ def _adapters(config: EngineConfig, chosen: Choices, weights: Weights) -> Adapte
     )
     project, ends = _projector(chosen, bank, end_bank)
     brought = Brought(lora.adapter_root, sources_at(lora.adapter_cache_dir, lora.adapter_cache_gb))
-    read = checkpoint_reader(bank, chosen.whole, brought, chosen.shard)
+    read = checkpoint_reader(bank, chosen.whole, brought, chosen.shard, ask)
     rows, overlaps = config.scheduler.max_running_requests, lora.enable_lora_overlap_loading
     ranks, matrix = chosen.shard.size, matrix_bytes(chosen.spec, chosen.dtype)
-    check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, ranks, size.matrices, matrix, growth)
+    check = HeaderCheck(chosen.whole, size.rank, brought, size.extras, ranks, size.matrices, matrix, growth, ask)
     read = checked_first(read, check.refuse)
     return FarAdapters(bank, read, project, rows, overlaps, chosen.shard.size, check, ends)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial, reduce
@@ -19,6 +20,7 @@ from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.ranks import needs_of
 from rota.engine.lora.pages import pages_for
 from rota.engine.progress import listen_for_progress
+from rota.llm.adapter_room import AdapterRoom
 from rota.policy.policy_options import policy_config
 from rota.runtime.first import wait_for_first
 from rota.runtime.process_age import process_began_at
@@ -89,7 +91,11 @@ def with_first(config: EngineConfig, entries: Collection[LoraPath]) -> EngineCon
 
 def first_of(config: EngineConfig, entries: Collection[LoraPath]) -> FirstAdapters:
     """What these adapters need of slots. Blocks on their folders."""
-    needs = needs_of(entries, Brought(config.lora.adapter_root, sources_for(config.lora)))
+    room = AdapterRoom()  # its process is started by the first pattern, which few adapters have
+    try:
+        needs = needs_of(entries, Brought(config.lora.adapter_root, sources_for(config.lora)), room.ask)
+    finally:
+        room.close()
     ranks = [one.rank for one in needs] if config.lora.max_lora_rank == "auto" else []
     extras = reduce(or_, (one.extras for one in needs), Extra.NONE)
     return FirstAdapters(
@@ -135,13 +141,16 @@ def _build_engine(config: EngineConfig) -> Device[Any]:
     from rota.grammar.grammars import LlGrammars
     from rota.text.tokenizer import Tokenizer
 
+    room = AdapterRoom()
+    room.start()
     listen_for_progress(tell_progress)  # a follower's progress is a sign of life to its leader
     stage = StageRecorder(process_began_at())
     stage.note_past("imports")
     trials = Trials(known_trials())
     if config.first is None:
         config = replace(config, first=wait_for_first())
-    engine = build_engine(config, stage=stage, trials=trials)
+    engine = build_engine(config, stage=stage, trials=trials, ask=room.ask)
+    weakref.finalize(engine, room.close)
     tell_trials(trials.made)
     if config.rank == 0 and engine.capacity.vocabulary and config.model.model_path:  # other ranks draw no tokens
         engine.use_grammars(LlGrammars(partial(Tokenizer, config.model.model_path), engine.capacity.vocabulary))

@@ -285,10 +285,11 @@ class AdapterManager:
         async with self._names.lock(adapter.name):
             if not self._registry.has(adapter):
                 return  # a client was faster
-            asked = LoraPath(**{one.name: getattr(adapter, one.name) for one in fields(LoraPath)})
+            told = {one.name: getattr(adapter, one.name) for one in fields(LoraPath) if hasattr(adapter, one.name)}
+            asked = LoraPath(**told)
             try:
                 new = self._registry.renew(asked)
-                await self._read(new, adapter)
+                await self._read(new, asked, is_more=False, former=adapter)
                 self._take_over(new, AT_ONCE)
             except (AdapterError, RequestError) as error:
                 outcome = str(error)  # the name stays lost

@@ -32,7 +32,7 @@ from rota.server.docs_page import install_docs_page
 from rota.server.elsewhere import HERE, Elsewhere
 from rota.server.embeddings.routes import install_embeddings_routes
 from rota.server.errors import OnError, install_error_handlers, unheard
-from rota.server.front import Front, GrammarCheck
+from rota.server.front import Front
 from rota.server.messages.errors import messages_error
 from rota.server.messages.routes import install_messages_routes
 from rota.server.metrics_port import metrics_app
@@ -52,10 +52,10 @@ from rota.server.pause_routes import install_pause_routes
 from rota.server.pausing import Pausing
 from rota.server.probes import install_probes
 from rota.server.queries import Queries
+from rota.server.reading_room import ReadingRoom
 from rota.server.requests_route import RequestsRoute
 from rota.server.responses.route import install_responses_route
 from rota.server.streams import Reply, Streams
-from rota.server.text_workers.pool import TextWorkers
 from rota.server.traffic.first_routes import first_routes
 from rota.server.traffic.routes import install_traffic_routes
 from rota.server.traffic.shadows import Shadows
@@ -82,14 +82,15 @@ def create_app(
     scheduler: SchedulerConfig | None = None,
     enders: Sequence[OnEnd] = (),
     companions: Sequence[Companion] = (),
-    grammars: GrammarCheck | None = None,
+    has_grammars: bool = False,
     on_error: OnError = unheard,
     elsewhere: Elsewhere = HERE,
 ) -> FastAPI:
     """An application that starts and stops the service with itself.
 
     `watchers` are further observers. `enders` are told of every request's end, as the request log is. `companions` run
-    beside the service, and are cancelled when it stops. Without `grammars`, requests with a grammar are refused.
+    beside the service, and are cancelled when it stops. Unless it `has_grammars`, requests with a grammar are
+    refused.
     `on_error` hears of every error that a client is told. `elsewhere` are adapters in sources.
     """
     config, access = config or ServerConfig(), access or Access(registry)
@@ -113,8 +114,8 @@ def create_app(
         config.stream_keep_alive,
         config.request_timeout,
         scheduler.max_queued_requests if scheduler else None,
-        TextWorkers(tokenizer),
-        grammars,
+        ReadingRoom(tokenizer.folder, has_grammars),
+        has_grammars,
         parsers=Parsers(config.tool_call_parser, config.reasoning_parser),
         on_error=on_error,
         traffic=traffic,
@@ -198,20 +199,16 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         front.streams.start()
-        if front.grammars:
-            front.grammars.start()
-            if front.workers:
-                front.workers.start()  # schemas may be large
+        if front.room and front.has_grammars:
+            front.room.start()
         warm_up = asyncio.create_task(asyncio.to_thread(front.tokenizer.warm_up))
         beside = [asyncio.create_task(run()) for run in companions]
         yield
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
-        if front.workers:
-            await front.workers.close()
-        if front.grammars:
-            await front.grammars.close()
+        if front.room:
+            await front.room.close()
         await asyncio.to_thread(front.service.stop)
         on_stop()
         await warm_up

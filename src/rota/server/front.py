@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from fastapi import Request as HttpRequest
 
-from rota.core.grammar import Grammar
 from rota.runtime.registry import Registry
 from rota.runtime.service import Service
 from rota.server.access.access import Access
@@ -21,30 +19,14 @@ from rota.server.open_answers import Call, OpenAnswers
 from rota.server.pausing import Pausing
 from rota.server.prompts import TextLimits, Texts
 from rota.server.reading import Result, Work, read
+from rota.server.reading_room import ReadingRoom
 from rota.server.resolver import Resolver
 from rota.server.streams import Streams
-from rota.server.text_workers.pool import TextWorkers
 from rota.server.trace_headers import trace_in
 from rota.server.traffic.route import Chosen
 from rota.server.traffic.traffic import Traffic
 from rota.text.parsers import AS_THE_TEMPLATE_SAYS, Parsers
 from rota.text.tokenizer import Tokenizer
-
-
-class GrammarCheck(Protocol):
-    """Says whether a grammar can be served, before its request is sent to an engine."""
-
-    async def check(self, grammar: Grammar, key: str) -> None:
-        """Raises RequestError for a grammar that is wrong, too large, or cannot be checked in time. `key`: who asks."""
-        ...
-
-    def start(self) -> None:
-        """Make ready for the first grammar; does not block."""
-        ...
-
-    async def close(self) -> None:
-        """End what was started."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +44,9 @@ class Front:
     request_timeout_s: float | None = None
     # Every request waits in the queue, at least until the next step. None: no limit.
     max_queued_requests: int | None = None
-    # Read large bodies. None: threads do.
-    workers: TextWorkers | None = None
-    # Checks grammars. None: requests with a grammar are refused.
-    grammars: GrammarCheck | None = None
+    # Reads large bodies, and tries grammars. None: threads read bodies, and requests with a grammar are refused.
+    room: ReadingRoom | None = None
+    has_grammars: bool = False
     # Which parsers read the model's answers.
     parsers: Parsers = AS_THE_TEMPLATE_SAYS
     # Loads adapters that a body names and the server was not told of. None: such names are refused.
@@ -115,7 +96,7 @@ class Front:
         capacity = self.service.state.capacity
         limits = TextLimits(capacity.max_sequence_tokens if capacity else None, self.max_queued_requests)
         texts = Texts(self.tokenizer, limits, self.parsers)
-        result = await read(texts, self.workers, key, work, await http.body())
+        result = await read(texts, self.room, key, work, await http.body())
         if self.resolver is not None:
             for param, model in dict.fromkeys(result.asked_models):
                 await self.resolver.resolve(key, model, param, client_of(http))

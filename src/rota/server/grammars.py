@@ -12,7 +12,7 @@ async def check_grammars(front: Front, parsed: ParsedCall) -> None:
     grammars = {request.sampling.grammar for request in parsed.requests} - {None}
     for grammar in grammars:
         assert grammar is not None
-        if front.grammars is None:
+        if front.room is None or not front.has_grammars:
             message = f"{grammar.param} is not supported: this server was started without grammars."
             raise RequestError.bad_field(grammar.param, message)
-        await front.grammars.check(grammar, parsed.call.key.name)
+        await front.room.check(grammar, parsed.call.key.name)

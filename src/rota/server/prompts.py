@@ -79,7 +79,7 @@ AS_SENT = Reading()
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Makes tokens of what a body holds. It works the same in the server's process and in a worker process."""
+    """Makes tokens of what a body holds. It works the same in the server's process and in the reading room."""
 
     tokenizer: Tokenizer
     limits: TextLimits = TextLimits()

@@ -196,7 +196,7 @@ CONFIG_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another rank": ({"r": 3}, "has the shape [4, 112], but adapter_config.json gives it rank 3"),
     "no rank": ({"r": "four"}, "'r' must be a whole number of at least 1, not 'four'"),
-    "infinite scale": ({"lora_alpha": float("inf")}, "'lora_alpha' must be a finite number above 0, not inf"),
+    "infinite scale": ({"lora_alpha": float("inf")}, "cannot be read (Infinity is no number of JSON)"),
     "no expression": ({"rank_pattern": {"(": 3}}, "'(' is no regular expression"),
     "targets of no kind": ({"target_modules": [1]}, "'target_modules' must be a text or a list of texts"),
 }

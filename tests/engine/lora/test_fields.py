@@ -13,6 +13,7 @@ from peft import LoraConfig, LoraRuntimeConfig
 from rota.core.config import FirstAdapters
 from rota.engine.lora.files.fields import NO_MATTER, READ, REFUSED
 from rota.engine.lora.files.peft_config import read_config
+from rota.engine.model.config_file import read_json
 from tests.engine.lora.features import assert_answers_as_peft, world_of
 from tests.engine.lora.mixed_server import Server
 
@@ -68,4 +69,4 @@ def test_a_field_of_no_matter_refuses_nothing(field, tmp_path):
 def read_with(folder: Path, field: str, value: Any) -> str:
     path = folder / "adapter_config.json"
     path.write_text(json.dumps({"peft_type": "LORA", field: value}))
-    return "\n".join(read_config(path).refusals)
+    return "\n".join(read_config(path, read_json(path), [], []).refusals)

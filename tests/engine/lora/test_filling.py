@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rota.core.errors import AdapterError
 from rota.engine.lora.files.checkpoint import read_checkpoint
+from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.folder_files import FolderFiles
 from rota.engine.lora.files.tensor_file import Read, runs_of
 from rota.engine.lora.files.workspace import Workspace
@@ -68,7 +69,7 @@ def _some(target: bytearray) -> memoryview:
 def test_a_file_that_becomes_shorter_while_it_is_read_is_refused_with_the_tensor(model, tmp_path):
     make_adapter(tmp_path, model)
     with FolderFiles(tmp_path) as files:
-        stored = list(files.opened[0].tensors.values())
+        stored = list(AdapterFolder(files).files[0].tensors.values())
         reads = [Read(one, torch.empty(one.end - one.start, dtype=torch.uint8).numpy()) for one in stored]
         path = tmp_path / "adapter_model.safetensors"
         os.truncate(path, path.stat().st_size - 1)

@@ -42,9 +42,9 @@ def understood(monkeypatch) -> Iterator[list[Path]]:
     """The folders whose headers were looked at."""
     seen = list[Path]()
 
-    def folder(files: Any) -> AdapterFolder:
+    def folder(files: Any, layers: int = 0) -> AdapterFolder:
         seen.append(files.path)
-        return AdapterFolder(files)
+        return AdapterFolder(files, layers)
 
     monkeypatch.setattr(checkpoint, "AdapterFolder", folder)
     return seen

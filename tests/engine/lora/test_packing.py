@@ -137,9 +137,9 @@ def test_so_is_the_part_that_a_rank_of_several_reads(folder, spec, work):
 def test_only_the_first_of_its_kind_is_understood(model, spec, tmp_path, work, monkeypatch):
     seen = list[Path]()
 
-    def understand(files: Any) -> AdapterFolder:
+    def understand(files: Any, layers: int = 0) -> AdapterFolder:
         seen.append(files.path)
-        return AdapterFolder(files)
+        return AdapterFolder(files, layers)
 
     monkeypatch.setattr(checkpoint, "AdapterFolder", understand)
     folders = [make_adapter(tmp_path / str(seed), model, seed=seed) for seed in range(3)]

@@ -27,6 +27,7 @@ from rota.engine.lora.copies.pending_copy import PendingCopy
 from rota.engine.lora.copies.timed_copy import TimedCopy
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
+from rota.engine.lora.files.outline import Ask, answer
 from rota.engine.lora.files.reader import AdapterReader, Copy, Refused, reason_for
 from rota.engine.lora.files.workspace import PLAIN, PinningWorkspace
 from rota.engine.lora.host import HostAdapter
@@ -41,7 +42,7 @@ FAR_THREADS = 4
 
 
 def checkpoint_reader(
-    bank: Bank, spec: ModelSpec, brought: Brought | None = None, shard: Shard = WHOLE
+    bank: Bank, spec: ModelSpec, brought: Brought | None = None, shard: Shard = WHOLE, ask: Ask = answer
 ) -> Callable[[Adapter], HostAdapter]:
     """Reads PEFT folders into the kind of host memory from which copies into this bank are fastest.
 
@@ -57,9 +58,11 @@ def checkpoint_reader(
     def read(adapter: Adapter) -> HostAdapter:
         seal = adapter.seals[shard.rank] if adapter.seals else ""
         with folders.whole(adapter) as (path, root, key_root):
+            ask_for = partial(ask, key=adapter.owner or "")
             below = None if base is None else base(), None if ends is None else ends()
+            folder = path, spec, dtype, max_rank, root, work, key_root, shard
             try:
-                read = read_checkpoint(path, spec, dtype, max_rank, root, work, key_root, shard, *below, growth, seal)
+                read = read_checkpoint(*folder, *below, growth, seal, ask_for)
             except AdapterChangedError:
                 raise AdapterChangedError(changed_since(adapter)) from None
         if growth is not None:

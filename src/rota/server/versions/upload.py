@@ -21,10 +21,6 @@ from rota.server.versions.room import MOST_THREADS, Room
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 # A body that is not the weights alone, until it was read.
 BODY_FILE = "body"
-# In the metadata of safetensors, if the config is not sent beside them.
-METADATA_KEY = "adapter_config"
-# Larger than the header of any adapter: a thousand factors take a hundred bytes each.
-MOST_HEADER_BYTES = 16 << 20
 # Written at a time, in a thread: a disk may be slow, and the event loop must not wait for it.
 WRITTEN_BYTES = 4 << 20
 
@@ -115,51 +111,29 @@ def _write_last(file: BinaryIO, content: bytearray) -> None:
 
 
 def complete(folder: Path, config: dict[str, Any] | None) -> None:
-    """Write the config beside the weights. Raises RequestError if the weights are no safetensors, or have no config."""
-    metadata = _metadata_of(folder / WEIGHTS_FILE)
-    if config is None:
-        config = _config_in(metadata)
-    (folder / CONFIG_FILE).write_text(json.dumps(config), "utf-8")
+    """Write the config beside the weights; without one, the engine looks for it in their metadata.
 
-
-def _metadata_of(file: Path) -> dict[str, Any]:
-    """The metadata of safetensors. The engine looks at all the rest."""
-    size = file.stat().st_size
+    Raises RequestError if the weights are no safetensors. Headers are anybody's: none is parsed in this process.
+    """
+    file = folder / WEIGHTS_FILE
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
-        if size < 8 or length > min(size - 8, MOST_HEADER_BYTES):
-            raise _no_safetensors("it does not begin with the length of a header")
-        try:
-            header = json.loads(opened.read(length))
-        except ValueError:
-            raise _no_safetensors("its header is not JSON") from None
-    metadata = header.get("__metadata__", {}) if isinstance(header, dict) else None
-    if not isinstance(metadata, dict):
-        raise _no_safetensors("its header has no table of tensors")
-    return metadata
-
-
-def _no_safetensors(why: str) -> RequestError:
-    message = f"The weights are no safetensors: {why}. Send what safetensors.torch.save gives."
-    return RequestError(Fault(FaultCode.BAD_FIELD, message, "body"))
-
-
-def _config_in(metadata: dict[str, Any]) -> dict[str, Any]:
-    if METADATA_KEY not in metadata:
+    if length + 8 > file.stat().st_size or not length:
         message = (
-            f"There is no adapter config: send {CONFIG_FILE} as JSON in the query parameter 'config', or in the "
-            f"metadata of the safetensors under '{METADATA_KEY}'."
+            "The weights are no safetensors: they do not begin with the length of a header. Send what "
+            "safetensors.torch.save gives."
         )
-        raise RequestError.bad_field("config", message)
-    return parse_config(str(metadata[METADATA_KEY]), f"the metadata '{METADATA_KEY}'")
+        raise RequestError(Fault(FaultCode.BAD_FIELD, message, "body"))
+    if config is not None:
+        (folder / CONFIG_FILE).write_text(json.dumps(config), "utf-8")
 
 
-def parse_config(text: str, where: str = "config") -> dict[str, Any]:
+def parse_config(text: str) -> dict[str, Any]:
     """PEFT's config from JSON. Raises RequestError if it is not an object."""
     try:
         config = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         config = None
     if not isinstance(config, dict):
-        raise RequestError.bad_field("config", f"{where} must be {CONFIG_FILE} as a JSON object.")
+        raise RequestError.bad_field("config", f"config must be {CONFIG_FILE} as a JSON object.")
     return config

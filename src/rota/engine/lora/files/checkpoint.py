@@ -19,6 +19,7 @@ from rota.engine.lora.files.filling import FactorCut, Filling
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.folder_files import FolderFiles
 from rota.engine.lora.files.mould import Mould
+from rota.engine.lora.files.outline import Ask, answer
 from rota.engine.lora.files.packed_file import packing_of, read_packed
 from rota.engine.lora.files.read_extras import Extras, ExtrasReader
 from rota.engine.lora.files.workspace import PLAIN, Workspace
@@ -44,6 +45,7 @@ def read_checkpoint(
     ends: BaseEnds | None = None,
     growth: Growth | None = None,
     seal: str = "",
+    ask: Ask = answer,
 ) -> HostAdapter:
     """Read a PEFT folder; raises AdapterError with the reason if this model cannot serve it. Blocks on the disk.
 
@@ -55,13 +57,13 @@ def read_checkpoint(
     shapes, cut_of = site_shapes(shard.local(spec)), functools.partial(shard.factor_cut, spec=spec)
     slots = _slots(max_rank, shard, base, ends, growth)
     reader = ExtrasReader(spec=spec, shapes=shapes, dtype=dtype, shard=shard, cut_of=cut_of, base=base, ends=ends)
-    with FolderFiles(path, adapter_root, key_root) as files:
+    with FolderFiles(path, adapter_root, key_root, ask) as files:
         files.refuse_others_than(seal)
         if packing := work.packing_for(files.fingerprint):
             return _packed(files, packing, dtype, work, seal)
         mould, folder = work.claim(files.fingerprint), None
         if mould is None or not mould.is_enough:
-            folder = AdapterFolder(files)
+            folder = AdapterFolder(files, spec.layers)
             for reason in refusals(folder, spec, slots):
                 raise AdapterError(reason)
             can_pack = work.packs and shard.size == 1
@@ -69,7 +71,7 @@ def read_checkpoint(
                 return _packed(files, work.keep(files.fingerprint, packing), dtype, work, seal)
             mould = mould or _mould_of(files.fingerprint, folder, spec.layers, shapes, dtype, cut_of, work)
         if not mould.fill(files.opened, folder):
-            raise AdapterError(_not_finite(folder or AdapterFolder(files), dtype))
+            raise AdapterError(_not_finite(folder or AdapterFolder(files, spec.layers), dtype))
         extras = Extras() if folder is None else reader.read(folder, mould.sites)
         for numbers in extras.tensors:
             if folder is not None and numbers.numel() and not _is_finite(numbers, work.threads):

@@ -98,7 +98,14 @@ def _ranks(folder: AdapterFolder, max_rank: int | None) -> Iterator[str]:
 
 
 def _known_targets(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
-    yield from folder.config.unknown_targets(spec.layers)
+    config, layers = folder.config, spec.layers
+    for target in config.unknown_targets:
+        yield (
+            f"{config.path} targets '{target}', which names no module of this model; its {layers} layers have "
+            f"{', '.join(PARENTS)}."
+        )
+    if beyond := [layer for layer in config.layers if not 0 <= layer < layers]:
+        yield f"{config.path}: 'layers_to_transform' names layer {beyond[0]}, but this model has {layers} layers."
 
 
 def _known_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
@@ -115,12 +122,12 @@ def _targeted_modules(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
     """The config must target the modules that the file holds, and no others."""
     config = folder.config
     for module in folder.factors:
-        if not config.targets_module(module) and not (config.is_tying and module == HEAD):
+        if module not in config.targeted and not (config.is_tying and module == HEAD):
             yield f"{_place(folder, module)} has factors for '{module}', which {config.path.name} does not target."
-    if config.targets is None:
+    if not config.names_targets:
         return
     for module in (*module_names(spec.layers), *ENDS):
-        if config.targets_module(module) and module not in folder.factors:
+        if module in config.targeted and module not in folder.factors:
             yield f"{folder.path} lacks the factors of '{module}', which {config.path.name} targets."
 
 

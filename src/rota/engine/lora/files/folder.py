@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,26 +11,9 @@ from rota.core.errors import AdapterError
 from rota.core.extras import Extra
 from rota.engine.lora.files.folder_files import FolderFiles
 from rota.engine.lora.files.names import ENDS
-from rota.engine.lora.files.peft_config import read_config
+from rota.engine.lora.files.outline import OTHER, Header, Outline, OutlineOf, answered
 from rota.engine.lora.files.tensor_file import Stored
-
-# PEFT leaves the adapter's name out of its files; a state dict saved as it is has the name.
-MODULE = r"base_model\.model\.(?P<module>.+)"
-KINDS = {
-    "a": re.compile(rf"{MODULE}\.lora_(A(\.[^.]+)?\.weight|embedding_A(\.[^.]+)?)"),
-    "b": re.compile(rf"{MODULE}\.lora_(B(\.[^.]+)?\.weight|embedding_B(\.[^.]+)?)"),
-    "b_bias": re.compile(rf"{MODULE}\.lora_B(\.[^.]+)?\.bias"),
-    "magnitude": re.compile(rf"{MODULE}\.lora_magnitude_vector(\.[^.]+)?(\.weight)?"),
-    "bias": re.compile(rf"{MODULE}\.bias"),
-    "tokens": re.compile(rf"{MODULE}\.token_adapter\.trainable_tokens_delta(\.[^.]+)?"),
-    "base": re.compile(rf"{MODULE}\.base_layer\.weight"),
-    # As PEFT saves what `modules_to_save` names: it leaves that word out, a state dict has it.
-    "matrix": re.compile(
-        rf"base_model\.model\.(?P<module>{'|'.join(map(re.escape, ENDS))})(\.modules_to_save(\.[^.]+)?)?\.weight"
-    ),
-}
-# What VeLoRA keeps for its backward pass; its forward pass is that of plain factors.
-OF_TRAINING = re.compile(rf"{MODULE}\.lora_velora_embed(\.[^.]+)?")
+from rota.engine.model.sites import module_names
 
 
 @dataclass(slots=True)
@@ -48,18 +30,23 @@ class Factors:
 class AdapterFolder:
     """Tensors may be read as long as its files are open."""
 
-    def __init__(self, files: FolderFiles) -> None:
+    def __init__(self, files: FolderFiles, layers: int = 0) -> None:
+        """For a model with so many layers; 0: for any model. Raises AdapterError if it cannot be understood."""
         self.path = files.path
-        self.config = read_config(files.config_path, files.config)
         self.files = files.opened
+        headers = tuple(Header(str(file.path), file.header) for file in self.files)
+        modules = (*module_names(layers), *ENDS) if layers else ()
+        outline = answered(files.ask, OutlineOf(str(files.config_path), files.config, headers, modules))
+        assert isinstance(outline, Outline), "it is what was asked for"
+        self.config = outline.config
         self.factors: dict[str, Factors] = {}
         self.biases: dict[str, Stored] = {}  # by module: what stands in the place of the model's own bias
         self.tokens: dict[str, Stored] = {}  # by module: rows of its own for some tokens
         self.matrices: dict[str, Stored] = {}  # by module: what stands in the place of the model's own matrix
         self.other_tensors: list[Stored] = []  # tensors of no kind that is served
-        for file in self.files:
-            for stored in file.tensors.values():
-                self._sort_in(stored)
+        for file, entries in zip(self.files, outline.files, strict=True):
+            for entry, stored in zip(entries, file.describe(entries), strict=True):
+                self._take(entry.kind, entry.module, stored)
 
     @property
     def is_plain(self) -> bool:
@@ -68,15 +55,12 @@ class AdapterFolder:
         ends = any(module in self.factors for module in ENDS)
         return not (extras or ends or self.biases or self.tokens or self.matrices or self.other_tensors)
 
-    def _sort_in(self, stored: Stored) -> None:
-        for kind, name in KINDS.items():
-            if found := name.fullmatch(stored.name):
-                self._take(kind, found["module"].removesuffix(".base_layer"), stored)
-                return
-        if not OF_TRAINING.fullmatch(stored.name):
-            self.other_tensors.append(stored)
-
     def _take(self, kind: str, module: str, stored: Stored) -> None:
+        if kind == "training":
+            return
+        if kind == OTHER:
+            self.other_tensors.append(stored)
+            return
         apart = {"bias": self.biases, "tokens": self.tokens, "matrix": self.matrices}.get(kind)
         former = getattr(self.factors.get(module), kind, None) if apart is None else apart.get(module)
         if former is not None:
@@ -91,7 +75,7 @@ class AdapterFolder:
 
 
 @contextmanager
-def open_folder(path: str | Path) -> Iterator[AdapterFolder]:
+def open_folder(path: str | Path, layers: int = 0) -> Iterator[AdapterFolder]:
     """A folder that may lie anywhere."""
     with FolderFiles(path) as files:
-        yield AdapterFolder(files)
+        yield AdapterFolder(files, layers)

@@ -10,9 +10,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from rota.core.errors import AdapterChangedError, AdapterError, ModelError
+from rota.core.errors import AdapterChangedError, AdapterError
+from rota.engine.lora.files.outline import (
+    LONGEST_CONFIG,
+    LONGEST_HEADER,
+    LONGEST_HEADERS,
+    MOST_FILES,
+    Ask,
+    Files,
+    FilesOf,
+    answer,
+    answered,
+)
 from rota.engine.lora.files.tensor_file import TensorFile
-from rota.engine.model.config_file import ConfigFile, read_json
 from rota.sources.beneath import Beneath, LeavesError
 
 CONFIG = "adapter_config.json"
@@ -40,13 +50,18 @@ class FolderFiles:
     """
 
     def __init__(
-        self, path: str | Path, adapter_root: str | Path | None = None, key_root: str | Path | None = None
+        self,
+        path: str | Path,
+        adapter_root: str | Path | None = None,
+        key_root: str | Path | None = None,
+        ask: Ask = answer,
     ) -> None:
         """With a root, relative paths start there, and the folder and its files must lie within it.
 
         `key_root` is the root of one key, with links followed. It takes the place of `adapter_root`, and its refusals
-        do not tell what lies outside of it.
+        do not tell what lies outside of it. What the files say is understood by `ask`.
         """
+        self.ask = ask
         self._asked, self._is_keys = path, key_root is not None
         if key_root is not None:
             self._root = Path(key_root)
@@ -93,18 +108,12 @@ class FolderFiles:
     def __enter__(self) -> Self:
         with self._stack:
             self._enter_folder()
-            config = self._content(CONFIG)
-            if config is None:
-                raise AdapterError(
-                    f"{self.path} is not an adapter folder: it has no {CONFIG}. Give a folder PEFT saved."
-                )
-            self.config_path, self.config = config
-            try:
-                read_json(*config)  # what is wrong with it is told before what is missing beside it
-            except ModelError as error:
-                raise AdapterError(str(error)) from error
+            # Without a file the config is in the weights' metadata, as in some uploads.
+            self.config_path, self.config = self._content(CONFIG, LONGEST_CONFIG) or (self.path / CONFIG, b"")
             for name in self._file_names():
                 self._open(name)
+            if sum(len(file.header) for file in self.opened) > LONGEST_HEADERS:
+                raise AdapterError(f"{self.path} has headers of more than {LONGEST_HEADERS:,} bytes in all.")
             self._stack = self._stack.pop_all()
         return self
 
@@ -141,17 +150,20 @@ class FolderFiles:
             why = error.strerror if isinstance(error, OSError) else error
             raise AdapterError(f"{self.path / name} cannot be opened ({why}).") from error
 
-    def _content(self, name: str) -> tuple[Path, bytes] | None:
-        """Where a small file lies, and what is in it; None if there is none."""
+    def _content(self, name: str, most: int) -> tuple[Path, bytes] | None:
+        """Where a file lies that is no longer than `most` bytes, and what is in it; None if there is none."""
         opened = self._opened(name)
         if opened is None:
             return None
         descriptor, path = opened
         try:
             with open(descriptor, "rb") as file:
-                return path, file.read()
+                content = file.read(most + 1)
         except OSError as error:
             raise AdapterError(f"{path} cannot be read ({error}).") from error
+        if len(content) > most:
+            raise AdapterError(f"{path} is longer than {most:,} bytes, and no such file of an adapter is.")
+        return path, content
 
     def _open(self, name: str) -> None:
         opened = self._opened(name)
@@ -165,18 +177,20 @@ class FolderFiles:
         # What leads out is refused before it is looked at. Else the answer would tell whether a file outside exists.
         if self._has(SINGLE):
             return [SINGLE]
-        if index := self._content(INDEX):
-            try:
-                places = ConfigFile(index[0], read_json(*index)).section("weight_map")
-            except ModelError as error:
-                raise AdapterError(str(error)) from error
-            return sorted(set(map(str, places.values())))
+        if index := self._content(INDEX, LONGEST_HEADER):
+            found = answered(self.ask, FilesOf(str(index[0]), index[1]))
+            assert isinstance(found, Files), "it is what was asked for"
+            if len(found.names) > MOST_FILES:
+                raise AdapterError(f"{index[0]} names {len(found.names)} files; Rota reads {MOST_FILES} at most.")
+            return list(found.names)
         if self._has(PICKLED):
             raise AdapterError(
                 f"{self.path / PICKLED} holds pickled weights, which can run code when they are read; Rota reads only "
                 f"safetensors. Convert it with safetensors.torch.save_file(torch.load('{PICKLED}', weights_only=True), "
                 f"'{SINGLE}')."
             )
+        if not self.config:
+            raise AdapterError(f"{self.path} is not an adapter folder: it has no {CONFIG}. Give a folder PEFT saved.")
         raise AdapterError(f"{self.path} has neither {SINGLE} nor {INDEX}; copy the adapter's weights there.")
 
     def _has(self, name: str) -> bool:

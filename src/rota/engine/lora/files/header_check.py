@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError
 from rota.core.extras import Extra
@@ -9,6 +11,7 @@ from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checks import SlotKind, refusals
 from rota.engine.lora.files.folder import AdapterFolder
 from rota.engine.lora.files.folder_files import FolderFiles
+from rota.engine.lora.files.outline import Ask, answer
 from rota.engine.lora.files.reader import reason_for
 from rota.engine.lora.growth import Growth
 from rota.engine.model.spec import ModelSpec
@@ -31,7 +34,9 @@ class HeaderCheck:
         matrices: int = 0,
         matrix_bytes: int = 0,
         growth: Growth | None = None,
+        ask: Ask = answer,
     ) -> None:
+        self._ask = ask
         self._spec, self._brought = spec, brought or Brought()
         self._slots = SlotKind(max_rank, extras, ranks, matrices, matrix_bytes, growth)
         self._passed: set[bytes] = set()
@@ -46,14 +51,15 @@ class HeaderCheck:
 
     def refuse(self, adapter: Adapter) -> None:
         """Raises AdapterError if the model cannot serve the adapter. Of one in a source only headers are fetched."""
-        with self._brought.outline(adapter) as place, FolderFiles(*place) as files:
+        ask = partial(self._ask, key=adapter.owner or "")
+        with self._brought.outline(adapter) as place, FolderFiles(*place, ask) as files:
             if reason := self._refusal(files):
                 raise AdapterError(reason)
 
     def _refusal(self, files: FolderFiles) -> str:
         if files.fingerprint in self._passed:
             return ""
-        reason = next(refusals(AdapterFolder(files), self._spec, self._slots), "")
+        reason = next(refusals(AdapterFolder(files, self._spec.layers), self._spec, self._slots), "")
         if not reason:
             self._passed.add(files.fingerprint)
         return reason

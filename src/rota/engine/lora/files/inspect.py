@@ -34,7 +34,7 @@ def describe(path: str | Path, spec: ModelSpec | None, max_rank: int | None = No
 
     Without a spec, the reasons hold for any model. Raises AdapterError only if the folder or its files cannot be read.
     """
-    with open_folder(path) as folder:
+    with open_folder(path, spec.layers if spec else 0) as folder:
         reasons = tuple(refusals(folder, spec, SlotKind(max_rank))) or tuple(islice(values_not_finite(folder), 1))
         stored = [tensor for file in folder.files for tensor in file.tensors.values()]
         changed = {*folder.factors, *folder.tokens, *folder.matrices}

@@ -1,126 +1,200 @@
-"""A PeftConfig is an adapter_config.json: it says whether a module has factors, and their rank and scale."""
+"""A PeftConfig is what an adapter_config.json says of modules: which have factors, with which rank and scale.
+
+The file may be anybody's, and its patterns may never end to be matched: it is read where it can be ended.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
-from rota.core.errors import AdapterError, ModelError
+import msgspec
+
+from rota.core.errors import ModelError
 from rota.core.extras import Extra
 from rota.engine.lora.files.fields import refused_fields
-from rota.engine.lora.files.names import ENDS, EVERY_LINEAR, is_named
-from rota.engine.lora.files.ranks import extras_in, read_own_modules, read_own_tokens
-from rota.engine.model.config_file import ConfigFile, read_json
-from rota.engine.model.sites import PARENTS, module_names
+from rota.engine.lora.files.names import EMBEDDING, ENDS, EVERY_LINEAR, HEAD, is_named
+from rota.engine.model.config_file import ConfigFile
 
 BIASES = ("none", "lora_only", "all")
 
+Value = TypeVar("Value")
 
-@dataclass(frozen=True, slots=True)
-class PeftConfig:
-    """The fields of an adapter_config.json that matter; None or empty where the file has none."""
 
-    path: Path
+class PeftConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Plain facts of an adapter_config.json. Patterns have been matched with the modules of a model and of a folder."""
+
+    place: str  # of the file
     rank: int
     alpha: float
     is_rank_stabilised: bool
-    rank_pattern: dict[str, int]
-    alpha_pattern: dict[str, float]
-    targets: tuple[str, ...] | str | None
-    excluded: tuple[str, ...] | str | None
+    ranks: dict[str, int]  # of modules with one of their own
+    alphas: dict[str, float]
+    targeted: frozenset[str]  # the modules that have factors
+    names_targets: bool  # else every module may have factors
+    unknown_targets: tuple[str, ...]  # what names none of the model's modules
     layers: tuple[int, ...]
-    layers_patterns: tuple[str, ...]
     is_dora: bool
     has_factor_biases: bool  # B has a bias
     biases: str  # which biases of the model are its own: none, lora_only or all
-    extras: Extra
+    extra: int
     is_tying: bool  # with tied embeddings the head has what the embedding has
     own_tokens: dict[str, tuple[int, ...]]  # by module at an end: the tokens that have rows of the adapter's own
     own_modules: tuple[str, ...]  # the ends that are whole matrices of the adapter's own
     base_model: str | None
     refusals: tuple[str, ...]  # why Rota cannot serve it with any model
 
+    @property
+    def path(self) -> Path:
+        return Path(self.place)
+
+    @property
+    def extras(self) -> Extra:
+        return Extra(self.extra)
+
     def changes_bias(self, module: str) -> bool:
         """Whether the adapter has its own values for a bias that the model has."""
-        return self.biases == "all" or (self.biases == "lora_only" and self.targets_module(module))
+        return self.biases == "all" or (self.biases == "lora_only" and module in self.targeted)
 
     def rank_of(self, module: str) -> int:
-        return self.rank_pattern.get(_pattern_for(self.rank_pattern, module), self.rank)
+        return self.ranks.get(module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """The factor of B A."""
-        alpha = self.alpha_pattern.get(_pattern_for(self.alpha_pattern, module), self.alpha)
         rank = self.rank_of(module)
-        return alpha / math.sqrt(rank) if self.is_rank_stabilised else alpha / rank
+        return self.alphas.get(module, self.alpha) / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 
-    def targets_module(self, module: str) -> bool:
+
+def read_config(path: Path, values: dict[str, Any], known: Sequence[str], there: Collection[str]) -> PeftConfig:
+    """Raises ModelError. `known` are the model's modules, none if any model will do; `there` are the folder's own."""
+    config = ConfigFile(path, values)
+    rank_pattern, alpha_pattern = config.section("rank_pattern"), config.section("alpha_pattern")
+    ranks = {key: ConfigFile(path, rank_pattern).whole(key) for key in rank_pattern}
+    alphas = {key: ConfigFile(path, alpha_pattern).number(key) for key in alpha_pattern}
+    own_modules = read_own_modules(config)
+    targets = _Targets(
+        names=_texts(config, "target_modules"),
+        excluded=_texts(config, "exclude_modules") or None,
+        layers=_layers(config),
+        layer_patterns=_listed(_texts(config, "layers_pattern") or ()),
+    )
+    _check_expressions(path, targets, [*ranks, *alphas])
+    modules = {*known, *there}
+    return PeftConfig(
+        place=str(path),
+        rank=config.whole("r", 8),
+        alpha=config.number("lora_alpha", 8.0),
+        is_rank_stabilised=config.flag("use_rslora"),
+        ranks=_by_pattern(ranks, modules),
+        alphas=_by_pattern(alphas, modules),
+        targeted=frozenset(one for one in modules if one not in own_modules and targets.has(one)),
+        names_targets=targets.names is not None,
+        unknown_targets=tuple(targets.unknown(known)) if known else (),
+        layers=targets.layers,
+        is_dora=config.flag("use_dora"),
+        has_factor_biases=config.flag("lora_bias"),
+        biases=str(config.get("bias", "none")),
+        extra=extras_in(config).value,
+        is_tying=config.flag("ensure_weight_tying"),
+        own_tokens=read_own_tokens(config),
+        own_modules=own_modules,
+        base_model=_text(config, "base_model_name_or_path"),
+        refusals=tuple(_refusals(config)),
+    )
+
+
+class _Targets(NamedTuple):
+    names: tuple[str, ...] | str | None
+    excluded: tuple[str, ...] | str | None
+    layers: tuple[int, ...]
+    layer_patterns: tuple[str, ...]
+
+    def has(self, module: str) -> bool:
         """Whether the module has factors; true for every module if the file does not name its targets."""
-        if module in self.own_modules or (self.excluded is not None and is_named(self.excluded, module)):
+        if self.excluded is not None and is_named(self.excluded, module):
             return False
-        if self.targets is None:
+        if self.names is None:
             return True
-        if self.targets == EVERY_LINEAR:
+        if self.names == EVERY_LINEAR:
             return module not in ENDS
-        if isinstance(self.targets, str) or module in self.targets or not self.layers:
-            return is_named(self.targets, module)
-        return is_named(self.targets, module) and self._layer_of(module) in self.layers
+        if isinstance(self.names, str) or module in self.names or not self.layers:
+            return is_named(self.names, module)
+        return is_named(self.names, module) and self._layer_of(module) in self.layers
 
-    def unknown_targets(self, layers: int) -> Iterator[str]:
-        """A sentence for every target that a model with this many layers does not have."""
-        modules = [*module_names(layers), *ENDS]
-        for target in (self.targets,) if isinstance(self.targets, str) else self.targets or ():
-            named = target if isinstance(self.targets, str) else (target,)
-            if target == EVERY_LINEAR or any(is_named(named, module) for module in modules):
-                continue
-            yield (
-                f"{self.path} targets '{target}', which names no module of this model; its {layers} layers have "
-                f"{', '.join(PARENTS)}."
-            )
-        if beyond := [layer for layer in self.layers if not 0 <= layer < layers]:
-            yield f"{self.path}: 'layers_to_transform' names layer {beyond[0]}, but this model has {layers} layers."
+    def unknown(self, modules: Sequence[str]) -> Iterator[str]:
+        for target in _listed(self.names or ()):
+            named = target if isinstance(self.names, str) else (target,)
+            if target != EVERY_LINEAR and not any(is_named(named, module) for module in modules):
+                yield target
 
     def _layer_of(self, module: str) -> int | None:
-        for pattern in self.layers_patterns or ("[^.]*",):
+        for pattern in self.layer_patterns or ("[^.]*",):
             # The first number is the layer: a later one would be an expert's.
             if found := re.match(rf"(?:^|.*?\.){pattern}\.(?P<layer>\d+)\.", module):
                 return int(found["layer"])
         return None
 
 
-def read_config(path: Path, content: bytes | None = None) -> PeftConfig:
-    """Check an adapter_config.json, or what was read of it; `refusals` has what is well-formed but not supported."""
-    try:
-        config = ConfigFile(path, read_json(path, content))
-        rank_pattern, alpha_pattern = config.section("rank_pattern"), config.section("alpha_pattern")
-        read = PeftConfig(
-            path=path,
-            rank=config.whole("r", 8),
-            alpha=config.number("lora_alpha", 8.0),
-            is_rank_stabilised=config.flag("use_rslora"),
-            rank_pattern={key: ConfigFile(path, rank_pattern).whole(key) for key in rank_pattern},
-            alpha_pattern={key: ConfigFile(path, alpha_pattern).number(key) for key in alpha_pattern},
-            targets=_texts(config, "target_modules"),
-            excluded=_texts(config, "exclude_modules") or None,
-            layers=_layers(config),
-            layers_patterns=_listed(_texts(config, "layers_pattern") or ()),
-            is_dora=config.flag("use_dora"),
-            has_factor_biases=config.flag("lora_bias"),
-            biases=str(config.get("bias", "none")),
-            extras=extras_in(config),
-            is_tying=config.flag("ensure_weight_tying"),
-            own_tokens=read_own_tokens(config),
-            own_modules=read_own_modules(config),
-            base_model=config.get("base_model_name_or_path"),
-            refusals=tuple(_refusals(config)),
-        )
-    except ModelError as error:
-        raise AdapterError(str(error)) from error
-    _check_expressions(read)
-    return read
+def _by_pattern(values: Mapping[str, Value], modules: Collection[str]) -> dict[str, Value]:
+    """By module, what stands at the first pattern that matches the end of its name."""
+    patterns = [(re.compile(rf"(.*\.)?({pattern})$"), value) for pattern, value in values.items()]
+    found = {module: next((value for one, value in patterns if one.match(module)), None) for module in modules}
+    return {module: value for module, value in found.items() if value is not None}
+
+
+def extras_in(config: ConfigFile) -> Extra:
+    """What an adapter_config.json asks for besides factors. Raises re.error for a target that is no expression."""
+    has_trims = config.get("use_dora") or config.get("lora_bias") or config.get("bias", "none") != "none"
+    extras = Extra.TRIMS if has_trims else Extra.NONE
+    targets = config.get("target_modules")
+    if isinstance(targets, str | list) and targets != EVERY_LINEAR:
+        named = targets if isinstance(targets, str) else list(map(str, targets))
+        own = read_own_modules(config)
+        extras |= Extra.EMBEDDING if EMBEDDING not in own and is_named(named, EMBEDDING) else Extra.NONE
+        extras |= Extra.HEAD if HEAD not in own and is_named(named, HEAD) else Extra.NONE
+    if Extra.EMBEDDING in extras and config.get("ensure_weight_tying"):
+        extras |= Extra.HEAD
+    if read_own_tokens(config):
+        extras |= Extra.EMBEDDING | Extra.HEAD  # whether they are tied, the config does not say
+    return extras
+
+
+def read_own_tokens(config: ConfigFile) -> dict[str, tuple[int, ...]]:
+    """By module, the tokens for which an adapter has rows of its own; a bare list means the embedding."""
+    value = config.get("trainable_token_indices", {})
+    named = value if isinstance(value, dict) else {"embed_tokens": value}
+    return {_end(config, name): _tokens(config, tokens) for name, tokens in named.items()}
+
+
+def read_own_modules(config: ConfigFile) -> tuple[str, ...]:
+    """The ends that are whole matrices of an adapter's own. With `ensure_weight_tying` PEFT saves a tied head too."""
+    value = config.get("modules_to_save", [])
+    named = value if isinstance(value, list) else [value]
+    for name in named:
+        if not isinstance(name, str) or not any(module.endswith(name) for module in ENDS):
+            raise ModelError(
+                f"{config.path}: 'modules_to_save' names {name!r}; Rota serves weights of an adapter's own for "
+                f"{' and '.join(ENDS)} alone."
+            )
+    return tuple(module for module in ENDS if any(module.endswith(name) for name in named))
+
+
+def _end(config: ConfigFile, name: str) -> str:
+    for module in ENDS:
+        if is_named([name], module):
+            return module
+    raise ModelError(f"{config.path}: 'trainable_token_indices' names '{name}'; Rota knows {', '.join(ENDS)}.")
+
+
+def _tokens(config: ConfigFile, tokens: Any) -> tuple[int, ...]:
+    if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
+        raise ModelError(f"{config.path}: 'trainable_token_indices' must have lists of token numbers, not {tokens!r}.")
+    if len(set(tokens)) < len(tokens):
+        raise ModelError(f"{config.path}: 'trainable_token_indices' names a token twice.")
+    return tuple(tokens)
 
 
 def _refusals(config: ConfigFile) -> Iterator[str]:
@@ -134,9 +208,9 @@ def _refusals(config: ConfigFile) -> Iterator[str]:
         yield f"{config.path} sets both 'use_dora' and 'lora_bias', which PEFT does not combine."
 
 
-def _pattern_for(patterns: dict[str, Any], module: str) -> str:
-    """The first pattern that matches the end of the name; the name itself if none does."""
-    return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), module)
+def _text(config: ConfigFile, name: str) -> str | None:
+    value = config.get(name)
+    return value if value is None else str(value)
 
 
 def _texts(config: ConfigFile, name: str) -> tuple[str, ...] | str | None:
@@ -160,10 +234,10 @@ def _layers(config: ConfigFile) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _check_expressions(config: PeftConfig) -> None:
-    whole_names = [text for text in (config.targets, config.excluded) if isinstance(text, str)]
-    for text in [*whole_names, *config.layers_patterns, *config.rank_pattern, *config.alpha_pattern]:
+def _check_expressions(path: Path, targets: _Targets, patterns: Sequence[str]) -> None:
+    whole_names = [text for text in (targets.names, targets.excluded) if isinstance(text, str)]
+    for text in [*whole_names, *targets.layer_patterns, *patterns]:
         try:
             re.compile(text)
-        except re.error as error:
-            raise AdapterError(f"{config.path}: '{text}' is no regular expression ({error}).") from error
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ModelError(f"{path}: '{text[:200]}' is no regular expression ({error}).") from error

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rota.core.errors import AdapterError, ModelError
 from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.names import EMBEDDING, ENDS, EVERY_LINEAR, HEAD, is_named
+from rota.engine.lora.files.names import EMBEDDING, HEAD
+from rota.engine.lora.files.outline import LONGEST_CONFIG, Ask, Extras, ExtrasOf, answer, answered, parsed
+from rota.engine.lora.files.peft_config import extras_in, read_own_modules, read_own_tokens
 from rota.engine.model.config_file import ConfigFile
 
 # The rank of an adapter whose config was not seen: nearly all that are published have this one or a smaller one.
@@ -38,8 +38,8 @@ class Needs(NamedTuple):
     matrices: int = 0  # an embedding or a head of its own
 
 
-def needs_of(entries: Iterable[LoraPath], brought: Brought) -> list[Needs]:
-    """What each of these adapters needs. Blocks on the disk, and on sources.
+def needs_of(entries: Iterable[LoraPath], brought: Brought, ask: Ask = answer) -> list[Needs]:
+    """What each of these adapters needs. Blocks on the disk, and on sources; patterns are matched by `ask`.
 
     A folder that cannot be read here counts as one of unknown rank without extras: if it is bad, the engine refuses it
     with the reason, and on a cluster it may lie on the engine's machine alone.
@@ -48,20 +48,21 @@ def needs_of(entries: Iterable[LoraPath], brought: Brought) -> list[Needs]:
     size = max(1, min(IN_A_ROW, len(listed) // THREADS))
     rows = [listed[at : at + size] for at in range(0, len(listed), size)]
     known: dict[bytes, Needs] = {}
+    needs_of_row = partial(_needs_of_row, brought, ask, known)
     with ThreadPoolExecutor(THREADS, "adapter-needs") as pool:
-        return [needs for row in pool.map(partial(_needs_of_row, brought, known), rows) for needs in row]
+        return [needs for row in pool.map(needs_of_row, rows) for needs in row]
 
 
-def _needs_of_row(brought: Brought, known: dict[bytes, Needs], entries: Sequence[LoraPath]) -> list[Needs]:
-    return [_needs_of(brought, known, entry) for entry in entries]
+def _needs_of_row(brought: Brought, ask: Ask, known: dict[bytes, Needs], entries: Sequence[LoraPath]) -> list[Needs]:
+    return [_needs_of(brought, ask, known, entry) for entry in entries]
 
 
-def _needs_of(brought: Brought, known: dict[bytes, Needs], entry: LoraPath) -> Needs:
+def _needs_of(brought: Brought, ask: Ask, known: dict[bytes, Needs], entry: LoraPath) -> Needs:
     """All from one look: each look at a source takes as long as its answers. Adapters of one recipe have one config."""
     with suppress(AdapterError, OSError, ValueError), brought.outline(entry) as place:
         content = _content(os.path.join(place.root or ".", place.path, CONFIG))
         if content not in known:
-            known[content] = _needs_in(content)
+            known[content] = _needs_in(content, ask)
         return known[content]
     return Needs()
 
@@ -70,82 +71,26 @@ def _content(path: str) -> bytes:
     """Without a file object, which takes five times as long."""
     file, content = os.open(path, os.O_RDONLY), b""
     try:
-        while part := os.read(file, USUAL_BYTES):
+        while len(content) <= LONGEST_CONFIG and (part := os.read(file, USUAL_BYTES)):
             content += part
     finally:
         os.close(file)
-    return content
+    return content if len(content) <= LONGEST_CONFIG else b""
 
 
-def _needs_in(content: bytes) -> Needs:
-    with suppress(ModelError, ValueError):
-        values = json.loads(content)
-        if isinstance(values, dict):
-            config = ConfigFile(Path(CONFIG), values)
-            return Needs(_rank_in(config) or UNKNOWN_RANK, _extras_of(config), _matrices_of(config))
+def _needs_in(content: bytes, ask: Ask) -> Needs:
+    with suppress(ModelError):
+        config = ConfigFile(Path(CONFIG), parsed(CONFIG, content))
+        return Needs(_rank_in(config) or UNKNOWN_RANK, _extras_of(config, content, ask), _matrices_of(config))
     return Needs()
 
 
-def extras_in(config: ConfigFile) -> Extra:
-    """What an adapter_config.json asks for besides factors."""
-    has_trims = config.get("use_dora") or config.get("lora_bias") or config.get("bias", "none") != "none"
-    extras = Extra.TRIMS if has_trims else Extra.NONE
-    targets = config.get("target_modules")
-    if isinstance(targets, str | list) and targets != EVERY_LINEAR:
-        own = read_own_modules(config)
-        extras |= Extra.EMBEDDING if EMBEDDING not in own and _is_named(targets, EMBEDDING) else Extra.NONE
-        extras |= Extra.HEAD if HEAD not in own and _is_named(targets, HEAD) else Extra.NONE
-    if Extra.EMBEDDING in extras and config.get("ensure_weight_tying"):
-        extras |= Extra.HEAD
-    if read_own_tokens(config):
-        extras |= Extra.EMBEDDING | Extra.HEAD  # whether they are tied, the config does not say
-    return extras
-
-
-def read_own_tokens(config: ConfigFile) -> dict[str, tuple[int, ...]]:
-    """By module, the tokens for which an adapter has rows of its own; a bare list means the embedding."""
-    value = config.get("trainable_token_indices", {})
-    named = value if isinstance(value, dict) else {"embed_tokens": value}
-    return {_end(config, name): _tokens(config, tokens) for name, tokens in named.items()}
-
-
-def read_own_modules(config: ConfigFile) -> tuple[str, ...]:
-    """The ends that are whole matrices of an adapter's own. With `ensure_weight_tying` PEFT saves a tied head too."""
-    value = config.get("modules_to_save", [])
-    named = value if isinstance(value, list) else [value]
-    for name in named:
-        if not isinstance(name, str) or not any(module.endswith(name) for module in ENDS):
-            raise ModelError(
-                f"{config.path}: 'modules_to_save' names {name!r}; Rota serves weights of an adapter's own for "
-                f"{' and '.join(ENDS)} alone."
-            )
-    return tuple(module for module in ENDS if any(module.endswith(name) for name in named))
-
-
-def _end(config: ConfigFile, name: str) -> str:
-    for module in ENDS:
-        if is_named([name], module):
-            return module
-    raise ModelError(f"{config.path}: 'trainable_token_indices' names '{name}'; Rota knows {', '.join(ENDS)}.")
-
-
-def _tokens(config: ConfigFile, tokens: Any) -> tuple[int, ...]:
-    if not isinstance(tokens, list) or not all(type(token) is int and token >= 0 for token in tokens):
-        raise ModelError(f"{config.path}: 'trainable_token_indices' must have lists of token numbers, not {tokens!r}.")
-    if len(set(tokens)) < len(tokens):
-        raise ModelError(f"{config.path}: 'trainable_token_indices' names a token twice.")
-    return tuple(tokens)
-
-
-def _is_named(targets: list[Any] | str, module: str) -> bool:
-    """False for what is no expression: the check of the whole config refuses it."""
-    with suppress(re.error):
-        return is_named(targets if isinstance(targets, str) else list(map(str, targets)), module)
-    return False
-
-
-def _extras_of(config: ConfigFile) -> Extra:
+def _extras_of(config: ConfigFile, content: bytes, ask: Ask) -> Extra:
     with suppress(ModelError):
+        if isinstance(config.get("target_modules"), str):
+            # A pattern, which is anybody's. What is no expression, the check of the whole config refuses.
+            found = answered(ask, ExtrasOf(content))
+            return Extra(found.extra) if isinstance(found, Extras) else Extra.NONE
         return extras_in(config)
     return Extra.NONE
 

@@ -7,15 +7,13 @@ runs. Reads fill torch's memory without the interpreter's lock, so steps go on m
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rota.core.errors import AdapterError
+from rota.engine.lora.files.outline import LONGEST_HEADER, Entry
 from rota.engine.parallel.shard import Cut
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# The format's own limit.
-LONGEST_HEADER = 100_000_000
 # Linux reads into no more places in one call.
 MOST_PLACES = 1024
 
@@ -63,6 +60,7 @@ class TensorFile:
     def __init__(self, descriptor: int, path: Path) -> None:
         """The descriptor is the file's from now on. It lies at `path`, or did so when it was opened."""
         self.path = path
+        self.tensors: dict[str, Stored] = {}  # by name, once the header was understood
         self._digests: dict[tuple[int, ...], bytes] = {}  # by the stretch that was read
         self._file: BinaryIO = os.fdopen(descriptor, "rb")
         try:
@@ -73,15 +71,10 @@ class TensorFile:
             self.close()
             raise
 
-    @cached_property
-    def tensors(self) -> dict[str, Stored]:
-        """Raises AdapterError if the header is not one of tensors that lie in the file."""
-        start = self.data_start
-        try:
-            entries = {name: entry for name, entry in json.loads(self.header).items() if name != "__metadata__"}
-            return {name: self._stored(name, entry, start) for name, entry in entries.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise self._corrupt("its header is not one of a safetensors file") from error
+    def describe(self, entries: Iterable[Entry]) -> Iterable[Stored]:
+        """The tensors that the header has, once it was understood. Raises AdapterError if one is not in the file."""
+        self.tensors = {entry.name: self._stored(entry) for entry in entries}
+        return self.tensors.values()
 
     @property
     def data_start(self) -> int:
@@ -162,25 +155,29 @@ class TensorFile:
 
     def _read_header(self) -> bytes:
         length = int.from_bytes(self._file.read(8), "little")
-        if self.size < 8 or 8 + length > self.size or length > LONGEST_HEADER:
+        if self.size < 8 or 8 + length > self.size:
             raise self._corrupt(f"it has {self.size} bytes and no whole header")
+        if length > LONGEST_HEADER:
+            raise AdapterError(f"{self.path} has a header of {length:,} bytes; Rota reads {LONGEST_HEADER:,} at most.")
         header = self._file.read(length)
         if len(header) < length:
             raise self._corrupt(f"it has {self.size} bytes and no whole header")
         return header
 
-    def _stored(self, name: str, entry: dict[str, Any], start: int) -> Stored:
-        if entry["dtype"] not in DTYPES:
+    def _stored(self, entry: Entry) -> Stored:
+        if entry.dtype not in DTYPES:
             raise AdapterError(
-                f"{self.path}: the tensor '{name}' is stored as {entry['dtype']}; Rota reads {', '.join(DTYPES)}."
+                f"{self.path}: the tensor '{entry.name}' is stored as {entry.dtype}; Rota reads {', '.join(DTYPES)}."
             )
-        dtype, shape = DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))
-        first, last = entry["data_offsets"]
-        if first < 0 or min(shape, default=0) < 0 or last - first != math.prod(shape) * dtype.itemsize:
-            raise self._corrupt(f"the tensor '{name}' has bytes [{first}, {last}), which are not its shape {shape}")
-        if start + last > self.size:
-            raise self._corrupt(f"it ends at byte {self.size}, the tensor '{name}' at {start + last}")
-        return Stored(self, name, dtype, shape, start + first, start + last)
+        dtype, start, end = DTYPES[entry.dtype], self.data_start + entry.start, self.data_start + entry.end
+        if end - start != math.prod(entry.shape) * dtype.itemsize:
+            raise self._corrupt(
+                f"the tensor '{entry.name}' has bytes [{entry.start}, {entry.end}), which are not its shape "
+                f"{entry.shape}"
+            )
+        if end > self.size:
+            raise self._corrupt(f"it ends at byte {self.size}, the tensor '{entry.name}' at {end}")
+        return Stored(self, entry.name, dtype, entry.shape, start, end)
 
     def _corrupt(self, why: str) -> AdapterError:
         return AdapterError(f"{self.path} is truncated or corrupt: {why}; copy the file again.")

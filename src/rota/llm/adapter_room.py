@@ -1,0 +1,58 @@
+"""The engine's reading room: what the files of adapters say is understood in a process that can be ended."""
+
+from __future__ import annotations
+
+from rota.core.errors import AdapterError
+from rota.engine.lora.files.outline import answer
+from rota.runtime.room.job import Kind, Outcome
+from rota.runtime.room.room import FullError, Room
+
+
+def understand(_tools: object, question: bytes) -> bytes:
+    return answer(question)
+
+
+# An adapter of every expert of a large model takes a fifth of this. By the clock it has longer.
+ADAPTER = Kind(work=understand, wall_s=20.0, cpu_s=1.0, memory_bytes=1 << 30)
+
+
+class AdapterRoom:
+    """From any thread. A process is on the machine whose disk is read."""
+
+    def __init__(self) -> None:
+        self._room = Room(_prepare)
+
+    def start(self) -> None:
+        """In the background, beside imports that take longer."""
+        self._room.start()
+
+    def close(self) -> None:
+        self._room.close()
+
+    def ask(self, question: bytes, key: str = "") -> bytes:
+        """Raises AdapterError. A process that was killed from outside is asked again."""
+        for _ in range(2):
+            try:
+                reply = self._room.submit(key, ADAPTER, question).result()
+            except FullError:
+                raise AdapterError("Too many adapters wait to be read; try again in a second.") from None
+            if reply.outcome is not Outcome.DIED:
+                break
+        match reply.outcome:
+            case Outcome.DONE:
+                return reply.content
+            case Outcome.TOO_LONG | Outcome.OVERDUE:
+                raise AdapterError(
+                    f"The adapter's config and headers took more than {ADAPTER.cpu_s:g} second of processor time to "
+                    "read. Make the patterns of its adapter_config.json simpler."
+                )
+            case Outcome.TOO_LARGE:
+                raise AdapterError("The adapter's config and headers take too much memory to read.")
+            case Outcome.FAILED:
+                raise RuntimeError(reply.content.decode())
+            case _:
+                raise AdapterError("The process that reads adapters ended; load the adapter again.")
+
+
+def _prepare(_: None) -> None:
+    """Nothing is at hand but this module."""

@@ -1,0 +1,61 @@
+"""A job is some bytes that anybody may have written, on their way to a process of the reading room and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from rota.runtime.room.waiting import Bounds
+
+# How many jobs of a kind may wait.
+OF_KEY, OF_ALL = Bounds(32, 64 << 20), Bounds(256, 512 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How jobs are done that are alike, and what one of them may take."""
+
+    work: Callable[..., bytes]  # gets what the room has at hand, and the job's parts; it travels by its name
+    wall_s: float
+    cpu_s: float | None = None  # None: as long as the clock allows
+    memory_bytes: int = 2 << 30  # of address space, beside what the process had before
+    spares: int = 0  # processes that jobs of this kind leave to others
+    of_key: Bounds = OF_KEY
+    of_all: Bounds = OF_ALL
+
+
+class Outcome(Enum):
+    DONE = "done"
+    TOO_LONG = "too long"  # it took more processor time than its kind may
+    OVERDUE = "overdue"  # it took more time by the clock, perhaps because the machine is busy
+    TOO_LARGE = "too large"  # it needs more memory than its kind may have
+    DIED = "died"  # its process was killed, or crashed
+    FAILED = "failed"  # a bug: the content is a traceback
+    STOPPING = "stopping"  # the room is closed
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    outcome: Outcome
+    content: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """Waits, or is being done."""
+
+    key: str  # whose it is
+    kind: Kind
+    parts: tuple[bytes, ...]
+    reply: Future[Reply] = field(default_factory=Future)
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts))
+
+
+# Makes what jobs need at hand, of an argument; it travels by its name.
+Prepare = Callable[[Any], Any]

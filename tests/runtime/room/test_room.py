@@ -1,0 +1,144 @@
+"""A room's processes can be ended in the middle of a job, know no secrets, and can write nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rota.runtime.room.job import Kind, Outcome, Reply
+from rota.runtime.room.room import FullError, Room
+from rota.runtime.room.waiting import Bounds
+from tests.processes import is_alive
+from tests.waiting import PATIENCE_S, until
+
+
+def nothing(_: object) -> None:
+    """What these jobs need at hand."""
+
+
+def whose(_tools: object, _part: bytes) -> bytes:
+    return b"%d" % os.getpid()
+
+
+def match_for_ever(_tools: object, _part: bytes) -> bytes:
+    re.fullmatch("([a-z0-9_.]+)+!", "model.layers.0.self_attn.q_proj" * 3)
+    return b""
+
+
+def die(_tools: object, _part: bytes) -> bytes:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    return b""
+
+
+def take_memory(_tools: object, part: bytes) -> bytes:
+    return b"%d" % len(bytes(int(part)))
+
+
+def write(_tools: object, part: bytes) -> bytes:
+    Path(part.decode()).write_text("here")
+    return b"written"
+
+
+def tell_environment(_tools: object, _part: bytes) -> bytes:
+    return repr(sorted(os.environ)).encode()
+
+
+def fail(_tools: object, part: bytes) -> bytes:
+    raise ZeroDivisionError(part.decode())
+
+
+WHOSE = Kind(work=whose, wall_s=PATIENCE_S)
+
+
+def kind(work: object, **limits: float) -> Kind:
+    return replace(WHOSE, work=work, **limits)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def room() -> Iterator[Room]:
+    room = Room(nothing)
+    yield room
+    pids = room.pids
+    room.close()
+    assert not any(map(is_alive, pids))
+
+
+def reply(room: Room, kind: Kind, part: bytes = b"") -> Reply:
+    return room.submit("acme", kind, part).result(PATIENCE_S)
+
+
+def test_jobs_are_done_in_one_copy_until_it_must_be_ended(room):
+    first, second = (reply(room, WHOSE).content for _ in range(2))
+    assert first == second
+    process = room.pids
+    assert reply(room, kind(match_for_ever, cpu_s=0.2)).outcome is Outcome.TOO_LONG
+    assert reply(room, WHOSE).content != first
+    assert room.pids == process, "only the copy was ended"
+
+
+def test_a_job_is_ended_by_the_clock_too(room):
+    assert reply(room, kind(match_for_ever, wall_s=0.3)).outcome is Outcome.OVERDUE
+    assert reply(room, WHOSE).outcome is Outcome.DONE
+
+
+def test_a_job_that_crashes_takes_too_much_or_fails_says_so_and_the_next_is_done(room):
+    assert reply(room, kind(die)).outcome is Outcome.DIED
+    assert reply(room, kind(take_memory, memory_bytes=1 << 28), b"%d" % (1 << 30)).outcome is Outcome.TOO_LARGE
+    failed = reply(room, kind(fail), b"oh")
+    assert (failed.outcome, b"ZeroDivisionError: oh" in failed.content) == (Outcome.FAILED, True)
+    assert reply(room, kind(take_memory), b"%d" % (1 << 20)) == Reply(Outcome.DONE, b"1048576")
+
+
+def test_a_process_can_write_nothing(room, tmp_path):
+    wrote = reply(room, kind(write), str(tmp_path / "file").encode())
+    assert (wrote.outcome, b"PermissionError" in wrote.content) == (Outcome.FAILED, True)
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_process_knows_no_secret_of_its_server(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_7d2e91")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "7d2e91")
+    monkeypatch.setenv("HARMLESS", "1")
+    room = Room(nothing)
+    try:
+        told = reply(room, kind(tell_environment)).content.decode()
+        assert ("HARMLESS" in told, "HF_TOKEN" in told, "SECRET" in told) == (True, False, False)
+        assert b"7d2e91" not in Path(f"/proc/{room.pids[0]}/environ").read_bytes()
+    finally:
+        room.close()
+
+
+def test_a_process_that_is_killed_is_replaced(room):
+    reply(room, WHOSE)
+    (pid,) = room.pids
+    os.kill(pid, signal.SIGKILL)
+    assert until(lambda: not is_alive(pid))
+    assert reply(room, WHOSE).outcome is Outcome.DIED
+    assert reply(room, WHOSE).outcome is Outcome.DONE
+
+
+def test_too_many_jobs_are_refused_and_those_that_wait_when_it_closes_are_told():
+    room = Room(nothing)
+    few = replace(kind(match_for_ever), of_key=Bounds(1, 100))
+    running = room.submit("acme", few, b"")
+    assert until(running.running)
+    waiting = room.submit("acme", few, b"")
+    with pytest.raises(FullError):
+        room.submit("acme", few, b"")
+    room.close()
+    assert {running.result().outcome, waiting.result().outcome} == {Outcome.STOPPING}
+    assert room.submit("acme", few, b"").result().outcome is Outcome.STOPPING
+
+
+def test_a_job_that_nobody_waits_for_any_more_is_not_done(room):
+    running = room.submit("acme", kind(match_for_ever, wall_s=0.5), b"")
+    given_up, kept = room.submit("acme", WHOSE, b""), room.submit("acme", WHOSE, b"")
+    assert given_up.cancel()
+    assert running.result(PATIENCE_S).outcome is Outcome.OVERDUE
+    assert kept.result(PATIENCE_S).outcome is Outcome.DONE
