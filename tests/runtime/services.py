@@ -10,6 +10,7 @@ from functools import partial
 from rota.core.config import EngineConfig
 from rota.core.events import AdapterAdded, AdapterRefused, AdapterRemoved, Event, Finished
 from rota.core.ids import RequestId
+from rota.runtime.blame import Blame
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
 from rota.runtime.service import BuildDevice
@@ -69,8 +70,10 @@ def supervised(
     patience: Patience | None = None,
     new_engine: NewEngine = EngineProcess,
     config: EngineConfig | None = None,
+    blame: Blame | None = None,
 ) -> Iterator[tuple[SupervisedService, Listener]]:
-    service, listener = SupervisedService(build_device, config or EngineConfig(), patience, new_engine), Listener()
+    listener = Listener()
+    service = SupervisedService(build_device, config or EngineConfig(), patience, new_engine, blame=blame)
     service.start(listener)
     try:
         yield service, listener

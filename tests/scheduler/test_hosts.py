@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+from rota.core.adapter import Adapter
+from rota.core.ids import AdapterId
 from rota.scheduler.hosts import HostLedger
+
+
+def an_adapter(number: int, is_read_alone: bool = False) -> Adapter:
+    return Adapter(adapter_id=AdapterId(number), name=str(number), path="/", is_read_alone=is_read_alone)
 
 
 def hosts(most: int, *held: int) -> HostLedger:
     ledger = HostLedger(most)
     for adapter_id in held:
-        ledger.begin_fetch(adapter_id)
+        ledger.begin_fetch(an_adapter(adapter_id))
         ledger.finish_fetch(adapter_id)
     return ledger
 
@@ -14,7 +20,7 @@ def hosts(most: int, *held: int) -> HostLedger:
 def test_what_is_on_its_way_takes_room_and_is_not_there_yet():
     ledger = hosts(2, 1)
     assert not ledger.is_full
-    ledger.begin_fetch(2)
+    ledger.begin_fetch(an_adapter(2))
     assert ledger.is_full
     assert ledger.known == 2
     assert ledger.is_fetching(2)
@@ -34,10 +40,23 @@ def test_the_one_unused_for_longest_comes_first():
 
 def test_one_that_could_not_be_read_or_was_removed_leaves_room():
     ledger = hosts(2, 1)
-    ledger.begin_fetch(2)
+    ledger.begin_fetch(an_adapter(2))
     ledger.forget(1)
     ledger.forget(2)
 
     assert not ledger.has(1)
     assert not ledger.is_fetching(2)
     assert not ledger.is_full
+
+
+def test_one_that_is_read_alone_waits_for_the_others_and_they_wait_for_it():
+    ledger, doubted, other = hosts(4, 1), an_adapter(2, is_read_alone=True), an_adapter(3)
+    ledger.begin_fetch(other)
+    assert not ledger.lets_read(doubted)
+    assert ledger.lets_read(an_adapter(4))
+    ledger.finish_fetch(3)
+    assert ledger.lets_read(doubted)
+    ledger.begin_fetch(doubted)
+    assert not ledger.lets_read(an_adapter(4))
+    ledger.forget(2)
+    assert ledger.lets_read(an_adapter(4))

@@ -15,8 +15,7 @@ import pytest
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.grammar import Grammar
 from rota.grammar import texts
-from rota.runtime.room.job import Kind
-from rota.runtime.room.waiting import Bounds
+from rota.runtime.room.job import Bounds, Kind
 from rota.server.access.keys import ANYONE
 from rota.server.reading_room import GRAMMAR, ReadingRoom
 from tests.processes import is_alive

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rota.core.errors import FaultCode, RequestError
-from rota.runtime.room.waiting import Bounds
+from rota.runtime.room.job import Bounds
 from rota.server.access.keys import ANYONE, Key
 from rota.server.native.call import read_generate
 from rota.server.openai.chat_fields import read_chat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from collections.abc import Callable
@@ -14,8 +15,9 @@ from ..stage import Stage
 from .ends import signal_engine
 from .fault import Ends, Fault, pause
 
+BOMB = "([a-z0-9_.]+)+!"
 Spoil = Callable[[Site, TenantAdapter, Random], None]
-REFUSED = frozenset({400, 403, 404})
+REFUSED = frozenset({400, 403, 404, 409})
 
 
 def vanish(site: Site, adapter: TenantAdapter, _: Random) -> None:
@@ -58,7 +60,23 @@ def lead_away(site: Site, adapter: TenantAdapter, _: Random) -> None:
     folder.symlink_to(Path("/etc"))
 
 
-SPOILS: list[Spoil] = [vanish, cut_short, garble, lose_config, change_places, lead_away]
+def never_match(site: Site, adapter: TenantAdapter, rng: Random) -> None:
+    """The config has a pattern that never ends to be matched."""
+    config = site.folder_of(adapter) / "adapter_config.json"
+    bomb = rng.choice([{"target_modules": BOMB}, {"rank_pattern": {BOMB: 4}}, {"alpha_pattern": {BOMB: 4}}])
+    config.write_text(json.dumps(json.loads(config.read_text()) | bomb))
+
+
+def swell(site: Site, adapter: TenantAdapter, rng: Random) -> None:
+    """The config is endless, deep, or has a number of thousands of digits."""
+    config = site.folder_of(adapter) / "adapter_config.json"
+    config.write_text(rng.choice(["", "[" * 100_000, f'{{"r": {"9" * 4000}}}']))
+    if not config.stat().st_size:
+        with config.open("r+b") as file:
+            file.truncate(2 << 30)  # of holes, which take no room
+
+
+SPOILS: list[Spoil] = [vanish, cut_short, garble, lose_config, change_places, lead_away, never_match, swell]
 
 
 async def spoil(stage: Stage, rng: Random) -> None:

@@ -13,6 +13,7 @@ from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig, ModelConfig, ServerConfig
 from rota.core.ids import EngineId
 from rota.llm.config import import_device
+from rota.runtime.blame import Blame
 from rota.runtime.first import Look
 from rota.runtime.lifeline import tied
 from rota.runtime.patience import Patience
@@ -29,16 +30,18 @@ def engine_service(
     server: ServerConfig,
     make_device: MakeDevice,
     first: Look | None = None,
+    blame: Blame | None = None,
 ) -> Service:
     """The service of a server, each engine in a process of its own. `first` is what the config lacks."""
+    blame = blame or Blame()
     if config.model.data_parallel_backend == "ray":
         from rota.commands.ray_engines import ray_service
 
-        return ray_service(config, server, make_device, first=first)
+        return ray_service(config, server, make_device, first=first, blame=blame)
     patience = Patience(silence_s=server.engine_silence_s)
     new_engine = partial(EngineProcess, spares=Spares(partial(spare_imports, server.spare_engine)))
     engines = [
-        SupervisedService(partial(build_logged, make_device, one, server), one, patience, new_engine, first)
+        SupervisedService(partial(build_logged, make_device, one, server), one, patience, new_engine, first, blame)
         for one in replica_configs(config)
     ]
     if len(engines) == 1:

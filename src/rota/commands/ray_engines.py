@@ -9,6 +9,7 @@ from rota.commands.logged import MakeDevice, build_logged
 from rota.core.config import EngineConfig, ServerConfig
 from rota.core.errors import ConfigError
 from rota.core.ids import EngineId
+from rota.runtime.blame import Blame
 from rota.runtime.cluster.alike import own_versions
 from rota.runtime.cluster.cluster import Cluster
 from rota.runtime.cluster.engine import Maker
@@ -33,6 +34,7 @@ def ray_service(
     make_device: MakeDevice,
     fit_s: float = FIT_S,
     first: Look | None = None,
+    blame: Blame | None = None,
 ) -> Service:
     """The service of a server, its replicas on the cluster. Raises ConfigError if there is none that fits."""
     if config.policy.prefill_delayer_exchange != "auto":
@@ -52,7 +54,7 @@ def ray_service(
     except ConfigError:
         cluster.close()
         raise
-    new_replica = Replicas(cluster, need, config, server, make_device, first)
+    new_replica = Replicas(cluster, need, config, server, make_device, first, blame)
     engines = [new_replica(number) for number in range(replicas)]
     router = Router(replicas, has_prefix_cache=config.scheduler.enable_prefix_caching)
     if config.model.data_parallel_size == "auto":
@@ -88,6 +90,7 @@ class Replicas:
         server: ServerConfig,
         make_device: MakeDevice,
         first: Look | None = None,
+        blame: Blame | None = None,
     ) -> None:
         sharers = cluster.sight.most_on_one(need)
         model = replace(config.model, device="cuda" if need.gpus else "cpu", data_parallel_size=sharers)
@@ -97,7 +100,7 @@ class Replicas:
         self._server = ServerConfig(
             engine_silence_s=server.engine_silence_s, log_format=server.log_format, log_level=server.log_level
         )
-        self._make_device, self._first = make_device, first
+        self._make_device, self._first, self._blame = make_device, first, blame
         self._maker = Maker(
             cluster=cluster,
             need=need,
@@ -109,4 +112,4 @@ class Replicas:
     def __call__(self, number: int) -> Service:
         config = replace(self._config, engine_id=EngineId(number), quiet=True)  # its progress is not shown here
         build_device = partial(build_logged, self._make_device, config, self._server)
-        return SupervisedService(build_device, config, self._patience, self._maker, self._first)
+        return SupervisedService(build_device, config, self._patience, self._maker, self._first, self._blame)

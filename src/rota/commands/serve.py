@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import socket
 
     from rota.core.adapter import Adapter
+    from rota.runtime.blame import Blame
     from rota.runtime.registry import Registry
     from rota.runtime.service import Service
     from rota.server.access.key_source import KeySource
@@ -95,6 +96,7 @@ def _serve(
     enders: Sequence[OnEnd],
 ) -> None:
     from rota.commands.engines import engine_service
+    from rota.runtime.blame import Blame, kept_beside
     from rota.runtime.early import EarlyService
     from rota.runtime.first import Look
     from rota.runtime.registry import Registry
@@ -116,8 +118,9 @@ def _serve(
     resolver_prefix = prefix_for(config.lora)
     first = Look(partial(first_of, config, entries))
     config = told_later(config)
+    blame = Blame(kept_beside(server.api_key_file))
     # The engine starts, and the server gets ready beside it: thousands of adapters must not keep the engine waiting.
-    engines = EarlyService(engine_service(config, server, make_device, first))
+    engines = EarlyService(engine_service(config, server, make_device, first, blame))
     with engines.begun():
         adapters = [registry.add(entry) for entry in entries]
         _listen(
@@ -131,6 +134,7 @@ def _serve(
                 registry=registry,
                 adapters=adapters,
                 engines=engines,
+                blame=blame,
                 resolver_prefix=resolver_prefix,
                 on_ready=on_ready,
                 enders=enders,
@@ -151,6 +155,7 @@ class _Start:
     registry: Registry
     adapters: Sequence[Adapter]
     engines: Service
+    blame: Blame
     resolver_prefix: Prefix | None
     on_ready: Callable[[str], None] | None
     enders: Sequence[OnEnd]
@@ -183,7 +188,7 @@ def _listen(start: _Start) -> None:
     service = ClosableService(PreloadedService(start.engines, start.adapters, early))
     own_name = None if server.allow_anyone else server.host
     refusal, origins = load_refusal(server, keys, config.lora.adapter_root), server.allowed_origins
-    access = Access(registry, keys, refusal, own_name=own_name, allowed_origins=origins)
+    access = Access(registry, keys, refusal, own_name=own_name, allowed_origins=origins, blame=start.blame)
     feed = Feed(registry.base, lambda: registry.adapters, lambda: service.state, lambda: registry.others)
     app = create_app(
         service,

@@ -31,6 +31,7 @@ class Adapter:
     version: int = 1  # counts what was loaded under the name
     # By rank: digests of what its first read found, which every later read must find again. Empty: it was not read yet.
     seals: tuple[str, ...] = ()
+    is_read_alone: bool = False  # an engine died while it was read, so no other adapter is read beside it
 
     def __post_init__(self) -> None:
         if not self.weight > 0.0:

@@ -32,6 +32,7 @@ class FaultCode(StrEnum):
     UNKNOWN_ADAPTER = "unknown_adapter"
     ADAPTER_FAILED = "adapter_failed"
     ADAPTER_CHANGED = "adapter_changed"
+    QUARANTINED = "adapter_quarantined"
     NOT_A_NUMBER = "not_a_number"
     ENGINE_DIED = "engine_died"
     UNAUTHORIZED = "invalid_api_key"

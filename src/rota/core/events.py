@@ -281,6 +281,8 @@ class EngineRestarted:
     at: float
     reason: str
     engine_id: EngineId = FIRST_ENGINE
+    # The only adapter that it read, or else that it served, if it died by itself. None: nobody is blamed.
+    died_of: AdapterId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

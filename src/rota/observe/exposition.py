@@ -45,6 +45,7 @@ class Snapshot:
     loaded: int
     connections: ConnectionMeters
     lost: int
+    quarantined: int
     slots: tuple[SlotChanged, ...]
     engines: dict[EngineId, EngineMeters]
     adapters: tuple[AdapterMeters, ...]
@@ -73,6 +74,7 @@ def snapshot(metrics: Metrics, reports: Sequence[EngineReport], wall_at: float |
         loaded=len(metrics.loaded),
         connections=metrics.connections,
         lost=len(metrics.lost),
+        quarantined=metrics.quarantined(),
         slots=tuple(metrics.slots.values()),
         engines=metrics.engines.copy(),
         adapters=adapters,
@@ -102,6 +104,7 @@ def pieces(taken: Snapshot, stats: Stats) -> Iterator[str]:
     yield numbers(table.ADAPTERS, [((), taken.loaded)])
     yield from _of_connections(taken.connections)
     yield numbers(table.LOST, [((), taken.lost)])
+    yield numbers(table.QUARANTINED, [((), taken.quarantined)])
     yield from _of_processes(taken, stats)
     yield from _of_engines(taken)
     yield from _of_adapters(taken.adapters)

@@ -157,6 +157,7 @@ SHADOWS = _metric(
 
 ADAPTERS = _metric("gauge", "adapters_loaded", "Adapters that requests may ask for.")
 LOST = _metric("gauge", "adapters_lost", "Adapters that could not be read after the start or a restart.")
+QUARANTINED = _metric("gauge", "adapters_quarantined", "Adapters that are not served because engines died of them.")
 LOSSES = _metric(
     "counter", "adapter_losses_total", "How often a restarted engine could not read an adapter again.", "engine"
 )

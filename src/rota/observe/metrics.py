@@ -65,6 +65,7 @@ class Metrics:
         self.slots: dict[tuple[EngineId, Slot], SlotChanged] = {}  # the last change of each slot
         self.loaded: set[AdapterId] = set()
         self.lost: set[AdapterId] = set()  # a restarted engine could not read them again
+        self.quarantined: Callable[[], int] = int  # how many are; the server knows
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Routed: self._routed,
             Admitted: self._admitted,

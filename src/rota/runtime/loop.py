@@ -38,6 +38,9 @@ def run(scheduler: Scheduler, world: World[Ticket], emit: Emit, depth: int = 2) 
 
         plan = scheduler.plan(world.now())
         if plan.has_work:
+            if plan.reads:
+                # An engine may die of what it reads: who watches it hears first what that is.
+                _emit(emit, scheduler.take_events())
             in_flight.append((plan, world.submit(plan)))
         else:
             # A plan without work is done at once; its commit gives the events of refused and aborted requests.

@@ -6,10 +6,11 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TypeGuard
 
 from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
-from rota.core.errors import AdapterError, EngineDiedError, RequestError
+from rota.core.errors import AdapterError, EngineDiedError, FaultCode, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, Event
 from rota.core.ids import AdapterId
 from rota.core.messages import AddAdapter, Message, MoveRequests, RemoveAdapter, Submit
@@ -101,11 +102,16 @@ class PreloadedService:
             return  # nearly every call
         with self._changed:
             for event in events:
-                if isinstance(event, AdapterAdded):
+                if isinstance(event, AdapterAdded) or _is_set_aside(event):
                     self._missing.discard(event.adapter_id)
                 elif isinstance(event, AdapterRefused) and event.adapter_id in self._missing:
                     self._refusal = self._refusal or event.reason
             self._changed.notify_all()
+
+
+def _is_set_aside(event: Event) -> TypeGuard[AdapterRefused]:
+    """A quarantined adapter is no reason to serve none of the others."""
+    return isinstance(event, AdapterRefused) and event.code is FaultCode.QUARANTINED
 
 
 def _named_in(message: Message) -> tuple[AdapterId, ...]:

@@ -29,7 +29,7 @@ from rota.runtime.patience import KILL_S, Patience
 from rota.runtime.progress import listen_for_progress
 from rota.runtime.pulse import Pulse
 from rota.runtime.ranks.leader import Leader
-from rota.runtime.service import BuildDevice, explain
+from rota.runtime.service import BuildDevice, explain, is_own
 from rota.runtime.spares import Spares
 from rota.runtime.trials import made_trials
 from rota.runtime.uploads import Arrivals
@@ -60,7 +60,7 @@ def engine_main(build_device: BuildDevice, config: EngineConfig, endpoints: Endp
     try:
         _serve(build_device, config, line.inbox, outbox)
     except Exception as error:  # the process border: the supervisor tells all waiting clients why
-        outbox.send([Failed(explain(error))])
+        outbox.send([Failed(explain(error), is_own(error))])
         exit_code = 1
     line.close()
     context.term()
@@ -95,7 +95,7 @@ def _serve(build_device: BuildDevice, config: EngineConfig, inbox: zmq.Socket[by
 
 def _end_with(outbox: Outbox, reason: str) -> None:
     """From any thread: the loop's own thread may be stuck inside the device."""
-    outbox.send([Failed(reason)])
+    outbox.send([Failed(reason, is_own=False)])  # another rank is lost
     time.sleep(_LAST_WORDS_S)
     os._exit(1)
 

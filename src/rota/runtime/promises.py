@@ -5,7 +5,7 @@ while it is paused.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from rota.core.adapter import Adapter
@@ -19,9 +19,12 @@ from rota.core.events import (
     Finished,
     FinishReason,
     HostChanged,
+    HostState,
 )
 from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.messages import AddAdapter, Message, Pause, RemoveAdapter, Resume, SealAdapter, Submit
+
+Judged = Callable[[AddAdapter], AddAdapter]
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class Promises:
         self._coming: dict[AdapterId, Adapter] = {}
         self._leaving: dict[AdapterId, None] = {}
         self._known: dict[AdapterId, Adapter] = {}
+        self._reading: set[AdapterId] = set()
         self._is_paused = False
 
     def note_message(self, message: Message) -> None:
@@ -79,8 +83,13 @@ class Promises:
                     self._leaving.pop(adapter_id, None)
                 case AdapterRemoved(adapter_id):
                     self._leaving.pop(adapter_id, None)
-                case HostChanged(adapter_id=adapter_id, seals=seals) if seals:
-                    self._seal(adapter_id, seals)
+                case HostChanged():
+                    self._note_read(event)
+
+    def _note_read(self, event: HostChanged) -> None:
+        (self._reading.add if event.state is HostState.READING else self._reading.discard)(event.adapter_id)
+        if event.seals:
+            self._seal(event.adapter_id, event.seals)
 
     def _seal(self, adapter_id: AdapterId, seals: tuple[str, ...]) -> None:
         """What the first read of a version has found is what the next engine must find."""
@@ -88,20 +97,35 @@ class Promises:
             if (adapter := adapters.get(adapter_id)) and not adapter.seals:
                 adapters[adapter_id] = replace(adapter, seals=seals)
 
-    def introductions(self) -> list[AddAdapter | Pause]:
+    @property
+    def reading(self) -> list[Adapter]:
+        """The adapters that the engine reads. It says so before it begins, and may die of one."""
+        every = self._coming | self._known
+        return [every[adapter_id] for adapter_id in sorted(self._reading) if adapter_id in every]
+
+    @property
+    def sole_adapter(self) -> AdapterId | None:
+        """The adapter of all requests that the engine has begun; None if there are several."""
+        served = {one.adapter_id for one in self._requests.values() if one.cached_tokens is not None}
+        return served.pop() if len(served) == 1 else None
+
+    def introductions(self, judged: Judged = lambda message: message) -> list[AddAdapter | Pause]:
         """The first messages to a new engine: every adapter that was added and not removed, and a pause that lasts.
 
         Adapters with open requests come first: the new engine reads adapters in this order, and clients ask again.
+        Those that are to be read alone, as `judged` says, come last.
         """
         now, in_use = time.monotonic(), {one.adapter_id for one in self._requests.values()}
         adapters = sorted(self._known.values(), key=lambda adapter: adapter.adapter_id not in in_use)
-        known = [AddAdapter(adapter=adapter, at=now, is_known=True, is_read_later=True) for adapter in adapters]
+        known = [judged(AddAdapter(adapter=one, at=now, is_known=True, is_read_later=True)) for one in adapters]
+        known.sort(key=lambda one: one.adapter.is_read_alone)
         return [*known, *([Pause(now)] if self._is_paused else [])]
 
-    def break_all(self, reason: str) -> list[Event]:
+    def break_all(self, reason: str, fault_of: Callable[[Adapter], Fault | None] = lambda _: None) -> list[Event]:
         """The engine is dead: end all open requests, and return the events that say so.
 
-        Adapters that were being added are refused. Adapters that were being removed are removed with the engine.
+        Adapters that were being added are refused, by the fault of their own if they have one. Adapters that were being
+        removed are removed with the engine.
         """
         now = time.monotonic()
         fault = Fault(FaultCode.ENGINE_DIED, reason)
@@ -116,10 +140,11 @@ class Promises:
             )
             for request_id, one in self._requests.items()
         ]
-        events += [
-            AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, engine_id=self._engine_id, code=fault.code)
-            for adapter_id in self._coming
-        ]
+        for adapter_id, adapter in self._coming.items():
+            own, engine_id = fault_of(adapter) or fault, self._engine_id
+            events.append(
+                AdapterRefused(adapter_id=adapter_id, at=now, reason=own.message, engine_id=engine_id, code=own.code)
+            )
         events += [AdapterRemoved(adapter_id, now, self._engine_id) for adapter_id in self._leaving]
-        self._requests, self._coming, self._leaving = {}, {}, {}
+        self._requests, self._coming, self._leaving, self._reading = {}, {}, {}, set()
         return events

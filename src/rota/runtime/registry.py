@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from rota.core.adapter import BASE_LABEL, OTHER_LABEL, Adapter, listed, split_label
@@ -216,6 +217,8 @@ class Registry:
     def refuse_lost(self, adapter: Adapter, param: str = "model") -> None:
         """Raises RequestError with the reason if an adapter is lost."""
         if loss := self._lost.get(adapter.adapter_id):
+            if loss.code is FaultCode.QUARANTINED:
+                raise RequestError(replace(loss, param=param))
             message = (
                 f"Adapter '{adapter.name}' could not be read: {loss.message} Load it again under this name, or unload "
                 "it."

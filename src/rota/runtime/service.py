@@ -194,3 +194,9 @@ def explain(error: Exception) -> str:
         return str(error)
     sys.excepthook(type(error), error, error.__traceback__)  # on stderr, or in the log if stderr goes there
     return f"The engine failed with {type(error).__name__}: {error}"
+
+
+def is_own(error: Exception) -> bool:
+    """Whether an error may be due to what the engine read: lack of memory and the loss of another rank are not."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return not names & {"MemoryError", "OutOfMemoryError", "EngineDiedError"}

@@ -13,12 +13,15 @@ from typing import Protocol
 
 import zmq
 
+from rota.core.adapter import Adapter
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig
+from rota.core.errors import Fault
 from rota.core.events import EngineRestarted, Event
-from rota.core.messages import Message
+from rota.core.messages import AddAdapter, Message
 from rota.core.stages import stage_fields
 from rota.core.trials import Trial
+from rota.runtime.blame import Blame
 from rota.runtime.first import Look
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
@@ -76,9 +79,14 @@ class SupervisedService:
         patience: Patience | None = None,
         new_engine: NewEngine = EngineProcess,
         first: Look | None = None,
+        blame: Blame | None = None,
     ) -> None:
-        """With `first`, each engine is told what the adapters to start with need, once that is known."""
+        """With `first`, each engine is told what the adapters to start with need, once that is known.
+
+        Engines that may be given the same adapters share their `blame`.
+        """
         self._first = first
+        self._blame = blame or Blame()
         self._make_engine = new_engine
         self._build_device = build_device
         self._config = config
@@ -113,6 +121,8 @@ class SupervisedService:
         with self._lock:
             if self.state.phase is Phase.DOWN:
                 raise refuse(self.state.reason)
+            if isinstance(message, AddAdapter):
+                message = self._blame.judged(message)
             self._promises.note_message(message)
             self._engine.send(message)
 
@@ -140,9 +150,11 @@ class SupervisedService:
             death = self._engine.watch(self._on_ready, self._on_events, self._patience, self._on_waiting)
             if self._stopping.is_set():
                 break
+            culprit = self._culprit(death)
             # An engine that hangs at its first step will do so the next time: it counts as a quick death.
             is_quick = death.served_s < self._patience.quick_death_s or death.hung_at_once
-            quick_deaths = quick_deaths + 1 if is_quick else 0
+            if culprit is None:  # else the next engine reads that adapter last, or not at all
+                quick_deaths = quick_deaths + 1 if is_quick else 0
             if is_quick:
                 self._trials = ()  # should one of its choices be at fault, the next engine tries for itself
             if death.last_words and not self._was_ever_ready:
@@ -153,7 +165,7 @@ class SupervisedService:
                     f"The engine died {quick_deaths} times in a row soon after its start and stays down. "
                     f"The last time: {death.reason}"
                 )
-            self._replace_engine(death)
+            self._replace_engine(death, culprit)
             if quick_deaths:
                 self._stopping.wait(self._patience.pause_s * 2 ** (quick_deaths - 1))
         self._go_down("The engine was stopped.")
@@ -205,22 +217,38 @@ class SupervisedService:
         self._board.note_events(events)
         self._deliver(events)
 
-    def _replace_engine(self, death: Death) -> None:
+    def _replace_engine(self, death: Death, culprit: Adapter | None) -> None:
         """End the dead engine's open requests; from now on messages wait in the next engine's socket."""
         new = self._new_engine()  # without the lock: it may have to wait for a spare's answer
         with self._lock:
             self._board.set(ServiceState(phase=Phase.STARTING))
             dead, self._engine = self._engine, new
-            for introduction in self._promises.introductions():
+            reason, died_of = death.reason, None
+            if culprit:
+                end = " That adapter is quarantined now." if self._blame.quarantine_of(culprit) else ""
+                reason, died_of = f"{reason} It was reading the adapter '{culprit.name}'.{end}", culprit.adapter_id
+            elif death.is_own and not self._promises.reading:
+                died_of = self._promises.sole_adapter
+            for introduction in self._promises.introductions(self._blame.judged):
                 self._engine.send(introduction)
             failed = self._promises.break_all(
-                f"{death.reason} It is being started again; this request was lost, so please send it again."
+                f"{reason} It is being started again; this request was lost, so please send it again.", self._fault_of
             )
-        restarted = EngineRestarted(time.monotonic(), death.reason, self._config.engine_id)
+        restarted = EngineRestarted(time.monotonic(), reason, self._config.engine_id, died_of)
         try:
             self._deliver([restarted, *failed])
         finally:
             dead.close()  # without the lock: a process inside a broken driver may take seconds to end
+
+    def _culprit(self, death: Death) -> Adapter | None:
+        """The adapter that the engine died of, if it died by itself and read only that one."""
+        with self._lock:
+            reading = self._promises.reading
+        return self._blame.note_death(reading, death.reason) if death.is_own else None
+
+    def _fault_of(self, adapter: Adapter) -> Fault | None:
+        found = self._blame.quarantine_of(adapter)
+        return found.fault if found else None
 
     def _give_up(self, reason: str) -> None:
         LOG.error("The engine stays down.", extra={"fields": {"engine": self._config.engine_id, "why": reason}})

@@ -16,6 +16,8 @@ from rota.core.standstill import StoodStill
 from rota.runtime.patience import KILL_S, LOOK_S, Patience, Silence, complaint_of
 from rota.runtime.wire import Alive, Building, Failed, Ready, receive_all
 
+# The signals by which a process ends that has damaged its own memory, or met a file that was cut while it was mapped.
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
 # Records that a process sent before it died may still be on their way through the socket.
 _LATE_S = 0.05
 
@@ -48,6 +50,12 @@ class Death:
     served_s: float
     hung_at_once: bool = False  # it was killed for its silence before it had finished any step
     ending: str = ""  # why it ended, if that is known: its machine is gone
+    failed: bool = False  # it hung, or an error ended it; not a kill from outside, nor lack of memory
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it may have died of what it read."""
+        return self.failed and not self.ending
 
     @property
     def reason(self) -> str:
@@ -86,7 +94,7 @@ class Watch:
         self._poller.register(process.sentinel, zmq.POLLIN)
         self._waiting, self._on_waiting, self._waits = waiting, on_waiting, ""
         self._ready_at = math.inf
-        self._last_words = ""
+        self._last_words, self._failed = "", Failed("", is_own=False)
         self._was_killed, self._has_hung, self._made_steps, self._is_over = False, False, False, False
 
     def until_death(self) -> Death:
@@ -100,7 +108,13 @@ class Watch:
             was_ready=self._ready_at < math.inf,
             served_s=max(0.0, time.monotonic() - self._ready_at),
             hung_at_once=self._has_hung and not self._made_steps,
+            failed=self._has_failed(),
         )
+
+    def _has_failed(self) -> bool:
+        if self._last_words:
+            return self._has_hung or self._failed.is_own
+        return (self._process.exitcode or 0) > 0 or -(self._process.exitcode or 0) in _CRASHES
 
     def _look(self) -> None:
         self._ask_for_place()
@@ -133,6 +147,7 @@ class Watch:
                     self._ready_at = time.monotonic()
                     self._on_ready(record)
                 case Failed(reason):
+                    self._failed = record
                     self._last_words = self._last_words or reason
                 case Building() | Alive():
                     pass

@@ -67,6 +67,7 @@ class Failed:
     """Why the engine cannot start or go on; its last record."""
 
     reason: str
+    is_own: bool = True  # no lack of memory, and no loss of another process
 
 
 Record = Message | UploadPiece | Stop | First | Building | Ready | Alive | Failed | Event

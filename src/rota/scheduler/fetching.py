@@ -44,9 +44,14 @@ class Fetching:
         self._ahead.order(draft)
 
     def try_fetch(self, draft: Draft, group: Group) -> bool:
-        """Order an adapter into host memory, and drop another if it is full; False if no other can be dropped."""
+        """Order an adapter into host memory, and drop another if it is full.
+
+        False if no other can be dropped, or if it must not be read beside those that are being read.
+        """
         hosts = self._books.hosts
         assert group.adapter is not None
+        if not hosts.lets_read(group.adapter):
+            return False
         if hosts.is_full:
             victim = self._victims.next(draft.step_id, self._wanted_at(group), self._first)
             if victim is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
 
 
@@ -15,6 +16,7 @@ class HostLedger:
         self._held: dict[AdapterId, None] = {}  # longest unused first
         self._fetching: set[AdapterId] = set()
         self._far: set[AdapterId] = set()  # of these, those that come from sources
+        self._alone: AdapterId | None = None  # it is on its way, and no other is to be beside it
 
     @property
     def is_full(self) -> bool:
@@ -50,12 +52,19 @@ class HostLedger:
             del self._held[adapter_id]
             self._held[adapter_id] = None
 
-    def begin_fetch(self, adapter_id: AdapterId, is_far: bool = False) -> None:
+    def lets_read(self, adapter: Adapter) -> bool:
+        """Whether this adapter may be on its way beside those that are."""
+        return self._alone is None and not (adapter.is_read_alone and self._fetching)
+
+    def begin_fetch(self, adapter: Adapter) -> None:
         """One more adapter is on its way; the caller has made room."""
         assert not self.is_full
-        self._fetching.add(adapter_id)
-        if is_far:
-            self._far.add(adapter_id)
+        assert self.lets_read(adapter)
+        self._fetching.add(adapter.adapter_id)
+        if adapter.is_far:
+            self._far.add(adapter.adapter_id)
+        if adapter.is_read_alone:
+            self._alone = adapter.adapter_id
 
     def finish_fetch(self, adapter_id: AdapterId) -> None:
         self._end_fetch(adapter_id)
@@ -68,3 +77,5 @@ class HostLedger:
     def _end_fetch(self, adapter_id: AdapterId) -> None:
         self._fetching.discard(adapter_id)
         self._far.discard(adapter_id)
+        if self._alone == adapter_id:
+            self._alone = None

@@ -36,7 +36,7 @@ def forget_copy(books: Books, adapter_id: AdapterId, at: float) -> None:
 
 
 def _begin_read(books: Books, draft: Draft, adapter: Adapter) -> None:
-    books.hosts.begin_fetch(adapter.adapter_id, adapter.is_far)
+    books.hosts.begin_fetch(adapter)
     _tell(books, adapter.adapter_id, HostState.READING, draft.now)
 
 

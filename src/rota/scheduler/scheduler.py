@@ -246,13 +246,14 @@ class Scheduler:
         """Record the tokens of a step; gives the events since it was last asked for any."""
         self._writer.write(self._flights.pop(plan.step_id), result)
         self._pauses.settle(result.at, is_quiet=not self._flights)
-        return self._take_outbox()
+        return self.take_events()
 
     def take_answers(self) -> list[Event]:
         """The events so far if a client waits for one of them; else they go with the next commit."""
-        return self._take_outbox() if has_answers(self._books.outbox) else []
+        return self.take_events() if has_answers(self._books.outbox) else []
 
-    def _take_outbox(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
+        """The events since it was last asked for any."""
         events, self._books.outbox = self._books.outbox, []
         return events
 

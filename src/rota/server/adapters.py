@@ -252,7 +252,7 @@ class AdapterManager:
                 case AdapterRefused(others_serve=True):
                     self._warn(event)
                 case AdapterRefused(adapter_id=adapter_id, reason=reason):
-                    if event.code is FaultCode.ENGINE_DIED:
+                    if event.code in (FaultCode.ENGINE_DIED, FaultCode.QUARANTINED):
                         self._loading.fail(adapter_id, RequestError(Fault(event.code, reason)))
                     if event.code is FaultCode.SOURCE_AWAY:
                         self._loading.fail(adapter_id, UnreachableError(reason))
@@ -269,7 +269,10 @@ class AdapterManager:
         """An engine reads adapters after its start, and the folder of one may be gone or its weights bad."""
         adapter_id = event.adapter_id
         adapter = self._registry.by_id(adapter_id)
-        if adapter is None or adapter_id not in self._served or adapter_id in self._leaving:
+        is_new = adapter_id not in self._served and not (
+            event.code is FaultCode.QUARANTINED and adapter is not None and adapter.owner is None
+        )
+        if adapter is None or is_new or adapter_id in self._leaving:
             self._forget(adapter_id)
             return
         self._registry.lose(adapter, event.reason, event.code)

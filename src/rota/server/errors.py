@@ -43,6 +43,9 @@ ERROR_KINDS: dict[FaultCode, ErrorKind] = {
     FaultCode.ADAPTER_CHANGED: ErrorKind(
         409, _INVALID, "The files of the adapter are others than when this version was loaded."
     ),
+    FaultCode.QUARANTINED: ErrorKind(
+        503, "server_error", "Engines died while they read this adapter; an operator may lift the quarantine."
+    ),
     FaultCode.NOT_PAUSED: ErrorKind(409, _INVALID, "The server was resumed while /pause waited for its answers."),
     FaultCode.PROMPT_TOO_LONG: ErrorKind(413, _INVALID, "The prompt does not fit the context."),
     FaultCode.KV_TOO_SMALL: ErrorKind(413, _INVALID, "The prompt would not fit the KV cache even if it were empty."),

@@ -15,9 +15,8 @@ from rota.core.errors import Fault, FaultCode, ModelError, RequestError
 from rota.core.grammar import Grammar
 from rota.grammar.check import problem
 from rota.grammar.vocabulary import Vocabulary
-from rota.runtime.room.job import Kind, Outcome, Reply
+from rota.runtime.room.job import Bounds, Kind, Outcome, Reply
 from rota.runtime.room.room import FullError, Room
-from rota.runtime.room.waiting import Bounds
 from rota.server.access.keys import ANYONE, Key
 from rota.server.errors import RetryLater
 from rota.server.prompts import TextLimits, Texts

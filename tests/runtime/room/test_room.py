@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rota.runtime.room.job import Kind, Outcome, Reply
+from rota.runtime.room.job import Bounds, Kind, Outcome, Reply
 from rota.runtime.room.room import FullError, Room
-from rota.runtime.room.waiting import Bounds
 from tests.processes import is_alive
 from tests.waiting import PATIENCE_S, until
 

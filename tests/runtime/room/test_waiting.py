@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from rota.runtime.room.job import Job, Kind
-from rota.runtime.room.waiting import Bounds, Waiting
+from rota.runtime.room.job import Bounds, Job, Kind
+from rota.runtime.room.waiting import Waiting
 
 
 def work(_tools: object, part: bytes) -> bytes:

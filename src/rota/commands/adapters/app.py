@@ -6,6 +6,7 @@ import typer
 
 from rota.commands.adapters.inspect import inspect
 from rota.commands.adapters.live import listed, load, unload, update
+from rota.commands.adapters.quarantine import quarantine
 from rota.commands.adapters.route import route
 
 
@@ -21,4 +22,5 @@ def adapters_app() -> typer.Typer:
     app.command(name="update")(update)
     app.command(name="unload")(unload)
     app.command(name="route")(route)
+    app.command(name="quarantine")(quarantine)
     return app

@@ -55,6 +55,12 @@ class LiveServer:
     def route(self, name: str, body: dict[str, Any] | None = None, method: str = "GET") -> dict[str, Any]:
         return self._ask(f"/v1/adapters/{quote(name)}/route", body, method)
 
+    def quarantine(self) -> dict[str, Any]:
+        return self._ask("/v1/quarantine")
+
+    def end_quarantine(self, kind: str, name: str) -> None:
+        self._ask(f"/v1/quarantine/{kind}/{quote(name)}", None, "DELETE")
+
     def _listed(self, path: str) -> list[dict[str, Any]]:
         found = self._ask(path)["data"]
         return [dict(one) for one in found]

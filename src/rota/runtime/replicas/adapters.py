@@ -184,6 +184,10 @@ class ReplicaAdapters:
                 entry.invited = _without(entry.invited, replica)
                 return []  # it has refused the adapter before, and now its removal; or it lacks it from the beginning
             self._part(replica, entry)
+            if event.code is FaultCode.QUARANTINED:
+                entry.refusal = event
+                self._take_back(entry, sorted(entry.holders | entry.asked | entry.invited), _removal(event))
+                return [event, *self._settle(event.adapter_id, entry, event.at)]
             # A new engine could not read it again. Its requests go to the replicas that have it.
             return [replace(event, others_serve=bool(entry.holders))]
         # A removal on the way to this replica is answered too: the replica may die before it says so.

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from rota.runtime.room.waiting import Bounds
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How many jobs may wait, and how many bytes they may have."""
+
+    jobs: int
+    size: int
+
+    def have_room(self, waiting: Collection[Job], size: int) -> bool:
+        return len(waiting) < self.jobs and sum(job.size for job in waiting) + size <= self.size
+
 
 # How many jobs of a kind may wait.
 OF_KEY, OF_ALL = Bounds(32, 64 << 20), Bounds(256, 512 << 20)

@@ -52,7 +52,7 @@ class Room:
             if not self._waiting.has_room(job):
                 raise FullError
             self._waiting.add(job)
-            if not self._idle and len(self._threads) < self._most:
+            if len(self._waiting) > self._idle and len(self._threads) < self._most:
                 self._add_process()
             self._change.notify()
         return job.reply

@@ -3,23 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-if TYPE_CHECKING:
-    from rota.runtime.room.job import Job, Kind
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How many jobs may wait, and how many bytes they may have."""
-
-    jobs: int
-    size: int
-
-    def have_room(self, waiting: Collection[Job], size: int) -> bool:
-        return len(waiting) < self.jobs and sum(job.size for job in waiting) + size <= self.size
+from rota.runtime.room.job import Job, Kind
 
 
 class Waiting:
@@ -34,6 +20,9 @@ class Waiting:
         # In the order of turns: a key that had its turn goes to the end.
         self._by_key: dict[str, deque[Job]] = {}
         self._running: Counter[tuple[Kind, str]] = Counter()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_key.values()))
 
     def has_room(self, job: Job) -> bool:
         """Whether one more job may wait."""

@@ -10,6 +10,7 @@ from fastapi import Request
 
 from rota.core.adapter import Adapter, listed
 from rota.core.errors import Fault, FaultCode, RequestError
+from rota.runtime.blame import Blame
 from rota.runtime.registry import Registry
 from rota.server.access.admission import Admission
 from rota.server.access.disclosure import fault_for, reason_for
@@ -34,6 +35,7 @@ class Access:
         now: Callable[[], float] = time.monotonic,
         own_name: str | None = None,
         allowed_origins: Collection[str] = (),
+        blame: Blame | None = None,
     ) -> None:
         """`load_refusal` says why adapters are not loaded over HTTP, or is empty.
 
@@ -44,6 +46,7 @@ class Access:
         self._registry = registry
         self._keys = keys or KeyRing()
         self._load_refusal = load_refusal
+        self.blame = blame or Blame()
         self.admission = Admission(now)
         self._own_name = own_name
         self.allowed_origins = frozenset(allowed_origins)
@@ -97,6 +100,12 @@ class Access:
         key = self.key_of(http)
         if not key.may_load:
             raise _refusal(FaultCode.FORBIDDEN, f"Key '{key.name}' may not load or unload; that needs may_load.")
+        if key.name in self.blame.barred:
+            message = (
+                f"Key '{key.name}' may not load or unload: engines died of its adapters, which are quarantined. An "
+                "operator may give that right back."
+            )
+            raise _refusal(FaultCode.FORBIDDEN, message)
         if not key.may_use(adapter):
             message = f"Key '{key.name}' may not load or unload '{adapter[:MOST_REPEATED]}'; {self._names(key)}."
             raise _refusal(FaultCode.FORBIDDEN, message, _field_of_names(http))
@@ -119,7 +128,8 @@ class Access:
 
     def may_change(self, key: Key, adapter: str) -> bool:
         """Whether `loader_of` would let this key load or unload the adapter."""
-        return key.may_load and key.may_use(adapter) and self._is_own(key, adapter)
+        may_load = key.may_load and key.name not in self.blame.barred
+        return may_load and key.may_use(adapter) and self._is_own(key, adapter)
 
     def refuse_loads(self, key: Key, param: str = "lora_path") -> None:
         """Raises FORBIDDEN if adapters are not loaded over HTTP, or if this key has no folder to load from."""
@@ -147,7 +157,9 @@ class Access:
         found = self._registry.get(model)
         if found is None:
             assert model is not None, "None is the base model"
-            if key.may_use(model) or key.may_use(model.removeprefix(f"{self._registry.base.name}:")):
+            name = model.removeprefix(f"{self._registry.base.name}:")
+            if key.may_use(model) or key.may_use(name):
+                self.blame.refuse_name(name)
                 message = (
                     f"There is no model or adapter named '{model[:MOST_REPEATED]}'; known are: {self._listed(key)}."
                 )

@@ -69,6 +69,8 @@ class ServerInfoBody(BaseModel):
     # each has a place of its own), and the sites where A lie below the model's matrices.
     slots: dict[str, Any] | None
     loaded_adapters: dict[str, str]
+    # The adapters that engines died of, and the keys that may load nothing for that.
+    quarantine: dict[str, Any]
     # SGLang's name for the requests, blocks, open slots and pages of each engine, as they are now.
     internal_states: list[dict[str, Any]]
     # Each engine: its phase and process, its capacity, the adapters in its slots, its start and last restart, its

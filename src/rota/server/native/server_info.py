@@ -20,6 +20,7 @@ from rota.server.native.bodies import ServerInfoBody
 from rota.server.native.vllm_config import vllm_config
 from rota.server.openapi import gives
 from rota.server.pausing import PAUSED
+from rota.server.quarantine_routes import quarantine_body
 from rota.server.queries import Queries
 
 
@@ -40,6 +41,7 @@ def install_server_info(app: FastAPI, front: Front, queries: Queries, metrics: M
             **_capacity(front, state, standings),
             **({"vllm_config": vllm_config(front.registry.base, state.capacity)} if config_format else {}),
             "loaded_adapters": {adapter.name: adapter.path for adapter in front.registry.adapters},
+            "quarantine": quarantine_body(front.access.blame),
             "internal_states": [_described(standing) for standing in standings],
             "replicas": [_replica(engine, metrics, standings) for engine in state.engines],
         }

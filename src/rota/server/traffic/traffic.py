@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rota.core.adapter import Adapter
 from rota.core.errors import FaultCode
-from rota.core.events import AdapterRefused, AdapterRemoved, Event, Finished
+from rota.core.events import AdapterRefused, AdapterRemoved, EngineRestarted, Event, Finished
 from rota.core.ids import AdapterId, RequestId
 from rota.observe.journey import Journey
 from rota.observe.traffic_meters import TrafficMeters
@@ -30,7 +30,7 @@ _FAILURES = {
     FaultCode.DISK_FULL: "could not be read: the server's disk is full",
     FaultCode.DISK_FAILED: "could not be read: the server's disk fails",
 }
-# An engine that dies says nothing of a version. If the next one dies under it so soon, it is the likeliest cause.
+# One death of an engine may be a coincidence. If the next one dies of the same version so soon, that is the cause.
 DIES_AGAIN_S = 600.0
 
 
@@ -141,22 +141,22 @@ class Traffic:
                     self._look_for_leavers()
                 case AdapterRemoved():
                     self._look_for_leavers()
+                case EngineRestarted(died_of=adapter_id) if adapter_id is not None:
+                    self._died(adapter_id, event.at)
 
     def ended(self, request_id: RequestId, journey: Journey, ending: Finished) -> None:
         """A request has ended; its end may say that its adapter is bad."""
         self.shadows.ended(request_id, ending)
         if ending.fault and (words := _FAILURES.get(ending.fault.code)):
             self._failed(journey.adapter_id, f"{words}.", ending.fault.code.value)
-        elif ending.fault and ending.fault.code is FaultCode.ENGINE_DIED:
-            self._died(journey.adapter_id, ending.at)
 
     def _died(self, adapter_id: AdapterId, at: float) -> None:
-        """An engine died under a request. All requests that it took along end at the same instant."""
+        """An engine died by itself while it read or served this adapter and no other."""
         for route, target in self._naming(adapter_id):
             before_s = at - route.deaths.get(target, -math.inf)
             route.deaths[target] = at
             if 0.0 < before_s < DIES_AGAIN_S:
-                words = f"was being served when an engine died, twice within {DIES_AGAIN_S / 60:g} minutes."
+                words = f"alone was read or served when an engine died, twice within {DIES_AGAIN_S / 60:g} minutes."
                 self._drop(route, target, f"'{target}' {words}", FaultCode.ENGINE_DIED.value)
 
     def _failed(self, adapter_id: AdapterId, words: str, cause: str) -> None:
