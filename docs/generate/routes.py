@@ -7,6 +7,7 @@ from enum import Enum
 from fnmatch import fnmatch
 from functools import cache
 from inspect import cleandoc
+from types import SimpleNamespace
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -89,8 +90,8 @@ RIGHTS = {
 @cache
 def application() -> FastAPI:
     """The application as `rota serve` makes it, to be described and never asked: its service is never started."""
-    nothing = cast(Any, None)
-    app = create_app(InProcessService(nothing, EngineConfig()), nothing, Registry("model", "/model"))
+    nothing, no_tokenizer = cast(Any, None), cast(Any, SimpleNamespace(folder=None))
+    app = create_app(InProcessService(nothing, EngineConfig()), no_tokenizer, Registry("model", "/model"))
     install_dashboard(app, nothing, nothing)
     return app
 

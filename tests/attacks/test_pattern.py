@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-import pytest
+import time
 
 from tests.attacks.live import neighbour, serving, with_config
 
 BOMB = "([a-z0-9_.]+)+!"
+BOMBS = {
+    "target_modules": {"target_modules": BOMB},
+    "rank_pattern": {"rank_pattern": {BOMB: 4}},
+    "alpha_pattern": {"alpha_pattern": {BOMB: 4}},
+    "layers_pattern": {"layers_to_transform": [0], "layers_pattern": BOMB},
+}
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"target_modules": BOMB},
-        {"rank_pattern": {BOMB: 4}},
-        {"alpha_pattern": {BOMB: 4}},
-        {"layers_to_transform": [0], "layers_pattern": BOMB},
-    ],
-    ids=["target_modules", "rank_pattern", "alpha_pattern", "layers_pattern"],
-)
-def test_a_pattern_without_an_end_is_refused_and_nobody_notices(tmp_path, fields):
+def test_a_pattern_without_an_end_is_refused_and_nobody_notices(tmp_path, record_property):
     with serving(tmp_path) as server:
-        with_config(server.acme.root / "bomb", **fields)
+        for name, fields in BOMBS.items():
+            with_config(server.acme.root / name, **fields)
+        pid = server.boss.client.get("/server_info").json()["replicas"][0]["pid"]
         with neighbour(server) as gaps:
-            answer = server.acme.put("acme-bomb", "bomb")
+            began_at = time.monotonic()
+            answers = {name: server.acme.put(f"acme-{name}", name) for name in BOMBS}
+            took_s = time.monotonic() - began_at
+        record_property("gaps", f"{gaps}; {took_s / len(BOMBS):.2f} s each")
 
-        assert answer.status_code == 400, answer.text
+        for name, answer in answers.items():
+            assert answer.status_code == 400, (name, answer.text)
+            assert "Make the patterns of its adapter_config.json simpler." in answer.json()["error"]["message"]
         assert not gaps.problems
-        print(gaps, answer.json())
+        assert server.boss.client.get("/server_info").json()["replicas"][0]["pid"] == pid, "no engine died"
