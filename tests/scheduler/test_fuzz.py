@@ -112,12 +112,25 @@ def drawn(seed: int) -> Case:
         policy=policy,
         lora=lora,
         adapters=adapters,
-        messages=traffic(dice, adapters),
+        messages=with_doubts(traffic(dice, adapters), random.Random(f"blame in {seed}")),
         sizes={number: min(pages + 1, some([1, 1, 2, 3, 6, 9])) if pages else 0 for number in adapters},
         failures=failures,
         load_s=some([0.1, 0.9, 2.6]),
         fetch_s=some([0.3, 3.7, 20.0]),
     )
+
+
+def with_doubts(messages: Timed, dice: random.Random) -> Timed:
+    """In a fifth of all cases engines have died of adapters, and half of the adapters are read alone."""
+    if dice.random() < 0.8:
+        return messages
+    alone = {adapter_id for adapter_id in range(10) if dice.random() < 0.5}
+    return [
+        (at, replace(one, adapter=replace(one.adapter, is_read_alone=one.adapter.adapter_id in alone)))
+        if isinstance(one, AddAdapter)
+        else (at, one)
+        for at, one in messages
+    ]
 
 
 def traffic(dice: random.Random, adapters: range) -> Timed:
