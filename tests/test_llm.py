@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import json
+from uuid import uuid4
 
 import pytest
 
@@ -9,11 +11,13 @@ from rota.core.config import EngineConfig, LoraConfig
 from rota.core.errors import AdapterError, ConfigError, ModelError, RequestError
 from rota.core.lora_paths import LoraPath
 from rota.engine.folders.builtin import builtin_adapters
-from rota.llm.config import first_adapters
+from rota.llm.config import build_device, engine_config, first_adapters, with_first
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.engine.terminal import Terminal
+from tests.processes import marked
 from tests.tiny_tokenizer import write_byte_tokenizer
+from tests.waiting import until
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=12, ignore_eos=True)
 
@@ -196,3 +200,17 @@ def test_built_in_adapters_are_served_beside_an_adapter_root_and_cannot_be_named
     assert len(llm.generate([[1, 2]], SamplingParams(max_new_tokens=1, ignore_eos=True), adapter="pirate")) == 1
     with pytest.raises(AdapterError, match="outside the adapter root"):
         llm.load_adapter("mine", builtin_adapters()["pirate"])
+
+
+def test_the_process_that_reads_adapters_ends_with_its_engine(folder, monkeypatch):
+    monkeypatch.setenv("OF_THIS_TEST", mark := uuid4().hex)
+    options = {"model_path": str(folder), "device": "cpu", "kv_blocks": 16, "max_running_requests": 2}
+    config = with_first(engine_config(options, quiet=True), [])
+    closed, forgotten = build_device(config), build_device(config)
+    assert until(lambda: len(marked(mark)) == 2)
+
+    closed.close()
+    assert len(marked(mark)) == 1
+    del forgotten
+    gc.collect()
+    assert until(lambda: not marked(mark))

@@ -414,7 +414,7 @@ def test_errors_are_counted_by_kind_within_the_window_and_in_all(feed):
 
 def test_restarts_are_told_with_their_reasons(feed):
     for number in range(MOST_RESTARTS + 3):
-        feed.observe([EngineRestarted(float(number), f"It died {number} times.", EngineId(1))])
+        feed.observe([EngineRestarted(at=float(number), reason=f"It died {number} times.", engine_id=EngineId(1))])
     frame = frame_of(feed, 20.0)
 
     assert (len(frame.restarts), frame.restarts_total) == (MOST_RESTARTS, MOST_RESTARTS + 3)

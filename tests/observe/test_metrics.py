@@ -218,7 +218,10 @@ def test_without_an_answer_counters_stay_and_what_only_the_engine_knows_is_missi
 def test_a_new_engine_begins_with_empty_slots():
     metrics = make()
     metrics.observe(
-        [SlotChanged(at=1.0, slot=0, adapter_id=1, state=SlotState.READY), EngineRestarted(2.0, "It was killed.")]
+        [
+            SlotChanged(at=1.0, slot=0, adapter_id=1, state=SlotState.READY),
+            EngineRestarted(at=2.0, reason="It was killed."),
+        ]
     )
     read = scrape(metrics, inspected())
 
@@ -250,7 +253,7 @@ def test_two_engines_are_counted_apart_and_a_restart_empties_the_slots_of_one():
         )
         metrics.observe([SlotChanged(at=1.0, slot=0, adapter_id=1, state=SlotState.READY, engine_id=engine)])
     metrics.observe([DrainChanged(at=1.0, victim=1, beneficiary=2, state=DrainState.STARTED, engine_id=EngineId(1))])
-    metrics.observe([EngineRestarted(2.0, "It was killed.", engine_id=EngineId(1))])
+    metrics.observe([EngineRestarted(at=2.0, reason="It was killed.", engine_id=EngineId(1))])
     read = scrape(metrics, inspected())
 
     assert [read("rota_computed_prompt_tokens_total", engine=engine) for engine in "01"] == [8, 9]

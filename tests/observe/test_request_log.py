@@ -106,7 +106,7 @@ def test_a_refused_request_says_why_and_has_no_times_it_never_reached(written):
 
 def test_an_engine_that_died_is_a_warning_with_its_reason(written):
     stream = written("json", "info")
-    log_engines([Produced(at=1.0, request_ids=(), tokens=()), EngineRestarted(2.0, "It was killed.")])
+    log_engines([Produced(at=1.0, request_ids=(), tokens=()), EngineRestarted(at=2.0, reason="It was killed.")])
     line = json.loads(stream.getvalue())
 
     assert (line["level"], line["why"]) == ("warning", "It was killed.")

@@ -134,3 +134,15 @@ def test_a_step_goes_without_prompts_when_twice_as_many_decode_as_were_ever_seen
     assert budget.wants_a_look(3), "it was seen too long ago"
     budget.note(3, 0.0, 0.03)
     assert not budget.wants_a_look(3)
+
+
+def test_what_a_token_was_taken_to_cost_after_two_stalls_comes_down_again():
+    budget = StepBudget(0.05, StepTimes(decodes_s=0.035, token_s=0.00002))
+    usual = budget.most_work(8)
+    for _ in range(2):
+        budget.note(8, usual, 0.5)  # the machine stood still
+    assert budget.most_work(8) < usual / 4
+    for _ in range(40):
+        work = budget.most_work(8)
+        budget.note(8, work, 0.035 + 0.00002 * work)
+    assert budget.most_work(8) >= usual / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -10,16 +11,17 @@ from collections import Counter
 import pytest
 
 from rota.core.adapter import Adapter
-from rota.core.errors import ConfigError, FaultCode, RequestError
+from rota.core.errors import ConfigError, EngineDiedError, FaultCode, RequestError
 from rota.core.events import AdapterAdded, AdapterRefused, EngineRestarted, FinishReason
 from rota.core.ids import AdapterId
-from rota.core.messages import AddAdapter, Message
+from rota.core.messages import AdapterReady, AddAdapter, Message
+from rota.core.plan import StepPlan
 from rota.runtime.blame import REMEMBERED_S, Blame
 from rota.runtime.patience import Patience
 from rota.runtime.process import EngineProcess
-from rota.runtime.service import Phase
+from rota.runtime.service import Phase, is_own
 from tests.builders import add_adapter, submit
-from tests.fakes import FakeDevice
+from tests.fakes import FakeDevice, FakeTicket
 from tests.runtime.services import SLOW, supervised
 from tests.waiting import hang, until
 
@@ -51,7 +53,8 @@ def test_the_first_death_has_an_adapter_read_alone_and_the_second_quarantines_it
     refused = told(blame, bad)
     assert refused.refusal_code is FaultCode.QUARANTINED
     assert "'bad' is quarantined" in refused.refusal
-    assert "It hung." in refused.refusal
+    assert "It hung." not in refused.refusal, "an engine's own words are for operators"
+    assert "It hung." in blame.quarantines[0].reason
     with pytest.raises(RequestError, match="'bad' is quarantined"):
         blame.refuse_name("bad")
     blame.refuse_name("good")
@@ -173,6 +176,18 @@ class Poisoned(FakeDevice):
         return super().fetch(adapter)
 
 
+class FailsAtSteps(FakeDevice):
+    """Reads adapters for a long time, and fails at its first step with tokens."""
+
+    def fetch(self, adapter: Adapter) -> Message:
+        return AdapterReady(adapter.adapter_id, self.now())  # says nothing of the read, which goes on
+
+    def submit(self, plan: StepPlan) -> FakeTicket:
+        if plan.tokens:
+            raise ZeroDivisionError
+        return super().submit(plan)
+
+
 def known(adapter_id: int, name: str, path: str) -> AddAdapter:
     adapter = Adapter(adapter_id=AdapterId(adapter_id), name=name, path=path)
     return AddAdapter(adapter=adapter, at=0.0, is_known=True, is_read_later=True)
@@ -235,3 +250,32 @@ def test_an_engine_that_dies_while_it_serves_one_adapter_says_so_and_quarantines
         [restart] = [event for event in listener.events if isinstance(event, EngineRestarted)]
         assert restart.died_of == 1
         assert "reading" not in restart.reason
+
+
+def test_an_error_of_a_step_blames_no_adapter_that_is_read_meanwhile():
+    blame = Blame()
+    with supervised(FailsAtSteps, Patience(quick_deaths=2), blame=blame) as (service, listener):
+        service.wait_until_ready()
+        service.send(known(1, "innocent", "/good"))
+        service.send(submit("kills"))
+        assert listener.wait_for_ending("kills").fault.code is FaultCode.ENGINE_DIED
+    assert not told(blame, an_adapter("innocent")).adapter.is_read_alone
+
+
+SHORTAGES = [
+    (MemoryError(), False),
+    (OSError(errno.ENOMEM, "no"), False),
+    (RuntimeError("[enforce fail at alloc_cpu.cpp:118] . DefaultCPUAllocator: can't allocate memory"), False),
+    (RuntimeError("CUDA error: out of memory"), False),
+    (EngineDiedError("Rank 1 was killed."), False),
+    (RuntimeError("an illegal memory access was encountered"), True),
+    (ZeroDivisionError(), True),
+]
+
+
+@pytest.mark.parametrize(("error", "is_blamed"), SHORTAGES, ids=str)
+def test_lack_of_memory_is_known_in_all_its_words(error, is_blamed):
+    assert is_own(error) == is_blamed
+    wrapped = ValueError("the step failed")
+    wrapped.__cause__ = error
+    assert is_own(wrapped) == is_blamed

@@ -24,7 +24,7 @@ def test_an_engine_that_serves_may_be_silent_for_so_long_and_no_longer():
     assert silence.complaint == "The engine hung: it said nothing for 20 seconds."
 
 
-@pytest.mark.parametrize("record", [Alive(0.1), EngineRestarted(0.0, "")], ids=["alive", "event"])
+@pytest.mark.parametrize("record", [Alive(0.1), EngineRestarted(at=0.0, reason="")], ids=["alive", "event"])
 def test_every_word_begins_a_new_silence(record):
     silence = serving()
     silence.spend(19.0)

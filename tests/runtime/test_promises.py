@@ -141,3 +141,18 @@ def test_the_next_engine_is_told_what_the_first_read_of_each_version_has_found()
 
     told = [message.adapter.seals for message in promises.introductions()]
     assert told == [("first",), ("of another engine",), ()]
+
+
+def test_what_is_read_is_known_until_it_is_read_also_if_it_leaves_meanwhile():
+    promises = Promises()
+    for number in (1, 2):
+        promises.note_message(add_adapter(number))
+    reading = [HostChanged(at=0.0, adapter_id=AdapterId(number), state=HostState.READING) for number in (1, 2)]
+    promises.note_events(reading)
+    promises.note_events([AdapterAdded(AdapterId(1), 0.0)])
+    promises.note_message(RemoveAdapter(adapter_id=AdapterId(1), at=0.0))
+    assert [one.adapter_id for one in promises.reading] == [1, 2]
+    promises.note_events([HostChanged(at=0.0, adapter_id=AdapterId(2), state=HostState.HELD)])
+    assert [one.adapter_id for one in promises.reading] == [1]
+    promises.break_all("It died.")
+    assert promises.reading == []

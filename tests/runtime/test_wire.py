@@ -74,7 +74,7 @@ RECORDS = [
         ),
     ),
     CacheFlushed(3.0, 5),
-    EngineRestarted(3.0, "It was killed.", engine_id=EngineId(2)),
+    EngineRestarted(at=3.0, reason="It was killed.", engine_id=EngineId(2)),
     StoodStill(at=13.0, since=3.0, requests=2, reasons=(("a", "why"),), waits_for="a read", engine_id=EngineId(2)),
     WentOn(14.0, 11.0, engine_id=EngineId(2)),
     Finished(

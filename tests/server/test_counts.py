@@ -74,7 +74,7 @@ def test_an_engine_that_died_with_the_question_is_not_waited_for():
         counts = Counts(Engine(), patience_s=60.0)
         scrape = asyncio.create_task(counts.ask(()))
         await asyncio.sleep(0)
-        counts.observe([EngineRestarted(time.monotonic(), "It died.")])
+        counts.observe([EngineRestarted(at=time.monotonic(), reason="It died.")])
 
         assert await asyncio.wait_for(scrape, PATIENCE_S) == {}
 

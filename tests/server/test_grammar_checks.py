@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,9 @@ def test_many_grammars_cannot_pile_up_and_another_key_has_its_turn(folder: Path)
         await asyncio.sleep(0)  # they have all asked
         assert await refused(checks, GOOD, "other") == ""
         outcomes = await asyncio.gather(*flood)
-        assert outcomes.count("Too many grammars wait to be read; try again in a second.") == 7
-        assert outcomes.count("") == 3
+        # Two may wait, and a third is checked if the process has taken it before the next one came.
+        assert outcomes.count("") in (2, 3)
+        assert outcomes.count("Too many grammars wait to be read; try again in a second.") == 10 - outcomes.count("")
 
     # One is being checked, and two wait.
     run(folder, test, processes=1, grammar=patient(of_key=Bounds(2, 10**6)))
@@ -145,8 +147,11 @@ def test_a_process_that_is_stuck_is_replaced_and_others_go_on(folder: Path):
         assert await asyncio.to_thread(until, lambda: len(checks.pids) == 2)
         stuck, healthy = checks.pids
         os.kill(stuck, signal.SIGSTOP)
-        sentences = await asyncio.gather(*(refused(checks, one_of(name)) for name in "cdef"))
-        assert sorted(sentences) == ["", "", "", DIED]
+        sentences, numbers = list[str](), count()
+        while DIED not in sentences:  # the process that is well may be quick enough for all of them
+            sentences += await asyncio.gather(*(refused(checks, one_of(str(next(numbers)))) for _ in range(4)))
+        assert sorted({*sentences}) == ["", DIED]
+        assert sentences.count(DIED) == 1
         assert not is_alive(stuck)
         assert await asyncio.to_thread(until, lambda: len(set(checks.pids) - {stuck}) == 2)
         assert healthy in checks.pids
@@ -221,8 +226,8 @@ def test_hostile_and_costly_grammars_are_done_with_after_little_processor_time(f
             assert fault is None or (fault.code, fault.param) == (FaultCode.BAD_FIELD, "p"), name
             assert fault is None or "it took longer than" not in fault.message, name
             assert await refused(checks, one_of(name)) == "", name
-        for count in range(3):  # each of them ends a copy, and no later one waits for a process to start
-            schema = {"type": "integer", "multipleOf": 999983, "title": str(count)}
+        for number in range(3):  # each of them ends a copy, and no later one waits for a process to start
+            schema = {"type": "integer", "multipleOf": 999983, "title": str(number)}
             assert TOO_SLOW in await refused(checks, texts.json_schema(schema, "p"))
         assert checks.pids == pids
 

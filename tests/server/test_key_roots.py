@@ -95,6 +95,7 @@ def root(tmp_path_factory) -> Path:
     (acme / "empty").mkdir()
     (acme / "bad").mkdir()
     (acme / "bad" / "adapter_config.json").write_text("[")
+    (acme / "bad" / "adapter_model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
     return root
 
 

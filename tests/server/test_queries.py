@@ -104,7 +104,7 @@ def test_what_a_dead_engine_told_is_not_recalled():
         queries = Queries(service, patience_s=0.001)
         queries.observe([STANDING])
         if is_replaced:
-            queries.observe([EngineRestarted(2.0, "It died.")])
+            queries.observe([EngineRestarted(at=2.0, reason="It died.")])
         else:
             service.state = ServiceState(phase=Phase.DOWN)
         return await queries.inspect_or_recall()
@@ -144,7 +144,7 @@ def test_an_engine_that_dies_or_is_in_a_long_step_does_not_keep_the_answer_of_th
         await asyncio.sleep(0)
         queries.observe([of_engine(1), CacheFlushed(1.0, 3, EngineId(1))])
         if does_die:
-            queries.observe([EngineRestarted(2.0, "It died.", EngineId(0))])
+            queries.observe([EngineRestarted(at=2.0, reason="It died.", engine_id=EngineId(0))])
         return await asked
 
     assert asyncio.run(ask(does_die=True))[0] == (of_engine(1),)

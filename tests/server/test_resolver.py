@@ -290,22 +290,26 @@ def roots(tmp_path: Path) -> Path:
 
 def test_what_lies_in_a_keys_root_must_not_lead_out_of_it_whoever_asks(roots: Path):
     names = "acme/mine", "birds/secret", "acme", "other/one"
-    entries = [Prefix(str(roots)).entry(name, {str(roots / "acme"), str(roots / "birds")}) for name in names]
+    owners = {str(roots / "acme"): "acme", str(roots / "birds"): None}
+    entries = [Prefix(str(roots)).entry(name, owners) for name in names]
 
     assert [entry.root for entry in entries] == [str(roots / root) for root in ("acme", "birds", "acme", "")]
+    assert [entry.owner for entry in entries] == ["acme", None, "acme", None], "what lies in a tenant's root is its own"
 
 
 def test_what_leads_out_of_a_root_is_not_looked_at(roots: Path):
     prefix = Prefix(str(roots))
     names = ("mine", "own", "nothing", "gone", "link", "dangling")
-    missing = [name for name in names if prefix.is_missing(prefix.entry(f"acme/{name}", {str(roots / "acme")}))]
+    missing = [name for name in names if prefix.is_missing(prefix.entry(f"acme/{name}", {str(roots / "acme"): "acme"}))]
 
     assert missing == ["nothing", "gone"]
 
 
 def test_every_load_has_its_line_in_the_audit_log(caplog, roots: Path):
     caplog.set_level(logging.INFO, "rota.audit")
-    found, _ = resolver(str(roots), roots=lambda: [str(roots / "acme")], **{"acme/link": AdapterError("It is odd.")})
+    found, _ = resolver(
+        str(roots), roots=lambda: {str(roots / "acme"): "acme"}, **{"acme/link": AdapterError("It is odd.")}
+    )
     acme = key(adapter_root=str(roots / "acme"))
     for name in ("acme/mine", "acme/nothing", "acme/link", "birds/secret"):
         with suppress(RequestError):

@@ -5,6 +5,7 @@ RotaError
 ├── ModelError         a model folder is missing, corrupt or unsupported
 ├── AdapterError       an adapter folder cannot be served by this model
 │   ├── DiskError          a disk of the server's cannot take an adapter
+│   ├── BusyError          an adapter was not read, and nothing is known of it
 │   └── AdapterChangedError    the files of a version are others than when it was loaded
 ├── RequestError       a request cannot be served as asked; carries a Fault
 ├── EngineDiedError    the engine process is gone
@@ -105,6 +106,10 @@ class DiskError(AdapterError):
             return cls(f"{reason}, or {remedy}.", FaultCode.DISK_FULL)
         reason = f"The adapter cannot be written to {place} ({error.strerror}). Look after that disk"
         return cls(f"{reason}, or {remedy}.", FaultCode.DISK_FAILED)
+
+
+class BusyError(AdapterError):
+    """An adapter was not read because the machine is busy, or a process died; nothing is known of the adapter."""
 
 
 class AdapterChangedError(AdapterError):

@@ -218,10 +218,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterStanding:
-    """The requests of one adapter; `reason` says why the request that has waited longest waits.
-
-    `outlook` says how near an adapter without a slot is to one.
-    """
+    """The requests of one adapter, and why the oldest waits; `outlook`: how near an adapter is to a slot."""
 
     adapter_id: AdapterId
     waiting: int
@@ -274,15 +271,14 @@ class PauseChanged:
     engine_id: EngineId = FIRST_ENGINE
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRestarted:
     """The engine died and another takes its place: no request runs, no slot is taken, and adapters are read again."""
 
     at: float
     reason: str
     engine_id: EngineId = FIRST_ENGINE
-    # The only adapter that it read, or else that it served, if it died by itself. None: nobody is blamed.
-    died_of: AdapterId | None = None
+    died_of: AdapterId | None = None  # the only one that it read, or else served, if it died by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,7 +66,7 @@ def build_engine(
 
     One rank of several meets the others first, or takes part in the `group` that is given. `choices` are made unless
     they are given too. `stage` records how long each part takes, `trials` what is timed and chosen. `ask` has the
-    files of adapters understood, elsewhere if they may be anybody's.
+    files of adapters understood, elsewhere if they may be a tenant's.
     """
     stage = stage or StageRecorder()
     with stage("device"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +73,7 @@ class Engine:
         self._post: Callable[[Message], None] = lambda _: None
         self._ended_at = 0.0  # of the step before
         self.stages: tuple[Stage, ...] = ()  # of its building
+        self.closing = ExitStack()  # what else ends with the engine
 
     # ── a step ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -234,3 +236,4 @@ class Engine:
             self._adapters.close()
         self._drawing.guides.close()
         self._group.close()
+        self.closing.close()

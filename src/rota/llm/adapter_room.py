@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rota.core.errors import AdapterError
+from rota.core.errors import AdapterError, BusyError
 from rota.engine.lora.files.outline import answer
-from rota.runtime.room.job import Kind, Outcome
+from rota.runtime.room.job import Bounds, Kind, Outcome
 from rota.runtime.room.room import FullError, Room
 
 
@@ -13,7 +13,15 @@ def understand(_tools: object, question: bytes) -> bytes:
 
 
 # An adapter of every expert of a large model takes a fifth of this. By the clock it has longer.
-ADAPTER = Kind(work=understand, wall_s=20.0, cpu_s=1.0, memory_bytes=1 << 30)
+# Those of a start wait together, each for a thread.
+ADAPTER = Kind(
+    work=understand,
+    wall_s=20.0,
+    cpu_s=1.0,
+    memory_bytes=1 << 30,
+    of_key=Bounds(64, 1 << 30),
+    of_all=Bounds(256, 2 << 30),
+)
 
 
 class AdapterRoom:
@@ -29,19 +37,23 @@ class AdapterRoom:
     def close(self) -> None:
         self._room.close()
 
+    def end(self) -> None:
+        """As `close`, but nothing is waited for."""
+        self._room.end()
+
     def ask(self, question: bytes, key: str = "") -> bytes:
         """Raises AdapterError. A process that was killed from outside is asked again."""
         for _ in range(2):
             try:
                 reply = self._room.submit(key, ADAPTER, question).result()
             except FullError:
-                raise AdapterError("Too many adapters wait to be read; try again in a second.") from None
+                raise BusyError("Too many adapters wait to be read; try again in a second.") from None
             if reply.outcome is not Outcome.DIED:
                 break
         match reply.outcome:
             case Outcome.DONE:
                 return reply.content
-            case Outcome.TOO_LONG | Outcome.OVERDUE:
+            case Outcome.TOO_LONG:
                 raise AdapterError(
                     f"The adapter's config and headers took more than {ADAPTER.cpu_s:g} second of processor time to "
                     "read. Make the patterns of its adapter_config.json simpler."
@@ -50,8 +62,10 @@ class AdapterRoom:
                 raise AdapterError("The adapter's config and headers take too much memory to read.")
             case Outcome.FAILED:
                 raise RuntimeError(reply.content.decode())
+            case Outcome.OVERDUE:
+                raise BusyError("The machine is too busy to read the adapter's config; load the adapter again.")
             case _:
-                raise AdapterError("The process that reads adapters ended; load the adapter again.")
+                raise BusyError("The process that reads adapters ended; load the adapter again.")
 
 
 def _prepare(_: None) -> None:

@@ -50,13 +50,12 @@ class Metrics:
         traffic: TrafficMeters | None = None,
     ) -> None:
         """`policy` has the buckets of the prefill delayer's histograms."""
-        policy = policy or PolicyConfig()
         self._name_of = name_of
         self._on_end = on_end
         self._labels = {BASE: BASE_LABEL}
         self._places = Places(most_adapters, AdapterMeters, always=(BASE_LABEL,))
         self._keys = Places(most_keys, KeyMeters)
-        self._policy = policy
+        self._policy = policy or PolicyConfig()
         self.engines: dict[EngineId, EngineMeters] = {}
         self.meet(engines)
         self.connections = ConnectionMeters()  # changed by the server that listens

@@ -86,7 +86,7 @@ class StepTimes:
     def _note_token(self, token_s: float, whole_s: float, is_long: bool) -> None:
         if token_s < self.token_s or not self.token_s:
             # Decodes may have become quicker meanwhile, so half of the step, at least, counts as the prompts'.
-            token_s = max(token_s, min(whole_s / 2, self.token_s or whole_s))
+            token_s = max(token_s, min(whole_s / 2, self.token_s / 2 or whole_s))
         if is_long or token_s < self.token_s:
             self._token.note(token_s)
 

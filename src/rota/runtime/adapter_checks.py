@@ -53,7 +53,7 @@ class AdapterChecks:
 
 
 def _is_unchecked(message: AddAdapter) -> bool:
-    return message.is_read_later and not message.is_known
+    return message.is_read_later and not message.is_known and not message.refusal
 
 
 def _judged(message: Message, refusals: dict[AdapterId, str]) -> Message:

@@ -2,7 +2,7 @@
 
 An engine says what it reads before it reads it. If it hangs or fails while it reads one adapter, that adapter is read
 alone by the next engine, behind all others. The second time the adapter is quarantined, until an operator lifts that.
-If the engine reads several adapters when it dies, nobody is blamed: each of them is read alone from then on.
+If the engine reads several adapters when it dies, none is blamed: each of them is read alone from then on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantine:
-    """An adapter that is served to nobody."""
+    """An adapter that is not served."""
 
     name: str
     owner: str | None  # the name of the key that loaded it
@@ -44,7 +44,8 @@ class Quarantine:
 
     @property
     def fault(self) -> Fault:
-        message = f"Adapter '{self.name}' is quarantined: {self.reason} An operator may lift that."
+        """What every client may read; the reason is for operators."""
+        message = f"Adapter '{self.name}' is quarantined: engines died while they read it. An operator may lift that."
         return Fault(FaultCode.QUARANTINED, message, "model")
 
     def covers(self, adapter: Adapter) -> bool:
@@ -85,7 +86,7 @@ class Blame:
     @property
     def barred(self) -> Sequence[str]:
         """The keys that may load nothing until an operator gives them that right back."""
-        return [key for key, times in self._times.items() if times >= MOST_QUARANTINES]
+        return [key for key, times in list(self._times.items()) if times >= MOST_QUARANTINES]
 
     def quarantine_of(self, adapter: Adapter) -> Quarantine | None:
         found = self._quarantines.get(adapter.name)
@@ -152,9 +153,9 @@ class Blame:
         """A key may load again. False: it was not barred."""
         with self._lock:
             was_barred = key in self.barred
-            self._times.pop(key, None)
-            self._deaths = [one for one in self._deaths if one.owner != key]
             if was_barred:
+                del self._times[key]
+                self._deaths = [one for one in self._deaths if one.owner != key]
                 self._write()
         return was_barred
 

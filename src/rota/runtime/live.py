@@ -87,7 +87,7 @@ class LiveWorld(Generic[Ticket]):
 
     def submit(self, plan: StepPlan) -> Ticket:
         if self._pulse is not None:
-            self._pulse.step_begins(plan.prompt_tokens)
+            self._pulse.step_begins(plan.prompt_tokens, bool(plan.tokens))
         return self._device.submit(plan)
 
     def collect(self, ticket: Ticket) -> StepResult:

@@ -38,9 +38,8 @@ def run(scheduler: Scheduler, world: World[Ticket], emit: Emit, depth: int = 2) 
 
         plan = scheduler.plan(world.now())
         if plan.has_work:
-            if plan.reads:
-                # An engine may die of what it reads: who watches it hears first what that is.
-                _emit(emit, scheduler.take_events())
+            # An engine may die of what it reads or serves: who watches it hears first what that is.
+            _emit(emit, scheduler.take_events())
             in_flight.append((plan, world.submit(plan)))
         else:
             # A plan without work is done at once; its commit gives the events of refused and aborted requests.
@@ -53,7 +52,7 @@ def run(scheduler: Scheduler, world: World[Ticket], emit: Emit, depth: int = 2) 
             wake_at = plan.wake_at
             continue
         if len(in_flight) >= depth or not plan.has_work:
-            _emit(emit, scheduler.take_answers())  # a client that waits for an adapter need not wait for a step
+            _emit(emit, scheduler.take_events())  # a client that waits for an adapter need not wait for a step
             done, ticket = in_flight.popleft()
             _emit(emit, scheduler.commit(done, world.collect(ticket)))
         wake_at = world.now()  # a step was submitted or committed: plan again at once

@@ -46,7 +46,7 @@ class Promises:
         self._engine_id = engine_id
         self._requests: dict[RequestId, _Open] = {}
         self._coming: dict[AdapterId, Adapter] = {}
-        self._leaving: dict[AdapterId, None] = {}
+        self._leaving: dict[AdapterId, Adapter | None] = {}
         self._known: dict[AdapterId, Adapter] = {}
         self._reading: set[AdapterId] = set()
         self._is_paused = False
@@ -58,8 +58,7 @@ class Promises:
             case AddAdapter(adapter=adapter, is_known=is_known):
                 (self._known if is_known else self._coming)[adapter.adapter_id] = adapter
             case RemoveAdapter(adapter_id=adapter_id):
-                self._leaving[adapter_id] = None
-                self._known.pop(adapter_id, None)
+                self._leaving[adapter_id] = self._known.pop(adapter_id, None) or self._coming.get(adapter_id)
             case SealAdapter(adapter_id, _, seals):
                 self._seal(adapter_id, seals)
             case Pause() | Resume():
@@ -100,14 +99,14 @@ class Promises:
     @property
     def reading(self) -> list[Adapter]:
         """The adapters that the engine reads. It says so before it begins, and may die of one."""
-        every = self._coming | self._known
+        leaving = {adapter_id: one for adapter_id, one in self._leaving.items() if one}
+        every = self._coming | self._known | leaving
         return [every[adapter_id] for adapter_id in sorted(self._reading) if adapter_id in every]
 
     @property
-    def sole_adapter(self) -> AdapterId | None:
-        """The adapter of all requests that the engine has begun; None if there are several."""
-        served = {one.adapter_id for one in self._requests.values() if one.cached_tokens is not None}
-        return served.pop() if len(served) == 1 else None
+    def served(self) -> set[AdapterId]:
+        """The adapters of all requests that the engine has begun."""
+        return {one.adapter_id for one in self._requests.values() if one.cached_tokens is not None}
 
     def introductions(self, judged: Judged = lambda message: message) -> list[AddAdapter | Pause]:
         """The first messages to a new engine: every adapter that was added and not removed, and a pause that lasts.
@@ -140,11 +139,12 @@ class Promises:
             )
             for request_id, one in self._requests.items()
         ]
-        for adapter_id, adapter in self._coming.items():
-            own, engine_id = fault_of(adapter) or fault, self._engine_id
-            events.append(
-                AdapterRefused(adapter_id=adapter_id, at=now, reason=own.message, engine_id=engine_id, code=own.code)
-            )
+        refused = [(one, fault_of(one) or fault) for one in self._coming.values()]
+        # Of those that a new engine will refuse, clients need not wait for it to say so.
+        refused += [(one, own) for one in self.reading if one.adapter_id in self._known and (own := fault_of(one))]
+        for one, own in refused:
+            refusal = AdapterRefused(adapter_id=one.adapter_id, at=now, reason=own.message, code=own.code)
+            events.append(replace(refusal, engine_id=self._engine_id))
         events += [AdapterRemoved(adapter_id, now, self._engine_id) for adapter_id in self._leaving]
         self._requests, self._coming, self._leaving, self._reading = {}, {}, {}, set()
         return events

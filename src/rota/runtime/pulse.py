@@ -27,7 +27,8 @@ class Pulse:
         self._tell = tell
         self._times = times or StepTimes()
         self._clock = clock
-        self._in_flight: deque[tuple[float, int]] = deque()  # when each step began, and its tokens of prompts
+        # When each step began, its tokens of prompts, and whether it computes at all.
+        self._in_flight: deque[tuple[float, int, bool]] = deque()
         self._ended_at = 0.0  # the step before
         self._told_s = 0.0
         self._told_at = float("-inf")
@@ -38,10 +39,10 @@ class Pulse:
         if now - self._told_at >= BEAT_S:
             self._say(now, self._expected_s())
 
-    def step_begins(self, prompt_tokens: int) -> None:
+    def step_begins(self, prompt_tokens: int, computes: bool = True) -> None:
         """Call it before the step: on a CPU the step is computed while it is submitted."""
         now = self._clock()
-        self._in_flight.append((now, prompt_tokens))
+        self._in_flight.append((now, prompt_tokens, computes))
         expected_s = self._expected_s()
         is_shorter = self._told_s > LONG_STEP_S and expected_s < self._told_s / 2
         if expected_s > max(self._told_s, LONG_STEP_S) or is_shorter:
@@ -49,14 +50,15 @@ class Pulse:
 
     def step_ended(self, step_s: float | None = None) -> None:
         """The oldest step in flight is done, and took so long; None: from its beginning, or the end before, to now."""
-        began_at, prompt_tokens = self._in_flight.popleft()
+        began_at, prompt_tokens, computes = self._in_flight.popleft()
         now = self._clock()
         took_s = now - max(began_at, self._ended_at) if step_s is None else step_s
-        self._times.note(prompt_tokens, took_s, LONG_STEP_S)
+        if computes:
+            self._times.note(prompt_tokens, took_s, LONG_STEP_S)
         self._ended_at = now
 
     def _expected_s(self) -> float:
-        return max((self._times.expected_s(tokens) for _, tokens in self._in_flight), default=0.0)
+        return max((self._times.expected_s(tokens) for _, tokens, _ in self._in_flight), default=0.0)
 
     def _say(self, now: float, expected_s: float) -> None:
         self._told_s, self._told_at = expected_s, now

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import sys
 import threading
 import time
@@ -23,6 +25,9 @@ from rota.runtime.loop import run
 from rota.runtime.promises import Promises
 from rota.runtime.world import Device, stages_of
 from rota.scheduler import Scheduler
+
+# How allocators say that memory is short, under whatever class of error.
+_SHORTAGE = re.compile(r"out of memory|allocate memory|ALLOC_FAILED", re.IGNORECASE)
 
 Deliver = Callable[[list[Event]], None]
 BuildDevice = Callable[[], Device[Any]]
@@ -198,5 +203,11 @@ def explain(error: Exception) -> str:
 
 def is_own(error: Exception) -> bool:
     """Whether an error may be due to what the engine read: lack of memory and the loss of another rank are not."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return not names & {"MemoryError", "OutOfMemoryError", "EngineDiedError"}
+    seen: BaseException | None = error
+    while seen is not None:
+        names = {kind.__name__ for kind in type(seen).__mro__}
+        is_short = isinstance(seen, OSError) and seen.errno == errno.ENOMEM
+        if is_short or names & {"MemoryError", "OutOfMemoryError", "EngineDiedError"} or _SHORTAGE.search(str(seen)):
+            return False
+        seen = seen.__cause__ or seen.__context__
+    return True

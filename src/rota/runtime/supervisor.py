@@ -35,6 +35,8 @@ LOG = logging.getLogger("rota.engine")
 
 # How often a wait for what the first adapters need looks whether the service is to stop.
 LOOK_S = 0.2
+# So many times as many quick deaths are borne if each names an adapter: a broken device would name one after the other.
+NAMED_DEATHS = 4
 
 
 class Engine(Protocol):
@@ -144,7 +146,7 @@ class SupervisedService:
             self._give_up(explain(error))
 
     def _supervise(self) -> None:
-        quick_deaths = 0
+        quick_deaths = named_deaths = 0
         while self._start_engine():
             self._tell_first()
             death = self._engine.watch(self._on_ready, self._on_events, self._patience, self._on_waiting)
@@ -153,7 +155,9 @@ class SupervisedService:
             culprit = self._culprit(death)
             # An engine that hangs at its first step will do so the next time: it counts as a quick death.
             is_quick = death.served_s < self._patience.quick_death_s or death.hung_at_once
-            if culprit is None:  # else the next engine reads that adapter last, or not at all
+            named_deaths = named_deaths + 1 if culprit and is_quick else 0
+            # After a death that names an adapter the next engine reads that one last, or not at all.
+            if culprit is None or named_deaths > NAMED_DEATHS * self._patience.quick_deaths:
                 quick_deaths = quick_deaths + 1 if is_quick else 0
             if is_quick:
                 self._trials = ()  # should one of its choices be at fault, the next engine tries for itself
@@ -227,24 +231,30 @@ class SupervisedService:
             if culprit:
                 end = " That adapter is quarantined now." if self._blame.quarantine_of(culprit) else ""
                 reason, died_of = f"{reason} It was reading the adapter '{culprit.name}'.{end}", culprit.adapter_id
-            elif death.is_own and not self._promises.reading:
-                died_of = self._promises.sole_adapter
+            elif death.is_own and not self._promises.reading and len(served := self._promises.served) == 1:
+                (died_of,) = served
             for introduction in self._promises.introductions(self._blame.judged):
                 self._engine.send(introduction)
             failed = self._promises.break_all(
                 f"{reason} It is being started again; this request was lost, so please send it again.", self._fault_of
             )
-        restarted = EngineRestarted(time.monotonic(), reason, self._config.engine_id, died_of)
+        now, engine_id = time.monotonic(), self._config.engine_id
+        restarted = EngineRestarted(at=now, reason=reason, engine_id=engine_id, died_of=died_of)
         try:
             self._deliver([restarted, *failed])
         finally:
             dead.close()  # without the lock: a process inside a broken driver may take seconds to end
 
     def _culprit(self, death: Death) -> Adapter | None:
-        """The adapter that the engine died of, if it died by itself and read only that one."""
+        """The adapter that the engine died of, if it died by itself and read only that one.
+
+        What a read raises does not end an engine. So an error that does may be of a step, if there is one.
+        """
         with self._lock:
-            reading = self._promises.reading
-        return self._blame.note_death(reading, death.reason) if death.is_own else None
+            reading, served = self._promises.reading, self._promises.served
+        if not death.is_own or (death.by_error and served):
+            return None
+        return self._blame.note_death(reading, death.reason)
 
     def _fault_of(self, adapter: Adapter) -> Fault | None:
         found = self._blame.quarantine_of(adapter)

@@ -51,6 +51,7 @@ class Death:
     hung_at_once: bool = False  # it was killed for its silence before it had finished any step
     ending: str = ""  # why it ended, if that is known: its machine is gone
     failed: bool = False  # it hung, or an error ended it; not a kill from outside, nor lack of memory
+    by_error: bool = False  # it said itself which one
 
     @property
     def is_own(self) -> bool:
@@ -109,6 +110,7 @@ class Watch:
             served_s=max(0.0, time.monotonic() - self._ready_at),
             hung_at_once=self._has_hung and not self._made_steps,
             failed=self._has_failed(),
+            by_error=bool(self._last_words) and not self._has_hung,
         )
 
     def _has_failed(self) -> bool:

@@ -50,7 +50,8 @@ class AdapterLifecycle:
         self._to_drop: list[AdapterId] = []
 
     def give_orders(self, draft: Draft) -> None:
-        """Reads and drops that were decided between two steps go out with the next step."""
+        """Once a pass, before all else: reads and drops that were decided between two steps go out with the next."""
+        self._books.hosts.begin_pass()
         draft.drops.extend(self._to_drop)
         self._to_drop = []
         # If there is no room for one new adapter, there is none for the others that are new.

@@ -50,7 +50,7 @@ class Fetching:
         """
         hosts = self._books.hosts
         assert group.adapter is not None
-        if not hosts.lets_read(group.adapter):
+        if not hosts.lets_read(group.adapter, draft.now):
             return False
         if hosts.is_full:
             victim = self._victims.next(draft.step_id, self._wanted_at(group), self._first)

@@ -7,6 +7,9 @@ from collections.abc import Collection
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
 
+# How long an adapter that engines died of is read alone.
+ALONE_S = 10.0
+
 
 class HostLedger:
     """Bounded: an adapter on its way takes as much room as an adapter in host memory."""
@@ -17,6 +20,8 @@ class HostLedger:
         self._fetching: set[AdapterId] = set()
         self._far: set[AdapterId] = set()  # of these, those that come from sources
         self._alone: AdapterId | None = None  # it is on its way, and no other is to be beside it
+        self._alone_until = 0.0
+        self._is_awaited = False  # in this pass: one that is to be read alone waits for those that are on their way
 
     @property
     def is_full(self) -> bool:
@@ -52,19 +57,30 @@ class HostLedger:
             del self._held[adapter_id]
             self._held[adapter_id] = None
 
-    def lets_read(self, adapter: Adapter) -> bool:
-        """Whether this adapter may be on its way beside those that are."""
-        return self._alone is None and not (adapter.is_read_alone and self._fetching)
+    def begin_pass(self) -> None:
+        self._is_awaited = False
 
-    def begin_fetch(self, adapter: Adapter) -> None:
+    def lets_read(self, adapter: Adapter, now: float) -> bool:
+        """Whether this adapter may be on its way beside those that are.
+
+        While one that is to be read alone waits, no other begins, or its turn would never come. One that takes long,
+        such as one from far away, keeps the others waiting for a while only.
+        """
+        if self._alone is not None and now < self._alone_until:
+            return False
+        if adapter.is_read_alone:
+            self._is_awaited |= bool(self._fetching) and self._alone is None
+            return not self._fetching
+        return not self._is_awaited
+
+    def begin_fetch(self, adapter: Adapter, now: float) -> None:
         """One more adapter is on its way; the caller has made room."""
         assert not self.is_full
-        assert self.lets_read(adapter)
         self._fetching.add(adapter.adapter_id)
         if adapter.is_far:
             self._far.add(adapter.adapter_id)
         if adapter.is_read_alone:
-            self._alone = adapter.adapter_id
+            self._alone, self._alone_until = adapter.adapter_id, now + ALONE_S
 
     def finish_fetch(self, adapter_id: AdapterId) -> None:
         self._end_fetch(adapter_id)

@@ -35,7 +35,7 @@ class ReadAhead:
             is_far = group.adapter.is_far
             if hosts.reads_like(is_far) >= (MOST_FAR_READS if is_far else MOST_READS):
                 continue
-            if not hosts.lets_read(group.adapter):
+            if not hosts.lets_read(group.adapter, draft.now):
                 continue
             if hosts.is_full:
                 spare = self._victims.next_spare(draft.step_id, self._books.due_at(group))

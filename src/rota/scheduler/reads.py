@@ -36,7 +36,7 @@ def forget_copy(books: Books, adapter_id: AdapterId, at: float) -> None:
 
 
 def _begin_read(books: Books, draft: Draft, adapter: Adapter) -> None:
-    books.hosts.begin_fetch(adapter)
+    books.hosts.begin_fetch(adapter, draft.now)
     _tell(books, adapter.adapter_id, HostState.READING, draft.now)
 
 

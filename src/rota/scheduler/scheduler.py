@@ -35,7 +35,6 @@ from rota.policy.slot_policies import make_slot_policy
 from rota.policy.step_times import StepBudget
 from rota.scheduler.adapter_lifecycle import AdapterLifecycle
 from rota.scheduler.admission import Admission
-from rota.scheduler.answers import has_answers
 from rota.scheduler.balance import check_balance
 from rota.scheduler.batch import Batch
 from rota.scheduler.books import Books
@@ -247,10 +246,6 @@ class Scheduler:
         self._writer.write(self._flights.pop(plan.step_id), result)
         self._pauses.settle(result.at, is_quiet=not self._flights)
         return self.take_events()
-
-    def take_answers(self) -> list[Event]:
-        """The events so far if a client waits for one of them; else they go with the next commit."""
-        return self.take_events() if has_answers(self._books.outbox) else []
 
     def take_events(self) -> list[Event]:
         """The events since it was last asked for any."""

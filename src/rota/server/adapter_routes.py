@@ -14,12 +14,13 @@ from rota.server.access.access import Access
 from rota.server.access.disclosure import path_for, reason_for
 from rota.server.access.keys import Key
 from rota.server.adapter_names import MAX_NAME, check_name
-from rota.server.adapters import AT_ONCE, AdapterManager
+from rota.server.adapters import AdapterManager
 from rota.server.audit import audited
 from rota.server.errors import ERROR_KINDS, code_of
 from rota.server.fields import Fields, Unsupported, read_body
 from rota.server.native.bodies import AdaptersBody
 from rota.server.openapi import gives, takes
+from rota.server.terms import AT_ONCE
 from rota.server.versions.tensors import TensorsFields
 from rota.server.versions.updates import Updates
 

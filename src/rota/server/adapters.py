@@ -7,8 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from enum import StrEnum
+from dataclasses import fields
 
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError, DiskError, Fault, FaultCode, RequestError, RotaError
@@ -22,6 +21,7 @@ from rota.runtime.service import Service
 from rota.server.locating import Locate, as_asked
 from rota.server.name_locks import NameLocks
 from rota.server.outcomes import Outcomes
+from rota.server.terms import AT_ONCE, Mode, Terms
 from rota.sources.source import UnreachableError
 
 # Most answers end within this time, and most clients wait longer.
@@ -30,24 +30,6 @@ PATIENCE_S = 30.0
 LOG = logging.getLogger("rota.adapters")
 
 
-class Mode(StrEnum):
-    """What a new version means for its name and for the answers that run."""
-
-    FINISH = "finish"  # the name means the new version; running answers end under theirs
-    SWITCH = "switch"  # the name means the new version, and running answers go on under it
-    STAGE = "stage"  # the name means what it meant; `name@version` asks for the new version
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How a new version takes the place of the old one."""
-
-    mode: Mode = Mode.FINISH
-    keeps_old: bool = False  # the old version stays until it is removed; else it leaves with its last user
-    keeps_kv: bool = False  # of answers that go on under the new version
-
-
-AT_ONCE = Terms()
 # Says of what is asked for whether it may be, and whose it is, as of now. Raises RequestError if it may not be.
 Decide = Callable[[LoraPath], LoraPath]
 

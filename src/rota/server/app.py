@@ -51,7 +51,7 @@ from rota.server.openapi import ERROR_RESPONSES, install_openapi
 from rota.server.pause_routes import install_pause_routes
 from rota.server.pausing import Pausing
 from rota.server.probes import install_probes
-from rota.server.quarantine_routes import QuarantineLog, install_quarantine_routes
+from rota.server.quarantine_routes import install_quarantine_routes, quarantine_log
 from rota.server.queries import Queries
 from rota.server.reading_room import ReadingRoom
 from rota.server.requests_route import RequestsRoute
@@ -90,20 +90,18 @@ def create_app(
     """An application that starts and stops the service with itself.
 
     `watchers` are further observers. `enders` are told of every request's end, as the request log is. `companions` run
-    beside the service, and are cancelled when it stops. Unless it `has_grammars`, requests with a grammar are
-    refused.
+    beside the service, and are cancelled when it stops. Unless it `has_grammars`, requests with one are refused.
     `on_error` hears of every error that a client is told. `elsewhere` are adapters in sources.
     """
     config, access = config or ServerConfig(), access or Access(registry)
     traffic = _traffic(service, registry, config, access, lambda request: streams.open([request]))
     metrics = _metrics(service, registry, config, policy, _each(log_end, traffic.ended, *enders), traffic)
     access.admission.watch(metrics.limit_met)
-    metrics.quarantined = lambda: len(access.blame.quarantines)
     adapters = AdapterManager(service, registry, unload_patience_s, elsewhere.locate, config.reload_changed)
     # Observers get requests and events; listeners get events only.
     answers, spool = OpenAnswers(partial(_note, metrics, traffic.shadows)), Spool()
     history, queries, counts, pausing = History(registry), Queries(service), Counts(service), Pausing(service, answers)
-    heard = history, adapters, traffic, queries, counts, pausing, QuarantineLog(access.blame)
+    heard = history, adapters, traffic, queries, counts, pausing, quarantine_log(access.blame, metrics)
     streams = Streams(service, Observers([metrics, *watchers], [*(one.observe for one in heard), log_engines]))
     front = Front(
         service,
@@ -129,7 +127,6 @@ def create_app(
     install_error_handlers(app, access.shown, {"/v1/messages": messages_error, "/api/": ollama_error}, on_error)
     scrapes = Scrapes(metrics, service, counts, for_picker=config.picker_metrics)
     app.state.metrics_app = metrics_app(scrapes, front, config)  # for a second port
-    install_quarantine_routes(app, access)
     install_traffic_routes(app, traffic, adapters, registry, access)  # first: a name may have slashes
     _install_routes(app, front, adapters, history, spool, queries, metrics)
     install_metrics_route(app, scrapes, access)
@@ -230,6 +227,7 @@ def _install_routes(
 ) -> None:
     service, registry, access = front.service, front.registry, front.access
     updates, listing = Updates(adapters, registry, access, spool), Listing(registry, adapters, history, spool)
+    install_quarantine_routes(app, access)
     install_completions_route(app, front)
     install_chat_route(app, front)
     install_responses_route(app, front)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rota.runtime.registry import Registry
 from rota.server.locating import Locate, as_asked
-from rota.server.resolver import Load, Resolver
+from rota.server.resolver import Load, Resolver, Roots
 from rota.sources.prefix import Prefix
 
 
@@ -18,7 +17,7 @@ class Elsewhere:
     locate: Locate = as_asked
     prefix: Prefix | None = None
 
-    def resolver(self, registry: Registry, load: Load, roots: Callable[[], Iterable[str]]) -> Resolver | None:
+    def resolver(self, registry: Registry, load: Load, roots: Roots) -> Resolver | None:
         """None: names that are not loaded are refused."""
         return None if self.prefix is None else Resolver(self.prefix, registry, load, roots)
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from rota.core.errors import Fault, FaultCode, RequestError
 from rota.core.events import EngineRestarted, Event
 from rota.observe.audit import log_act
+from rota.observe.metrics import Metrics
 from rota.runtime.blame import Blame, Quarantine
 from rota.server.access.access import Access
 from rota.server.audit import audited
@@ -57,6 +58,12 @@ class QuarantineLog:
             )
 
 
+def quarantine_log(blame: Blame, metrics: Metrics) -> QuarantineLog:
+    """For the events of a server; its metrics count what is quarantined."""
+    metrics.quarantined = lambda: len(blame.quarantines)
+    return QuarantineLog(blame)
+
+
 def quarantine_body(blame: Blame) -> dict[str, Any]:
     return {"adapters": [_shown(one) for one in blame.quarantines], "keys": list(blame.barred)}
 
@@ -70,7 +77,7 @@ def install_quarantine_routes(app: FastAPI, access: Access) -> None:
 
     @app.get("/v1/quarantine", responses=gives(QuarantineBody))
     async def show(http: Request) -> dict[str, Any]:
-        """The adapters that are served to nobody because engines died of them, and the keys that lost `may_load`."""
+        """The adapters that are not served because engines died of them, and the keys that lost `may_load`."""
         access.operator_of(http)
         return quarantine_body(blame)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from rota.core.errors import AdapterError, Fault, FaultCode, RequestError
@@ -24,6 +24,10 @@ MOST_AT_ONCE, MOST_MISSED = 64, 10_000
 MISSED_S = 5.0
 
 
+# The roots of keys, each with the tenant whose it is.
+Roots = Callable[[], Mapping[str, str | None]]
+
+
 class Load(Protocol):
     """Loads an adapter, as the adapter manager does. Raises AdapterError."""
 
@@ -38,7 +42,7 @@ class Resolver:
         prefix: Prefix,
         registry: Registry,
         load: Load,
-        roots: Callable[[], Iterable[str]] = tuple,
+        roots: Roots = dict,
         patience_s: float = PATIENCE_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:

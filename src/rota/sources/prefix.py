@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -16,6 +16,7 @@ from rota.sources.beneath import Beneath, LeavesError
 from rota.sources.wanted import CONFIG
 
 MOST_NAME = 200
+NO_ROOTS: Mapping[str, str | None] = {}
 
 
 class Prefix:
@@ -28,11 +29,11 @@ class Prefix:
         except AdapterError as error:
             raise ConfigError(f"lora_resolver: {error}") from error
 
-    def entry(self, name: str, roots: Iterable[str] = ()) -> LoraPath | None:
+    def entry(self, name: str, roots: Mapping[str, str | None] = NO_ROOTS) -> LoraPath | None:
         """What a name stands for; None if it cannot be a place below, or is a version's. It has not been looked at.
 
-        `roots` are those of keys. A place in one of them must not lead out of it, whichever key asks for the name: its
-        links are made by the key's tenant.
+        `roots` are those of keys, each with its owner, who owns what lies there too. A place in one of them must not
+        lead out of it, whichever key asks for the name: its links are made by the key's tenant.
         """
         parts = name.split("/")
         if len(name) > MOST_NAME or not name.isprintable() or any(part in ("", ".", "..") for part in parts):
@@ -47,7 +48,7 @@ class Prefix:
                 return None
         entry = LoraPath(name=name, path=path, root=self.place)
         narrowest = max([self.place, *(root for root in roots if is_within(entry, root))], key=len)
-        return replace(entry, root=narrowest)
+        return replace(entry, root=narrowest, owner=roots.get(narrowest))
 
     def is_missing(self, entry: LoraPath) -> bool:
         """Whether a folder is surely not there; of an address, only its source can say so. Blocks on the disk.

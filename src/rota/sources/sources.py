@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rota.core.errors import AdapterError
+from rota.core.errors import AdapterError, BusyError
 from rota.sources.address import HUB, Address
 from rota.sources.disk_cache import DiskCache
 from rota.sources.download import Download
@@ -71,6 +71,8 @@ class Sources:
         try:
             with self._here(address, owner or "") as folder:
                 yield folder
+        except BusyError:
+            raise
         except AdapterError:
             self._cache.drop(address)
             raise
@@ -132,4 +134,4 @@ def _named(folder: Path, address: Address) -> Iterator[None]:
     try:
         yield
     except AdapterError as error:
-        raise AdapterError(str(error).replace(str(folder), str(address.plain))) from error
+        raise error.reworded(str(error).replace(str(folder), str(address.plain))) from error

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.files.outline import Files, FilesOf, Header, Outline, OutlineOf, answer, answered
+from rota.engine.lora.files.outline import ExtrasOf, Files, FilesOf, Header, Outline, OutlineOf, answer, answered
 
 A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 PLAIN = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
@@ -60,6 +60,11 @@ def test_a_config_may_be_in_the_metadata_and_one_beside_the_weights_counts_first
         ({"config": {"r": "x" * 100_000}}, "'r' must be a whole number"),
         ({"config": {"rank_pattern": {"(": 1}}}, "'(' is no regular expression"),
         ({"config": {"target_modules": "(" * 50_000 + ")" * 50_000}}, "is no regular expression"),
+        ({"config": {"target_modules": "a{99999999999999999999}"}}, ""),
+        ({"config": PLAIN | {"layers_to_transform": [0], "layers_pattern": ["m|"]}}, ""),
+        ({"config": PLAIN | {"bias": "\ud800"}}, "\\ud800"),
+        ({"header": {A + "\ud800": FACTOR}}, ""),
+        ({"config": PLAIN | {"layers_to_transform": [0]}, "header": {A.replace("0", "9" * 5000): FACTOR}}, ""),
     ],
 )
 def test_hostile_bytes_are_refused_with_a_short_sentence_at_once(parts, words):
@@ -73,3 +78,11 @@ def test_hostile_bytes_are_refused_with_a_short_sentence_at_once(parts, words):
 def test_an_index_names_files():
     found = answered(answer, FilesOf("index", b'{"weight_map": {"a": "two", "b": "one", "c": "two"}}'))
     assert found == Files(("one", "two"))
+    spelled = json.dumps({"weight_map": dict(enumerate(["one", "./one", "a/../one", "././one"]))})
+    assert answered(answer, FilesOf("index", spelled.encode())) == Files(("one",)), "one file has one name"
+
+
+@pytest.mark.parametrize("pattern", ["(" * 900 + ")" * 900, "a{99999999999999999999}"])
+def test_a_pattern_that_python_cannot_compile_is_refused_in_every_question(pattern):
+    with pytest.raises(AdapterError):
+        answered(answer, ExtrasOf(json.dumps(PLAIN | {"target_modules": pattern}).encode()))

@@ -100,7 +100,7 @@ def play(router: Router, replicas: int, acts: list[tuple[str, int]]) -> None:
         elif act == "up":
             router.note_up(replica)
         elif act == "lost":
-            router.note_events(replica, [CacheFlushed(0.0, 1) if dice % 2 else EngineRestarted(0.0, "")])
+            router.note_events(replica, [CacheFlushed(0.0, 1) if dice % 2 else EngineRestarted(at=0.0, reason="")])
         elif act == "slot":
             router.note_events(replica, [slot_event(dice)])
         elif act == "host":

@@ -95,7 +95,7 @@ def test_an_adapter_that_is_too_hot_for_its_holder_gets_another():
         pytest.param([in_host(7), in_host(7, HostState.GONE)], 0, id="no longer held"),
         pytest.param([in_host(7), in_slot(7, state=SlotState.LOADING)], 1, id="being copied"),
         pytest.param([in_slot(7), in_slot(7, state=SlotState.EMPTY)], 0, id="no longer in a slot"),
-        pytest.param([in_host(7), EngineRestarted(0.0, "")], 0, id="lost with the engine"),
+        pytest.param([in_host(7), EngineRestarted(at=0.0, reason="")], 0, id="lost with the engine"),
     ],
 )
 def test_what_events_tell_of_an_adapter_decides(events, replica):
@@ -143,7 +143,7 @@ def test_a_replica_that_is_down_takes_nothing_and_comes_back_empty():
     assert [ask(router, f"r{number}", adapter=7) for number in range(20)] == [1] * 20
     assert router.choice_of(RequestId("r0")).reason is RouteReason.ONLY_ONE  # type: ignore[union-attr]
     late = Produced(at=0.0, request_ids=(RequestId("lost"),), tokens=(7,), step_s=0.01)
-    router.note_events(0, [late, finished("lost"), EngineRestarted(0.0, "it died"), in_host(8)])
+    router.note_events(0, [late, finished("lost"), EngineRestarted(at=0.0, reason="it died"), in_host(8)])
     router.note_up(0)
     assert ask(router, "base") == 0
     assert ask(router, "known before it was up", adapter=8) == 0

@@ -265,7 +265,8 @@ class SteppedService:
         self._board.set(ServiceState(phase=Phase.DOWN if is_last else Phase.STARTING, reason=REASON if is_last else ""))
         for message in self._promises.introductions():
             self._inbox.post(message)
-        died = [] if is_last else [EngineRestarted(time.monotonic(), REASON, self._config.engine_id)]
+        restarted = EngineRestarted(at=time.monotonic(), reason=REASON, engine_id=self._config.engine_id)
+        died = [] if is_last else [restarted]
         self._deliver([*died, *self._promises.break_all(REASON)])
         if self.next_engine is Next.AT_ONCE:
             self.come()

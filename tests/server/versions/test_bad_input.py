@@ -154,7 +154,7 @@ def test_a_version_in_a_body_that_cannot_be_served(stage, kind, words):
             None,
             "larger than 1 MB, the limit set by --max-adapter-body-mb",
         ),
-        (weights(), {}, 400, "config", "no adapter config"),
+        (weights(), {}, 400, None, "send the config with the weights in the query parameter 'config'"),
         (weights(), {"config": CONFIG, "mode": "jump"}, 400, "mode", "mode"),
     ],
 )

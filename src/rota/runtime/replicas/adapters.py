@@ -128,7 +128,7 @@ class ReplicaAdapters:
         for adapter_id, entry in list(self._entries.items()):
             was_holder = replica in entry.holders
             self._part(replica, entry)
-            if _is_open(entry):
+            if _is_open(entry) or entry.refusal:
                 events += self._settle(adapter_id, entry, now)
             elif was_holder and not entry.holders:
                 events.append(AdapterRefused(adapter_id=adapter_id, at=now, reason=reason, code=FaultCode.ENGINE_DIED))
@@ -172,6 +172,8 @@ class ReplicaAdapters:
         return [event] if was_lost else list(self._settle(event.adapter_id, entry, event.at))
 
     def _refused(self, replica: int, entry: _Entry, event: AdapterRefused) -> list[Event]:
+        if event.code is FaultCode.QUARANTINED:
+            return self._set_aside(replica, entry, event)
         # One that has added it may die and lose it again before the others have answered; its next engine would try.
         has_lost = {replica} if entry.is_add_open and replica in entry.holders else NONE
         was_asked = replica in entry.asked or bool(has_lost)
@@ -184,10 +186,6 @@ class ReplicaAdapters:
                 entry.invited = _without(entry.invited, replica)
                 return []  # it has refused the adapter before, and now its removal; or it lacks it from the beginning
             self._part(replica, entry)
-            if event.code is FaultCode.QUARANTINED:
-                entry.refusal = event
-                self._take_back(entry, sorted(entry.holders | entry.asked | entry.invited), _removal(event))
-                return [event, *self._settle(event.adapter_id, entry, event.at)]
             # A new engine could not read it again. Its requests go to the replicas that have it.
             return [replace(event, others_serve=bool(entry.holders))]
         # A removal on the way to this replica is answered too: the replica may die before it says so.
@@ -197,6 +195,16 @@ class ReplicaAdapters:
             others = (entry.asked | entry.invited | entry.holders | has_lost) - entry.leaving
             self._take_back(entry, sorted(others), _removal(event))
         return list(self._settle(event.adapter_id, entry, event.at))
+
+    def _set_aside(self, replica: int, entry: _Entry, event: AdapterRefused) -> list[Event]:
+        """No replica is to serve it, also not one that has read it before."""
+        was_served, is_news = not _is_open(entry), entry.refusal is None
+        entry.refusal, entry.unsure = entry.refusal or event, NONE
+        others = (entry.asked | entry.invited | entry.holders | {replica}) - entry.leaving
+        entry.asked, entry.invited = NONE, NONE
+        self._take_back(entry, sorted(others), _removal(event))
+        answers = list(self._settle(event.adapter_id, entry, event.at))
+        return [event, *answers] if was_served and is_news else answers
 
     def _settle(self, adapter_id: AdapterId, entry: _Entry, at: float) -> Iterator[Event]:
         """The answers that are complete: of the adding first, then of the removal."""

@@ -1,1 +1,1 @@
-"""The reading room: processes that read what anybody may have sent, and that can be ended in the middle of it."""
+"""The reading room: processes that read what tenants have sent, and that can be ended in the middle of it."""

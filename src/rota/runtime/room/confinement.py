@@ -22,6 +22,7 @@ _CREATE_RULESET_VERSION, _PR_SET_NO_NEW_PRIVS = 1, 38
 # All rights to files that the first version knows but reading: to read lies in the model's folder, and in Python.
 _READS = 1 << 0 | 1 << 2 | 1 << 3  # EXECUTE, READ_FILE, READ_DIR
 _ALL_RIGHTS = (1 << 13) - 1
+_TRUNCATE, _TRUNCATE_VERSION = 1 << 14, 3
 _NETWORK_RIGHTS, _NETWORK_VERSION = 3, 4  # bind and connect, of TCP
 
 
@@ -55,7 +56,8 @@ def lock_in() -> bool:
     version = call(_CREATE_RULESET, None, ctypes.c_size_t(0), _CREATE_RULESET_VERSION)
     if version < 1:
         return False
-    rights = struct.pack("QQ", _ALL_RIGHTS & ~_READS, _NETWORK_RIGHTS if version >= _NETWORK_VERSION else 0)
+    files = (_ALL_RIGHTS & ~_READS) | (_TRUNCATE if version >= _TRUNCATE_VERSION else 0)
+    rights = struct.pack("QQ", files, _NETWORK_RIGHTS if version >= _NETWORK_VERSION else 0)
     rules = call(_CREATE_RULESET, rights, ctypes.c_size_t(16 if version >= _NETWORK_VERSION else 8), 0)
     if rules < 0:
         return False

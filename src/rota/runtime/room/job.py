@@ -1,4 +1,4 @@
-"""A job is some bytes that anybody may have written, on their way to a process of the reading room and back."""
+"""A job is some bytes that a tenant may have written, on their way to a process of the reading room and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The side of whoever has a room: one of its processes, which is replaced if it dies or does not answer."""
+"""The side of a room's owner: one of its processes, which is replaced if it dies or does not answer."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ class RoomProcess:
         connection = self._connection
         clock = threading.Timer(job.kind.wall_s + _STUCK_S, self._stop_waiting)
         clock.daemon = True
-        clock.start()
         try:
+            clock.start()
             # Each of these calls may block. They fail when the process ends.
             connection.send_bytes(pickle.dumps((job.kind, len(job.parts))))
             for part in job.parts:
                 connection.send_bytes(part)
             return Reply(Outcome(connection.recv_bytes().decode()), connection.recv_bytes())
-        except (EOFError, OSError):
+        except (EOFError, OSError, RuntimeError):  # the last: no thread can be started
             self._end()
             return Reply(Outcome.STOPPING if self._is_closed.is_set() else Outcome.DIED)
         finally:
@@ -83,7 +83,8 @@ class RoomProcess:
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "rota.runtime.room.worker", str(theirs.fileno()), str(os.getpid())]
+        # -P: what lies in the working folder is not imported.
+        command = [sys.executable, "-P", "-m", "rota.runtime.room.worker", str(theirs.fileno()), str(os.getpid())]
         with theirs, deaf_children():
             self._process = subprocess.Popen(
                 command,
@@ -94,6 +95,7 @@ class RoomProcess:
         self._connection = connection = Connection(ours.detach())
         if self._is_closed.is_set():
             self._stop_waiting()
+        connection.send_bytes(pickle.dumps([path for path in sys.path if path]))
         connection.send_bytes(pickle.dumps(self._orders))
         if not connection.poll(_START_S):
             raise EOFError

@@ -59,6 +59,12 @@ class Room:
 
     def close(self) -> None:
         """End all processes, also in the middle of a job, and wait until they have gone."""
+        self.end()
+        for thread in self._threads:
+            thread.join()
+
+    def end(self) -> None:
+        """As `close`, but nothing is waited for: a garbage collector may call this in any thread."""
         with self._change:
             self._is_closed = True
             left = self._waiting.clear()
@@ -67,20 +73,17 @@ class Room:
             process.kill()
         for job in left:
             _settle(job, Reply(Outcome.STOPPING))
-        for thread in self._threads:
-            thread.join()
 
     def _add_process(self) -> None:
         process = RoomProcess(*self._orders)
         thread = threading.Thread(target=self._serve, args=[process], name="rota-room", daemon=True)
+        thread.start()
         self._processes.append(process)
         self._threads.append(thread)
         self._idle += 1
-        thread.start()
 
     def _serve(self, process: RoomProcess) -> None:
-        process.ready()  # before it takes a job, which another process may do sooner
-        while job := self._next():
+        while job := self._next(process):
             reply = process.reply(job)
             with self._change:
                 self._waiting.finished(job)
@@ -91,8 +94,9 @@ class Room:
             _settle(job, reply)
         process.close()
 
-    def _next(self) -> Job | None:
+    def _next(self, process: RoomProcess) -> Job | None:
         """Waits for a job; None when the room is closed."""
+        process.ready()  # first, also after its death: a process that is ready sooner takes the job
         with self._change:
             while not self._is_closed:
                 if (job := self._waiting.take()) is None:
@@ -101,7 +105,7 @@ class Room:
                     self._idle -= 1
                     return job
                 else:
-                    self._waiting.finished(job)  # nobody waits for it any more
+                    self._waiting.finished(job)  # its client has left
         return None
 
 

@@ -15,7 +15,7 @@ class Waiting:
     """
 
     def __init__(self, processes: int, only_key: str) -> None:
-        """`only_key` is the one that shares with nobody."""
+        """`only_key` is the one that need not share."""
         self._processes, self._only_key = processes, only_key
         # In the order of turns: a key that had its turn goes to the end.
         self._by_key: dict[str, deque[Job]] = {}

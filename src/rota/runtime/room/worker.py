@@ -34,6 +34,7 @@ def main(descriptor: int, parent: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text at a time needs no threads, and each reserves memory
     connection = Connection(descriptor)
     try:
+        sys.path += pickle.loads(connection.recv_bytes())  # behind Python's own folders
         prepare, argument = pickle.loads(connection.recv_bytes())
         tools = _prepared(prepare, argument)
         connection.send_bytes(b"")

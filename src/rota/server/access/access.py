@@ -57,9 +57,10 @@ class Access:
         self._keys = keys
         return changes
 
-    def adapter_roots(self) -> set[str]:
-        """The roots of all keys that have one."""
-        return {key.adapter_root for key in self._keys if key.adapter_root is not None}
+    def adapter_roots(self) -> dict[str, str | None]:
+        """The roots of all keys that have one, each with the tenant whose it is; None: an operator's."""
+        keys = [key for key in self._keys if key.adapter_root is not None]
+        return {key.adapter_root or "": None if key.may_operate else key.name for key in keys}
 
     async def guard(self, http: Request) -> None:
         """A dependency of the whole application, so that a route that does not check keys is closed all the same."""
@@ -98,14 +99,7 @@ class Access:
     def loader_of(self, http: Request, adapter: str) -> Key:
         """The key of a request to load or unload an adapter. Raises FORBIDDEN without that right, or for that name."""
         key = self.key_of(http)
-        if not key.may_load:
-            raise _refusal(FaultCode.FORBIDDEN, f"Key '{key.name}' may not load or unload; that needs may_load.")
-        if key.name in self.blame.barred:
-            message = (
-                f"Key '{key.name}' may not load or unload: engines died of its adapters, which are quarantined. An "
-                "operator may give that right back."
-            )
-            raise _refusal(FaultCode.FORBIDDEN, message)
+        self.refuse_loader(key)
         if not key.may_use(adapter):
             message = f"Key '{key.name}' may not load or unload '{adapter[:MOST_REPEATED]}'; {self._names(key)}."
             raise _refusal(FaultCode.FORBIDDEN, message, _field_of_names(http))
@@ -116,6 +110,21 @@ class Access:
             )
             raise _refusal(FaultCode.FORBIDDEN, message, _field_of_names(http))
         return key
+
+    def refuse_loader(self, key: Key) -> None:
+        """Raises FORBIDDEN for a key that may load nothing."""
+        if not key.may_load:
+            raise _refusal(FaultCode.FORBIDDEN, f"Key '{key.name}' may not load or unload; that needs may_load.")
+        if self.is_barred(key):
+            message = (
+                f"Key '{key.name}' may not load or unload: engines died of its adapters, which are quarantined. An "
+                "operator may give that right back."
+            )
+            raise _refusal(FaultCode.FORBIDDEN, message)
+
+    def is_barred(self, key: Key) -> bool:
+        """Whether a tenant has lost the right to load."""
+        return key.name in self.blame.barred and not key.may_operate
 
     def key_named(self, name: str) -> Key | None:
         """The key of a name as it is now; None: it is gone, or there are no keys."""
@@ -128,7 +137,7 @@ class Access:
 
     def may_change(self, key: Key, adapter: str) -> bool:
         """Whether `loader_of` would let this key load or unload the adapter."""
-        may_load = key.may_load and key.name not in self.blame.barred
+        may_load = key.may_load and not self.is_barred(key)
         return may_load and key.may_use(adapter) and self._is_own(key, adapter)
 
     def refuse_loads(self, key: Key, param: str = "lora_path") -> None:

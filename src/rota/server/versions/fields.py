@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from rota.core.errors import RequestError
-from rota.server.adapters import Mode, Terms
 from rota.server.fields import Fields, read_body
+from rota.server.terms import Mode, Terms
 from rota.server.versions.upload import parse_config
 
 

@@ -86,7 +86,7 @@ class Room:
         if key is None or key.may_operate:
             return
         self._check_bytes(key, asked.size_bytes)
-        if is_more:
+        if is_more or (key.max_adapters is not None and self._versions[key.name] > key.max_adapters):
             self.check_versions(key)
         self._bytes[key.name] += asked.size_bytes
         self._versions[key.name] += 1

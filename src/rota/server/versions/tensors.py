@@ -10,7 +10,7 @@ import binascii
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from rota.core.errors import RequestError
+from rota.core.errors import Fault, FaultCode, RequestError
 from rota.server.fields import Fields, Unsupported, read_body
 from rota.server.versions.upload import WEIGHTS_FILE, complete
 
@@ -37,10 +37,17 @@ class TensorsFields(Fields):
     rid: str | None = None
 
 
+# The event loop's own process parses these: config and names, and weights of which single characters are escaped.
+MOST_REST, MOST_ESCAPED = 4 << 20, 64 << 20
+
+
 def read_tensors(raw: bytes) -> tuple[TensorsFields, memoryview]:
     """The fields, without the weights, and the text of the weights. Raises RequestError as `read_body`."""
     begin, end = _text_in(raw)
     rest = raw[:begin] + raw[end:]
+    if len(rest) > (MOST_REST if begin < end else MOST_ESCAPED):
+        message = f"The fields beside {FIELD} are too large, or it is written with escapes."
+        raise RequestError(Fault(FaultCode.BODY_TOO_LARGE, message))
     if begin < end and rest.count(_KEY) == 1:
         return read_body(TensorsFields, rest), memoryview(raw)[begin:end]
     fields = read_body(TensorsFields, raw)

@@ -20,8 +20,9 @@ from rota.server.access.access import Access
 from rota.server.access.disclosure import reason_for
 from rota.server.access.keys import Key
 from rota.server.adapter_names import check_name
-from rota.server.adapters import AdapterManager, Mode, Terms
+from rota.server.adapters import AdapterManager
 from rota.server.audit import audited
+from rota.server.terms import Mode, Terms
 from rota.server.versions.fields import UpdateFields, UploadFields
 from rota.server.versions.room import Room
 from rota.server.versions.tensors import read_tensors, write_tensors
@@ -78,6 +79,7 @@ class Updates:
             return await self._from_tensors(http, key)
 
     async def _from_tensors(self, http: Request, key: Key) -> Adapter:
+        self._access.refuse_loader(key)  # before the body, which says the name, is waited for
         async with self._uploads.folder(key, http) as folder:
             fields, text = await self._uploads.read(key, http, folder, read_tensors)
             fields.refuse_unsupported()
@@ -95,6 +97,8 @@ class Updates:
         return await self._adapters.unload_version(adapter)
 
     def _begin(self, adapter: Adapter, asked: LoraPath, is_more: bool) -> None:
+        if (key := self._access.key_named(adapter.owner or "")) and self._access.is_barred(key):
+            self._access.refuse_loader(key)  # also what a request or a change of files brings about
         self._room.take(adapter, asked, is_more)
         if adapter.root is not None and self._spool.is_root(adapter.root):
             self._spool.keep(adapter.adapter_id, Path(adapter.path))

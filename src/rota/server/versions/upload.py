@@ -113,7 +113,7 @@ def _write_last(file: BinaryIO, content: bytearray) -> None:
 def complete(folder: Path, config: dict[str, Any] | None) -> None:
     """Write the config beside the weights; without one, the engine looks for it in their metadata.
 
-    Raises RequestError if the weights are no safetensors. Headers are anybody's: none is parsed in this process.
+    Raises RequestError if the weights are no safetensors. Headers are the client's: none is parsed in this process.
     """
     file = folder / WEIGHTS_FILE
     with file.open("rb") as opened:

@@ -58,11 +58,12 @@ def refusals(folder: AdapterFolder, spec: ModelSpec | None, slots: SlotKind = AN
 
 
 def values_not_finite(folder: AdapterFolder) -> Iterator[str]:
-    """A sentence for every tensor with NaN or infinity; reads all tensors."""
-    for file in folder.files:
-        for stored in file.tensors.values():
-            if not is_finite(stored.read()):
-                yield f"{file.path}: the tensor '{stored.name}' has values that are NaN or infinite."
+    """A sentence for every tensor with NaN or infinity; reads all tensors that are served, and have been sized."""
+    own = [folder.biases, folder.tokens, folder.matrices]
+    served = [stored for one in folder.factors.values() for stored in one.stored]
+    for stored in [*served, *(stored for some in own for stored in some.values())]:
+        if not is_finite(stored.read()):
+            yield f"{stored.file.path}: the tensor '{stored.name}' has values that are NaN or infinite."
 
 
 def _other_tensors(folder: AdapterFolder) -> Iterator[str]:

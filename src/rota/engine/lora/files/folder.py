@@ -26,6 +26,11 @@ class Factors:
     magnitude: Stored | None = None  # [outputs], of a DoRA
     base: Stored | None = None  # a copy of the model's own matrix, which PEFT saves of an embedding or a head
 
+    @property
+    def stored(self) -> list[Stored]:
+        """What is served of them."""
+        return [one for one in (self.a, self.b, self.b_bias, self.magnitude) if one is not None]
+
 
 class AdapterFolder:
     """Tensors may be read as long as its files are open."""

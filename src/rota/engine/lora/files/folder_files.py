@@ -77,9 +77,9 @@ class FolderFiles:
     @cached_property
     def fingerprint(self) -> bytes:
         """A digest of the config and of all headers. Folders that share it differ in nothing but numbers."""
-        digest = hashlib.blake2b(self.config, digest_size=32)
+        digest = hashlib.blake2b(len(self.config).to_bytes(8, "little") + self.config, digest_size=32)
         for file in self.opened:
-            digest.update(file.size.to_bytes(8, "little"))
+            digest.update(file.size.to_bytes(8, "little") + len(file.header).to_bytes(8, "little"))
             digest.update(file.header)
         return digest.digest()
 
@@ -112,8 +112,8 @@ class FolderFiles:
             self.config_path, self.config = self._content(CONFIG, LONGEST_CONFIG) or (self.path / CONFIG, b"")
             for name in self._file_names():
                 self._open(name)
-            if sum(len(file.header) for file in self.opened) > LONGEST_HEADERS:
-                raise AdapterError(f"{self.path} has headers of more than {LONGEST_HEADERS:,} bytes in all.")
+                if sum(len(file.header) for file in self.opened) > LONGEST_HEADERS:
+                    raise AdapterError(f"{self.path} has headers of more than {LONGEST_HEADERS:,} bytes in all.")
             self._stack = self._stack.pop_all()
         return self
 

@@ -1,4 +1,4 @@
-"""An outline says what an adapter folder holds, in plain facts, of bytes that anybody may have written.
+"""An outline says what an adapter folder holds, in plain facts, of bytes that a tenant may have written.
 
 All of an adapter's JSON is parsed here, and its patterns and names are matched here. `answer` needs no file, no tensor
 and no network, so it can work in a process that is ended when it takes too long.
@@ -7,6 +7,7 @@ and no network, so it can work in a process that is ended when it takes too long
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -125,10 +126,11 @@ Answer = Outline | Files | Extras | Refusal
 def answer(question: bytes, key: str = "") -> bytes:  # noqa: ARG001
     """What a question's bytes hold, or why they cannot be understood."""
     try:
-        found = _found(msgspec.msgpack.decode(question, type=Question))
-    except (ModelError, re.error) as error:
-        found = Refusal(_shortened(str(error)))
-    return msgspec.msgpack.encode(found)
+        return msgspec.msgpack.encode(_found(msgspec.msgpack.decode(question, type=Question)))
+    except (ModelError, re.error, RecursionError, OverflowError, ValueError, TypeError) as error:
+        # Names may hold halves of characters, which no text that leaves here can have.
+        reason = _shortened(str(error)).encode("utf-8", "backslashreplace").decode()
+        return msgspec.msgpack.encode(Refusal(reason))
 
 
 def answered(ask: Ask, question: Question) -> Answer:
@@ -145,7 +147,8 @@ def _found(question: Question) -> Answer:
             return _outline(question)
         case FilesOf():
             index = ConfigFile(Path(question.place), parsed(question.place, question.content))
-            return Files(tuple(sorted(set(map(str, index.section("weight_map").values())))))
+            names = map(str, index.section("weight_map").values())
+            return Files(tuple(sorted({os.path.normpath(name) if name else name for name in names})))
         case ExtrasOf():
             return Extras(extras_in(ConfigFile(Path(), parsed("", question.config))).value)
 

@@ -1,6 +1,6 @@
 """A PeftConfig is what an adapter_config.json says of modules: which have factors, with which rank and scale.
 
-The file may be anybody's, and its patterns may never end to be matched: it is read where it can be ended.
+The file may be a tenant's, and its patterns may never end to be matched: it is read where it can be ended.
 """
 
 from __future__ import annotations

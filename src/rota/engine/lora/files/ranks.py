@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -59,7 +60,7 @@ def _needs_of_row(brought: Brought, ask: Ask, known: dict[bytes, Needs], entries
 
 def _needs_of(brought: Brought, ask: Ask, known: dict[bytes, Needs], entry: LoraPath) -> Needs:
     """All from one look: each look at a source takes as long as its answers. Adapters of one recipe have one config."""
-    with suppress(AdapterError, OSError, ValueError), brought.outline(entry) as place:
+    with suppress(AdapterError, OSError, ValueError, RuntimeError), brought.outline(entry) as place:
         content = _content(os.path.join(place.root or ".", place.path, CONFIG))
         if content not in known:
             known[content] = _needs_in(content, ask)
@@ -69,8 +70,10 @@ def _needs_of(brought: Brought, ask: Ask, known: dict[bytes, Needs], entry: Lora
 
 def _content(path: str) -> bytes:
     """Without a file object, which takes five times as long."""
-    file, content = os.open(path, os.O_RDONLY), b""
+    file, content = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY), b""
     try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            return b""  # a pipe would be waited for
         while len(content) <= LONGEST_CONFIG and (part := os.read(file, USUAL_BYTES)):
             content += part
     finally:
@@ -88,7 +91,7 @@ def _needs_in(content: bytes, ask: Ask) -> Needs:
 def _extras_of(config: ConfigFile, content: bytes, ask: Ask) -> Extra:
     with suppress(ModelError):
         if isinstance(config.get("target_modules"), str):
-            # A pattern, which is anybody's. What is no expression, the check of the whole config refuses.
+            # A pattern, which may be a tenant's. What is no expression, the check of the whole config refuses.
             found = answered(ask, ExtrasOf(content))
             return Extra(found.extra) if isinstance(found, Extras) else Extra.NONE
         return extras_in(config)

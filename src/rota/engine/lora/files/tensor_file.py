@@ -74,6 +74,10 @@ class TensorFile:
     def describe(self, entries: Iterable[Entry]) -> Iterable[Stored]:
         """The tensors that the header has, once it was understood. Raises AdapterError if one is not in the file."""
         self.tensors = {entry.name: self._stored(entry) for entry in entries}
+        in_order = sorted(self.tensors.values(), key=lambda stored: (stored.start, stored.end))
+        for one, other in pairwise(in_order):
+            if one.end > other.start:
+                raise self._corrupt(f"the tensors '{one.name}' and '{other.name}' share bytes")
         return self.tensors.values()
 
     @property
@@ -100,7 +104,7 @@ class TensorFile:
 
     def _digest(self, content: Bytes, *place: int) -> None:
         """SHA-256, which processors compute by themselves: it takes a third of the time of the others here."""
-        self._digests[place] = hashlib.sha256(content.reshape(-1).data).digest()
+        self._digests[*place, content.nbytes] = hashlib.sha256(content.reshape(-1).data).digest()
 
     def close(self) -> None:
         self._file.close()
