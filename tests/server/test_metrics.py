@@ -84,8 +84,8 @@ def test_requests_under_way_are_seen_and_a_client_that_leaves_is_an_abort(tmp_pa
 
 
 def test_an_answer_that_ends_at_a_stop_string_has_stopped_and_was_not_aborted(tmp_path):
-    with serving(tmp_path) as client:
-        complete(client, max_tokens=100, stop="h")
+    with serving(tmp_path, endless_device()) as client:
+        complete(client, max_tokens=ENDLESS, stop="h")
 
         assert eventually(client, "rota_requests_total", adapter="base", outcome="stop") == 1
         assert read(client)("rota_requests_total", adapter="base", outcome="abort") is None
