@@ -150,7 +150,7 @@ def _build_engine(config: EngineConfig) -> Device[Any]:
     if config.first is None:
         config = replace(config, first=wait_for_first())
     engine = build_engine(config, stage=stage, trials=trials, ask=room.ask)
-    weakref.finalize(engine, room.end)  # of an engine that nobody closes
+    weakref.finalize(engine, room.end)  # of an engine that is never closed
     engine.closing.callback(room.close)
     tell_trials(trials.made)
     if config.rank == 0 and engine.capacity.vocabulary and config.model.model_path:  # other ranks draw no tokens
