@@ -89,14 +89,14 @@ class Folder:
 
 
 def flipped(content: bytes, random: Random) -> bytes:
-    spoiled = bytearray(content)
+    spoiled = bytearray(content or b" ")
     for _ in range(random.randint(1, 8)):
         spoiled[random.randrange(min(len(spoiled), 4000))] = random.randrange(256)
     return bytes(spoiled)
 
 
 def cut(content: bytes, random: Random) -> bytes:
-    return content[: random.randrange(len(content))]
+    return content[: random.randrange(len(content) or 1)]
 
 
 def spoil_field(folder: Folder, random: Random) -> None:
@@ -119,7 +119,7 @@ def spoil_config(folder: Folder, random: Random) -> None:
         *(b"", b"[]", b"null", b"\xff\xfe{", b'"a"', b"{" * deep, b"[" * deep + b"]" * deep),
         folder.config.replace(b'"r": 2', b'"r": ' + b"9" * random.choice([20, 400, 5000])),
         folder.config.replace(b'"r": 2', b'"r": 1e' + b"9" * 20),
-        folder.config.decode().encode("utf-16"),
+        folder.config.decode("utf-8", "replace").encode("utf-16"),
         b"\xef\xbb\xbf" + folder.config,
         folder.config[:-1] + b', "r": 3, "r": 2}',
         folder.config + b" " * random.choice([10, 2 << 20]),
