@@ -32,11 +32,13 @@ class RoomProcess:
         self._orders = prepare, argument
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._is_ready = False
         self._is_closed = threading.Event()
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+        """None while it is not ready for a job."""
+        return self._process.pid if self._process and self._is_ready else None
 
     def ready(self) -> None:
         """Start the process, if it does not run."""
@@ -99,9 +101,11 @@ class RoomProcess:
         connection.send_bytes(pickle.dumps(self._orders))
         if not connection.poll(_START_S):
             raise EOFError
-        connection.recv_bytes()  # it is ready
+        connection.recv_bytes()
+        self._is_ready = True
 
     def _end(self) -> None:
+        self._is_ready = False
         if self._connection:
             self._connection.close()
             self._connection = None

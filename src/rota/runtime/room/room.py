@@ -34,7 +34,8 @@ class Room:
 
     @property
     def pids(self) -> list[int]:
-        return [process.pid for process in self._processes if process.pid is not None]
+        """Of the processes that are ready."""
+        return [pid for process in self._processes if (pid := process.pid) is not None]
 
     def start(self) -> None:
         """Make a process ready in the background, so that the first job does not wait for it."""
