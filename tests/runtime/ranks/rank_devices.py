@@ -34,8 +34,11 @@ def config_of(size: int, depth: Literal[1, 2] = 2, **model: Any) -> EngineConfig
 
 
 def fake_rank(folder: Path, config: EngineConfig, make: Callable[[], FakeDevice] = FakeDevice) -> FakeDevice:
-    """Leaves its process's id in the folder."""
-    _note_of(folder, config.rank, config.engine_id).write_text(str(os.getpid()))
+    """Leaves its process's id in the folder, in one step: a test may read it while a rank is started again."""
+    note = _note_of(folder, config.rank, config.engine_id)
+    unread = note.with_name(f"{note.name}, {os.getpid()}")
+    unread.write_text(str(os.getpid()))
+    unread.replace(note)
     return make()
 
 
