@@ -25,8 +25,9 @@ from rota.runtime.world import Device
 from tests.fakes import FakeDevice
 from tests.runtime.cluster.clusters import ray_nodes
 
-# Room for two servers with three replicas each: the places of one may still be given back while the next starts.
-PROCESSORS = 2
+# Room for four servers with three replicas each. A file of tests may have several at a time, and the places of one may
+# still be given back while the next starts.
+PROCESSORS = 4
 NODES_S = 120.0
 # The variable with the name of a file that gets a mark for every engine that is placed.
 PLACED = "ROTA_TEST_PLACED"
