@@ -41,14 +41,14 @@ def test_key_tests_pass_with_two_replicas():
 
 @pytest.mark.long("the whole folder runs again, with two replicas behind every server")
 def test_all_tests_of_the_server_pass_with_two_replicas():
-    assert "100%" in with_replicas(2, HERE, "--deselect", str(Path(__file__)), timeout_s=1700.0)
+    assert "100%" in with_replicas(2, HERE, "--ignore", str(Path(__file__)), timeout_s=1700.0)
 
 
 @pytest.mark.long("the whole folder runs again, with three replicas on a Ray cluster of three nodes")
 def test_all_tests_of_the_server_pass_on_ray(monkeypatch, tmp_path):
     marks = tmp_path / "placed"
     monkeypatch.setenv(PLACED, str(marks))
-    files = (HERE, "--deselect", str(Path(__file__)), "-n", "2", "--dist", "loadfile")
+    files = (HERE, "--ignore", str(Path(__file__)), "-n", "2", "--dist", "loadfile")
     assert "100%" in with_replicas(3, *files, backend="ray", timeout_s=1700.0)
     # The other tests hold their device in their own process.
     assert len(marks.read_text()) >= 150, "the engines of fifty servers run there"
