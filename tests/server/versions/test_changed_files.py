@@ -52,18 +52,23 @@ def load(client: httpx.Client) -> dict[str, object]:
     return client.put("/v1/adapters/acme-owl", json={"path": "owl"}, headers={"x-api-key": "acme"}).json()
 
 
+def states(client: httpx.Client) -> list[str]:
+    listed = client.get("/v1/adapters/acme-owl", headers={"x-api-key": "acme"}).json()
+    return [one["state"] for one in listed["versions"]]
+
+
 def test_a_version_that_changed_is_refused_with_409_until_it_is_put_again(tmp_path):
     with serving(tmp_path, device(), keys=RING) as client:
         load(client)
         first, later = ask(client), ask(client)
-        listed = client.get("/v1/adapters/acme-owl", headers={"x-api-key": "acme"}).json()
+        # Once every replica has found it changed.
+        assert until(lambda: ask(client).status_code == 409 and states(client) == ["lost"])
         assert load(client)["version"] == 2
         assert ask(client).status_code == 200
 
     assert [(one.status_code, error_of(one)["code"]) for one in (first, later)] == [(409, "adapter_changed")] * 2
     assert error_of(first)["message"] == CHANGED
     assert CHANGED in error_of(later)["message"]
-    assert [one["state"] for one in listed["versions"]] == ["lost"]
 
 
 def test_with_the_flag_it_becomes_a_new_version_of_the_same_owner(tmp_path, caplog):
