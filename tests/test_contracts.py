@@ -41,7 +41,7 @@ def violate(folder: Path, module: str, imported: str) -> None:
 
 def test_deliberate_violations_are_named_each_with_its_import(copy):
     imports = {
-        "rota.scheduler.queue": "time",
+        "rota.scheduler.queues": "time",
         "rota.core.ids": "torch",
         "rota.scheduler.rows": "rota.runtime.loop",
         "rota.engine.step.ticket": "rota.scheduler",

@@ -5,7 +5,7 @@ import pytest
 from rota.core.policy_config import PolicyConfig
 from rota.policy.slot_policies import SLOT_POLICIES
 from rota.policy.slot_policy import SlotPolicy
-from rota.scheduler.slot_candidates import MOST_CLAIMANTS
+from rota.scheduler.turns import MOST_CLAIMANTS
 from tests.scheduler.stage import Stage, loads
 
 

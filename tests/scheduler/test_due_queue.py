@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId
-from rota.scheduler.due_queue import DueQueue
-from rota.scheduler.group import Group
+from rota.scheduler.adapter_state import Group
+from rota.scheduler.state import DueQueue
 
 
 def group(number: int) -> Group:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from rota.core.tenant import Tenant
 from rota.scheduler.accounts import Account
-from rota.scheduler.fair_queue import FairQueue
+from rota.scheduler.queues import FairQueue
 from rota.scheduler.sequence import Sequence
 from tests.builders import request
 

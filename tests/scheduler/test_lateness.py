@@ -7,7 +7,7 @@ import pytest
 from rota.core.ids import AdapterId
 from rota.core.messages import Submit
 from rota.core.tenant import Tenant
-from rota.scheduler.lateness import LATE_HEAD_START_S
+from rota.scheduler.scheduler import LATE_HEAD_START_S
 from tests.builders import request
 from tests.scheduler.stage import Stage, seated
 

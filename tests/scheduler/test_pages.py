@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from rota.core.ids import AdapterId
 from rota.policy.eviction import eviction
-from rota.scheduler.pages import PageLedger
-from rota.scheduler.slots import SlotLedger
+from rota.scheduler.slots import PageLedger, SlotLedger
 from tests.counting import calls_in
 
 

@@ -7,8 +7,8 @@ import pytest
 from rota.core.config import SchedulerConfig
 from rota.core.events import Admitted
 from rota.core.policy_config import PolicyConfig
-from rota.scheduler import prefix_lookup
-from rota.scheduler.prefix_lookup import LOOKS_PER_KEY, MOST_LOOKS
+from rota.scheduler import prefix
+from rota.scheduler.prefix import LOOKS_PER_KEY, MOST_LOOKS
 from tests.scheduler.stage import Stage, seated
 
 BLOCK = 16
@@ -27,13 +27,13 @@ def stage(blocks: int, rows: int = 8) -> Stage:
 def hashed(monkeypatch) -> Counter[tuple[int, ...]]:
     """How often the block of these tokens was hashed."""
     counts: Counter[tuple[int, ...]] = Counter()
-    next_key = prefix_lookup.next_key
+    next_key = prefix.next_key
 
     def counted(previous, tokens):
         counts[tuple(tokens)] += 1
         return next_key(previous, tokens)
 
-    monkeypatch.setattr(prefix_lookup, "next_key", counted)
+    monkeypatch.setattr(prefix, "next_key", counted)
     return counts
 
 

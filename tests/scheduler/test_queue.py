@@ -4,7 +4,7 @@ import gc
 
 from rota.core.tenant import SOLE_TENANT
 from rota.scheduler.accounts import Account
-from rota.scheduler.queue import WaitingQueue
+from rota.scheduler.queues import WaitingQueue
 from rota.scheduler.sequence import Sequence
 from tests.builders import request
 

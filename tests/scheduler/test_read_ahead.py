@@ -13,7 +13,7 @@ from rota.core.messages import AdapterFetched, Message
 from rota.core.plan import StepPlan
 from rota.core.policy_config import PolicyConfig
 from rota.runtime.loop import run
-from rota.scheduler import Scheduler, read_ahead
+from rota.scheduler import Scheduler, reads
 from rota.sim import ConstantCost, VirtualWorld
 from rota.sim.run import Simulation
 from rota.workload.scenario import Client, Scenario
@@ -156,7 +156,7 @@ def test_with_a_slow_disk_reading_ahead_brings_first_tokens_and_answers_sooner(p
         return simulation.run().summary()
 
     ahead = summary()
-    monkeypatch.setattr(read_ahead, "MOST_AHEAD", 0)
+    monkeypatch.setattr(reads, "MOST_AHEAD", 0)
     behind = summary()
 
     assert ahead["ttft_s"]["mean"] < 0.9 * behind["ttft_s"]["mean"]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from rota.scheduler.reasons import EFFECT_AFTER_SKIPS, EFFECT_OF, Effect, Reason
+from rota.scheduler.sequence import EFFECT_AFTER_SKIPS, EFFECT_OF, Effect, Reason
 
 
 def test_every_reason_to_refuse_the_first_of_a_queue_has_an_effect():

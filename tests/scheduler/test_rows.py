@@ -16,10 +16,9 @@ from rota.core.plan import StepPlan
 from rota.core.policy_config import PolicyConfig
 from rota.core.tenant import Tenant
 from rota.policy.slot_policies import SLOT_POLICIES
-from rota.scheduler.group_sizes import GroupSizes
-from rota.scheduler.reasons import Reason
 from rota.scheduler.rows import RowLedger
-from rota.scheduler.sequence import Sequence
+from rota.scheduler.sequence import Reason, Sequence
+from rota.scheduler.state import GroupSizes
 from tests.builders import add_adapter, capacity, request
 from tests.fakes import FakeDevice
 from tests.policy.newest_first import NewestFirst

@@ -20,7 +20,7 @@ from rota.core.messages import Explain, FlushCache, Inspect
 from rota.core.plan import StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.scheduler import Scheduler
-from rota.scheduler.reasons import Reason
+from rota.scheduler.sequence import Reason
 from tests.builders import capacity, submit
 from tests.scheduler.stage import Stage, loads
 

@@ -15,8 +15,8 @@ from rota.core.standstill import StoodStill, WentOn
 from rota.policy.slot_policies import SLOT_POLICIES
 from rota.runtime.loop import run
 from rota.scheduler import Scheduler
-from rota.scheduler.reasons import Reason
-from rota.scheduler.standstills import MOST_REASONS
+from rota.scheduler.sequence import Reason
+from rota.scheduler.standing import MOST_REASONS
 from tests.builders import add_adapter, capacity, submit
 from tests.fakes import FakeDevice
 from tests.policy.never_admits import NEVER, NeverAdmits

@@ -6,7 +6,7 @@ from rota.core.config import SchedulerConfig
 from rota.core.errors import FaultCode
 from rota.core.events import Admitted, Finished, Preempted
 from rota.core.tenant import Tenant
-from rota.scheduler.reasons import Reason
+from rota.scheduler.sequence import Reason
 from tests.counting import calls_in
 from tests.scheduler.stage import Stage, seated
 

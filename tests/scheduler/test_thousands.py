@@ -14,7 +14,7 @@ from rota.core.messages import AdapterFetched, Inspect, Message
 from rota.core.plan import StepResult
 from rota.core.policy_config import PolicyConfig
 from rota.scheduler import Scheduler
-from rota.scheduler.group import Group
+from rota.scheduler.adapter_state import Group
 from tests.builders import add_adapter, capacity, submit
 from tests.counting import calls_in
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rota.core.events import Preempted
-from rota.scheduler.urgency import PATIENCE_STEPS
+from rota.scheduler.preemption import PATIENCE_STEPS
 from tests.scheduler.stage import Stage, seated
 
 

@@ -1,18 +1,100 @@
-"""Admission asks, in a visible order, whether a waiting sequence may sit down, and says why when it may not."""
+"""Admission asks, in a visible order, whether a waiting sequence may start, and says why when it may not."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from rota.core.ids import BlockId
-from rota.policy.prefill_delayer import Verdict
+from rota.core.errors import Fault, FaultCode
+from rota.core.events import PrefillsReleased
+from rota.core.ids import BlockId, RequestId
+from rota.core.request import Request
+from rota.core.tenant import Tenant
+from rota.policy.prefill_delayer import PrefillDelayer, Verdict
 from rota.policy.slot_policy import SlotPolicy
-from rota.scheduler.books import Books
-from rota.scheduler.group import Group
-from rota.scheduler.prefix_lookup import PrefixLookup, findable
-from rota.scheduler.reasons import Reason
-from rota.scheduler.sequence import Sequence
+from rota.scheduler.adapter_state import Group, Standing
+from rota.scheduler.plan_builder import Draft
+from rota.scheduler.prefix import PrefixLookup, findable
+from rota.scheduler.sequence import Arrival, Reason, Sequence
+from rota.scheduler.state import Books
+
+# ── request limits ──────────────────────────────────────────────────────────────────────────────────────────────────
+# Request limits say what is wrong with a request that can never be served, or not now.
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What the model, the KV cache and the queue can take."""
+
+    max_sequence_tokens: int
+    max_queued: int
+    vocabulary: int | None  # token ids lie below it; None: any id may come
+
+    def fault_of(self, request: Request, books: Books, held: Collection[RequestId] = ()) -> Fault | None:
+        """Why a request cannot be taken; None if it can. `held` are open too, and in no queue."""
+        group = books.groups.get(request.adapter_id)
+        if request.request_id in books.sequences or request.request_id in held:
+            return Fault(FaultCode.DUPLICATE_ID, f"A request with the id {request.request_id} is already open.")
+        if group is None or group.standing is Standing.LEAVING:
+            return Fault(FaultCode.UNKNOWN_ADAPTER, "The adapter this request asks for is not loaded.", "model")
+        if fault := self._fault_of_prompt(request, books.blocks.total * books.blocks.block_size):
+            return fault
+        if books.waiting + len(held) >= self.max_queued:
+            return Fault(FaultCode.QUEUE_FULL, f"{self.max_queued} requests already wait; try again later.")
+        return _fault_of_tenant(request.tenant, books)
+
+    def _fault_of_prompt(self, request: Request, kv_tokens: int) -> Fault | None:
+        length = len(request.prompt)
+        if length >= self.max_sequence_tokens:
+            return Fault(
+                FaultCode.PROMPT_TOO_LONG,
+                f"The prompt has {length} tokens; with at least one token of output it must stay within the "
+                f"context of {self.max_sequence_tokens}.",
+                "prompt",
+            )
+        if length >= kv_tokens:
+            return Fault(
+                FaultCode.KV_TOO_SMALL,
+                f"The prompt has {length} tokens, but the KV cache holds {kv_tokens} in all; shorten the prompt, "
+                f"or give the server more memory (mem_fraction_static, kv_blocks).",
+                "prompt",
+            )
+        if self.vocabulary is not None and (largest := max(request.prompt)) >= self.vocabulary:
+            # A tokenizer may know more tokens than its model, such as padding; an unknown id would crash the device.
+            return Fault(
+                FaultCode.BAD_FIELD,
+                f"The prompt holds the token id {largest}, but the model has only {self.vocabulary} tokens.",
+                "prompt",
+            )
+        return self._fault_of_tokens(request)
+
+    def _fault_of_tokens(self, request: Request) -> Fault | None:
+        """A token that the model does not have would be written outside its row."""
+        if self.vocabulary is None:
+            return None
+        for field, token in request.sampling.largest_tokens:
+            if token >= self.vocabulary:
+                message = f"{field} holds the token id {token}, but the model has only {self.vocabulary} tokens."
+                return Fault(FaultCode.BAD_FIELD, message, field)
+        return None
+
+
+def _fault_of_tenant(tenant: Tenant, books: Books) -> Fault | None:
+    account = books.accounts.get(tenant)
+    if account is None or tenant.max_queued is None or account.waiting < tenant.max_queued:
+        return None
+    return queue_fault(tenant)
+
+
+def queue_fault(tenant: Tenant) -> Fault:
+    """As many requests of a tenant wait as may."""
+    message = f"{tenant.max_queued} requests of this key already wait, as many as may (max_queued); try again later."
+    return Fault(FaultCode.QUEUE_FULL, message)
+
+
+# ── admission ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# Admission asks, in a visible order, whether a waiting sequence may sit down, and says why when it may not.
 
 # While requests wait for KV, this many are looked at in a pass to find one that needs less.
 LOOK_AHEAD = 8
@@ -111,3 +193,88 @@ class Admission:
 
     def _needed(self, sequence: Sequence) -> int:
         return self._books.blocks.blocks_for(len(sequence.tokens))
+
+
+# ── delays ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Delays ask the prefill delayer once a pass, and count how long each request is held back.
+
+# The first of an adapter's queue: the rank of its tenant, and its arrival. No two share an arrival, so sequences are
+# never compared.
+Head = tuple[float, Arrival, Sequence, Group]
+
+
+class Delays:
+    """Without a delayer every prompt may start."""
+
+    def __init__(self, books: Books, admission: Admission, delayer: PrefillDelayer | None) -> None:
+        self._books = books
+        self._admission = admission
+        self._delayer = delayer
+        self._held_back: list[Sequence] = []  # since the last pass
+        self._held_back_at = 0.0
+
+    def ask(self, draft: Draft, heads: list[Head]) -> Verdict | None:
+        """May prompts start? `heads` are the sequences that could."""
+        if not self._delayer:
+            return None
+        books = self._books
+        firsts = [first for _, _, first, _ in sorted(heads)]
+        for sequence in self._held_back:
+            sequence.held_s += draft.now - self._held_back_at
+        admissible = self._admissible(heads)
+        verdict = self._delayer.decide(
+            running=books.rows.in_use,
+            admissible=admissible,
+            token_usage=1.0 - books.blocks.free / books.blocks.total,
+            now=draft.now,
+            blocked_by_adapters=not heads and bool(books.absent),
+            oldest_delay_s=max((first.held_s for first in firsts), default=0.0),
+        )
+        # A sequence without a row could not start anyway.
+        self._held_back, self._held_back_at = [] if verdict.is_allowed else firsts[: books.rows.available], draft.now
+        if verdict.is_allowed and admissible:  # without prompts here the verdict is on other replicas' prompts
+            released = PrefillsReleased(
+                at=draft.now,
+                reason=verdict.reason,
+                passes=verdict.passes,
+                waited_s=verdict.waited_s,
+                engine_id=books.engine_id,
+            )
+            books.outbox.append(released)
+        if not verdict.is_allowed and heads:
+            # Without work in flight nothing else would make the loop ask again.
+            draft.ask_again(verdict.ask_again_at)
+        return verdict
+
+    def _admissible(self, heads: list[Head]) -> int:
+        """How many requests could start now, about: one head at a time, and those behind it as if they were as short
+        as the shortest of its tenant there."""
+        books, left = self._books, self._books.rows.available
+        promised = 0  # blocks
+        count = 0
+        for _, _, first, group in heads:
+            if count >= left:
+                break
+            likely = self._first_that_fits(first, group, promised)
+            if likely is None:
+                continue
+            needed = books.blocks.blocks_for(likely.length)
+            spare = max(needed, books.blocks.free - books.running_count - promised)
+            more = min(group.waiting, spare // needed)
+            count += more
+            promised += more * needed
+        return min(count, left)
+
+    def _first_that_fits(self, first: Sequence, group: Group, promised: int) -> Sequence | None:
+        """The head of a queue, or the shortest sequence of its tenant there, if KV blocks and its key allow a start."""
+        for sequence in (first, group.queue.shortest_of(first.account)):
+            if sequence is None or sequence.flights or sequence.account.is_full:
+                continue
+            if not self._admission.lacks_kv(sequence, promised):
+                return sequence
+        return None
+
+    def note_admitted(self, prompts: int) -> None:
+        """This many prompts started in this pass."""
+        if self._delayer and prompts:
+            self._delayer.note_batch(prompts)

@@ -10,10 +10,10 @@ from rota.core.request import Pooling
 from rota.policy.prefill_budget import MOST_WORK, most_tokens, newcomers_part, work_of
 from rota.policy.slot_policy import SlotPolicy
 from rota.policy.step_times import LEAST_TOKENS, StepBudget
-from rota.scheduler.books import Books
-from rota.scheduler.draft import Draft
-from rota.scheduler.group import Group
+from rota.scheduler.adapter_state import Group
+from rota.scheduler.plan_builder import Draft
 from rota.scheduler.sequence import Phase, Sequence, first_to_yield
+from rota.scheduler.state import Books
 
 
 class Batch:

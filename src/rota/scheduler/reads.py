@@ -1,13 +1,23 @@
-"""Reads bring adapters into host memory, and tell observers what lies there."""
+"""Reads bring adapters into host memory: which are ordered, when, and which leave for them."""
 
 from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
 
 from rota.core.adapter import Adapter
 from rota.core.events import HostChanged, HostState
 from rota.core.ids import AdapterId
 from rota.core.messages import AdapterFetched
-from rota.scheduler.books import Books
-from rota.scheduler.draft import Draft
+from rota.scheduler.adapter_state import Group, Standing
+from rota.scheduler.admission import LOOK_AHEAD, Admission
+from rota.scheduler.plan_builder import Draft
+from rota.scheduler.state import Books
+
+# ── reads ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Reads bring adapters into host memory, and tell observers what lies there.
 
 
 def order_read(books: Books, draft: Draft, adapter: Adapter) -> None:
@@ -58,3 +68,269 @@ def _tell(
             seals=seals,
         )
     )
+
+
+# ── host victims ────────────────────────────────────────────────────────────────────────────────────────────────────
+# Host victims are the adapters that leave host memory for others, found with bounded work in a pass.
+
+# First whether the adapter could not run yet, then when its weights will be needed.
+WantedAt = tuple[bool, float]
+FIRST: WantedAt = (False, -1e9)
+
+# This many adapters in host memory, the longest unused first, are looked at to find some that no request needs there.
+MOST_HELD = 256
+# And this many of the adapters that are due last, if requests need all of those.
+MOST_LAST = 64
+# Of these, this many are asked whether they could run.
+MOST_ASKED = 8
+
+
+class HostVictims:
+    """Idle adapters leave first, then adapters whose weights are in a slot, then those that will be wanted last."""
+
+    def __init__(self, books: Books, wanted_at: Callable[[Group], WantedAt], keeps_running: bool = False) -> None:
+        """With `keeps_running` no adapter leaves whose answers have begun: a read would pause them."""
+        self._books = books
+        self._keeps_running = keeps_running
+        self._wanted_at = wanted_at
+        self._idle: deque[AdapterId] = deque()
+        self._seated: deque[AdapterId] = deque()  # their requests do not need them in host memory
+        self._asked: dict[AdapterId, WantedAt] = {}
+        self._found_in = 0  # the step in which these were found
+
+    def next(self, step_id: int, wanted_at: WantedAt, first: frozenset[AdapterId]) -> AdapterId | None:
+        """The adapter that leaves for one that is wanted at this time; None if all others are wanted sooner.
+
+        The adapters in `first` are wanted before any others. They leave for a new adapter only.
+        """
+        self._find(step_id)
+        if spare := self._idle or self._seated:
+            return spare[0]
+        kept: AdapterId | None = None
+        for group in self._last():
+            if self._keeps_running and group.running:
+                continue
+            if group.adapter_id in first:
+                kept = kept or group.adapter_id
+                continue
+            if group.adapter_id not in self._asked:
+                if len(self._asked) == MOST_ASKED:
+                    break
+                self._asked[group.adapter_id] = self._wanted_at(group)
+            if self._asked[group.adapter_id] > wanted_at:
+                return group.adapter_id
+        return kept if wanted_at < FIRST else None
+
+    def next_spare(self, step_id: int, due_at: float) -> AdapterId | None:
+        """The adapter that leaves for one that is due at this time, and does not need a slot yet."""
+        self._find(step_id)
+        if self._idle:
+            return self._idle[0]
+        # An adapter with parked sequences may be back before a read has ended; so may one that has a slot.
+        last = next((group for group in self._last() if not group.running), None)
+        return last.adapter_id if last and self._books.due_at(last) > due_at else None
+
+    def drop(self, draft: Draft, victim: AdapterId) -> None:
+        """An adapter that was found leaves host memory."""
+        books = self._books
+        for found in (self._idle, self._seated):
+            if found and found[0] == victim:
+                found.popleft()
+        forget_copy(books, victim, draft.now)
+        books.note_users(books.groups[victim])
+        draft.drops.append(victim)
+
+    def _last(self) -> list[Group]:
+        """Adapters in host memory that have requests and no slot, due last first."""
+        return self._books.absent.at_hand.last(MOST_LAST)
+
+    def _find(self, step_id: int) -> None:
+        if self._found_in == step_id:
+            return
+        books, self._found_in = self._books, step_id
+        self._idle, self._seated, self._asked = deque(), deque(), {}
+        idle_in_slots: list[AdapterId] = []  # requests may come for them that must not wait for a read later
+        for adapter_id in islice(books.hosts.held, MOST_HELD):
+            residency = books.slots.residencies.get(adapter_id)
+            if residency and not residency.is_ready:
+                continue  # it is being copied from host memory
+            group = books.groups[adapter_id]
+            if group.users:
+                if residency and not self._keeps_running:
+                    self._seated.append(adapter_id)
+            elif residency or not group.wants_slot:  # else it is pinned, and would only be read again for its slot
+                (idle_in_slots if residency and self._keeps_running else self._idle).append(adapter_id)
+        if not books.absent.at_hand and not books.hosts.reads:
+            # No adapter will come that takes a slot from one of these. Unless one is dropped, no other is ever read.
+            self._idle.extend(idle_in_slots[:1])
+
+
+# ── read ahead ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# Read-ahead orders adapters from disk that will come next, before a slot is free for them.
+
+# This many absent adapters, first due first, are to lie in host memory.
+MOST_AHEAD = 8
+# A disk reads one adapter after another, so an adapter that is due sooner waits for at most this many reads.
+MOST_READS = 2
+# Sources bring as many side by side, and the disk is free meanwhile.
+MOST_FAR_READS = 4
+
+
+class ReadAhead:
+    """Drops an adapter only for one that is wanted sooner, so no adapter is read twice before it is used."""
+
+    def __init__(self, books: Books, victims: HostVictims) -> None:
+        self._books = books
+        self._victims = victims
+
+    def order(self, draft: Draft) -> None:
+        """Once a pass, after the adapters that could come at once."""
+        hosts = self._books.hosts
+        for group in islice(self._books.absent, MOST_AHEAD):
+            if not self._is_missing(group):
+                continue
+            assert group.adapter is not None
+            is_far = group.adapter.is_far
+            if hosts.reads_like(is_far) >= (MOST_FAR_READS if is_far else MOST_READS):
+                continue
+            if not hosts.lets_read(group.adapter, draft.now):
+                continue
+            if hosts.is_full:
+                spare = self._victims.next_spare(draft.step_id, self._books.due_at(group))
+                if spare is None:
+                    return
+                self._victims.drop(draft, spare)
+            order_read(self._books, draft, group.adapter)
+
+    def _is_missing(self, group: Group) -> bool:
+        hosts, adapter_id = self._books.hosts, group.adapter_id
+        return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
+
+
+# ── fetching ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Fetching orders adapters from disk into host memory, and drops another adapter if host memory is full.
+
+# In a pass, behind the adapters that a policy names, this many are looked at to find some that should be read. This
+# many of all are tried.
+MOST_LOOKS, MOST_TRIES = 64, 8
+
+
+class Fetching:
+    """Only an adapter whose weights lie in host memory can be copied into a slot."""
+
+    def __init__(self, books: Books, admission: Admission, keeps_running: bool = False) -> None:
+        self._books = books
+        self._admission = admission
+        self._victims = HostVictims(books, self._wanted_at, keeps_running)
+        self._ahead = ReadAhead(books, self._victims)
+        self._first: frozenset[AdapterId] = frozenset()
+
+    def order(self, draft: Draft, first: list[AdapterId]) -> None:
+        """Once a pass: order the adapters that would come next if they were in host memory."""
+        if self._books.hosts.known == len(self._books.groups) - 1:
+            return  # every adapter is in host memory, or on its way there
+        no_room_from: WantedAt | None = None
+        self._first = frozenset(first)
+        for group in islice(filter(self._is_missing, self._next_in_line(first)), MOST_TRIES):
+            # If an adapter that is wanted sooner found no room, an adapter that is wanted later finds none either.
+            wanted_at = self._wanted_at(group)
+            if (no_room_from is None or wanted_at < no_room_from) and not self.try_fetch(draft, group):
+                no_room_from = wanted_at
+        self._ahead.order(draft)
+
+    def try_fetch(self, draft: Draft, group: Group) -> bool:
+        """Order an adapter into host memory, and drop another if it is full.
+
+        False if no other can be dropped, or if it must not be read beside those that are being read.
+        """
+        hosts = self._books.hosts
+        assert group.adapter is not None
+        if not hosts.lets_read(group.adapter, draft.now):
+            return False
+        if hosts.is_full:
+            victim = self._victims.next(draft.step_id, self._wanted_at(group), self._first)
+            if victim is None:
+                return False
+            self._victims.drop(draft, victim)
+        order_read(self._books, draft, group.adapter)
+        return True
+
+    def _next_in_line(self, first: list[AdapterId]) -> Iterator[Group]:
+        """Adapters that the policy names, then absent ones, first due first, up to the first that could come now."""
+        books = self._books
+        yield from (books.groups[adapter_id] for adapter_id in first if adapter_id in books.absent)
+        yield from islice(self._first_due(), MOST_LOOKS)
+
+    def _first_due(self) -> Iterator[Group]:
+        books, passed_over = self._books, 0
+        for group in books.absent:
+            if books.hosts.has(group.adapter_id) and self._admission.can_work(group):
+                return
+            yield group
+            passed_over += not books.hosts.is_fetching(group.adapter_id)
+            if passed_over == LOOK_AHEAD:
+                yield from self._parked_behind(group)
+                return
+
+    def _parked_behind(self, group: Group) -> Iterator[Group]:
+        """Of a thousand adapters behind `group`, only parked ones are worth a look: they hold KV already."""
+        for parked in self._books.absent.parked.later_than(self._books.due_at(group), group.adapter_id):
+            if self._books.hosts.has(parked.adapter_id):
+                return
+            yield parked
+
+    def _is_missing(self, group: Group) -> bool:
+        """Neither in host memory nor on its way there; a new adapter is first read when it is added."""
+        hosts, adapter_id = self._books.hosts, group.adapter_id
+        return group.standing is not Standing.NEW and not hosts.has(adapter_id) and not hosts.is_fetching(adapter_id)
+
+    def _wanted_at(self, group: Group) -> WantedAt:
+        """When an adapter without a slot will be copied into one; after all others if it could not run there."""
+        if group.standing is Standing.NEW:
+            return (False, -math.inf)  # the client that adds an adapter waits to be told that it can be read
+        if group.adapter_id in self._first:
+            return FIRST
+        return (not self._admission.can_work(group), self._books.due_at(group))
+
+
+# ── idle reads ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# Idle reads bring adapters into host memory that no request has asked for yet, one at a time.
+
+
+class IdleReads:
+    """The adapters that were added to be read later and were never read, in the order of their adding.
+
+    One is read while no other adapter is, and only into room that is free: no adapter leaves host memory for one that
+    no request has asked for. So the disk is free for the adapters of requests, but for one read.
+    """
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._unread: dict[AdapterId, Group] = {}
+        self._put_off: set[AdapterId] = set()
+
+    def expect(self, group: Group) -> None:
+        """An adapter is known from now on, and is to be read."""
+        self._unread[group.adapter_id] = group
+
+    def has(self, adapter_id: AdapterId) -> bool:
+        """Whether an adapter is known, though it was never read."""
+        return adapter_id in self._unread or adapter_id in self._put_off
+
+    def put_off(self, adapter_id: AdapterId) -> None:
+        """The source of an adapter is away: it is read when a request asks for it, and not for want of other work."""
+        self._unread.pop(adapter_id, None)
+        self._put_off.add(adapter_id)
+
+    def forget(self, adapter_id: AdapterId) -> None:
+        """An adapter was read, could not be read, or is gone."""
+        self._unread.pop(adapter_id, None)
+        self._put_off.discard(adapter_id)
+
+    def order(self, draft: Draft) -> None:
+        """Once a pass, after the reads that requests wait for."""
+        hosts = self._books.hosts
+        if self._unread and not hosts.reads and not hosts.is_full:
+            group = next(iter(self._unread.values()))
+            assert group.adapter is not None
+            order_idle_read(self._books, draft, group.adapter)

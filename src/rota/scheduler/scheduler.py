@@ -6,11 +6,14 @@ slots, tokens in flight), so at depth 2 the next plan can be made before the tok
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Callable
+
 from rota.core.capacity import Capacity
 from rota.core.config import EngineConfig, LoraConfig, SchedulerConfig
 from rota.core.errors import ConfigError, Fault
-from rota.core.events import CacheFlushed, Event, Finished, FinishReason
-from rota.core.ids import FIRST_ENGINE, EngineId, RequestId
+from rota.core.events import CacheFlushed, Event, Explained, Finished, FinishReason, PauseChanged, Whereabouts
+from rota.core.ids import FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.messages import (
     Abort,
     AbortAll,
@@ -33,32 +36,132 @@ from rota.policy.eviction import eviction
 from rota.policy.prefill_delayer import Alone, Exchange, PrefillDelayer
 from rota.policy.slot_policies import make_slot_policy
 from rota.policy.step_times import StepBudget
-from rota.scheduler.adapter_lifecycle import AdapterLifecycle
-from rota.scheduler.admission import Admission
-from rota.scheduler.balance import check_balance
+from rota.scheduler.adapters import AdapterLifecycle, WarmUps
+from rota.scheduler.admission import Admission, Delays, RequestLimits
 from rota.scheduler.batch import Batch
-from rota.scheduler.books import Books
-from rota.scheduler.delays import Delays
-from rota.scheduler.draft import Draft, Flight
-from rota.scheduler.fetching import Fetching
-from rota.scheduler.idle_reads import IdleReads
-from rota.scheduler.lateness import Lateness
-from rota.scheduler.moves import Moves
-from rota.scheduler.newcomers import Newcomers
-from rota.scheduler.pauses import Pauses
-from rota.scheduler.prompts import Prompts
-from rota.scheduler.request_limits import RequestLimits
-from rota.scheduler.result_writer import ResultWriter
-from rota.scheduler.seating import Seating
-from rota.scheduler.sequence import Refusal, Sequence
-from rota.scheduler.sharing import Sharing
-from rota.scheduler.slot_candidates import SlotCandidates
-from rota.scheduler.slot_shares import SlotShares
-from rota.scheduler.standing import Standings, refusal_of
-from rota.scheduler.standstills import Standstills
-from rota.scheduler.turns import Turns
-from rota.scheduler.urgency import Urgency
-from rota.scheduler.warm_ups import WarmUps
+from rota.scheduler.newcomers import Newcomers, Seating
+from rota.scheduler.plan_builder import Draft, Flight
+from rota.scheduler.preemption import Sharing, Urgency
+from rota.scheduler.prefill import Prompts
+from rota.scheduler.queues import MOST_LEFT_BEHIND
+from rota.scheduler.reads import Fetching, IdleReads
+from rota.scheduler.results import ResultWriter
+from rota.scheduler.sequence import Phase, Reason, Refusal, Sequence
+from rota.scheduler.standing import Standings, Standstills, refusal_of
+from rota.scheduler.state import Books, check_balance
+from rota.scheduler.turns import Moves, SlotCandidates, SlotShares, Turns
+
+# ── pauses ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A pause stops the steps while requests stay open, and tells once the last step has ended.
+
+
+class Pauses:
+    """While the steps stand still, `Books.paused_at` says since when.
+
+    A pause that drains holds new requests here, out of every queue: no policy may give a slot to a request that cannot
+    start, or open requests would wait for it. Once all open requests have ended, the steps stand still, and the held
+    requests wait like all others.
+    """
+
+    def __init__(self, books: Books, take: Callable[[Request], None]) -> None:
+        """`take` lets a request wait in its queue, or refuses it."""
+        self._books = books
+        self._take = take
+        self.held: dict[RequestId, Request] = {}
+        self.is_draining = False
+        self._is_awaited = False  # an operator waits to hear that no step is in flight
+
+    def begin(self, at: float, is_drained: bool) -> None:
+        """Stand still from now on, or drain first. The newest order counts."""
+        self.is_draining, self._is_awaited = is_drained, True
+        self._books.paused_at = None if is_drained else at
+        if not is_drained:
+            self._let_all_in()
+
+    def end(self, at: float) -> None:
+        self.is_draining = self._is_awaited = False
+        self._books.paused_at = None
+        self._let_all_in()
+        self._tell(at, is_paused=False)
+
+    def settle(self, at: float, is_quiet: bool) -> None:
+        """A step was committed. `is_quiet`: no other is in flight."""
+        if self.is_draining and is_quiet and not self._books.sequences:
+            self.begin(at, is_drained=False)
+        if self._is_awaited and is_quiet and not self.is_draining:
+            self._is_awaited = False
+            self._tell(at, is_paused=True)
+
+    def hold(self, request: Request) -> None:
+        """A request comes while others drain."""
+        self.held[request.request_id] = request
+
+    def let_in(self, adapter_id: AdapterId) -> None:
+        """The held requests of one adapter count as open from now on."""
+        for request in [one for one in self.held.values() if one.adapter_id == adapter_id]:
+            self._take(self.held.pop(request.request_id))
+
+    def end_held(self, request_id: RequestId, reason: FinishReason, at: float) -> None:
+        """Ids that are not held are ignored."""
+        if request := self.held.pop(request_id, None):
+            prompt_tokens = len(request.prompt)
+            ended = Finished(request_id=request_id, at=at, reason=reason, prompt_tokens=prompt_tokens)
+            self._books.outbox.append(ended)
+
+    def end_all_held(self, at: float) -> None:
+        for request_id in list(self.held):
+            self.end_held(request_id, FinishReason.ABORT, at)
+
+    def explain_held(self, request_id: RequestId, at: float) -> Explained | None:
+        if (request := self.held.get(request_id)) is None:
+            return None
+        reason, since = Reason.PAUSED.value, request.arrived_at
+        return Explained(request_id=request_id, at=at, state=Whereabouts.WAITING, reason=reason, since=since)
+
+    def _let_all_in(self) -> None:
+        held, self.held = self.held, {}
+        for request in held.values():
+            self._take(request)
+
+    def _tell(self, at: float, is_paused: bool) -> None:
+        self._books.outbox.append(PauseChanged(at, is_paused, self._books.engine_id))
+
+
+# ── lateness ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Lateness moves requests without a first token forward among those of their tenant, at the age that they name.
+
+# A late request goes before those of its tenant that arrived up to so long before it. The bound keeps a tenant that
+# calls all its requests urgent from starving its others.
+LATE_HEAD_START_S = 60.0
+
+
+class Lateness:
+    """A late request takes no turn of a tenant that has got less, and makes no adapter's slot come sooner."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._due: list[tuple[float, RequestId]] = []  # a heap; it may hold requests that have ended
+
+    def expect(self, sequence: Sequence) -> None:
+        if (age_s := sequence.request.first_token_s) is not None:
+            self._clear_away()
+            heapq.heappush(self._due, (sequence.request.arrived_at + age_s, sequence.request_id))
+
+    def hurry(self, now: float) -> None:
+        """Move those that have become late."""
+        while self._due and self._due[0][0] <= now:
+            sequence = self._books.sequences.get(heapq.heappop(self._due)[1])
+            if sequence is None or sequence.output_length:
+                continue
+            arrived_at, request_id = sequence.arrival
+            sequence.turn = (arrived_at - LATE_HEAD_START_S, request_id)
+            if sequence.phase is Phase.WAITING:
+                self._books.group_of(sequence).queue.move(sequence)
+
+    def _clear_away(self) -> None:
+        if len(self._due) > MOST_LEFT_BEHIND + 2 * len(self._books.sequences):
+            self._due = [entry for entry in self._due if entry[1] in self._books.sequences]
+            heapq.heapify(self._due)
 
 
 class Scheduler:

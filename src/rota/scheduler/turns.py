@@ -2,21 +2,351 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Set
 from dataclasses import replace
 from itertools import islice
 
-from rota.core.events import SlotReason
-from rota.core.ids import AdapterId
+from rota.core.events import SlotChanged, SlotReason, SlotState
+from rota.core.ids import AdapterId, Slot
+from rota.core.plan import Load
+from rota.policy.fairness import may_take, share
 from rota.policy.slot_policy import SlotPolicy
+from rota.scheduler.accounts import Account
+from rota.scheduler.adapter_state import Group
 from rota.scheduler.admission import LOOK_AHEAD, Admission
-from rota.scheduler.books import Books
-from rota.scheduler.draft import Draft
-from rota.scheduler.fetching import Fetching
-from rota.scheduler.group import Group
-from rota.scheduler.moves import Moves, vacate
-from rota.scheduler.slot_candidates import SlotCandidates
-from rota.scheduler.slot_shares import SlotShares
+from rota.scheduler.plan_builder import Draft
+from rota.scheduler.reads import Fetching
+from rota.scheduler.state import Books, DueQueue
+
+# ── moves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Moves take adapters into slots and out of slots, and tell observers about it.
+
+
+class Moves:
+    """With overlap a copy runs beside the steps; without it the step itself waits for the copy."""
+
+    def __init__(self, books: Books, is_overlapped: bool, is_eager: bool) -> None:
+        self._books = books
+        self.is_overlapped = is_overlapped
+        self.is_eager = is_eager
+
+    def land(self, draft: Draft) -> None:
+        """Adapters whose copies earlier plans ordered may be in this step: on the device the step waits for them.
+
+        Copies are made one after the other beside the step before this one. A copy that is not complete when that step
+        ends would make this whole step longer. So such an adapter, and those behind it, wait for the message.
+        """
+        books = self._books
+        if not self.is_eager:
+            return
+        left_s = books.step_s
+        for adapter_id in books.slots.on_their_way:
+            copy_s = books.expected_copy_s(books.groups[adapter_id])
+            left_s -= copy_s
+            if not copy_s or left_s < 0:
+                return
+            arrive(books, adapter_id, draft.now)
+
+    def move_in(self, draft: Draft, group: Group, reason: SlotReason) -> None:
+        """Order an adapter's copy into an empty slot."""
+        books = self._books
+        place = books.slots.begin_load(group.adapter_id)
+        books.hosts.use(group.adapter_id)
+        books.note_users(group)
+        load = Load(
+            adapter_id=group.adapter_id,
+            slot=place.slot,
+            is_awaited=not self.is_overlapped,
+            pages=place.pages,
+            matrices=place.matrices,
+        )
+        draft.loads.append(load)
+        _tell(books, place.slot, group.adapter_id, SlotState.LOADING, draft.now, reason)
+        if not self.is_overlapped:
+            arrive(books, group.adapter_id, draft.now)
+
+    def replace(self, draft: Draft, leaver: Group, successor: Group) -> None:
+        """A busy resident's slot goes to another adapter: the resident leaves, and its slot is loaded meanwhile.
+
+        While there are more residents than open slots, the resident leaves and the other adapter waits on.
+        """
+        vacate(self._books, leaver, draft.now, SlotReason.TURN_OVER)
+        if self._books.slots.empty:
+            self.move_in(draft, successor, SlotReason.TURN_COME)
+
+
+def arrive(books: Books, adapter_id: AdapterId, at: float) -> None:
+    """An adapter's weights are in their slot, or will be before the next step reads them."""
+    books.slots.finish_load(adapter_id)
+    group = books.groups[adapter_id]
+    group.slot_since, group.steps_before = at, group.steps
+    _tell(books, books.slots.residencies[adapter_id].slot, adapter_id, SlotState.READY, at)
+    books.note_slots()
+
+
+def vacate(books: Books, group: Group, at: float, reason: SlotReason, detail: str = "") -> None:
+    """A slot is free from now on; its former resident's sequences are parked."""
+    slot = books.slots.vacate(group.adapter_id)
+    books.note_users(group)
+    books.note_slots()
+    _tell(books, slot, group.adapter_id, SlotState.EMPTY, at, reason, detail)
+
+
+def _tell(
+    books: Books,
+    slot: Slot,
+    adapter_id: AdapterId,
+    state: SlotState,
+    at: float,
+    reason: SlotReason | None = None,
+    detail: str = "",
+) -> None:
+    books.outbox.append(
+        SlotChanged(
+            at=at,
+            slot=slot,
+            adapter_id=adapter_id,
+            state=state,
+            reason=reason,
+            detail=detail,
+            engine_id=books.engine_id,
+        )
+    )
+
+
+# ── slot candidates ─────────────────────────────────────────────────────────────────────────────────────────────────
+# Slot candidates are the residents that may leave their slot, and the absent adapters that may come into one.
+
+# Copies into slots of busy residents that may be under way at a time: each takes a slot out of one step.
+MOST_COPIES = 2
+# The time of a step is not known before the first step.
+LEAST_STEP_S = 0.001
+# A pass looks at no more claimants than this, however many a policy asks for.
+MOST_CLAIMANTS = 64
+
+
+class SlotCandidates:
+    """What a slot policy sees (`policy.views.SlotsView`); only here are pins and copies under way considered."""
+
+    def __init__(self, books: Books, admission: Admission, is_overlapped: bool) -> None:
+        self._books = books
+        self._admission = admission
+        self._is_overlapped = is_overlapped
+
+    @property
+    def absent(self) -> DueQueue:
+        return self._books.absent
+
+    @property
+    def step_s(self) -> float:
+        return max(self._books.step_s, LEAST_STEP_S)
+
+    @property
+    def total(self) -> int:
+        return self._books.slots.total
+
+    @property
+    def step_tokens(self) -> int:
+        return self._books.step_tokens
+
+    @property
+    def has_priorities(self) -> bool:
+        return len(self._books.priorities) > 1
+
+    @property
+    def oldest(self) -> DueQueue:
+        return self._books.absent.oldest
+
+    @property
+    def largest(self) -> DueQueue:
+        return self._books.absent.largest
+
+    @property
+    def newcomers(self) -> DueQueue:
+        return self._books.absent.newcomers
+
+    @property
+    def parked(self) -> DueQueue:
+        return self._books.absent.stalest
+
+    @property
+    def blocks(self) -> int:
+        return self._books.blocks.total
+
+    @property
+    def free_blocks(self) -> int:
+        return self._books.blocks.free
+
+    @property
+    def adapter_blocks(self) -> int:
+        return self._books.adapter_blocks
+
+    def blocks_to_start(self, adapter_id: AdapterId) -> int:
+        first = self._books.groups[adapter_id].queue.first()
+        return self._books.blocks.blocks_for(len(first.tokens)) if first else 0
+
+    def view_of(self, adapter_id: AdapterId) -> Group | None:
+        return self._books.groups.get(adapter_id)
+
+    # ── who may leave ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def residents(self) -> list[Group]:
+        return self._books.residents
+
+    @property
+    def free(self) -> int:
+        slots = self._books.slots
+        return max(0, slots.empty + len(self.idle()) - slots.surplus)
+
+    @property
+    def surplus(self) -> int:
+        return self._books.slots.surplus
+
+    @property
+    def copies(self) -> int:
+        slots = self._books.slots
+        return MOST_COPIES - len(slots.on_their_way) if self._is_overlapped else slots.total
+
+    def idle(self) -> list[Group]:
+        """Residents without a running sequence: they can leave and no answer stops."""
+        return [group for group in self._books.residents if not group.running and self.may_leave(group.adapter_id)]
+
+    def may_leave(self, adapter_id: AdapterId) -> bool:
+        group, slots = self._books.groups[adapter_id], self._books.slots
+        if group.is_pinned:
+            return False
+        if self._keeps_its_share(group):
+            return False
+        return slots.residencies[adapter_id].has_run or not self._admission.can_work(group)
+
+    def _keeps_its_share(self, group: Group) -> bool:
+        """Is it the only busy adapter of its tenant? Then no other tenant takes its slot.
+
+        While there are more residents than open slots, any of them may have to leave.
+        """
+        if not self._books.accounts.are_shared or self._books.slots.surplus:
+            return False
+        account = group.main_account
+        if account is None or len(account.adapters) > 1:
+            return False
+        return self._books.accounts.share(account, self._books.slots.total) >= 1.0
+
+    # ── who may come ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def can_start(self, adapter_id: AdapterId) -> bool:
+        first = self._books.groups[adapter_id].queue.first()
+        return first is not None and self._admission.has_room(first)
+
+    def is_at_hand(self, adapter_id: AdapterId) -> bool:
+        """Do the adapter's weights lie in host memory, from where they can be copied into a slot?"""
+        return self._books.hosts.has(adapter_id)
+
+    def is_being_read(self, adapter_id: AdapterId) -> bool:
+        return self._books.hosts.is_fetching(adapter_id)
+
+    def at_hand(self) -> Iterator[Group]:
+        """Absent adapters whose weights lie in host memory, first due first."""
+        return iter(self._books.absent.at_hand)
+
+    def claimants(self) -> Iterator[Group]:
+        """As `at_hand`, but only adapters that could run, and no more of them than a policy needs to choose among."""
+        return islice(self._able(), MOST_CLAIMANTS)
+
+    def _able(self) -> Iterator[Group]:
+        """After a few adapters that lack KV, only adapters that hold KV."""
+        books, lacking = self._books, 0
+        for group in self.at_hand():
+            if self._admission.can_work(group):
+                yield group
+            elif (lacking := lacking + 1) == LOOK_AHEAD:
+                behind = books.absent.parked.later_than(books.due_at(group), group.adapter_id)
+                yield from (one for one in islice(behind, MOST_CLAIMANTS) if self.is_at_hand(one.adapter_id))
+                return
+
+
+# ── slot shares ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# Slot shares give each tenant its part of the slots; within its part, the slot policy decides.
+
+
+class SlotShares:
+    """A tenant that holds fewer slots than its share gets one at once, from the tenant that holds most."""
+
+    def __init__(self, books: Books, admission: Admission, candidates: SlotCandidates, moves: Moves) -> None:
+        self._books = books
+        self._admission = admission
+        self._candidates = candidates
+        self._moves = moves
+
+    def give(self, draft: Draft) -> None:
+        if not self._books.accounts.are_shared or self._candidates.copies <= 0:
+            return
+        held = self._held()
+        leavers = self._leavers(held)
+        if not leavers:
+            return
+        for account in self._books.accounts.in_turn(LOOK_AHEAD):
+            if held[account] + 1 > self._share(account) and held[account]:
+                continue
+            if not self._give_to(draft, account, leavers):
+                continue
+            held = self._held()
+            leavers = self._leavers(held)
+            if not leavers or self._candidates.copies <= 0:
+                return
+
+    def _held(self) -> Counter[Account | None]:
+        """How many slots each tenant holds."""
+        seated = (self._books.groups[adapter_id] for adapter_id in self._books.slots.residencies)
+        return Counter(group.main_account for group in seated if group.users)
+
+    def _give_to(self, draft: Draft, account: Account, leavers: list[Group]) -> bool:
+        """Give a tenant a slot that another tenant's adapter leaves, unless there is none."""
+        leaver = next((group for group in leavers if group.main_account is not account), None)
+        if leaver is None:
+            return False
+        own = map(self._books.groups.__getitem__, islice(account.adapters, LOOK_AHEAD))
+        comer = next(filter(self._is_claimant, own), None)
+        if comer is None:
+            return False
+        self._moves.replace(draft, leaver, comer)
+        return True
+
+    def _is_claimant(self, group: Group) -> bool:
+        if group.adapter_id not in self._books.absent or not self._candidates.is_at_hand(group.adapter_id):
+            return False
+        return self._admission.can_work(group) or self._would_get_a_row(group)
+
+    def _would_get_a_row(self, group: Group) -> bool:
+        """Would another tenant make room for the group's first request, once its adapter is in a slot?"""
+        first, books = group.queue.next(), self._books
+        if first is None or first.flights or first.account.is_full:
+            return False
+        return may_take(first.account, books.accounts.weights, books.rows.total, first.account.rows, 1)
+
+    def _leavers(self, held: Counter[Account | None]) -> list[Group]:
+        """Adapters of tenants that hold more than their share: of the tenant with most, the one that runs least first.
+
+        A tenant holds most if its slots are most for its weight.
+        """
+        able = [
+            group
+            for group in self._books.residents
+            if (owner := group.main_account) is not None
+            and held[owner] > max(1.0, self._share(owner))
+            and self._candidates.may_leave(group.adapter_id)
+        ]
+        able.sort(key=lambda group: (self._level(group, held), -group.running, group.adapter_id), reverse=True)
+        return able
+
+    def _level(self, group: Group, held: Counter[Account | None]) -> float:
+        owner = group.main_account
+        assert owner is not None, "a group with users has an owner"
+        return held[owner] / owner.weight
+
+    def _share(self, account: Account) -> float:
+        return share(account, self._books.accounts.weights, self._books.slots.total)
 
 
 class Turns:

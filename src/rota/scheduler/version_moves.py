@@ -11,9 +11,9 @@ from dataclasses import replace
 from rota.core.events import Preempted
 from rota.core.messages import MoveRequests
 from rota.core.moved import Moved
-from rota.scheduler.books import Books
-from rota.scheduler.group import Group, Standing
+from rota.scheduler.adapter_state import Group, Standing
 from rota.scheduler.sequence import Sequence
+from rota.scheduler.state import Books
 
 
 class VersionMoves:

@@ -11,7 +11,7 @@ from rota.core.events import AdapterStanding, Explained, Finished, FinishReason,
 from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
 from rota.runtime.replicas.tenant_quotas import TenantQuotas
-from rota.scheduler.reasons import Reason
+from rota.scheduler.sequence import Reason
 
 
 def end_of(request: Request, reason: FinishReason, at: float, fault: Fault | None = None) -> Finished:

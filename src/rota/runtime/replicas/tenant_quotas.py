@@ -18,7 +18,7 @@ from rota.core.ids import AdapterId, RequestId
 from rota.core.request import Request
 from rota.core.tenant import Tenant
 from rota.scheduler.accounts import PRIORITY_HEAD_START_S
-from rota.scheduler.request_limits import queue_fault
+from rota.scheduler.admission import queue_fault
 
 Place = tuple[float, int, Request]
 

@@ -1,7 +1,9 @@
-"""The books hold every queue and ledger, and the few moves that touch several of them at once."""
+"""The scheduler's state holds every queue and ledger, and the few moves that touch several of them at once."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -11,17 +13,150 @@ from rota.core.events import Event, Finished, FinishReason, Preempted
 from rota.core.ids import BASE, FIRST_ENGINE, AdapterId, EngineId, RequestId
 from rota.core.request import Request
 from rota.policy.eviction import Eviction
-from rota.scheduler.absent import Absent
 from rota.scheduler.accounts import Accounts
+from rota.scheduler.adapter_state import Group, arrival
 from rota.scheduler.blocks import BlockLedger
-from rota.scheduler.draft import Draft
-from rota.scheduler.group import Group
-from rota.scheduler.group_sizes import GroupSizes
 from rota.scheduler.hosts import HostLedger
-from rota.scheduler.reasons import Reason
+from rota.scheduler.plan_builder import Draft
 from rota.scheduler.rows import RowLedger
-from rota.scheduler.sequence import Arrival, Phase, Refusal, Sequence
+from rota.scheduler.sequence import Arrival, Phase, Reason, Refusal, Sequence
 from rota.scheduler.slots import SlotLedger
+
+# ── due queue ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# The due queue keeps adapters that have work and no slot in the order in which they are due.
+
+Place = tuple[float, AdapterId, Group]  # no two places share the first two, so groups are never compared
+
+
+class DueQueue:
+    """Always sorted, so that the next few adapters are found without a look at all of them."""
+
+    def __init__(self) -> None:
+        self._places: list[Place] = []
+        self._due_at: dict[AdapterId, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, adapter_id: AdapterId) -> bool:
+        return adapter_id in self._due_at
+
+    def __iter__(self) -> Iterator[Group]:
+        """First due first, as the queue is now: a group that comes or goes meanwhile changes nothing."""
+        for _, _, group in self._places.copy():
+            yield group
+
+    def get(self, adapter_id: AdapterId) -> Group | None:
+        due_at = self._due_at.get(adapter_id)
+        return None if due_at is None else self._places[bisect_left(self._places, (due_at, adapter_id))][2]
+
+    def rank(self, adapter_id: AdapterId) -> int:
+        """How many groups come before one of them."""
+        return bisect_left(self._places, (self._due_at[adapter_id], adapter_id))
+
+    def later_than(self, due_at: float, adapter_id: AdapterId) -> Iterator[Group]:
+        """The groups behind this place in the queue."""
+        for _, _, group in self._places[bisect_left(self._places, (due_at, adapter_id + 1)) :]:
+            yield group
+
+    def last(self, most: int) -> list[Group]:
+        """The groups that are due last, the very last first."""
+        return [group for _, _, group in self._places[: -most - 1 : -1]]
+
+    def place(self, group: Group, due_at: float) -> None:
+        """Put a group into the queue, or move it to where it belongs now."""
+        if self._due_at.get(group.adapter_id) == due_at:
+            return
+        self.remove(group)
+        self._due_at[group.adapter_id] = due_at
+        insort(self._places, (due_at, group.adapter_id, group))
+
+    def remove(self, group: Group) -> None:
+        due_at = self._due_at.pop(group.adapter_id, None)
+        if due_at is not None:
+            del self._places[bisect_left(self._places, (due_at, group.adapter_id))]
+
+
+# ── absent ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The absent adapters have work and no slot; they are kept in every order in which a slot policy looks at them.
+
+
+class Absent(DueQueue):
+    """Itself sorted by when the slot policy says that an adapter is due. The other orders hold some or all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parked = DueQueue()  # adapters that hold KV, in the same order
+        self.at_hand = DueQueue()  # adapters whose weights lie in host memory, in the same order
+        self.stalest = DueQueue()  # adapters that hold KV, the longest without a step first
+        self.newcomers = DueQueue()  # adapters that wait for a first token, first come first
+        self.oldest = DueQueue()  # the adapter with the oldest open request first
+        self.largest = DueQueue()  # the adapter with most open requests first
+
+    def put(self, group: Group, due_at: float, is_at_hand: bool) -> None:
+        """Put a group into every order that it belongs to, or move it to where it belongs now."""
+        self.place(group, due_at)
+        self.oldest.place(group, group.first_arrival)
+        self.largest.place(group, -group.users)
+        _place(self.newcomers, group, group.first_token_due_at)
+        self.at_hand.place(group, due_at) if is_at_hand else self.at_hand.remove(group)
+        _place(self.parked, group, due_at if group.running else math.inf)
+        _place(self.stalest, group, group.ran_at if group.running else math.inf)
+
+    def remove(self, group: Group) -> None:
+        super().remove(group)
+        for order in (self.parked, self.at_hand, self.stalest, self.newcomers, self.oldest, self.largest):
+            order.remove(group)
+
+
+def _place(order: DueQueue, group: Group, at: float) -> None:
+    order.place(group, at) if at < math.inf else order.remove(group)
+
+
+# ── group sizes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# Group sizes count each adapter's sequences that hold KV, and how many of them could be in slots at the same time.
+
+
+class GroupSizes:
+    """Sizes only, without names: the largest ones matter, as many as there are slots."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._sizes: list[int] = []  # ascending, of adapters with such sequences
+        self.most = 0  # the sum of the largest ones
+
+    def most_after(self, size: int) -> int:
+        """What `most` would be if an adapter of this size had one sequence more."""
+        return self.most + self._counts(bisect_right(self._sizes, size) - 1 if size else -1)
+
+    def grow(self, size: int) -> None:
+        """An adapter of this size has one sequence more."""
+        if not size:
+            self._sizes.insert(0, 0)
+        # Of equal sizes the last one grows and the first one shrinks, so the order stays.
+        place = bisect_right(self._sizes, size) - 1
+        self.most += self._counts(place)
+        self._sizes[place] += 1
+
+    def shrink(self, size: int) -> None:
+        """An adapter of this size has one sequence less."""
+        place = bisect_left(self._sizes, size)
+        self.most -= self._counts(place)
+        self._sizes[place] -= 1
+        if not self._sizes[place]:
+            del self._sizes[place]
+
+    def _counts(self, place: int) -> bool:
+        """Is it one of the largest?"""
+        return place >= len(self._sizes) - self._slots
+
+    def check(self, sizes: list[int]) -> None:
+        assert self._sizes == sorted(sizes), "an adapter's crowd is not counted right"
+        assert self.most == sum(self._sizes[-self._slots :] if self._slots else ())
+
+
+# ── books ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The books hold every queue and ledger, and the few moves that touch several of them at once.
 
 # The mean times of steps and of copies cover about this many.
 REMEMBERED_STEPS = 16
@@ -294,3 +429,62 @@ class Books:
             self.groups[adapter_id] for adapter_id, residency in residencies.items() if residency.is_ready
         ]
         self.open_groups = [self.base, *self.residents]
+
+
+# ── balance ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# The balance asserts that the books agree with one another; tests ask for it after every step.
+
+
+def check_balance(books: Books) -> None:
+    """Assert that everything is accounted for: rows, blocks, slots, sequences, users."""
+    running = list(books.running())
+    assert len(running) == sum(group.running for group in books.groups.values()), "a running sequence is not seen"
+    books.blocks.check(sequence.held_blocks for sequence in running)
+    books.slots.check()
+    assert len(running) == books.running_count, "a seat is lost"
+    _check_rows(books, running)
+    _check_accounts(books, running)
+    waiting = [sequence for group in books.groups.values() for sequence in group.queue]
+    assert len(waiting) == books.waiting
+    assert books.short_prompts == sum(map(books.is_short, books.sequences.values()))
+    assert books.priorities == Counter(sequence.request.priority for sequence in books.sequences.values())
+    assert {*map(id, books.sequences.values())} == {*map(id, running), *map(id, waiting)}
+    assert books.pinned_groups == {a: group for a, group in books.groups.items() if group.is_pinned}
+    unused = Group(None)
+    written = unused.users or unused.tenants.main or unused.priorities or unused.lengths
+    assert not written, "the books that unused adapters share are not empty"
+    for group in books.groups.values():
+        assert group.prefilling == sorted(group.prefilling, key=arrival)
+        assert group.decoding == sorted(group.decoding, key=arrival)
+        assert group.rowless == sorted(group.rowless, key=arrival)
+        assert group.priorities == Counter(one.request.priority for one in group.running_sequences())
+    absent = {a for a, g in books.groups.items() if g.wants_slot and a != BASE and a not in books.slots.residencies}
+    assert absent == {group.adapter_id for group in books.absent}
+    assert [*books.absent] == sorted(books.absent, key=lambda group: (books.due_at(group), group.adapter_id))
+    assert [*books.absent.parked] == [group for group in books.absent if group.running]
+    assert [*books.absent.at_hand] == [group for group in books.absent if books.hosts.has(group.adapter_id)]
+    ready = [a for a, residency in books.slots.residencies.items() if residency.is_ready]
+    assert [group.adapter_id for group in books.residents] == ready
+    assert books.open_groups == [group for group in (books.base, *books.residents) if books.is_open(group)]
+
+
+def _check_rows(books: Books, running: list[Sequence]) -> None:
+    seated = [sequence for sequence in running if sequence.row is not None]
+    assert len(seated) == books.rows.total - books.rows.free, "a row is lost or shared"
+    assert len({sequence.row for sequence in seated}) == len(seated), "two sequences share a row"
+    rowless = [sequence for group in books.groups.values() for sequence in group.rowless]
+    assert all(sequence.row is None for sequence in rowless)
+    books.group_sizes.check(
+        [group.running for group in books.groups.values() if group.running and group is not books.base]
+    )
+    assert len(rowless) + len(seated) == len(running)
+    books.rows.check({group.adapter_id: group.rows for group in books.absent.parked if group.rows})
+
+
+def _check_accounts(books: Books, running: list[Sequence]) -> None:
+    blocks: Counter[str] = Counter()
+    for sequence in running:
+        blocks[sequence.account.name] += len(sequence.held_blocks)
+    rows = Counter(sequence.account.name for sequence in running if sequence.row is not None)
+    seats = Counter(sequence.account.name for sequence in running)
+    books.accounts.check(rows, seats, blocks, Counter(one.account.name for one in books.sequences.values()))

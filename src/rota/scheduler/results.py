@@ -9,10 +9,10 @@ from rota.core.events import FinishReason, Produced, PromptsScored
 from rota.core.ids import RequestId
 from rota.core.plan import NO_CHOICE, StepResult, TokenLogprobs
 from rota.policy.step_times import StepBudget
-from rota.scheduler.books import Books
-from rota.scheduler.draft import Flight
-from rota.scheduler.prefix_lookup import extend_keys
+from rota.scheduler.plan_builder import Flight
+from rota.scheduler.prefix import extend_keys
 from rota.scheduler.sequence import Phase, Sequence
+from rota.scheduler.state import Books
 
 NOT_A_NUMBER = Fault(
     FaultCode.NOT_A_NUMBER,

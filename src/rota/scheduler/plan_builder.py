@@ -1,4 +1,4 @@
-"""A draft is a plan that is being made, with the sequences behind its rows."""
+"""A plan that is being made, with the sequences behind its rows and the prompts that did not fit."""
 
 from __future__ import annotations
 
@@ -8,9 +8,41 @@ from dataclasses import dataclass, field
 from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, Row
 from rota.core.plan import Chunk, Grant, Load, Pool, Scoring, Seat, StepPlan
+from rota.policy.prefill_budget import Split
 from rota.scheduler.accounts import Account
-from rota.scheduler.crowd import Crowd
 from rota.scheduler.sequence import Sequence
+
+# ── crowd ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A crowd is the prompts of one tenant that have begun and do not fit into its part of a step.
+
+
+@dataclass(slots=True)
+class Crowd:
+    """What is planned for it in one pass."""
+
+    split: Split[Sequence]
+    left: int  # tokens of the tenant's part that are not planned yet
+    overtook: int = 0  # tokens that are planned for others than the oldest prompt
+
+    def lets_in(self, sequence: Sequence) -> bool:
+        """May a waiting sequence start before its turn?"""
+        return self.split.lets_in(sequence.length, sequence.priority)
+
+    def note(self, sequence: Sequence, tokens: int) -> None:
+        """This many tokens of a sequence are planned."""
+        self.left = max(0, self.left - tokens)
+        if sequence is not self.split.oldest:
+            self.overtook += tokens
+
+    def settle(self) -> None:
+        """The pass is over: the oldest prompt has yielded to the others, if it goes on."""
+        oldest = self.split.oldest
+        if oldest.rest:
+            oldest.yielded += self.overtook
+
+
+# ── draft ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A draft is a plan that is being made, with the sequences behind its rows.
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from bisect import insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
@@ -12,10 +13,113 @@ from itertools import chain, islice
 from rota.core.adapter import Adapter
 from rota.core.ids import BASE, AdapterId, RequestId
 from rota.scheduler.accounts import Account
-from rota.scheduler.answer_lengths import AnswerLengths
-from rota.scheduler.fair_queue import FairQueue
-from rota.scheduler.main_tenant import TenantCounts
+from rota.scheduler.queues import FairQueue
 from rota.scheduler.sequence import Phase, Sequence
+
+# ── answer lengths ──────────────────────────────────────────────────────────────────────────────────────────────────
+# Answer lengths remember how long an adapter's last answers were, sorted, so that a mean of them is found at once.
+
+REMEMBERED = 64
+
+
+class AnswerLengths:
+    """Every pass asks for means, and only the end of an answer changes them."""
+
+    # Every adapter has one, used or not: an empty deque alone would take 600 bytes.
+    __slots__ = ("_means", "_recent", "_sorted")
+
+    def __init__(self) -> None:
+        self._recent: list[int] = []
+        self._sorted: list[int] = []
+        self._means: list[int] | None = None  # of the lengths from each place on, rounded up; None: to be made anew
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    @property
+    def longest(self) -> int:
+        return self._sorted[-1]
+
+    def append(self, length: int) -> None:
+        self._recent.append(length)
+        insort(self._sorted, length)
+        if len(self._recent) > REMEMBERED:
+            del self._sorted[bisect_left(self._sorted, self._recent.pop(0))]
+        self._means = None
+
+    def mean_above(self, done: int) -> int | None:
+        """The mean of the lengths above `done`, rounded up; None if there are none."""
+        if self._means is None:
+            self._means = self._made_means()
+        place = bisect_right(self._sorted, done)
+        return self._means[place] if place < len(self._means) else None
+
+    def _made_means(self) -> list[int]:
+        means, total = [], 0
+        for count, length in enumerate(reversed(self._sorted), start=1):
+            total += length
+            means.append(-(-total // count))
+        means.reverse()
+        return means
+
+
+# ── main tenant ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# Counts an adapter's open requests by tenant, and knows the tenant with most of them without a look at all tenants.
+
+# Entries that no longer hold are cleared away when they are more than this, and more than those that hold.
+MOST_LEFT_BEHIND = 64
+
+
+class TenantCounts:
+    """A heap of counts; an entry is compared with the present count only when it comes to the top."""
+
+    __slots__ = ("_accounts", "_counts", "_heap")  # every adapter has one, used or not
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._accounts: dict[str, Account] = {}
+        self._heap: list[tuple[int, str]] = []  # the largest count first, then by name
+
+    def enter(self, account: Account) -> bool:
+        """One open request more; True if it is the first of its tenant."""
+        name = account.name
+        count = self._counts.get(name, 0) + 1
+        self._accounts[name] = account
+        self._note(name, count)
+        return count == 1
+
+    def exit(self, account: Account) -> bool:
+        """One open request less; True if it was the last of its tenant."""
+        name = account.name
+        count = self._counts[name] - 1
+        if count:
+            self._note(name, count)
+            return False
+        del self._counts[name], self._accounts[name]
+        return True
+
+    @property
+    def main(self) -> Account | None:
+        """The tenant with most open requests."""
+        heap = self._heap
+        while heap:
+            count, name = heap[0]
+            if self._counts.get(name) == -count:
+                return self._accounts[name]
+            heapq.heappop(heap)
+        return None
+
+    def _note(self, name: str, count: int) -> None:
+        self._counts[name] = count
+        if len(self._heap) > MOST_LEFT_BEHIND + 2 * len(self._counts):
+            self._heap = [(-own, one) for one, own in self._counts.items()]
+            heapq.heapify(self._heap)
+        else:
+            heapq.heappush(self._heap, (-count, name))
+
+
+# ── group ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A group is one adapter with its requests: those that wait, those that run, and what they took so far.
 
 # The longest of this many answers tells how long others may become. With fewer, drains cut off too many answers:
 # in the mean of four seeds of `slow-disk` on an A100 E2E P99 was 27.8 s without this bound and 20.6 s with it.

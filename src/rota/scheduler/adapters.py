@@ -1,8 +1,9 @@
-"""The adapter lifecycle says how adapters become known, arrive, fail and leave."""
+"""How adapters become known, arrive, are tried in a slot, fail and leave."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 from rota.core.adapter import Adapter, changed_since
@@ -21,16 +22,118 @@ from rota.core.messages import (
     SlotsGrew,
 )
 from rota.policy.slot_policy import SlotPolicy
-from rota.scheduler.books import Books
-from rota.scheduler.draft import Draft
-from rota.scheduler.fetching import Fetching
-from rota.scheduler.group import Group, Standing
-from rota.scheduler.idle_reads import IdleReads
-from rota.scheduler.moves import arrive, vacate
-from rota.scheduler.page_limits import too_large
-from rota.scheduler.reads import finish_read, forget_copy
+from rota.scheduler.adapter_state import Group, Standing
+from rota.scheduler.plan_builder import Draft
+from rota.scheduler.reads import Fetching, IdleReads, finish_read, forget_copy
+from rota.scheduler.slots import PageLedger
+from rota.scheduler.state import Books
+from rota.scheduler.turns import Moves, SlotCandidates, arrive, vacate
 from rota.scheduler.version_moves import VersionMoves
-from rota.scheduler.warm_ups import WarmUps
+
+# ── page limits ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# Page limits say which adapters are too large for the pages and the places of matrices that slots share.
+
+_ADVICE = "start the server with a larger --lora-memory-share, or with this adapter among its --lora-paths"
+
+
+def too_large(books: Books, group: Group, pages: int, matrices: int = 0) -> str:
+    """Why an adapter that takes so many pages and matrices is refused; empty if it is not."""
+    if group.adapter is None:
+        return ""
+    takes = f"Adapter '{group.adapter.name}' takes"
+    shared = books.slots.pages
+    reason = "" if shared is None else _too_many(books, group, shared, pages, f"{takes} {pages} pages of eight ranks")
+    whole = f"{takes} {matrices} places for an embedding or a head of its own"
+    return reason or (_too_many(books, group, books.slots.matrices, matrices, whole) if matrices else "")
+
+
+def _too_many(books: Books, group: Group, shared: PageLedger, count: int, takes: str) -> str:
+    """Beside pinned adapters one slot stays open, so that every other adapter can still get its turn."""
+    slots, left = books.slots, shared.open_with(group.adapter_id, count)
+    if left >= slots.total:
+        return ""
+    pinned = len(books.pinned)
+    if not left:
+        return f"{takes}, but the slots share {shared.total}; {_ADVICE}."
+    if left > pinned:
+        return ""
+    return (
+        f"{takes}: with it {left} of {slots.most} slots could be open, but {pinned + 1} must be, {pinned} of them for "
+        f"pinned adapters; unload a pinned one, or {_ADVICE}."
+    )
+
+
+# ── warm ups ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Warm-ups bring a new version of an adapter into a slot before its name means it.
+
+
+class WarmUps:
+    """A version gets an empty slot, or that of an adapter without requests, if no absent adapter could use it.
+
+    Else its client is answered without one: no adapter waits longer for an update, but for the one copy that may be
+    under way.
+    """
+
+    def __init__(self, books: Books, candidates: SlotCandidates, moves: Moves) -> None:
+        self._books = books
+        self._candidates = candidates
+        self._moves = moves
+        self._former: dict[AdapterId, AdapterId] = {}  # of versions that are being read or wait, whose place they take
+        self._waiting: dict[AdapterId, Group] = {}  # they lie in host memory
+        self._copied: AdapterId | None = None  # whose copy is under way
+
+    def expect(self, group: Group, former: AdapterId) -> None:
+        """A version is being read that will take the place of a former one."""
+        self._former[group.adapter_id] = former
+
+    def begin(self, group: Group) -> bool:
+        """A version lies in host memory; False if no place was promised to it."""
+        if group.adapter_id not in self._former or group.is_leaving:
+            return False
+        self._waiting[group.adapter_id] = group
+        return True
+
+    def forget(self, adapter_id: AdapterId) -> None:
+        """A version has its place, or needs none."""
+        self._former.pop(adapter_id, None)
+        self._waiting.pop(adapter_id, None)
+        if self._copied == adapter_id:
+            self._copied = None
+
+    def order(self, draft: Draft, answer: Callable[[Group, float], None]) -> None:
+        """Once a pass, behind the turns. `answer` is called for versions that get no slot, or need no copy.
+
+        One copy at a time, so that copies for requests wait for one at most.
+        """
+        while self._waiting and self._copied is None:
+            group = next(iter(self._waiting.values()))
+            self._move_in(draft, group)
+            residency = self._books.slots.residencies.get(group.adapter_id)
+            if residency is None or residency.is_ready:
+                self.forget(group.adapter_id)
+                answer(group, draft.now)
+                draft.ask_again(draft.now)  # the turns of this pass are over, and requests may wait for this version
+            else:
+                del self._waiting[group.adapter_id]
+                self._copied = group.adapter_id
+
+    def _move_in(self, draft: Draft, group: Group) -> None:
+        books = self._books
+        is_there = group.adapter_id in books.slots.residencies
+        if is_there or group.is_leaving or not books.hosts.has(group.adapter_id):
+            return
+        unused = [one.adapter_id for one in self._candidates.idle() if not one.users]
+        if books.slots.surplus or books.slots.empty + len(unused) <= len(books.absent):
+            return
+        if not books.slots.empty:
+            former = self._former[group.adapter_id]
+            leaver = former if former in unused else books.slots.first_to_leave(unused)
+            vacate(books, books.groups[leaver], draft.now, SlotReason.IDLE)
+        self._moves.move_in(draft, group, SlotReason.NEW_VERSION)
+
+
+# ── adapter lifecycle ───────────────────────────────────────────────────────────────────────────────────────────────
+# The adapter lifecycle says how adapters become known, arrive, fail and leave.
 
 
 class AdapterLifecycle:

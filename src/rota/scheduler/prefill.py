@@ -5,11 +5,31 @@ from __future__ import annotations
 from rota.policy.prefill_budget import newcomers_part, split
 from rota.scheduler.accounts import Account
 from rota.scheduler.batch import Batch
-from rota.scheduler.books import Books
-from rota.scheduler.crowd import Crowd
-from rota.scheduler.draft import Draft
-from rota.scheduler.prefill_shares import prefill_shares
+from rota.scheduler.plan_builder import Crowd, Draft
 from rota.scheduler.sequence import Sequence
+from rota.scheduler.state import Books
+
+# ── prefill shares ──────────────────────────────────────────────────────────────────────────────────────────────────
+# Prefill shares divide a step's tokens between tenants, so that one tenant's long prompt does not fill every step.
+
+
+def prefill_shares(books: Books, budget: int) -> dict[Account, int]:
+    """How many tokens of prompts that have begun a step takes, by tenant.
+
+    Tenants count that have begun a prompt, and those whose turn it is to start one. What they do not use goes to
+    prompts that start in this step.
+    """
+    begun = {sequence.account for group in books.open_groups for sequence in group.prefilling}
+    if not begun:
+        return {}
+    firsts = (group.queue.next() for group in books.open_groups)
+    coming = {first.account for first in firsts if first and not first.account.is_full and not first.flights}
+    weights = sum(account.weight for account in begun | coming)
+    return {account: max(1, int(budget * account.weight / weights)) for account in begun}
+
+
+# ── prompts ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Prompts that have begun share a step with newcomers: the prefill budget says how, for each tenant by itself.
 
 
 class Prompts:
