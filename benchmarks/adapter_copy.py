@@ -45,10 +45,9 @@ from rota.engine.build import build_engine
 from rota.engine.device import choose_device
 from rota.engine.families.table import read_spec
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.copies.timed_copy import TimedCopy
+from rota.engine.lora.files.ranks import pages_for as adapter_pages
 from rota.engine.lora.host import HostAdapter
-from rota.engine.lora.loader import checkpoint_reader
-from rota.engine.lora.pages import pages_for as adapter_pages
+from rota.engine.lora.loader import TimedCopy, checkpoint_reader
 
 SLOTS = 3
 SETTLING = SLOTS  # copies before the first that counts: each slot has been written once

@@ -22,8 +22,8 @@ import triton
 from torch import Tensor
 
 from rota.engine.lora.batch import DECODE_TILE, PREFILL_TILE, make_batch
+from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.lora.triton_ops import DECODE, PREFILL, Tuning, add_lora, shrink
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.lora_batch import LoraBatch

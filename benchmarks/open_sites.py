@@ -34,9 +34,9 @@ from rota.engine.attention.triton_attention import TritonAttention
 from rota.engine.families.family import Kernels
 from rota.engine.families.table import make_model, read_spec
 from rota.engine.layer_cache import LayerCache
-from rota.engine.lora.annex import annex_rows
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batch import make_batch
+from rota.engine.lora.layout import annex_rows
 from rota.engine.lora.open_product import OpenProduct, Output
 from rota.engine.lora.triton_ops import expand, shrink, split_widened, tuning_for
 from rota.engine.model.linear import Projection

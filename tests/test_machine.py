@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rota.engine.lora.side_by_side import MOST_THREADS, threads_for_reads
+from rota.engine.lora.host import MOST_THREADS, threads_for_reads
 from rota.machine import read_words, usable_processors
 
 

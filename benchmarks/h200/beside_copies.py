@@ -41,7 +41,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rota.engine.lora.copies import batched_copy
+from rota.engine.lora import copies
 
 from .__main__ import say
 
@@ -124,7 +124,7 @@ class AdapterBytes:
     def batch(self, flags: int = 0, some: slice = slice(None)) -> None:
         """One call of the driver for some of the stretches."""
         with driver_flags(flags):
-            batched_copy.copy_stretches(self.targets[some], self.sources[some])
+            copies.copy_stretches(self.targets[some], self.sources[some])
 
     def pieces(self, calls: int, waits: bool) -> None:
         for some in shares(self.count, calls):
@@ -136,7 +136,7 @@ class AdapterBytes:
         numbers = self.source.view(torch.int32), self.target.view(torch.int32)
         copy_kernel[(programs,)](*numbers, self.size // 4, BLOCK=BLOCK, PROGRAMS=programs, num_warps=8)
 
-    def _stretches(self, memory: Tensor, apart: int) -> batched_copy.StretchTable:
+    def _stretches(self, memory: Tensor, apart: int) -> copies.StretchTable:
         return np.array([(memory.data_ptr() + number * apart, self.stretch) for number in range(self.count)])
 
 
@@ -149,12 +149,12 @@ def shares(count: int, calls: int) -> list[slice]:
 @contextmanager
 def driver_flags(flags: int) -> Iterator[None]:
     """Batched copies have these flags for a while; the engine gives none."""
-    usual = batched_copy._Attributes
-    batched_copy._Attributes = partial(usual, flags=flags)  # type: ignore[assignment,misc]
+    usual = copies._Attributes
+    copies._Attributes = partial(usual, flags=flags)  # type: ignore[assignment,misc]
     try:
         yield
     finally:
-        batched_copy._Attributes = usual  # type: ignore[misc]
+        copies._Attributes = usual  # type: ignore[misc]
 
 
 def ways_of(adapter: AdapterBytes) -> dict[str, Copy | None]:
@@ -264,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("h200-beside-copies.json"))
     asked = parser.parse_args(arguments)
     device = torch.device("cuda")
-    if not torch.cuda.is_available() or not batched_copy.can_batch(device):
+    if not torch.cuda.is_available() or not copies.can_batch(device):
         parser.error("this needs a GPU, with a driver that copies in batches (CUDA 12.8)")
     ways = asked.inputs.split(",")
     if unknown := set(ways) - set(INPUTS):

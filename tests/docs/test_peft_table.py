@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from peft import LoraConfig
 
-from rota.engine.lora.files.fields import REFUSED
+from rota.engine.lora.files.peft_config import REFUSED
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests" / "engine" / "lora"

@@ -18,8 +18,8 @@ from rota.core.request import SamplingParams
 from rota.engine.build import build_engine
 from rota.engine.engine import Engine
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.copies.pending_copy import PendingCopy
 from rota.engine.lora.host import HostAdapter
+from rota.engine.lora.loader import PendingCopy
 from rota.engine.ticket import Ticket
 from tests.waiting import PATIENCE_S
 

@@ -16,7 +16,7 @@ from rota.core.config import CacheConfig, EngineConfig, LoraConfig, ModelConfig,
 from rota.core.ids import AdapterId, RequestId
 from rota.core.policy_config import PolicyConfig
 from rota.engine.build import build_engine
-from rota.engine.lora import annex
+from rota.engine.lora import layout
 from rota.runtime.doorbell import Doorbell
 from rota.scheduler import Scheduler
 from tests.builders import request
@@ -67,7 +67,7 @@ class GPUServer(Server):
 @pytest.mark.parametrize("family", ["llama3", "qwen2", "qwen3", "smollm2", "olmo2", "granite", *WINDOWED])
 def test_every_token_is_the_references_wherever_that_is_sure(family, annexes, tmp_path, monkeypatch):
     # Any bank is large beside a tiny model's matrices.
-    monkeypatch.setattr(annex, "LARGEST_SHARE", 0.0 if annexes == "apart" else 100.0)
+    monkeypatch.setattr(layout, "LARGEST_SHARE", 0.0 if annexes == "apart" else 100.0)
     model = make_tiny_model(tmp_path / "model", family)
     rounded = copy.deepcopy(model).to(torch.bfloat16).float()
     for number in (1, 2, 3):

@@ -13,7 +13,7 @@ from rota.core.ids import AdapterId
 from rota.core.messages import AdapterReady
 from rota.core.plan import NO_TOKEN
 from rota.engine.engine import Engine
-from rota.engine.lora import annex
+from rota.engine.lora import layout
 from tests.engine.eager_story import (
     FIRST_THREE,
     HeldCopies,
@@ -49,7 +49,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Adapter,
 @pytest.fixture(params=["graphs", "kernel by kernel"])
 def engine(request, made, monkeypatch) -> Iterator[Engine]:
     # Any bank is large beside a tiny model's matrices.
-    monkeypatch.setattr(annex, "LARGEST_SHARE", 100.0 if request.param == "graphs" else 0.0)
+    monkeypatch.setattr(layout, "LARGEST_SHARE", 100.0 if request.param == "graphs" else 0.0)
     engine = build(made[0], device="cuda", enable_cuda_graphs=request.param == "graphs")
     yield engine
     engine.close()
@@ -74,7 +74,7 @@ def test_slots_that_change_hands_every_step_give_the_tokens_of_an_engine_that_wa
 
 @pytest.fixture(params=["graphs", "kernel by kernel"])
 def paged_story(request, made, monkeypatch) -> Iterator[Story]:
-    monkeypatch.setattr(annex, "LARGEST_SHARE", 100.0 if request.param == "graphs" else 0.0)
+    monkeypatch.setattr(layout, "LARGEST_SHARE", 100.0 if request.param == "graphs" else 0.0)
     engine = build(made[0], FIRST_THREE, device="cuda", enable_cuda_graphs=request.param == "graphs")
     assert engine.capacity.pages
     yield Story(engine, made[1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rota.core.errors import AdapterError
-from rota.engine.lora.files.folder_files import FolderFiles
+from rota.engine.lora.files.folder import FolderFiles
 from rota.sources.beneath import Beneath, LeavesError
 
 

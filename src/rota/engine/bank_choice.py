@@ -23,11 +23,10 @@ from rota.engine.lora.bank_size import (
     slots_over,
     useful_slots,
 )
-from rota.engine.lora.copies.batched_copy import can_batch
-from rota.engine.lora.copies.packing import unturned_bytes
-from rota.engine.lora.ends import end_bytes
-from rota.engine.lora.own_matrices import matrix_bytes
-from rota.engine.lora.pages import PAGE_RANK, pages_for
+from rota.engine.lora.copies import can_batch
+from rota.engine.lora.embed_head import end_bytes, matrix_bytes
+from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
+from rota.engine.lora.packing import unturned_bytes
 from rota.engine.lora.trims import trim_bytes
 from rota.engine.model.sites import site_shapes
 from rota.engine.parallel.group import Group

@@ -22,19 +22,16 @@ from rota.engine.families.table import make_model
 from rota.engine.far_adapters import FarAdapters, checked_first
 from rota.engine.kv_cache import CacheShape, KVCache, count_blocks
 from rota.engine.lora.adapters import Adapters, Project
-from rota.engine.lora.annex import annex_rows
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.base_ends import BaseEnds
-from rota.engine.lora.base_matrices import BaseMatrices
-from rota.engine.lora.ends import EndBank, Ends, TorchEnds
+from rota.engine.lora.base import BaseEnds, BaseMatrices
+from rota.engine.lora.embed_head import EndBank, Ends, TorchEnds, matrix_bytes
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.header_check import HeaderCheck
+from rota.engine.lora.files.checks import HeaderCheck
 from rota.engine.lora.files.outline import Ask, answer
 from rota.engine.lora.growth import Growth
+from rota.engine.lora.layout import annex_rows
 from rota.engine.lora.loader import checkpoint_reader
-from rota.engine.lora.own_matrices import matrix_bytes
-from rota.engine.lora.reference import add_trimmed, project_with_lora
-from rota.engine.lora.stacked import StackedProjector
+from rota.engine.lora.reference import StackedProjector, add_trimmed, project_with_lora
 from rota.engine.model.sites import site_shapes
 from rota.engine.ops import reference
 from rota.engine.ops.cpu import CPUOperations
@@ -213,7 +210,7 @@ def _growth(chosen: Choices) -> Growth | None:
 def _projector(chosen: Choices, bank: Bank, ends: EndBank) -> tuple[Project, Ends]:
     """How adapters are applied at the sites, and at the ends."""
     if chosen.lora_backend == "triton":
-        from rota.engine.lora.triton_ends import TritonEnds
+        from rota.engine.lora.triton_embed_head import TritonEnds
         from rota.engine.lora.triton_ops import TritonProjector
 
         return TritonProjector(bank.device), TritonEnds(ends)

@@ -22,8 +22,8 @@ from rota.engine.families.table import read_spec
 from rota.engine.few_bits import choose_maker
 from rota.engine.folders.builtin import builtin_model_folder
 from rota.engine.kv_cache import choose_cache_dtype
-from rota.engine.lora.annex import annexed_sites
 from rota.engine.lora.bank_size import NO_BANK, BankSize
+from rota.engine.lora.layout import annexed_sites
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.engine.precision import choose_dtype

@@ -8,9 +8,8 @@ from importlib import import_module
 # ask for a GPU.
 ON_GPU = (
     "rota.engine.attention.triton_attention",
-    "rota.engine.lora.copies.triton_turn",
-    "rota.engine.lora.triton_ends",
     "rota.engine.lora.triton_ops",
+    "rota.engine.lora.triton_embed_head",
     "rota.engine.ops.fused",
     "rota.engine.ops.rounding",
     "rota.engine.quantised.packed_product",

@@ -17,8 +17,7 @@ from rota.core.policy_config import PolicyConfig
 from rota.engine.folders.builtin import builtin_adapters, builtin_model_folder
 from rota.engine.folders.hub import model_folder
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.ranks import needs_of
-from rota.engine.lora.pages import pages_for
+from rota.engine.lora.files.ranks import needs_of, pages_for
 from rota.engine.progress import listen_for_progress
 from rota.llm.adapter_room import AdapterRoom
 from rota.policy.policy_options import policy_config

@@ -10,11 +10,9 @@ from typing import Any
 import triton.language as tl
 
 from rota.engine.lora.batch import DECODE_TILE
-from rota.engine.lora.pages import PAGE_RANK
-from rota.engine.lora.triton_ends import COLUMNS, STAGES, STEP, WARPS
-from rota.engine.lora.triton_head_kernel import own_head_kernel
-from rota.engine.lora.triton_kernels import expand_kernel, shrink_kernel
-from rota.engine.lora.triton_ops import DECODE, Tuning
+from rota.engine.lora.files.ranks import PAGE_RANK
+from rota.engine.lora.triton_embed_head import COLUMNS, STAGES, STEP, WARPS, own_head_kernel
+from rota.engine.lora.triton_ops import DECODE, Tuning, expand_kernel, shrink_kernel
 from tests.engine.kernels_compiled import compile_kernel, resources
 
 # A step's inputs may lie anywhere.

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rota.engine.lora.files.folder_files import CONFIG, SINGLE
+from rota.engine.lora.files.folder import CONFIG, SINGLE
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 EVERYTHING = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]

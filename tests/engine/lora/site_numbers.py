@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rota.engine.lora.batch import make_batch
+from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.lora.trims import Trims
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.lora_batch import LoraBatch

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from rota.engine.lora import copies
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.copies import batched_copy
 from rota.engine.lora.host import HostAdapter, run_length
 from rota.engine.model.rotary import RotarySpec
 from rota.engine.model.sites import SITES, site_shapes
@@ -56,7 +56,7 @@ def memory_moves(to: Any, out_of: Any, sizes: Any, count: Any, *_: Any) -> int:
 
 def copy_within_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batched copies need no device from here on."""
-    monkeypatch.setattr(batched_copy, "_driver_call", lambda: memory_moves)
+    monkeypatch.setattr(copies, "_driver_call", lambda: memory_moves)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))
 
 

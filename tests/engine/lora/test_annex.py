@@ -13,9 +13,9 @@ import torch
 from rota.core.ids import Slot
 from rota.engine.families.table import read_spec
 from rota.engine.lora.adapters import Adapters
-from rota.engine.lora.annex import annex_rows, annexed_sites
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files.checkpoint import read_checkpoint
+from rota.engine.lora.layout import annex_rows, annexed_sites
 from rota.engine.lora.loader import checkpoint_reader
 from rota.engine.lora.reference import project_with_lora
 from rota.engine.model.linear import Linear

@@ -18,7 +18,6 @@ from rota.core.errors import ConfigError
 from rota.core.lora_paths import LoraPath
 from rota.engine.device import DeviceMemory
 from rota.engine.kv_cache import CacheShape
-from rota.engine.lora.annex import annexed_sites
 from rota.engine.lora.bank import slot_bytes
 from rota.engine.lora.bank_size import (
     Room,
@@ -32,8 +31,8 @@ from rota.engine.lora.bank_size import (
     useful_slots,
 )
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.ranks import UNKNOWN_RANK, needs_of
-from rota.engine.lora.pages import PAGE_RANK, pages_for
+from rota.engine.lora.files.ranks import PAGE_RANK, UNKNOWN_RANK, needs_of, pages_for
+from rota.engine.lora.layout import annexed_sites
 from rota.engine.model.sites import SITES
 from tests.engine.lora.llama import LLAMA_8B
 

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.core.ids import Slot
-from rota.engine.lora import bank
+from rota.engine.lora import bank, copies
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.copies import batched_copy
-from rota.engine.lora.copies.batched_copy import can_batch, copy_stretches, cut_stretches
+from rota.engine.lora.copies import can_batch, copy_stretches, cut_stretches
 from rota.engine.model.sites import SITES
 from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, assert_equal, copy_within_the_host, host_adapter
 
@@ -54,7 +53,7 @@ def test_a_slot_holds_the_same_after_a_batched_copy(ranks: tuple[int, ...], monk
 
 
 def test_a_refused_batch_is_an_error_with_the_drivers_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_copy, "_driver_call", lambda: lambda *_: 719)
+    monkeypatch.setattr(copies, "_driver_call", lambda: lambda *_: 719)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: type("Stream", (), {"cuda_stream": 0}))
     with pytest.raises(RuntimeError, match="error 719"):
         copy_stretches(np.array([(0, 4)]), np.array([(8, 4)]))

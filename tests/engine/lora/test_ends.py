@@ -10,8 +10,8 @@ import torch
 from rota.core.errors import AdapterError
 from rota.core.extras import Extra
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.base_ends import BaseEnds
-from rota.engine.lora.ends import EndBank, Ends, TorchEnds
+from rota.engine.lora.base import BaseEnds
+from rota.engine.lora.embed_head import EndBank, Ends, TorchEnds
 from rota.engine.lora.host import EndFactors
 from rota.engine.lora.reference import add_trimmed
 from rota.engine.model.linear import Linear
@@ -19,7 +19,7 @@ from tests.engine.lora.site_numbers import BOUNDS, batch_of, relative_error
 from tests.engine.lora.small_bank import CPU, MAX_RANK, SMALL, host_adapter
 from tests.engine.triton_interpreter import DEVICE, load
 
-triton_ends = load("rota.engine.lora.triton_ends")
+triton_ends = load("rota.engine.lora.triton_embed_head")
 BOTH = Extra.EMBEDDING | Extra.HEAD
 SLOTS = 3
 NAMES = {Extra.EMBEDDING: "embedding", Extra.HEAD: "head"}

@@ -11,8 +11,7 @@ import pytest
 from peft import LoraConfig, LoraRuntimeConfig
 
 from rota.core.config import FirstAdapters
-from rota.engine.lora.files.fields import NO_MATTER, READ, REFUSED
-from rota.engine.lora.files.peft_config import read_config
+from rota.engine.lora.files.peft_config import NO_MATTER, READ, REFUSED, read_config
 from rota.engine.model.config_file import read_json
 from tests.engine.lora.features import assert_answers_as_peft, world_of
 from tests.engine.lora.mixed_server import Server

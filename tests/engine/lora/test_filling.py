@@ -11,12 +11,10 @@ from torch import Tensor
 
 from rota.core.errors import AdapterError
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.folder import AdapterFolder
-from rota.engine.lora.files.folder_files import FolderFiles
+from rota.engine.lora.files.folder import AdapterFolder, FolderFiles
 from rota.engine.lora.files.tensor_file import Read, runs_of
 from rota.engine.lora.files.workspace import Workspace
-from rota.engine.lora.host import PIECE_BYTES, copied
-from rota.engine.lora.side_by_side import cut_evenly, side_by_side
+from rota.engine.lora.host import PIECE_BYTES, copied, cut_evenly, side_by_side
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import change_dtype, make_adapter
 from tests.engine.lora.test_checkpoint import KINDS

@@ -12,7 +12,7 @@ from rota.core.events import AdapterRefused
 from rota.core.extras import Extra
 from rota.engine.families.table import read_spec
 from rota.engine.lora.bank import NO_ROOM
-from rota.engine.lora.files.header_check import HeaderCheck
+from rota.engine.lora.files.checks import HeaderCheck
 from rota.engine.lora.growth import Growth
 from tests.engine.lora.features import World, assert_answers_as_peft, only, world_of
 from tests.engine.lora.mixed_server import Server, adapter

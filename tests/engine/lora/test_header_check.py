@@ -13,13 +13,11 @@ import torch
 from rota.core.adapter import Adapter
 from rota.core.errors import AdapterError
 from rota.core.ids import AdapterId
-from rota.engine.lora.files import header_check
+from rota.engine.lora.files import checks
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.checks import refusals
-from rota.engine.lora.files.folder import AdapterFolder
-from rota.engine.lora.files.folder_files import CONFIG, SINGLE
-from rota.engine.lora.files.header_check import HeaderCheck
+from rota.engine.lora.files.checks import HeaderCheck, refusals
+from rota.engine.lora.files.folder import CONFIG, SINGLE, AdapterFolder
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import change_config, change_tensors
 
@@ -80,7 +78,7 @@ def test_adapters_of_one_recipe_are_checked_once(folder: Path, spec: ModelSpec, 
         checked.append(opened.path.name)
         return refusals(opened, *given)
 
-    monkeypatch.setattr(header_check, "refusals", count)
+    monkeypatch.setattr(checks, "refusals", count)
     change_tensors(folder, lambda all: all[Q_A].add_(1.0))
     other = shutil.copytree(folder, tmp_path / "other")
     change_config(other, lora_alpha=7)

@@ -13,9 +13,8 @@ from rota.core.adapter import Adapter
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.copies.timed_copy import TimedCopy
 from rota.engine.lora.host import HostAdapter
-from rota.engine.lora.loader import AdapterLoader, checkpoint_reader
+from rota.engine.lora.loader import AdapterLoader, TimedCopy, checkpoint_reader
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import make_adapter
 from tests.waiting import PATIENCE_S, until

@@ -14,11 +14,9 @@ import torch
 from rota.core.errors import AdapterError
 from rota.engine.lora.files import checkpoint
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.folder import AdapterFolder
-from rota.engine.lora.files.folder_files import SINGLE
+from rota.engine.lora.files.folder import SINGLE, AdapterFolder
 from rota.engine.lora.files.workspace import MOST_KEPT, PinningWorkspace
-from rota.engine.lora.host import HostAdapter, copied
-from rota.engine.lora.side_by_side import side_by_side
+from rota.engine.lora.host import HostAdapter, copied, side_by_side
 from rota.engine.model.spec import ModelSpec
 from tests.engine.lora.adapter_factory import change_dtype, make_adapter
 from tests.engine.lora.test_checkpoint import KINDS

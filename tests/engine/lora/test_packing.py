@@ -14,14 +14,12 @@ from rota.core.errors import AdapterError
 from rota.core.ids import Slot
 from rota.engine.lora import bank as bank_module
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.copies.packing import turn, unturned_bytes
-from rota.engine.lora.files import checkpoint, packed_file, workspace
-from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.folder import AdapterFolder, open_folder
-from rota.engine.lora.files.folder_files import SINGLE
-from rota.engine.lora.files.packed_file import packing_of
+from rota.engine.lora.files import checkpoint, workspace
+from rota.engine.lora.files.checkpoint import packing_of, read_checkpoint
+from rota.engine.lora.files.folder import SINGLE, AdapterFolder, open_folder
 from rota.engine.lora.files.workspace import PinningWorkspace
-from rota.engine.lora.side_by_side import side_by_side
+from rota.engine.lora.host import side_by_side
+from rota.engine.lora.packing import turn, unturned_bytes
 from rota.engine.model.sites import site_shapes
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import Shard
@@ -55,8 +53,8 @@ IS_PUT_TOGETHER = {
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch) -> None:
     """Factors end in the middle of pieces, and pieces in the middle of factors."""
-    monkeypatch.setattr(packed_file, "PIECE_BYTES", 1000)
-    monkeypatch.setattr(packed_file, "STRETCH_BYTES", 600)
+    monkeypatch.setattr(checkpoint, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(checkpoint, "STRETCH_BYTES", 600)
     copy_within_the_host(monkeypatch)
     monkeypatch.setattr(bank_module, "can_batch", lambda _: True)
 
@@ -198,7 +196,7 @@ def test_readers_beside_each_other_do_not_meet(model, spec, tmp_path, work):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("rank", "outputs", "scale"), [(16, 300, 1.0), (5, 40, 0.7), (1, 17, 2.0), (48, 513, 1.0 / 3)])
 def test_the_kernel_turns_as_torch_does(rank, outputs, scale, dtype):
-    kernel = load("rota.engine.lora.copies.triton_turn").turn
+    kernel = load("rota.engine.lora.triton_ops").turn
     if DEVICE == "cpu" and dtype is torch.bfloat16:
         scale = 2.0  # to bfloat16 the interpreter cuts off, where a GPU rounds
     stored = torch.randn(3, outputs, rank).to(DEVICE, dtype)

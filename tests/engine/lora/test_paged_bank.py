@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from rota.core.ids import Slot
 from rota.engine.lora import bank as bank_module
 from rota.engine.lora.bank import Bank, slot_bytes
-from rota.engine.lora.copies.lines import lines_of, stretches_of
+from rota.engine.lora.copies import lines_of, stretches_of
+from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
 from rota.engine.lora.host import HostAdapter, run_length, stacked_sites
-from rota.engine.lora.pages import PAGE_RANK, pages_for
 from rota.engine.model.sites import SITES, site_shapes
 from tests.engine.lora.small_bank import CPU, SMALL, copy_within_the_host
 

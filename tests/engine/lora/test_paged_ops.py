@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from rota.engine.lora import reference
+from rota.engine.lora.files.ranks import pages_for
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.pages import pages_for
-from rota.engine.lora.stacked import StackedProjector
+from rota.engine.lora.reference import StackedProjector
 from rota.engine.model.linear import Matrix
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.lora_batch import LoraBatch

@@ -17,7 +17,7 @@ from rota.engine.far_adapters import Causes
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.files import checkpoint
 from rota.engine.lora.files.checkpoint import read_checkpoint
-from rota.engine.lora.files.folder_files import CONFIG, SINGLE
+from rota.engine.lora.files.folder import CONFIG, SINGLE
 from rota.engine.lora.files.tensor_file import TensorFile
 from rota.engine.lora.files.workspace import PLAIN, PinningWorkspace, Workspace
 from rota.engine.lora.loader import checkpoint_reader

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rota.engine.lora import stacked
+from rota.engine.lora import reference
 from rota.engine.lora.batch import make_batch
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.reference import project_with_lora
-from rota.engine.lora.stacked import StackedProjector
+from rota.engine.lora.reference import StackedProjector, project_with_lora
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SiteShape
 from rota.engine.step.lora_batch import LoraBatch
@@ -49,7 +48,7 @@ class Stage:
         self.project = StackedProjector(self.bank)
         self.weight = Linear(torch.randn(SITE.outputs, SITE.inputs))
         self.made = 0
-        monkeypatch.setattr(stacked, "_stack", self._count)
+        monkeypatch.setattr(reference, "_stack", self._count)
         self._make = _MAKE
 
     def _count(self, *arguments):
@@ -63,7 +62,7 @@ class Stage:
         return float((self.project(self.weight, x, self.bank.factors, batch) - expected).abs().max())
 
 
-_MAKE = stacked._stack
+_MAKE = reference._stack
 
 
 def batch_of(*slots: int) -> LoraBatch:
@@ -105,7 +104,7 @@ def test_a_stack_of_which_less_than_half_is_left_is_made_anew(stage):
 
 
 def test_more_ranks_than_a_stack_is_worth_go_one_by_one(stage, monkeypatch):
-    monkeypatch.setattr(stacked, "MOST_RANKS", 10)
+    monkeypatch.setattr(reference, "MOST_RANKS", 10)
     assert stage.differs(0, 1, 2) < 1e-4
     assert stage.made == 0
     assert stage.differs(0) < 1e-4

@@ -10,9 +10,8 @@ import torch
 
 from rota.core.extras import Extra
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.base_matrices import BaseMatrices
-from rota.engine.lora.reference import project_with_lora
-from rota.engine.lora.stacked import StackedProjector
+from rota.engine.lora.base import BaseMatrices
+from rota.engine.lora.reference import StackedProjector, project_with_lora
 from rota.engine.lora.trims import FEW_TOKENS, empty_run
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SITES, site_shapes

@@ -9,7 +9,7 @@ from rota.core.config import FirstAdapters
 from rota.core.errors import AdapterError
 from rota.core.extras import Extra
 from rota.engine.families.table import read_spec
-from rota.engine.lora.base_matrices import BaseMatrices
+from rota.engine.lora.base import BaseMatrices
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.model.sites import site_shapes
 from rota.engine.parallel.shard import Shard

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rota.core.errors import ModelError
 from rota.engine.families.table import read_spec
-from rota.engine.lora.annex import annex_rows
+from rota.engine.lora.layout import annex_rows
 from rota.engine.model.linear import Linear
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.parallel.shard import WHOLE, Shard

@@ -15,7 +15,7 @@ from peft import PeftModel
 from torch import Tensor
 from transformers import DynamicCache
 
-from rota.engine.lora.files.folder_files import CONFIG, SINGLE
+from rota.engine.lora.files.folder import CONFIG, SINGLE
 from tests.engine.lora.adapter_factory import change_config, change_tensors, load_with_peft, make_adapter
 from tests.engine.model_factory import make_tiny_model
 from tests.tiny_tokenizer import write_byte_tokenizer

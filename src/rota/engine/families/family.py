@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from rota.engine.attention.protocol import Attention
-from rota.engine.lora.ends import Ends
+from rota.engine.lora.embed_head import Ends
 from rota.engine.lora.open_product import Output
 from rota.engine.model.config_file import ConfigFile
 from rota.engine.model.linear import Projection

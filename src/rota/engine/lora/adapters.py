@@ -17,11 +17,10 @@ from rota.core.messages import Message
 from rota.core.plan import Load, StepPlan
 from rota.engine.lora.bank import Bank
 from rota.engine.lora.batch import BatchFrame, make_batch, tile_size_for
-from rota.engine.lora.copies.pending_copy import PendingCopy
-from rota.engine.lora.ends import Ends
+from rota.engine.lora.embed_head import Ends
 from rota.engine.lora.host import HostAdapter
 from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.loader import AdapterLoader
+from rota.engine.lora.loader import AdapterLoader, PendingCopy
 from rota.engine.lora.open_product import Output
 from rota.engine.model.linear import Projection
 from rota.engine.model.sites import SITES

@@ -12,17 +12,15 @@ from rota.core.errors import AdapterError
 from rota.core.extras import Extra
 from rota.core.ids import Slot
 from rota.engine.device import send
-from rota.engine.lora.base_matrices import BaseMatrices
-from rota.engine.lora.copies.batched_copy import can_batch, copy_stretches
-from rota.engine.lora.copies.lines import copy_lines, line_count, lines_of, shares_of, stretches_of
-from rota.engine.lora.copies.packing import Unpacker, unturned_bytes
-from rota.engine.lora.ends import EndBank
+from rota.engine.lora.base import BaseMatrices
+from rota.engine.lora.copies import can_batch, copy_lines, copy_stretches, line_count, lines_of, shares_of, stretches_of
+from rota.engine.lora.embed_head import EndBank
+from rota.engine.lora.files.ranks import PAGE_RANK, pages_for
 from rota.engine.lora.growth import Growth
 from rota.engine.lora.host import HostAdapter, StackedSite, run_length, stacked_sites
-from rota.engine.lora.layout import SiteFactors
-from rota.engine.lora.pages import PAGE_RANK, pages_for
+from rota.engine.lora.layout import SiteFactors, zeros
+from rota.engine.lora.packing import Unpacker, unturned_bytes
 from rota.engine.lora.trims import SlotTrims
-from rota.engine.lora.zeros import zeros
 from rota.engine.model.sites import SITES, site_shapes
 from rota.engine.model.spec import ModelSpec
 

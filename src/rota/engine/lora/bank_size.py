@@ -16,8 +16,7 @@ from rota.core.errors import ConfigError
 from rota.core.extras import Extra
 from rota.engine.device import DeviceMemory
 from rota.engine.kv_cache import CacheShape
-from rota.engine.lora.files.ranks import UNKNOWN_RANK
-from rota.engine.lora.pages import PAGE_RANK, pages_for
+from rota.engine.lora.files.ranks import PAGE_RANK, UNKNOWN_RANK, pages_for
 
 LOG = logging.getLogger("rota.engine")
 

@@ -8,13 +8,15 @@ earlier, else after the read.
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 import torch
 
@@ -23,8 +25,6 @@ from rota.core.errors import AdapterChangedError, AdapterError
 from rota.core.ids import AdapterId, Slot
 from rota.core.messages import AdapterFailed, AdapterFetched, AdapterReady, Message
 from rota.engine.lora.bank import Bank
-from rota.engine.lora.copies.pending_copy import PendingCopy
-from rota.engine.lora.copies.timed_copy import TimedCopy
 from rota.engine.lora.files.brought import Brought
 from rota.engine.lora.files.checkpoint import read_checkpoint
 from rota.engine.lora.files.outline import Ask, answer
@@ -34,6 +34,94 @@ from rota.engine.lora.host import HostAdapter
 from rota.engine.model.spec import ModelSpec
 from rota.engine.parallel.shard import WHOLE, Shard
 from rota.sources.address import has_scheme
+
+# ── timed copy ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# A timed copy is work on the copies' own stream, between two events that tell how long it took.
+
+
+class TimedCopy:
+    """What runs inside `with` is queued on the stream behind `is_free`. A CPU has no stream: it has copied at the end.
+
+    `is_complete` is recorded behind the work, also if an error ended it.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream | None, is_free: torch.cuda.Event | None = None) -> None:
+        self.is_complete: torch.cuda.Event | None = None
+        self._is_free = is_free
+        self._begun_at = self._ended_at = 0.0
+        if stream is not None:
+            self._on_stream = torch.cuda.stream(stream)
+            # Blocking: the thread that waits sleeps, instead of spinning beside the thread that launches steps.
+            self._begins, self.is_complete = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+
+    def __enter__(self) -> Self:
+        if self.is_complete is not None:
+            self._on_stream.__enter__()
+            if self._is_free is not None:
+                self._is_free.wait()
+            self._begins.record()
+        self._begun_at = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended_at = time.perf_counter()
+        if self.is_complete is not None:
+            self.is_complete.record()
+            self._on_stream.__exit__(kind, error, trace)
+
+    def wait(self) -> float:
+        """Blocks until the work is done, and gives its seconds on the device."""
+        if self.is_complete is None:
+            return self._ended_at - self._begun_at
+        self.is_complete.synchronize()
+        return self._begins.elapsed_time(self.is_complete) / 1e3
+
+
+# ── pending copy ────────────────────────────────────────────────────────────────────────────────────────────────────
+# A pending copy is an adapter's copy into a slot, from its order on: a step that uses the slot waits for it.
+#
+#     host      order A    plan and submit the next step
+#     copies               | A          |
+#     device    | step     | step       | step with A |      the third step's stream waits for A's event
+#
+# The step waits on the device, so the host goes on at once. Before that the host makes sure that the copy is queued: a
+# stream that waits for an event that was never recorded does not wait at all.
+
+
+class PendingCopy:
+    """One thread queues the copy, or says that it failed; another thread lets steps wait for it."""
+
+    def __init__(self) -> None:
+        self._is_queued = threading.Event()
+        self._is_complete: torch.cuda.Event | None = None
+        self._has_failed = False
+
+    @property
+    def has_failed(self) -> bool:
+        """Does the slot hold nothing? True only after `fail`."""
+        return self._has_failed
+
+    def queue(self, is_complete: torch.cuda.Event | None) -> None:
+        """The copy is queued, and `is_complete` is recorded behind it; without an event it is complete."""
+        self._is_complete = is_complete
+        self._is_queued.set()
+
+    def fail(self, is_complete: torch.cuda.Event | None) -> None:
+        """As `queue`, but the slot was emptied, since the adapter could not be copied."""
+        self._has_failed = True
+        self.queue(is_complete)
+
+    def wait(self) -> None:
+        """Let the current stream wait for the copy. This thread waits until the copy is queued, on a CPU until its end.
+
+        A copy is queued at once if its adapter is in host memory, so this thread hardly ever waits on a GPU.
+        """
+        self._is_queued.wait()
+        if self._is_complete is not None:
+            self._is_complete.wait()
+
 
 # Downloads have deadlines of their own, by their size; this is the last one, for what no other has seen.
 FAR_TIMEOUT_S = 900.0

@@ -1,25 +1,220 @@
-"""Checks say why a model cannot serve an adapter, nearly all before a weight is read.
-
-Each check yields a sentence for every fault. The first sentence is enough to refuse an adapter, and a fault is often in
-every layer.
-"""
+"""Checks say why a model cannot serve an adapter, nearly all before a weight is read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
+from rota.core.adapter import Adapter
+from rota.core.errors import AdapterError
 from rota.core.extras import Extra
-from rota.engine.lora.files.end_checks import own_tokens, room_for_ends, shapes_of_ends
-from rota.engine.lora.files.folder import AdapterFolder
-from rota.engine.lora.files.matrix_checks import own_matrices, room_for_matrices
-from rota.engine.lora.files.names import ENDS, HEAD
-from rota.engine.lora.files.trim_checks import biases_of_the_model, lengths, room_for_trims, vectors_of_factors
+from rota.engine.lora.files.brought import Brought
+from rota.engine.lora.files.folder import AdapterFolder, FolderFiles
+from rota.engine.lora.files.outline import Ask, answer
+from rota.engine.lora.files.peft_config import EMBEDDING, ENDS, HEAD
+from rota.engine.lora.files.reader import reason_for
+from rota.engine.lora.files.tensor_file import Stored
 from rota.engine.lora.growth import Growth
-from rota.engine.model.sites import PARENTS, module_name, module_names, site_shapes
+from rota.engine.model.sites import PARENTS, biased_parts, module_name, module_names, site_shapes
 from rota.engine.model.spec import ModelSpec
+from rota.engine.parallel.shard import BY_INPUTS
 from rota.engine.weights.finite import is_finite
+
+# ── end checks ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# Checks of factors at the model's ends: the embedding and the head.
+
+EXTRAS = {EMBEDDING: Extra.EMBEDDING, HEAD: Extra.HEAD}
+
+
+def own_tokens(folder: AdapterFolder, spec: ModelSpec, max_rank: int | None) -> Iterator[str]:
+    """Rows for tokens must be as many as the config names, and each of them takes a rank."""
+    config = folder.config
+    for module, stored in folder.tokens.items():
+        if module not in config.own_tokens:
+            yield (
+                f"{stored.file.path} holds the tensor '{stored.name}', but {config.path.name} does not name its tokens "
+                "in 'trainable_token_indices'."
+            )
+    for module, tokens in config.own_tokens.items():
+        place = f"{config.path}: 'trainable_token_indices' names"
+        if module not in folder.tokens:
+            yield f"{place} {len(tokens)} tokens of '{module}', but {folder.path} has no rows for them."
+        elif folder.tokens[module].shape != (len(tokens), spec.hidden_size):
+            yield (
+                f"{place} {len(tokens)} tokens of '{module}', but their rows have the shape "
+                f"{list(folder.tokens[module].shape)}."
+            )
+        if max(tokens, default=0) >= spec.vocab_size:
+            yield f"{place} token {max(tokens)}, but this model has {spec.vocab_size} tokens."
+        if module in folder.factors:
+            yield f"{place} tokens of '{module}', which has factors too; Rota serves one of both."
+        if max_rank is not None and len(tokens) > max_rank:
+            yield (
+                f"{place} {len(tokens)} tokens of '{module}', and each takes a rank: over the limit of {max_rank} that "
+                f"slots were made for; start the server with --max-lora-rank {len(tokens)}, or with this adapter among "
+                "its --lora-paths."
+            )
+
+
+def room_for_ends(folder: AdapterFolder, extras: Extra) -> Iterator[str]:
+    """The bank must have this end."""
+    for module in ENDS:
+        if (module in folder.factors or module in folder.tokens) and EXTRAS[module] not in extras:
+            yield (
+                f"{folder.config.path} has factors or tokens for '{module}', for which this server's slots have no "
+                "room; start the server with this adapter among its --lora-paths."
+            )
+
+
+def shapes_of_ends(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+    tokens, hidden = spec.vocab_size, spec.hidden_size
+    for module, inputs, outputs in ((EMBEDDING, tokens, hidden), (HEAD, hidden, tokens)):
+        factors = folder.factors.get(module)
+        if factors is None:
+            continue
+        for stored, shape in (
+            (factors.a, (folder.config.rank_of(module), inputs)),
+            (factors.b, (outputs, folder.config.rank_of(module))),
+            (factors.base, (tokens, hidden)),
+            (factors.magnitude, (outputs,)),
+            (factors.b_bias, (outputs,)),
+        ):
+            if stored is not None and stored.shape != shape:
+                yield (
+                    f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}, but this "
+                    f"model's {module} has {tokens} tokens and a hidden size of {hidden}; the adapter was made for "
+                    "another model, or for more tokens."
+                )
+
+
+# ── matrix checks ───────────────────────────────────────────────────────────────────────────────────────────────────
+# Checks of an embedding or a head of an adapter's own: PEFT's modules_to_save.
+
+
+def own_matrices(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+    """A matrix is there if the config names it, and only then; it has a row for each token of the model."""
+    config = folder.config
+    for module, stored in folder.matrices.items():
+        is_tied = config.is_tying and module == HEAD and EMBEDDING in config.own_modules
+        if module not in config.own_modules and not is_tied:
+            yield (
+                f"{stored.file.path} holds the tensor '{stored.name}', a whole matrix, but {config.path.name} does not "
+                "name it in 'modules_to_save'."
+            )
+        if stored.shape != (spec.vocab_size, spec.hidden_size):
+            yield (
+                f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}, but this model "
+                f"has {spec.vocab_size} tokens and a hidden size of {spec.hidden_size}; an adapter with another "
+                "vocabulary is served with a base model of that vocabulary alone."
+            )
+        if module in folder.tokens or (folder.tokens and spec.has_tied_embeddings):
+            yield f"{config.path} has both 'modules_to_save' and 'trainable_token_indices' for '{module}'."
+        if module in folder.factors:
+            yield f"{folder.path} has factors for '{module}', and a whole matrix in its place."
+    for module in config.own_modules:
+        if module not in folder.matrices:
+            yield f"{folder.path} lacks the weight of '{module}', which {config.path.name} names in 'modules_to_save'."
+
+
+def room_for_matrices(folder: AdapterFolder, places: int, matrix_bytes: int) -> Iterator[str]:
+    """The number is in the sentence: one such matrix is larger than all else of most adapters."""
+    needed = len(folder.matrices)
+    if needed > places:
+        yield (
+            f"{folder.config.path} sets 'modules_to_save': the adapter needs {needed * matrix_bytes:,} bytes on the "
+            f"device for {' and '.join(sorted(folder.matrices))}, and this server has {places * matrix_bytes:,} for "
+            "such matrices; start the server with this adapter among its --lora-paths, and if it has no room then, "
+            "with a larger --lora-memory-share."
+        )
+
+
+# ── trim checks ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# Checks of what DoRA and biases bring besides factors: one vector for a module, as long as its outputs.
+
+
+def vectors_of_factors(folder: AdapterFolder) -> Iterator[str]:
+    """Every module with factors has the vectors that the config promises, and no others."""
+    config = folder.config
+    for module, factors in folder.factors.items():
+        for field, is_set, stored, name in (
+            ("use_dora", config.is_dora, factors.magnitude, "lora_magnitude_vector"),
+            ("lora_bias", config.has_factor_biases, factors.b_bias, "lora_B.bias"),
+        ):
+            if is_set and stored is None:
+                yield f"{folder.path} lacks the {name} of '{module}', though {config.path.name} sets '{field}'."
+            elif stored is not None and not is_set:
+                yield (
+                    f"{stored.file.path} holds the tensor '{stored.name}', but {config.path.name} does not set "
+                    f"'{field}'."
+                )
+
+
+def room_for_trims(folder: AdapterFolder, extras: Extra, ranks: int) -> Iterator[str]:
+    """The bank must have trims, and a rank that has only a part of a sum cannot know a row's norm."""
+    config = folder.config
+    needs_trims = config.is_dora or config.has_factor_biases or bool(folder.biases)
+    if needs_trims and Extra.TRIMS not in extras:
+        field = "use_dora" if config.is_dora else "lora_bias" if config.has_factor_biases else "bias"
+        yield (
+            f"{config.path} sets '{field}', for which this server's slots have no room; start the server with this "
+            "adapter among its --lora-paths."
+        )
+    if config.is_dora and ranks > 1 and (module := _summed(folder)):
+        yield (
+            f"{config.path} sets 'use_dora' and has factors for '{module}', whose rows are cut between {ranks} ranks; "
+            "serve it with --tensor-parallel-size 1."
+        )
+
+
+def biases_of_the_model(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+    """An adapter may replace a bias that the model has, if its config says so; and then it must."""
+    config, parts = folder.config, biased_parts(spec)
+    modules = [module_name(layer, part) for layer in range(spec.layers) for part in parts]
+    for module, stored in folder.biases.items():
+        if module not in modules:
+            yield f"{stored.file.path} holds the tensor '{stored.name}', but this model has no bias there."
+        elif not config.changes_bias(module):
+            yield (
+                f"{stored.file.path} holds the tensor '{stored.name}', which {config.path.name} does not train: 'bias' "
+                f"is '{config.biases}'."
+            )
+    for module in modules:
+        if config.changes_bias(module) and module not in folder.biases:
+            yield f"{folder.path} lacks the bias of '{module}', though {config.path.name} sets 'bias'."
+
+
+def lengths(folder: AdapterFolder, spec: ModelSpec) -> Iterator[str]:
+    for shape in site_shapes(spec):
+        for part, outputs in shape.parts:
+            for layer in range(spec.layers):
+                for stored in vectors(folder, module_name(layer, part)):
+                    if stored.shape != (outputs,):
+                        yield (
+                            f"{stored.file.path}: the tensor '{stored.name}' has the shape {list(stored.shape)}, but "
+                            f"this model's {part} has {outputs} outputs; the adapter was made for another model."
+                        )
+
+
+def vectors(folder: AdapterFolder, module: str) -> list[Stored]:
+    """All that a module has besides its factors."""
+    factors = folder.factors.get(module)
+    found = [folder.biases.get(module)]
+    if factors is not None:
+        found += [factors.magnitude, factors.b_bias]
+    return [stored for stored in found if stored is not None]
+
+
+def _summed(folder: AdapterFolder) -> str:
+    return next((module for module in folder.factors if module.endswith(BY_INPUTS)), "")
+
+
+# ── checks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Checks say why a model cannot serve an adapter, nearly all before a weight is read.
+#
+# Each check yields a sentence for every fault. The first sentence is enough to refuse an adapter, and a fault is
+# often in every layer.
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +359,55 @@ MODEL_CHECKS: tuple[Callable[[AdapterFolder, ModelSpec], Iterator[str]], ...] = 
     biases_of_the_model,
     lengths,
 )
+
+
+# ── header check ────────────────────────────────────────────────────────────────────────────────────────────────────
+# A header check says whether a model can serve an adapter, from its config and headers alone.
+
+
+class HeaderCheck:
+    """From any thread. Weights are not read, so values that are not finite are found later.
+
+    Adapters of one recipe have the same config and the same headers, to the byte: such a header is checked once. A
+    check takes some milliseconds, and to find that it was made before takes a third of one.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        max_rank: int,
+        brought: Brought | None = None,
+        extras: Extra = Extra.NONE,
+        ranks: int = 1,
+        matrices: int = 0,
+        matrix_bytes: int = 0,
+        growth: Growth | None = None,
+        ask: Ask = answer,
+    ) -> None:
+        self._ask = ask
+        self._spec, self._brought = spec, brought or Brought()
+        self._slots = SlotKind(max_rank, extras, ranks, matrices, matrix_bytes, growth)
+        self._passed: set[bytes] = set()
+
+    def __call__(self, adapter: Adapter) -> str:
+        """Why the model cannot serve the adapter, in a sentence; empty if nothing speaks against it. Blocks."""
+        try:
+            self.refuse(adapter)
+        except Exception as error:  # whatever is wrong with its files, it is this adapter's alone
+            return reason_for(adapter, error)
+        return ""
+
+    def refuse(self, adapter: Adapter) -> None:
+        """Raises AdapterError if the model cannot serve the adapter. Of one in a source only headers are fetched."""
+        ask = partial(self._ask, key=adapter.owner or "")
+        with self._brought.outline(adapter) as place, FolderFiles(*place, ask) as files:
+            if reason := self._refusal(files):
+                raise AdapterError(reason)
+
+    def _refusal(self, files: FolderFiles) -> str:
+        if files.fingerprint in self._passed:
+            return ""
+        reason = next(refusals(AdapterFolder(files, self._spec.layers), self._spec, self._slots), "")
+        if not reason:
+            self._passed.add(files.fingerprint)
+        return reason

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from rota.engine.lora.files.folder import AdapterFolder, Factors
 from rota.engine.lora.files.tensor_file import Read, Run, Stored, TensorFile, runs_of
-from rota.engine.lora.host import StackedSite
-from rota.engine.lora.side_by_side import cut_evenly, side_by_side
+from rota.engine.lora.host import StackedSite, cut_evenly, side_by_side
 from rota.engine.model.sites import SiteShape, module_name
 from rota.engine.parallel.shard import Cut
 from rota.engine.weights.finite import is_finite

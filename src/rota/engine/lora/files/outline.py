@@ -15,8 +15,7 @@ from typing import Any, NoReturn, Protocol
 import msgspec
 
 from rota.core.errors import AdapterError, ModelError
-from rota.engine.lora.files.names import ENDS
-from rota.engine.lora.files.peft_config import PeftConfig, extras_in, read_config
+from rota.engine.lora.files.peft_config import ENDS, PeftConfig, extras_in, read_config
 from rota.engine.model.config_file import ConfigFile
 
 # Far more than PEFT writes: an adapter of every expert of a large model has a header of some megabytes.

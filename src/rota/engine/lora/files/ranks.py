@@ -15,10 +15,28 @@ from rota.core.errors import AdapterError, ModelError
 from rota.core.extras import Extra
 from rota.core.lora_paths import LoraPath
 from rota.engine.lora.files.brought import Brought
-from rota.engine.lora.files.names import EMBEDDING, HEAD
 from rota.engine.lora.files.outline import LONGEST_CONFIG, Ask, Extras, ExtrasOf, answer, answered, parsed
-from rota.engine.lora.files.peft_config import extras_in, read_own_modules, read_own_tokens
+from rota.engine.lora.files.peft_config import EMBEDDING, HEAD, extras_in, read_own_modules, read_own_tokens
 from rota.engine.model.config_file import ConfigFile
+
+# ── pages ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# A page is room for eight ranks of one adapter: where ranks differ, slots share pages, and each takes what it needs.
+#
+#     pages     | 0      | 1      | 2      | 3      | 4      |
+#                slot 1   slot 0   slot 1            slot 1        slot 0 has rank 8, slot 1 has rank 20
+#     table     slot 0: 1          slot 1: 0 2 4
+#
+# Rank n of a slot is rank n % 8 of page `table[slot, n // 8]`. The scheduler's ledger gives pages as it gives KV
+# blocks.
+
+# Eight numbers of two bytes: every page begins at a multiple of 16 bytes, in any precision that a GPU computes in.
+PAGE_RANK = 8
+
+
+def pages_for(rank: int) -> int:
+    """How many pages an adapter of this rank takes."""
+    return -(-rank // PAGE_RANK)
+
 
 # The rank of an adapter whose config was not seen: nearly all that are published have this one or a smaller one.
 UNKNOWN_RANK = 64

@@ -16,8 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rota.engine.lora.copies.batched_copy import StretchTable, copy_stretches
-from rota.engine.lora.copies.lines import part_stretches, shares_of
+from rota.engine.lora.copies import StretchTable, copy_stretches, part_stretches, shares_of
 from rota.engine.model.sites import SiteShape, site_shapes
 from rota.engine.model.spec import ModelSpec
 
@@ -114,9 +113,9 @@ class Unpacker:
 def _turner(device: torch.device) -> Callable[[Tensor, int, Tensor, float], None]:
     if device.type == "cpu":
         return turn
-    from rota.engine.lora.copies import triton_turn
+    from rota.engine.lora import triton_ops
 
-    return triton_turn.turn
+    return triton_ops.turn
 
 
 def turn(stored: Tensor, first: int, target: Tensor, scale: float) -> None:

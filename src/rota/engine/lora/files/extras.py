@@ -1,0 +1,297 @@
+"""What an adapter has besides the factors of its layers: gains and shifts, factors at the ends, matrices of its own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rota.core.errors import AdapterError
+from rota.engine.lora.base import BaseEnds, BaseMatrices
+from rota.engine.lora.files.filling import FactorCut
+from rota.engine.lora.files.folder import AdapterFolder
+from rota.engine.lora.files.peft_config import EMBEDDING, HEAD
+from rota.engine.lora.files.tensor_file import Stored
+from rota.engine.lora.host import EndFactors, StackedSite
+from rota.engine.lora.trims import empty_run, site_trims
+from rota.engine.model.sites import SiteShape, module_name
+from rota.engine.model.spec import ModelSpec
+from rota.engine.parallel.shard import BY_INPUTS, Cut, Shard
+
+# ── folding ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# Folding turns DoRA's magnitudes and an adapter's biases into trims: a gain and a shift for each output.
+#
+#     PEFT      y = bias' + m / |W + B A| · (x Wᵀ + x Aᵀ Bᵀ)  +  b        m, bias' and b are the adapter's own
+#     a trim    y = gain · (x Wᵀ + bias + x Aᵀ Bᵀ) + shift              what the model and its factors give, trimmed
+#
+# |W + B A|² of a row is |W|² + 2 (W Aᵀ) · B + B (A Aᵀ) Bᵀ: one product of the model with the rows of A, and no matrix
+# of the model's size is made.
+
+# A part's stretch of outputs; None: all of them.
+CutOf = Callable[[str], Cut | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folding:
+    """A folder that is open, its factors as they were stacked, and the model below."""
+
+    folder: AdapterFolder
+    base: BaseMatrices
+    cut_of: CutOf
+    adds_biases: bool  # behind a sum over ranks, only one of them does
+
+    def trims(self, shapes: tuple[SiteShape, ...], sites: list[StackedSite]) -> Tensor:
+        """The run of an adapter's trims: [layers, 2 * outputs of all sites] float32."""
+        run = empty_run(shapes, len(sites[0].a))
+        with self.base.alone():
+            for layer, line in enumerate(run):
+                for shape, site, target in zip(shapes, sites, site_trims(line, shapes), strict=True):
+                    self._fold(target, shape, layer, site)
+        return run
+
+    def _fold(self, target: Tensor, shape: SiteShape, layer: int, site: StackedSite) -> None:
+        gain, shift = target
+        if self.folder.config.is_dora and site.b.shape[1]:
+            gain.copy_(self._gains(shape, layer, site.a[layer], site.b[layer]))
+        shift.copy_(self._shifts(shape, layer, gain))
+
+    def _gains(self, shape: SiteShape, layer: int, a: Tensor, b: Tensor) -> Tensor:
+        """m / |W + B A| of every row; 1 for parts without factors. a: [parts, rank, inputs], b: [rank, outputs]."""
+        device, rank = self.base.device, b.shape[0]
+        a, b = a.to(device).float(), b.to(device).float()
+        crossed = self.base.products(layer, shape.name, a.flatten(0, 1))
+        squares = self.base.squares(layer, shape.name)
+        gains = []
+        for index, columns in enumerate(_columns(shape)):
+            part_b, own = b[:, columns], crossed[index * rank : (index + 1) * rank, columns]
+            magnitude = self._magnitude(layer, shape.parts[index][0])
+            norm = norms(squares[columns], own, a[index] @ a[index].T, part_b).cpu()
+            gains.append(torch.ones_like(norm) if magnitude is None else magnitude / norm)
+        return torch.cat(gains)
+
+    def _shifts(self, shape: SiteShape, layer: int, gain: Tensor) -> Tensor:
+        """Only x Wᵀ + x Aᵀ Bᵀ is scaled: the model's own bias comes off scaled, and the adapter's is added."""
+        own = self.base.bias(layer, shape.name).cpu()
+        shift = own - gain * own
+        for (part, _), columns in zip(shape.parts, _columns(shape), strict=True):
+            module = module_name(layer, part)
+            if part in BY_INPUTS and not self.adds_biases:
+                continue
+            if module in self.folder.biases:
+                shift[columns] += self._read(self.folder.biases[module], part) - own[columns]
+            factors = self.folder.factors.get(module)
+            if factors is not None and factors.b_bias is not None:
+                shift[columns] += self._read(factors.b_bias, part) * self.folder.config.scale_of(module)
+        return shift
+
+    def _magnitude(self, layer: int, part: str) -> Tensor | None:
+        factors = self.folder.factors.get(module_name(layer, part))
+        return None if factors is None or factors.magnitude is None else self._read(factors.magnitude, part)
+
+    def _read(self, stored: Stored, part: str) -> Tensor:
+        cut, whole = self.cut_of(part), stored.read().float()
+        return whole if cut is None else whole[cut.first : cut.end]
+
+
+def norms(squares: Tensor, crossed: Tensor, gram: Tensor, b: Tensor) -> Tensor:
+    """|W + B A| of every row, from |W|², W Aᵀ and A Aᵀ; crossed and b: [rank, outputs], gram: [rank, rank]."""
+    return (squares + 2 * (crossed * b).sum(0) + (b * (gram @ b)).sum(0)).clamp_min(0.0).sqrt()
+
+
+def _columns(shape: SiteShape) -> list[slice]:
+    """The outputs of each part."""
+    ends = torch.tensor(shape.widths).cumsum(0).tolist()
+    return [slice(end - width, end) for end, width in zip(ends, shape.widths, strict=True)]
+
+
+# ── own tokens ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# Rows of an adapter's own for some tokens are factors too: one rank for each token.
+#
+# embedding    A has a one where rank and token meet, B has the new row less the model's
+# head         A has the new row less the model's, B has the ones
+
+
+def embedding_of_tokens(
+    folder: AdapterFolder, spec: ModelSpec, base: BaseEnds, dtype: torch.dtype
+) -> EndFactors | None:
+    if EMBEDDING not in folder.tokens:
+        return None
+    tokens = folder.config.own_tokens[EMBEDDING]
+    rows = folder.tokens[EMBEDDING].read().float() - base.embedding_rows(tokens)
+    return EndFactors(_ones(tokens, spec.vocab_size, dtype).T.contiguous(), rows.to(dtype))
+
+
+def head_of_tokens(
+    folder: AdapterFolder, spec: ModelSpec, base: BaseEnds, dtype: torch.dtype, cut: Cut
+) -> EndFactors | None:
+    """Of this rank's tokens. Tied embeddings are one: new rows of the embedding are the head's too."""
+    module = EMBEDDING if spec.has_tied_embeddings and HEAD not in folder.tokens else HEAD
+    if module not in folder.tokens:
+        return None
+    tokens, rows = folder.config.own_tokens[module], folder.tokens[module].read().float()
+    here = [place for place, token in enumerate(tokens) if cut.first <= token < cut.end]
+    own = [tokens[place] - cut.first for place in here]
+    return EndFactors((rows[here] - base.head_rows(own)).to(dtype), _ones(own, cut.end - cut.first, dtype))
+
+
+def _ones(tokens: tuple[int, ...] | list[int], vocabulary: int, dtype: torch.dtype) -> Tensor:
+    """[ranks, vocabulary]"""
+    ones = torch.zeros(len(tokens), vocabulary, dtype=dtype)
+    ones[range(len(tokens)), list(tokens)] = 1.0
+    return ones
+
+
+# ── end trims ───────────────────────────────────────────────────────────────────────────────────────────────────────
+# Magnitudes and biases of an adapter's ends become trims there, as they do in the layers (folding.py).
+
+
+def with_trims(
+    folder: AdapterFolder, embedding: EndFactors | None, head: EndFactors | None, base: BaseEnds, tokens: Cut
+) -> tuple[EndFactors | None, EndFactors | None]:
+    """The same factors; those of a DoRA, or with a bias of B, have trims of this rank's outputs."""
+    if embedding is not None and (magnitude := _vector(folder, EMBEDDING, "magnitude")) is not None:
+        squares, crossed = base.embedding_against(embedding.a)
+        a, b = embedding.a.float(), embedding.b.float()
+        gain = magnitude / norms(squares, crossed, a.T @ a, b)
+        embedding = replace(embedding, trims=torch.stack([gain, torch.zeros_like(gain)]))
+    if head is None:
+        return embedding, None
+    gain, shift = torch.ones(head.b.shape[1]), torch.zeros(head.b.shape[1])
+    if (magnitude := _vector(folder, HEAD, "magnitude")) is not None:
+        squares, crossed = base.head_against(head.a)
+        a = head.a.float()
+        gain = magnitude[tokens.first : tokens.end] / norms(squares, crossed, a @ a.T, head.b.float())
+    elif (bias := _vector(folder, HEAD, "b_bias")) is not None:
+        shift = bias[tokens.first : tokens.end] * folder.config.scale_of(HEAD)
+    else:
+        return embedding, head
+    return embedding, replace(head, trims=torch.stack([gain, shift]))
+
+
+def _vector(folder: AdapterFolder, module: str, kind: str) -> Tensor | None:
+    stored = getattr(folder.factors.get(module), kind, None)
+    return None if stored is None else stored.read().float()
+
+
+# ── end factors ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# The factors of an adapter at the model's ends, read and scaled as slots take them.
+
+# Of a matrix's copy: how many rows are compared, and how far off rounding alone may bring them.
+COMPARED_ROWS = 16
+SAME = 0.01
+
+
+def read_ends(
+    folder: AdapterFolder, spec: ModelSpec, base: BaseEnds, dtype: torch.dtype, tokens: Cut
+) -> tuple[EndFactors | None, EndFactors | None]:
+    """What the adapter has at the embedding and at the head of this rank's tokens.
+
+    Beside factors there PEFT saves the matrix below, and would load it over the model's.
+    """
+    _check_copy(folder, EMBEDDING, base.embedding_rows, Cut(0, 0, spec.vocab_size, spec.vocab_size))
+    if base.has_plain_head:
+        _check_copy(folder, HEAD, base.head_rows, tokens)
+    embedding = read_embedding(folder, dtype) or embedding_of_tokens(folder, spec, base, dtype)
+    head = read_head(folder, dtype, tokens) or head_of_tokens(folder, spec, base, dtype, tokens)
+    return with_trims(folder, embedding, head, base, tokens)
+
+
+def read_own(folder: AdapterFolder, module: str, dtype: torch.dtype, tokens: Cut) -> tuple[Tensor, ...] | None:
+    """The rows of these tokens of a matrix of the adapter's own."""
+    stored = folder.matrices.get(module)
+    return None if stored is None else (stored.read(tokens).to(dtype).view(-1),)
+
+
+def _check_copy(folder: AdapterFolder, module: str, rows_of: Callable[[list[int]], Tensor], tokens: Cut) -> None:
+    """A few rows tell whether a copy is the model's own; it may be in another precision."""
+    factors = folder.factors.get(module)
+    if factors is None or factors.base is None:
+        return
+    places = range(0, tokens.end - tokens.first, max(1, (tokens.end - tokens.first) // COMPARED_ROWS))
+    first, stored = tokens.first, factors.base
+    copied = torch.cat([stored.read(Cut(0, first + place, first + place + 1, tokens.of)) for place in places]).float()
+    own = rows_of(list(places))
+    if not bool(((copied - own).norm() <= SAME * own.norm()).item()):
+        raise AdapterError(
+            f"{stored.file.path}: the tensor '{stored.name}' is not this model's own; the adapter was made for another "
+            "model, or changed the whole matrix, which Rota does not serve."
+        )
+
+
+def read_embedding(folder: AdapterFolder, dtype: torch.dtype) -> EndFactors | None:
+    """PEFT looks a token's column of A up, and a slot its row."""
+    factors = folder.factors.get(EMBEDDING)
+    if factors is None or factors.a is None or factors.b is None:
+        return None
+    b = factors.b.read().float().mul_(folder.config.scale_of(EMBEDDING))
+    return EndFactors(factors.a.read().T.to(dtype).contiguous(), b.T.to(dtype).contiguous())
+
+
+def read_head(folder: AdapterFolder, dtype: torch.dtype, tokens: Cut) -> EndFactors | None:
+    """With the outputs of these tokens."""
+    factors = folder.factors.get(HEAD)
+    if factors is None or factors.a is None or factors.b is None:
+        return None
+    b = factors.b.read(tokens).float().mul_(folder.config.scale_of(HEAD))
+    return EndFactors(factors.a.read().to(dtype), b.T.to(dtype).contiguous())
+
+
+# ── read extras ─────────────────────────────────────────────────────────────────────────────────────────────────────
+# What an adapter has besides the factors of its layers: trims, factors at the ends, matrices of its own.
+
+
+class Extras(NamedTuple):
+    """As a HostAdapter has them."""
+
+    trims: Tensor | None = None
+    embedding: EndFactors | None = None
+    head: EndFactors | None = None
+    own_embedding: tuple[Tensor, ...] | None = None
+    own_head: tuple[Tensor, ...] | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        trims = () if self.trims is None else (self.trims,)
+        ends = (tensor for end in (self.embedding, self.head) if end for tensor in end.tensors)
+        return (*trims, *ends, *(self.own_embedding or ()), *(self.own_head or ()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtrasReader:
+    """Reads them for the slots of one bank; without a `base` these have no trims, and they have these `ends`."""
+
+    spec: ModelSpec  # of the whole model
+    shapes: tuple[SiteShape, ...]
+    dtype: torch.dtype
+    shard: Shard
+    cut_of: FactorCut
+    base: BaseMatrices | None
+    ends: BaseEnds | None
+
+    def read(self, folder: AdapterFolder, sites: list[StackedSite]) -> Extras:
+        """The sites are filled. Blocks on the disk."""
+        trims = None if self.base is None else self._trims(folder, self.base, sites)
+        embedding, head = None, None
+        vocabulary, own = self.spec.vocab_size, self.shard.tokens(self.spec.vocab_size)
+        if self.ends is not None:
+            with nullcontext() if self.base is None else self.base.alone():
+                embedding, head = read_ends(folder, self.spec, self.ends, self.dtype, own)
+        own_embedding = read_own(folder, EMBEDDING, self.dtype, Cut(0, 0, vocabulary, vocabulary))
+        return Extras(trims, embedding, head, own_embedding, read_own(folder, HEAD, self.dtype, own))
+
+    def _trims(self, folder: AdapterFolder, base: BaseMatrices, sites: list[StackedSite]) -> Tensor | None:
+        if not (folder.config.is_dora or folder.config.has_factor_biases or folder.biases):
+            return None
+        cut = functools.partial(_cut_of_outputs, self.cut_of)
+        folding = Folding(folder=folder, base=base, cut_of=cut, adds_biases=self.shard.rank == 0)
+        return folding.trims(self.shapes, sites)
+
+
+def _cut_of_outputs(cut_of: FactorCut, part: str) -> Cut | None:
+    """B's stretch is that of the outputs."""
+    return cut_of(part, "b")
